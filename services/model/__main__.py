@@ -41,7 +41,7 @@ from services.model.config import ModelConfig
 from services.model.domain.loader_batch import BatchSource
 from services.model.ports import Journal, Ports, TrainerBackend, WeightStore
 from twinkle.hub import HubError
-from twinkle.infra import DeviceMesh, NotSupportedYet, is_first_rank, process_count
+from twinkle.infra import DeviceMesh, NotSupportedYet, is_first_rank
 from twinkle.plugin import keep_plugins_out
 
 MAX_UPLOADS = 256
@@ -198,8 +198,6 @@ async def load_backend(config: ModelConfig) -> GroupBackend:
 
 def load_options(config: ModelConfig) -> LoadOptions:
     """Return the options of the configured engine."""
-    mesh = config.mesh
-    is_shared = mesh.process_count > 1 or process_count() > 1
     return LoadOptions(
         base_model=config.base_model,
         dtype=config.dtype,
@@ -210,7 +208,7 @@ def load_options(config: ModelConfig) -> LoadOptions:
         lora_rank=config.max_lora_rank,
         loss_plugins=config.loss_plugins,
         patches=config.patches,
-        mesh=DeviceMesh.from_sizes(dp_size=mesh.dp, fsdp_size=mesh.fsdp) if is_shared else None,
+        mesh=DeviceMesh.from_sizes(dp_size=config.mesh.dp, fsdp_size=config.mesh.fsdp),
         silence_seconds=config.workers.silence_seconds,
     )
 

@@ -26,14 +26,12 @@ class MeshConfig(BaseModel):
 
 
 class WorkersConfig(BaseModel):
-    """Settings of the processes of the mesh."""
+    """Settings of the processes of the mesh, which `twinkle up` starts with torchrun."""
 
     model_config = ConfigDict(frozen=True, extra='forbid')
 
-    launcher: Literal['torchrun'] = 'torchrun'
-    """Program that starts the processes: `torchrun --nproc-per-node N -m services.model`; `twinkle up` starts it."""
     silence_seconds: float = Field(default=30.0, ge=5.0)
-    """A process counts as lost after this many seconds without a sign of life. All processes then end."""
+    """A process counts as lost after this many seconds without a heartbeat. All processes then end."""
 
 
 class ModelConfig(ServiceConfig):
@@ -47,7 +45,7 @@ class ModelConfig(ServiceConfig):
     dtype: Literal['float32', 'bfloat16', 'float16'] = 'float32'
     """Data type of the frozen weights; adapters are always float32."""
     device: str = 'cpu'
-    """Torch device, such as 'cpu' or 'cuda:0'."""
+    """Torch device, such as 'cpu' or 'cuda:0'; for several processes, 'cuda' without a number."""
     thread_count: int = Field(default=0, ge=0)
     """Number of torch threads; 0 uses torch's default."""
     loss_plugins: tuple[str, ...] = ()
@@ -58,8 +56,8 @@ class ModelConfig(ServiceConfig):
     """Patches of the base model: a mapping from the name of each patch to its options, in the order in which they are
     applied. The samplers of the same base model need the same patches."""
     mesh: MeshConfig = MeshConfig()
-    """Processes that share the model. Their number must be the product of the sizes. Adapters are bitwise the same for
-    all sizes, which can be changed while the service is stopped."""
+    """Processes that share the model: `dp` x `fsdp` of them. On CPUs of one kind, adapters are bitwise the same for all
+    sizes, which can be changed while the service is stopped."""
     workers: WorkersConfig = WorkersConfig()
     checkpoint_address: str = Field(min_length=1)
     """Address of the checkpoint service, `host:port`."""

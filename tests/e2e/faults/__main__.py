@@ -10,14 +10,13 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from e2e.faults.gateway import run_seeds
 from e2e.faults.rounds import Oracle, RoundReport, open_environment, run_round, running_harness
 from e2e.faults.schedule import count_kills, kills_of, rank_kills_of, round_of, seeds_of
 from e2e.faults.transfers import TransferHarness
-from fixtures.faulty_service import Kill
 from fixtures.tiny_model import build_tiny_model
 
 _MAX_LINES = 6
@@ -30,9 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument('count', nargs='?', type=int, default=100, help='number of seeds (default: 100)')
     parser.add_argument('--seed', type=int, help='run only the round of this seed')
     parser.add_argument('--at-once', type=int, default=_PARALLEL_ROUNDS, help='rounds to run in parallel, one per core')
-    parser.add_argument('--transfers', action='store_true', help='inject faults into weight transfers')
-    parser.add_argument('--gateway', action='store_true', help='kill the gateway during a program of the Tinker SDK')
-    parser.add_argument('--ranks', action='store_true', help='kill and stop processes of a mesh')
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument('--transfers', action='store_true', help='inject faults into weight transfers')
+    kinds.add_argument('--gateway', action='store_true', help='kill the gateway during a program of the Tinker SDK')
+    kinds.add_argument('--ranks', action='store_true', help='kill and stop processes of a mesh')
     options = parser.parse_args(arguments)
     only = options.seed
     seeds = range(options.count) if only is None else range(only, only + 1)
@@ -45,12 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         last = round_of(options.count - 1)
         rounds = [seeds_of(number)[: options.count - number * len(seeds_of(0))] for number in range(last + 1)]
-    kills_of_round = rank_kills_of if options.ranks else kills_of
-    return asyncio.run(_run(list(rounds), kills_of_round, at_once=options.at_once))
+    return asyncio.run(_run(list(rounds), is_mesh=options.ranks, at_once=options.at_once))
 
 
-async def _run(rounds: Sequence[range], kills_of_round: Callable[[int], Sequence[Kill]], *, at_once: int) -> int:
+async def _run(rounds: Sequence[range], *, is_mesh: bool, at_once: int) -> int:
     begin = time.monotonic()
+    kills_of_round = rank_kills_of if is_mesh else kills_of
     slots = asyncio.Semaphore(at_once)
     with tempfile.TemporaryDirectory(prefix='twinkle-faults-') as name:
         folder = Path(name)
@@ -64,11 +64,11 @@ async def _run(rounds: Sequence[range], kills_of_round: Callable[[int], Sequence
             async def run_one(seeds: range) -> RoundReport:
                 async with slots:
                     report = await run_round(environment, oracle, seeds, kills_of_round(round_of(seeds[0])))
-                _print(_progress(seeds, report, time.monotonic() - begin))
+                _print(_progress(seeds, report, time.monotonic() - begin, is_mesh=is_mesh))
                 return report
 
             reports = await asyncio.gather(*map(run_one, rounds))
-    return _print_summary(rounds, reports)
+    return _print_summary(rounds, reports, is_mesh=is_mesh)
 
 
 async def _run_transfers(seeds: range) -> int:
@@ -91,7 +91,7 @@ def _run_gateway(seeds: range) -> int:
     return 1 if report.violations else 0
 
 
-def _progress(seeds: range, report: RoundReport, seconds: float) -> str:
+def _progress(seeds: range, report: RoundReport, seconds: float, *, is_mesh: bool) -> str:
     deaths = ', '.join(map(str, report.deaths))
     size = f'{report.operation_count} operations, {report.fault_count} faults, {len(report.deaths)} kills ({deaths})'
     lines = [f'seeds {seeds[0]}-{seeds[-1]}: {size}, {len(report.violations)} seeds with violations, {seconds:.0f} s']
@@ -99,24 +99,23 @@ def _progress(seeds: range, report: RoundReport, seconds: float) -> str:
     if not_reached:
         lines.append(f'  not reached: {", ".join(map(str, not_reached))}')
     for seed, found in report.violations.items():
-        lines.append(f'  VIOLATION, reproduce with ./run faults --seed {seed}:')
+        lines.append(f'  VIOLATION, reproduce with ./run faults {"--ranks " if is_mesh else ""}--seed {seed}:')
         lines += [f'    {line}' for line in found[:_MAX_LINES]]
         if len(found) > _MAX_LINES:
             lines.append(f'    and {len(found) - _MAX_LINES} more')
     return '\n'.join(lines)
 
 
-def _print_summary(rounds: Sequence[range], reports: Sequence[RoundReport]) -> int:
+def _print_summary(rounds: Sequence[range], reports: Sequence[RoundReport], *, is_mesh: bool) -> int:
     violation_count = sum(len(report.violations) for report in reports)
     deaths = [kill for report in reports for kill in report.deaths]
-    counts = count_kills(deaths)
-    reached = sum(1 for count in counts.values() if count)
-    _print(
-        f'violations: {violation_count} of {sum(map(len, rounds))} seeds, {len(deaths)} kills, '
-        f'{sum(report.checkpoint_deaths for report in reports)} of the checkpoint service, '
-        f'failpoints covered: {reached} of {len(counts)} '
-        f'({", ".join(f"{name} {count}" for name, count in counts.items())})'
-    )
+    kills = f'{len(deaths)} kills, {sum(report.checkpoint_deaths for report in reports)} of the checkpoint service'
+    if not is_mesh:
+        counts = count_kills(deaths)
+        reached = sum(1 for count in counts.values() if count)
+        covered = ', '.join(f'{name} {count}' for name, count in counts.items())
+        kills += f', failpoints covered: {reached} of {len(counts)} ({covered})'
+    _print(f'violations: {violation_count} of {sum(map(len, rounds))} seeds, {kills}')
     return 1 if violation_count else 0
 
 

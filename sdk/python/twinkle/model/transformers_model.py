@@ -6,13 +6,11 @@ from typing import Any
 import torch
 
 from twinkle.hub import resolve_model
-from twinkle.infra import DeviceMesh, NotSupportedYet, program_mesh, remote_class, runtime
+from twinkle.infra import DeviceMesh, NotSupportedYet, remote_class, runtime
 from twinkle.model.base import TwinkleModel
-from twinkle.model.engine.mesh_engine import engine_on_mesh
+from twinkle.model.engine.mesh_engine import load_on_mesh
 from twinkle.model.errors import InvalidArgument
 from twinkle.model.verbs import ConfiguringVerbs, SavingVerbs, SendingVerbs, SteppingVerbs, TrainingVerbs
-from twinkle.nn import PackedCausalLM
-from twinkle.parallel import join_ranks
 
 _DTYPES = {'no': 'float32', 'bf16': 'bfloat16'}
 
@@ -59,15 +57,13 @@ class TransformersModel(ConfiguringVerbs, TrainingVerbs, SteppingVerbs, SavingVe
             raise NotSupportedYet(f'{sorted(unsupported)} are not supported yet; leave them out')
         if mixed_precision not in _DTYPES:
             raise InvalidArgument(f'mixed_precision must be one of {sorted(_DTYPES)}, got {mixed_precision!r}')
-        mesh = program_mesh(device_mesh or runtime().device_mesh)
-        device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
-        join_ranks(torch.device(device).type)
         folder = resolve_model(model_id)
-        model = PackedCausalLM.load(
+        engine = load_on_mesh(
             folder,
+            device_mesh or runtime().device_mesh,
+            device=device or ('cuda' if torch.cuda.is_available() else 'cpu'),
+            max_pass_tokens=max_pass_tokens,
             dtype=_DTYPES[mixed_precision],
-            device=device,
             is_checkpointed=activation_checkpointing,
         )
-        engine = engine_on_mesh(model, mesh, max_pass_tokens=max_pass_tokens)
         super().__init__(engine, model_id=model_id, folder=Path(folder))

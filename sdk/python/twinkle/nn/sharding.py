@@ -35,5 +35,5 @@ class BaseSharding(Protocol):
         ...
 
     def gathered(self, parameter: Tensor) -> Tensor:
-        """Return the whole of a sharded parameter. Every rank must call it, in the same order."""
+        """Return the full tensor of a sharded parameter. Every rank must call it, in the same order."""
         ...

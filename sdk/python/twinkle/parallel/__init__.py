@@ -2,7 +2,6 @@
 
 from twinkle.parallel.collectives import CallsDiffer, all_gather, broadcast
 from twinkle.parallel.fsdp import shard_base
-from twinkle.parallel.meshes import torch_mesh
 from twinkle.parallel.process_group import join_ranks, program_store
 from twinkle.parallel.rank_watch import RankWatch
 
@@ -14,5 +13,4 @@ __all__ = [
     'join_ranks',
     'program_store',
     'shard_base',
-    'torch_mesh',
 ]

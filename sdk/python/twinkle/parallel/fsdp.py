@@ -19,11 +19,11 @@ from twinkle.nn import PackedCausalLM, UnsupportedModel
 
 
 def shard_base(model: PackedCausalLM, mesh: DeviceMesh) -> None:
-    """Divide the frozen weights of a model among the ranks of a mesh.
+    """Divide the frozen weights of a model among the ranks of a mesh. Every rank must call it.
 
     Args:
         model: model to shard in place; every rank must have loaded the same weights.
-        mesh: mesh of one axis, or of two: the first replicates, the second shards.
+        mesh: mesh of torch with one axis, or with two: the first replicates, the second shards.
 
     Raises:
         UnsupportedModel: the model has a vision or audio tower, or no decoder layers that can be sharded.
@@ -66,12 +66,12 @@ class FsdpSharding:
         return [] if self._input is None else [self._input]
 
     def gathered(self, parameter: Tensor) -> Tensor:
-        """Return the whole of a sharded parameter."""
+        """Return the full tensor of a sharded parameter. Every rank must call it."""
         return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
 
     @contextmanager
     def whole_weights(self) -> Iterator[None]:
-        """Gather the embedding and the output head for the block."""
+        """Gather the embedding and the output head for the block. Every rank must enter it."""
         self._embedding.unshard()
         try:
             yield

@@ -14,15 +14,15 @@ _CLOSED = 'closed'
 
 
 class RankWatch:
-    """Counts in the store of the program, and checks that the launcher runs and that all other ranks count.
+    """Writes heartbeats to the store of the program, and reports a launcher or a rank that is lost.
 
-    It runs in a thread, so a rank counts while it computes, but not while it is stopped or frozen.
+    It runs in a thread, so a rank sends heartbeats while it computes, but not while it is stopped or frozen.
 
     Args:
         store: see `program_store`; used by this object only.
         rank: number of this process.
         size: number of processes.
-        silence_seconds: time without a new count after which a rank counts as lost.
+        silence_seconds: time without a heartbeat after which a rank counts as lost.
         on_lost: called once, in the thread of this object, with a description of the loss.
     """
 
@@ -35,12 +35,12 @@ class RankWatch:
         self._silence_seconds = silence_seconds
         self._interval_seconds = min(silence_seconds / 5, _MAX_INTERVAL_SECONDS)
         self._on_lost = on_lost
-        self._launcher = os.getppid()
+        self._launcher_pid = os.getppid()
         self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name='rank-watch', daemon=True)
 
     def start(self) -> None:
-        """Start counting. Every rank must call it at about the same time."""
+        """Start the heartbeats. Every rank must call it at about the same time."""
         self._thread.start()
 
     def close(self) -> None:
@@ -49,13 +49,13 @@ class RankWatch:
         self._thread.join()
 
     def _run(self) -> None:
-        counts = dict.fromkeys(self._others, b'')
-        changed = dict.fromkeys(self._others, time.monotonic())
+        heartbeats = dict.fromkeys(self._others, b'')
+        last_change_seconds = dict.fromkeys(self._others, time.monotonic())
         number = 0
         while not self._is_closing.wait(self._interval_seconds):
             number += 1
             try:
-                problem = self._problem(number, counts, changed)
+                problem = self._beat_and_check(number, heartbeats, last_change_seconds)
             except RuntimeError:
                 # The launcher hosts the store.
                 problem = 'the launcher, or the process that hosts its store, ended'
@@ -65,20 +65,21 @@ class RankWatch:
         with suppress(RuntimeError):
             self._store.set(self._key(self._rank), _CLOSED)
 
-    def _problem(self, number: int, counts: dict[int, bytes], changed: dict[int, float]) -> str:
-        """Count, update the counts of the other ranks, and return the first problem, or an empty string."""
-        if os.getppid() != self._launcher:
+    def _beat_and_check(self, number: int, heartbeats: dict[int, bytes], last_change_seconds: dict[int, float]) -> str:
+        """Send a heartbeat, read those of the other ranks, and return the first problem, or an empty string."""
+        if os.getppid() != self._launcher_pid:
             return 'the launcher ended'
         self._store.set(self._key(self._rank), str(number))
         now = time.monotonic()
         for other in self._others:
-            count = self._store.get(self._key(other)) if self._store.check([self._key(other)]) else b''
-            if count != counts[other] or count == _CLOSED.encode():
-                counts[other], changed[other] = count, now
-            elif now - changed[other] > self._silence_seconds:
-                return f'rank {other} has not responded for {now - changed[other]:.0f} s'
+            heartbeat = self._store.get(self._key(other)) if self._store.check([self._key(other)]) else b''
+            silent_seconds = now - last_change_seconds[other]
+            if heartbeat != heartbeats[other] or heartbeat == _CLOSED.encode():
+                heartbeats[other], last_change_seconds[other] = heartbeat, now
+            elif silent_seconds > self._silence_seconds:
+                return f'rank {other} has not responded for {silent_seconds:.0f} s'
         return ''
 
     @staticmethod
     def _key(rank: int) -> str:
-        return f'count-{rank}'
+        return f'heartbeat-{rank}'

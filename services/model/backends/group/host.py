@@ -157,9 +157,13 @@ class EngineHost:
         """Make one of several measurements of the engine; return the cost model after the last one.
 
         Each takes up to a few seconds; other calls can run in between.
+
+        Raises:
+            ModelLeased: Full-parameter training has the engine to itself.
         """
         self._probe = self._probe or Probe(self._engine, max_pass_tokens=self._pass_tokens)
-        self._probe.step()
+        with engine_errors_as_domain_errors():
+            self._probe.step()
         if not self._probe.is_done:
             return None
         cost_model, self._probe = self._probe.cost_model(), None

@@ -9,14 +9,13 @@ from transformers.utils.logging import disable_progress_bar
 
 from services.kit.server_facts import BaseModelFacts, ServerFacts, versioned
 from twinkle.hub import resolve_model
-from twinkle.infra import DeviceMesh, program_mesh
+from twinkle.infra import DeviceMesh
 from twinkle.loss import LOSSES
 from twinkle.metric import METRICS
 from twinkle.model.engine import TrainerEngine
-from twinkle.model.engine.mesh_engine import engine_on_mesh
+from twinkle.model.engine.mesh_engine import load_on_mesh
 from twinkle.module import optimizer_names, scheduler_names
 from twinkle.nn import PackedCausalLM
-from twinkle.parallel import join_ranks
 from twinkle.patch import apply_patches
 from twinkle.processor import PROCESSORS
 from twinkle.template import template_names
@@ -47,7 +46,7 @@ class LoadOptions:
     mesh: DeviceMesh | None = None
     """Processes that share the model, one per rank. None: all processes of the program in data parallel."""
     silence_seconds: float = 30.0
-    """Time without a sign of life after which a process counts as lost."""
+    """Time without a heartbeat after which a process counts as lost."""
 
 
 def load_engine(options: LoadOptions) -> TrainerEngine:
@@ -58,23 +57,22 @@ def load_engine(options: LoadOptions) -> TrainerEngine:
         UnsupportedModel: The architecture is not supported.
         UnknownComponent: An allowed plugin is not installed.
         InvalidComponent: A plugin is not a loss, or its name is taken.
-        ValueError: A patch is unknown or does not fit the model, or the mesh does not fit the processes.
+        ValueError: A patch is unknown or does not fit the model, or the mesh or the device does not fit the processes.
         NotSupportedYet: The mesh has an axis other than `dp` and `fsdp`.
     """
-    mesh = program_mesh(options.mesh)
     LOSSES.load_plugins(options.loss_plugins)
     # Progress bars would clutter the service's log.
     disable_progress_bar()
     if options.thread_count:
         torch.set_num_threads(options.thread_count)
-    join_ranks(torch.device(options.device).type)
-    model = PackedCausalLM.load(
+    return load_on_mesh(
         resolve_model(options.base_model),
-        dtype=options.dtype,
+        options.mesh,
         device=options.device,
+        max_pass_tokens=options.pass_tokens,
+        dtype=options.dtype,
         prepare=lambda model: apply_patches(model, list(options.patches.items())),
     )
-    return engine_on_mesh(model, mesh, max_pass_tokens=options.pass_tokens)
 
 
 def facts_of(options: LoadOptions, model: PackedCausalLM) -> ServerFacts:

@@ -1,7 +1,7 @@
 """Several processes that torchrun started: the first one serves, and the others repeat its calls.
 
-If a process ends, hangs, or computes another result, all of them end at once, as if they had been killed. Nothing is
-recorded for the running operation, so the journal restores the adapters when the service starts again.
+If a process ends, hangs, or computes a different result, all of them end at once, as if they had been killed. Nothing
+is recorded for the running operation, so the journal restores the adapters when the service starts again.
 """
 
 import os
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar, cast
 
 import structlog
 import torch.distributed as dist
@@ -48,18 +48,20 @@ class _Ranks:
     """Connection of this process to the others. Every process creates one after `join_ranks`, and uses one thread."""
 
     def __init__(self, silence_seconds: float) -> None:
+        # Until all processes have loaded the model, the time limit of `join_ranks` applies.
+        all_gather('finished loading', None)
         self._group = dist.new_group(backend='gloo', timeout=_NO_LIMIT)
         self._watch = RankWatch(
             program_store(),
             rank=dist.get_rank(),
             size=dist.get_world_size(),
             silence_seconds=silence_seconds,
-            on_lost=_end_process,
+            on_lost=_exit,
         )
         self._watch.start()
 
     def share(self, call: _Call | None) -> _Call | None:
-        """Return the call of the first process; None at its end."""
+        """Return the next call of the first process, or None once it stops."""
         return broadcast(call, group=self._group)
 
     def run(self, host: EngineHost, call: _Call) -> Any:
@@ -67,14 +69,14 @@ class _Ranks:
 
         Raises:
             DomainError: The host refused the call.
-            CallsDiffer: The call ended otherwise in another process, or the adapter's state differs there.
+            CallsDiffer: The call ended differently in another process, or the adapter's state differs there.
         """
         result, refusal = None, None
         try:
             result = getattr(host, call.method)(*call.args, **call.options)
         except DomainError as error:
             refusal = error
-        all_gather(f'{call.method}: {_ending(result, refusal)}', None, group=self._group)
+        all_gather(f'{call.method}: {_outcome_text(result, refusal)}', None, group=self._group)
         if refusal is not None:
             raise refusal
         return result
@@ -113,19 +115,19 @@ class TorchrunGroup:
         self._worker.close()
 
     def _run(self, call: _Call) -> Any:
-        with _ending_process_on_defect():
+        with _exit_on_defect():
             self._ranks.share(call)
             return self._ranks.run(self._host, call)
 
     def _stop(self) -> None:
-        with _ending_process_on_defect():
+        with _exit_on_defect():
             self._ranks.share(None)
             self._ranks.close()
 
 
 def follow(host: EngineHost, *, silence_seconds: float) -> None:
     """Repeat the calls of the first process until it stops. Signals are ignored: it stops after running calls."""
-    with _ending_process_on_defect():
+    with _exit_on_defect():
         ranks = _Ranks(silence_seconds)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
@@ -135,10 +137,13 @@ def follow(host: EngineHost, *, silence_seconds: float) -> None:
         ranks.close()
 
 
-def _ending(result: Any, refusal: DomainError | None) -> str:
-    """Return how a call ended, equal in all processes; for a state with its digest."""
+def _outcome_text(result: Any, refusal: DomainError | None) -> str:
+    """Return how a call ended, equal in all processes; for a copied state with its digest."""
     if refusal is not None:
         return f'refused, {refusal.reason}'
+    if isinstance(result, list):
+        parts = cast('list[object]', result)
+        return ', '.join(_outcome_text(part, part if isinstance(part, DomainError) else None) for part in parts)
     if not isinstance(result, AdapterState):
         return 'done'
     hasher = blake3()
@@ -151,16 +156,16 @@ def _ending(result: Any, refusal: DomainError | None) -> str:
 
 
 @contextmanager
-def _ending_process_on_defect() -> Iterator[None]:
+def _exit_on_defect() -> Iterator[None]:
     try:
         yield
     except DomainError:
         raise
     except Exception as error:
-        _end_process(str(error), error)
+        _exit(str(error), error)
 
 
-def _end_process(problem: str, error: Exception | None = None) -> NoReturn:
+def _exit(problem: str, error: Exception | None = None) -> NoReturn:
     """End this process without cleanup: its engine's thread may be waiting for a lost process."""
-    _log.error('a process of the group was lost; all of them end', problem=problem, exc_info=error)
+    _log.error('the processes of the mesh cannot continue; all of them exit', problem=problem, exc_info=error)
     os._exit(LOST_STATUS)

@@ -55,7 +55,7 @@ class InProcessGroup:
     ) -> _Result:
         """Call a method of the host; a defect is logged and raised as Internal."""
         try:
-            return await self._worker.run(method, self._host, *args, **options)
+            return await self._worker.run(getattr(self._host, method.__name__), *args, **options)
         except DomainError:
             raise
         except Exception as error:
