@@ -179,7 +179,8 @@ def replay_environment(config: ModelConfig) -> ReplayEnvironment:
         'device': config.device,
         'gradient_sum': 'tree',
         'pass_tokens': config.pass_tokens,
-        'thread_count': config.thread_count,
+        # torchrun sets the variable, so the default of torch depends on the launcher.
+        'thread_count': config.thread_count or int(os.environ.get('OMP_NUM_THREADS') or os.cpu_count() or 1),
         'torch': version('torch'),
         'transformers': version('transformers'),
     }

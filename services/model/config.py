@@ -14,9 +14,9 @@ class MeshConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra='forbid')
 
-    dp: int = Field(default=1, ge=1)
+    dp: int = Field(default=1, ge=1, le=256)
     """Number of groups of processes, each with a copy of the frozen weights, that share the passes of a batch."""
-    fsdp: int = Field(default=1, ge=1)
+    fsdp: int = Field(default=1, ge=1, le=256)
     """Number of processes that share one copy of the frozen weights, and the passes of a batch."""
 
     @property
@@ -56,8 +56,8 @@ class ModelConfig(ServiceConfig):
     """Patches of the base model: a mapping from the name of each patch to its options, in the order in which they are
     applied. The samplers of the same base model need the same patches."""
     mesh: MeshConfig = MeshConfig()
-    """Processes that share the model: `dp` x `fsdp` of them. On CPUs of one kind, adapters are bitwise the same for all
-    sizes, which can be changed while the service is stopped."""
+    """Processes that share the model: `dp` x `fsdp` of them. On CPUs of one kind and with an equal `thread_count`,
+    adapters are bitwise the same for all sizes, which can be changed while the service is stopped."""
     workers: WorkersConfig = WorkersConfig()
     checkpoint_address: str = Field(min_length=1)
     """Address of the checkpoint service, `host:port`."""

@@ -7,7 +7,7 @@ from typing import Any, TypedDict, Unpack, cast
 from twinkle.dataloader.ranks import rank_slice
 from twinkle.dataloader.replacing import Replacement, ReplacementLog
 from twinkle.dataloader.sources import BatchSource, IndexedBatches, Layout, Position, Rows, StreamedBatches
-from twinkle.infra import DeviceMesh, place_here, program_mesh, refuse_many_ranks, runtime
+from twinkle.infra import DeviceMesh, program_mesh, remote_class, runtime
 
 
 class LoaderOptions(TypedDict, total=False):
@@ -16,13 +16,8 @@ class LoaderOptions(TypedDict, total=False):
     min_batch_size: int
     """Minimum size of the last batch; a smaller one is left out. Default: the number of data ranks, or `batch_size`
     with `drop_last`."""
-    device_mesh: DeviceMesh | None
-    """Mesh whose data ranks share each batch; each rank reads its part. Default: the mesh of `initialize`,
-    or all processes that torchrun started."""
     rank: int | None
     """Rank of this process in the mesh. Default: the environment variable `RANK`."""
-    remote_group: str | None
-    """Group of ranks that uses the batches; only a group that consists of this process is supported. Default: none."""
     shuffle: bool
     """Whether each epoch has a different random order. Default: False."""
     shuffle_buffer: int
@@ -58,6 +53,7 @@ class LoaderState(TypedDict):
     """Number of rows in the shuffle buffer; None unless the dataset is a shuffled stream."""
 
 
+@remote_class(execute='first')
 class DataLoader:
     """Reads a dataset in batches, which are lists of rows.
 
@@ -65,11 +61,19 @@ class DataLoader:
     epoch. Therefore a resumed run gets exactly the batches that an uninterrupted run gets, on any number of ranks. A
     row that cannot be read is replaced by another row; the replacement is logged and added to `replacements`.
 
+    In mode 'ray', every loader yields whole batches, which a trainer divides among its workers. With `remote_group`,
+    the first worker of the group reads the dataset; a function that returns it is called there.
+
     Concurrency: not safe to share between threads.
     """
 
     def __init__(
-        self, dataset: 'Rows | Iterable[Any] | Callable[[], Any]', *, batch_size: int, **options: Unpack[LoaderOptions]
+        self,
+        dataset: 'Rows | Iterable[Any] | Callable[[], Any]',
+        *,
+        batch_size: int,
+        device_mesh: DeviceMesh | None = None,
+        **options: Unpack[LoaderOptions],
     ) -> None:
         """Open a dataset.
 
@@ -77,15 +81,16 @@ class DataLoader:
             dataset: an object with indices and a length, an object that can be iterated over repeatedly, or a function
                 that returns one of them.
             batch_size: number of examples per batch over all data ranks; a multiple of the number of data ranks.
+            device_mesh: mesh whose data ranks share each batch; each rank reads its part. None: the mesh of
+                `initialize`, or all processes that torchrun started.
             options: see `LoaderOptions`.
 
         Raises:
-            ValueError: a number is out of range, this process has no rank in the mesh, or the group is unknown.
-            NotSupportedYet: the group has several ranks, or the mesh of the group has several ranks.
+            ValueError: a number is out of range, or this process has no rank in the mesh.
             TypeError: an option is unknown, or the dataset can be read only once.
         """
         _check_options(options)
-        self._layout = _layout(batch_size, options)
+        self._layout = _layout(batch_size, device_mesh, options)
         self.batch_size = batch_size
         self.min_batch_size = self._layout.min_batch_size
         self.seed: int | None = self._layout.seed
@@ -188,14 +193,13 @@ def _check_options(options: Mapping[str, Any]) -> None:
             raise ValueError(f'{name} must be at least {minimum}, got {options[name]}')
     if options.get('num_workers'):
         warnings.warn('num_workers has no effect: rows are read in this process', stacklevel=3)
-    if place_here('DataLoader', options.get('remote_group')) is not None:
-        refuse_many_ranks(options.get('device_mesh'))
 
 
-def _layout(batch_size: int, options: LoaderOptions) -> Layout:
+def _layout(batch_size: int, device_mesh: DeviceMesh | None, options: LoaderOptions) -> Layout:
     if batch_size < 1:
         raise ValueError(f'batch_size must be at least 1, got {batch_size}')
-    mesh = options.get('device_mesh') or runtime().device_mesh or program_mesh(None)
+    settings = runtime()
+    mesh = device_mesh or settings.device_mesh or program_mesh(None)
     rank_count = 1 if mesh is None else mesh.data_world_size
     if batch_size % rank_count:
         raise ValueError(f'batch_size must be a multiple of the {rank_count} data ranks, got {batch_size}')
@@ -205,7 +209,7 @@ def _layout(batch_size: int, options: LoaderOptions) -> Layout:
     return Layout(
         batch_size=batch_size,
         min_batch_size=min_batch_size,
-        part=rank_slice(mesh, rank=options.get('rank')),
+        part=rank_slice(None if settings.mode == 'ray' else mesh, rank=options.get('rank')),
         seed=options.get('seed', 42) if options.get('shuffle') else None,
         shuffle_buffer=options.get('shuffle_buffer', 1000),
     )

@@ -1,5 +1,9 @@
-"""Errors of modes that this release does not have."""
+"""Errors of running a program on several devices."""
 
 
 class NotSupportedYet(NotImplementedError):
     """A documented mode that this release does not implement. The message names an alternative."""
+
+
+class WorkersLost(RuntimeError):
+    """A worker process ended, and its group's components are lost. Save checkpoints, and start the program again."""

@@ -42,8 +42,7 @@ def program_mesh(device_mesh: DeviceMesh | None) -> DeviceMesh | None:
     """
     count = process_count()
     if device_mesh is not None:
-        _check_axes(device_mesh)
-        _check_size(device_mesh, count)
+        check_mesh(device_mesh, count)
     missing = [name for name in _VARIABLES if count > 1 and name not in os.environ]
     if missing:
         raise ValueError(
@@ -53,7 +52,24 @@ def program_mesh(device_mesh: DeviceMesh | None) -> DeviceMesh | None:
     return DeviceMesh.from_sizes(dp_size=count) if device_mesh is None and count > 1 else device_mesh
 
 
-def _check_size(mesh: DeviceMesh, count: int) -> None:
+def check_mesh(mesh: DeviceMesh, count: int, *, group: str | None = None) -> None:
+    """Check that a mesh has one rank for each of `count` processes, and only axes that are supported.
+
+    Args:
+        mesh: the mesh.
+        count: number of processes.
+        group: name of the group that the processes belong to; None: all processes of the program.
+
+    Raises:
+        ValueError: the mesh has another number of ranks, or they are in another order.
+        NotSupportedYet: an axis other than `dp` and `fsdp` has several ranks.
+    """
+    _check_axes(mesh)
+    if mesh.world_size != count and group is not None:
+        raise ValueError(
+            f'the mesh has {mesh.world_size} ranks ({_axes_of(mesh)}), but group {group!r} has {count}; change one of '
+            'them'
+        )
     if mesh.world_size != count:
         started = 'one process was' if count == 1 else f'{count} processes were'
         raise ValueError(

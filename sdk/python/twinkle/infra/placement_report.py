@@ -10,7 +10,7 @@ from twinkle.infra.runtime import runtime
 
 
 def get_device_placement() -> str:
-    """Return a text in a box that lists this process, its device, the ranks of the mesh and the groups."""
+    """Return a text in a box that lists this process, its device, the ranks of the mesh, the groups and workers."""
     current = runtime()
     mesh = current.device_mesh
     lines = [
@@ -20,7 +20,10 @@ def get_device_placement() -> str:
     axes = [f'{name}={size}' for name, size in zip(mesh.mesh_dim_names, mesh.mesh.shape, strict=True)] if mesh else []
     lines.append(f'mesh        {" x ".join(axes) or "one rank"}')
     lines += _rank_lines(mesh)
-    lines += [f'group       {group.name}: {_ranks(group)} on {group.device_type}' for group in current.groups]
+    for group in current.groups:
+        workers = [] if current.cluster is None else current.cluster.groups[group.name].describe()
+        lines.append(f'group       {group.name}: {_size(group)} on {group.device_type}')
+        lines += [f'            {line}' for line in workers]
     width = max(len(line) for line in lines)
     rows = [f'│ {line.ljust(width)} │' for line in lines]
     return '\n'.join(['', f'╭{"─" * (width + 2)}╮', *rows, f'╰{"─" * (width + 2)}╯'])
@@ -38,8 +41,10 @@ def _rank_lines(mesh: DeviceMesh | None) -> list[str]:
     return lines
 
 
-def _ranks(group: DeviceGroup) -> str:
-    return 'this process' if group.size == 1 else f'{group.size} ranks, which are not supported yet'
+def _size(group: DeviceGroup) -> str:
+    if runtime().cluster is not None:
+        return '1 worker' if group.size == 1 else f'{group.size} workers'
+    return 'this process' if group.size == 1 else f"{group.size} ranks, which need mode='ray'"
 
 
 def _device() -> str:

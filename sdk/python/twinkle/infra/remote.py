@@ -1,19 +1,25 @@
 """Placement of components on device groups (`remote_group`), with the decorators `remote_class` and `remote_function`.
 
-Programs written for clusters name a group of ranks for each component. A group of one rank is this process, and the
-component runs here. Larger groups are not supported: the constructor of the component raises.
+Programs written for clusters name a group of ranks for each component. In mode 'ray', the component runs in the workers
+of the group, and its object in the program calls them. Otherwise, a group of one rank is this process, and the
+constructor of a component refuses larger groups.
 """
 
 import functools
+import importlib
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from twinkle.infra.device_group import DeviceGroup
+from twinkle.infra.device_mesh import DeviceMesh
 from twinkle.infra.errors import NotSupportedYet
 from twinkle.infra.logs import get_logger
 from twinkle.infra.runtime import refuse_many_ranks, runtime
+
+if TYPE_CHECKING:
+    from twinkle.infra.workers.cluster import Cluster
 
 DEFAULT_GROUP = 'default'
 """Name of the predefined group that contains this process."""
@@ -22,7 +28,7 @@ _Class = TypeVar('_Class')
 _Function = TypeVar('_Function', bound=Callable[..., Any])
 
 _EXECUTES = ('first', 'peer', 'all')
-_DISPATCHES = ('slice', 'all', 'slice_dp')
+_DISPATCHES = ('slice', 'all', 'slice_dp', 'first')
 _COLLECTS = ('none', 'flatten', 'mean', 'avg', 'sum', 'first', 'last_pp', 'last_pp_first')
 
 
@@ -42,27 +48,30 @@ def place_here(component: str, remote_group: str | None) -> DeviceGroup | None:
     groups = {group.name: group for group in runtime().groups}
     group = groups.get(remote_group) or (DeviceGroup(DEFAULT_GROUP, 1) if remote_group == DEFAULT_GROUP else None)
     if group is None:
-        raise ValueError(
-            f'{component}: unknown group {remote_group!r}, declared groups are {sorted({DEFAULT_GROUP, *groups})}; '
-            f'add it with initialize(groups=[DeviceGroup({remote_group!r}, ranks=1)]), or leave remote_group out'
-        )
+        raise _unknown_group(component, remote_group, {DEFAULT_GROUP, *groups})
     if group.size > 1:
         raise NotSupportedYet(
-            f'{component}: group {remote_group!r} has {group.size} ranks, which is not supported yet; set ranks=1 and '
-            f'start several processes with torchrun, or train through `twinkle up`'
+            f'{component}: group {remote_group!r} has {group.size} ranks, but the program runs in one process; use '
+            "initialize(mode='ray'), or set ranks=1 and start several processes with torchrun"
         )
     _check_device(component, group)
     get_logger().info('component runs in this process component=%s group=%s', component, remote_group)
     return group
 
 
-def remote_class(execute: Literal['first', 'peer', 'all'] = 'peer') -> Callable[[type[_Class]], type[_Class]]:
+def remote_class(
+    execute: Literal['first', 'peer', 'all'] = 'peer', *, is_joined: bool = False
+) -> Callable[[type[_Class]], type[_Class]]:
     """Return a class decorator that adds `remote_group` and `device_mesh` to the constructor's arguments.
 
-    A constructor that declares `device_mesh` receives it. For other classes a mesh of one rank is accepted and ignored.
+    In mode 'ray', a constructor with `remote_group` creates the component in the workers of the group. It returns an
+    object of a subclass, whose public methods and properties use the component there. In other modes, a constructor
+    that declares `device_mesh` receives it; for other classes a mesh of one rank is accepted and ignored.
 
     Args:
-        execute: which workers of a group create the object. A group of one rank has one worker, this process.
+        execute: which workers of a group create the component: 'all', or the first one ('first' and 'peer').
+        is_joined: whether the components in the workers are one model, whose ranks use `torch.distributed`. Each must
+            get the same calls, so `remote_function` must not leave out workers.
 
     Raises:
         ValueError: `execute` is unknown.
@@ -73,6 +82,28 @@ def remote_class(execute: Literal['first', 'peer', 'all'] = 'peer') -> Callable[
         own_init: Any = cls.__init__
         taken = inspect.signature(own_init).parameters
 
+        def new_here_or_remote(
+            actual: type,
+            *args: Any,
+            remote_group: str | None = None,
+            device_mesh: DeviceMesh | None = None,
+            **named: Any,
+        ) -> Any:
+            settings = runtime()
+            if remote_group is None or settings.cluster is None:
+                return object.__new__(actual)
+            return _new_remote(
+                settings.cluster,
+                remote_group,
+                actual,
+                args,
+                named,
+                mesh=device_mesh or settings.device_mesh,
+                is_everywhere=execute == 'all',
+                is_joined=is_joined,
+                is_lazy=settings.is_lazy,
+            )
+
         @functools.wraps(own_init)
         def init_here(self: Any, *args: Any, remote_group: str | None = None, **kwargs: Any) -> None:
             group = place_here(type(self).__name__, remote_group)
@@ -82,6 +113,7 @@ def remote_class(execute: Literal['first', 'peer', 'all'] = 'peer') -> Callable[
                 kwargs.setdefault('device', group.device_type)
             own_init(self, *args, **kwargs)
 
+        cast('Any', cls).__new__ = new_here_or_remote
         cast('Any', cls).__init__ = init_here
         return cls
 
@@ -89,9 +121,10 @@ def remote_class(execute: Literal['first', 'peer', 'all'] = 'peer') -> Callable[
 
 
 def remote_function(
-    dispatch: Literal['slice', 'all', 'slice_dp'] = 'slice',
+    dispatch: Literal['slice', 'all', 'slice_dp', 'first'] | Callable[..., Any] = 'slice',
     execute: Literal['first', 'peer', 'all'] = 'all',
-    collect: Literal['none', 'flatten', 'mean', 'avg', 'sum', 'first', 'last_pp', 'last_pp_first'] = 'none',
+    collect: Literal['none', 'flatten', 'mean', 'avg', 'sum', 'first', 'last_pp', 'last_pp_first']
+    | Callable[..., Any] = 'none',
     *,
     sync: bool = False,
     lazy_collect: bool | None = None,
@@ -99,27 +132,31 @@ def remote_function(
 ) -> Callable[[_Function], _Function]:
     """Return a decorator for the methods of a `remote_class` that the driver calls.
 
-    With one rank all dispatch and collect modes are equivalent: the method runs here with all arguments and returns
-    its result directly. The options are stored in the method's `remote_options`.
+    With one worker, and in this process, all dispatch and collect modes are equivalent: the method gets all arguments,
+    and its result is returned directly. Methods without the decorator have the options dispatch='all', execute='all'
+    and collect='first'. The options are stored in the method's `remote_options`.
 
     Args:
-        dispatch: how arguments are split among workers.
-        execute: which workers are called.
-        collect: how the workers' results are combined.
-        sync: whether workers wait for each other.
-        lazy_collect: whether a call to another process returns before it completes.
-        timeout: time limit for a call to another process, in seconds.
+        dispatch: how the batch, the method's first argument, and all lists of the same length are divided among the
+            workers. 'all': not at all. 'slice': into one part per worker. 'slice_dp': into one part per data rank of
+            the mesh; other ranks get the same part. Workers without a part are not called. 'first': the first worker
+            gets everything, the others get empty lists. A function `(worker_count, worker, args, named, device_mesh)`
+            returns the worker's `args` and `named`.
+        execute: which workers are called: 'all', or the first one ('first' and 'peer').
+        collect: how the workers' results are combined. 'none': a list. 'flatten': one list of the items of all results.
+            'mean' or 'avg', and 'sum': of numbers, arrays, or mappings of them. 'first': the result of the first
+            worker. 'last_pp': a list of the results of the last pipeline stage; 'last_pp_first': the first of them.
+            A function `(results, device_mesh)` returns the combined result.
+        sync: whether a call waits for its completion even if `lazy_collect` is True.
+        lazy_collect: whether a call returns a `LazyResult` before it completes. None: the setting of `initialize`.
+        timeout: time limit of a call in seconds; all workers of the group end after it. None: no limit.
 
     Raises:
         ValueError: an option has an unknown value.
-        NotSupportedYet: `dispatch` or `collect` is a function.
     """
     for name, value, known in (('dispatch', dispatch, _DISPATCHES), ('collect', collect, _COLLECTS)):
-        if callable(value):
-            raise NotSupportedYet(
-                f'{name} as a function needs workers, which are not supported yet; use one of {known}'
-            )
-        _check_choice(name, value, known)
+        if not callable(value):
+            _check_choice(name, value, known)
     _check_choice('execute', execute, _EXECUTES)
     options = {
         'dispatch': dispatch,
@@ -135,6 +172,25 @@ def remote_function(
         return function
 
     return decorate
+
+
+def _new_remote(
+    cluster: 'Cluster', remote_group: str, cls: type, args: tuple[Any, ...], named: dict[str, Any], **placement: Any
+) -> Any:
+    """Create a component in workers, and return the object that stands for it."""
+    if remote_group not in cluster.groups:
+        raise _unknown_group(cls.__name__, remote_group, set(cluster.groups))
+    library = importlib.import_module('twinkle.infra.workers.component')
+    return library.create_component(
+        cls, args, named, library.Placement(group=cluster.groups[remote_group], **placement)
+    )
+
+
+def _unknown_group(component: str, name: str, declared: set[str]) -> ValueError:
+    return ValueError(
+        f'{component}: unknown group {name!r}, declared groups are {sorted(declared)}; add it with '
+        f'initialize(groups=[DeviceGroup({name!r}, ranks=1)]), or leave remote_group out'
+    )
 
 
 def _check_device(component: str, group: DeviceGroup) -> None:

@@ -15,9 +15,11 @@ from twinkle.model.verbs import ConfiguringVerbs, SavingVerbs, SendingVerbs, Ste
 _DTYPES = {'no': 'float32', 'bf16': 'bfloat16'}
 
 
-@remote_class()
+@remote_class(execute='all', is_joined=True)
 class TransformersModel(ConfiguringVerbs, TrainingVerbs, SteppingVerbs, SavingVerbs, SendingVerbs, TwinkleModel):
     """Causal language model of transformers with adapters in training.
+
+    With `remote_group`, the trainer runs in the workers of the group, and its methods get whole batches.
 
     In a program of several processes, every process makes the same calls and passes its share of each batch. All
     processes train on the whole batch. On CPUs, losses, metrics and adapters are bitwise those of one process with all

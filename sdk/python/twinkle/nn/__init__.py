@@ -8,6 +8,7 @@ for the same tokens agree.
 
 from twinkle.nn.base_weights import merged_parameters, replace_parameters
 from twinkle.nn.causal_lm import PackedCausalLM
+from twinkle.nn.cpu_products import choose_reproducible_kernels
 from twinkle.nn.dropout import RowDropout
 from twinkle.nn.errors import PackError, UnknownParameters, UnknownTargetModules, UnsupportedModel
 from twinkle.nn.full_weights import FullWeights, select_parameters
@@ -22,6 +23,8 @@ from twinkle.nn.media import MediaSpan
 from twinkle.nn.peft_files import load_adapter, save_adapter, tensor_data_of, tensor_of, tensor_view_of
 from twinkle.nn.sharding import BaseSharding
 from twinkle.nn.spans import AdapterSpan, SequenceSpan
+
+choose_reproducible_kernels()
 
 __all__ = [
     'AdapterSpan',

@@ -12,10 +12,13 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous  # pyright: ignore[reportUnknownVariableType]
 
-from twinkle.infra import process_count
+from twinkle.infra import get_logger, process_count
 
-_TIMEOUT = timedelta(minutes=10)
-"""Time limit of a call that waits for other processes, in case one of them hangs."""
+_TIMEOUT = timedelta(hours=2)
+"""Time limit of a call that waits for other processes, in case one of them hangs; longer than any pass.
+
+A process that ends is noticed at once.
+"""
 _STORE_TIMEOUT = timedelta(seconds=30)
 _rendezvous = cast('Callable[..., Iterator[tuple[Store, int, int]]]', rendezvous)
 
@@ -37,6 +40,12 @@ def join_ranks(device_type: str) -> None:
         return
     local_count = int(os.environ.get('LOCAL_WORLD_SIZE') or process_count())
     has_devices = device_type == 'cuda' and torch.cuda.device_count() >= local_count
+    if device_type == 'cuda' and not has_devices:
+        get_logger().warning(
+            'processes share a GPU, which needs the memory of all of them processes=%d gpus=%d',
+            local_count,
+            torch.cuda.device_count(),
+        )
     if has_devices:
         torch.cuda.set_device(int(os.environ.get('LOCAL_RANK', '0')))
     store, rank, count = next(_rendezvous('env://', timeout=_TIMEOUT))

@@ -9,6 +9,8 @@ from contextlib import suppress
 from torch.distributed.distributed_c10d import Store
 
 _MAX_INTERVAL_SECONDS = 1.0
+_LATE_FACTOR = 4
+"""Number of intervals after which a heartbeat of this process counts as late."""
 _CLOSED = 'closed'
 """Value in the store of a rank that ends on purpose."""
 
@@ -51,9 +53,12 @@ class RankWatch:
     def _run(self) -> None:
         heartbeats = dict.fromkeys(self._others, b'')
         last_change_seconds = dict.fromkeys(self._others, time.monotonic())
-        number = 0
+        number, turn_seconds = 0, time.monotonic()
         while not self._is_closing.wait(self._interval_seconds):
-            number += 1
+            number, previous_seconds, turn_seconds = number + 1, turn_seconds, time.monotonic()
+            if turn_seconds - previous_seconds > _LATE_FACTOR * self._interval_seconds:
+                # This process was stopped, probably together with the others, so their silence means nothing.
+                last_change_seconds = dict.fromkeys(self._others, turn_seconds)
             try:
                 problem = self._beat_and_check(number, heartbeats, last_change_seconds)
             except RuntimeError:

@@ -12,7 +12,7 @@ import torch
 from twinkle.checkpoint_engine import BaseSource, DigestMismatch, PackedState, state_digest, unpack_state
 from twinkle.data_format import LoraConfig, SampleResults, SamplingParams
 from twinkle.hub import resolve_model
-from twinkle.infra import DeviceMesh, refuse_many_ranks, remote_class
+from twinkle.infra import DeviceMesh, refuse_many_ranks, remote_class, remote_function
 from twinkle.nn import LoraWeights, PackedCausalLM, load_adapter, replace_parameters, tensor_of
 from twinkle.sampler.base import Sampler, SamplerInput
 from twinkle.sampler.engine import EngineAdapter, EngineConfig, EngineEvent, PromptMedia, SamplerEngine, TokenEvent
@@ -32,7 +32,7 @@ _ENGINE_ARGS = {
 _MODEL_ARGS = ('dtype', 'device')
 
 
-@remote_class()
+@remote_class(execute='all')
 class TorchSampler(Sampler):
     """Samples in this process on one device, with continuous batching.
 
@@ -129,6 +129,7 @@ class TorchSampler(Sampler):
         self._received.add(adapter_name)
         return self._adapters[adapter_name].version
 
+    @remote_function(dispatch='slice_dp', collect='flatten')
     def sample(
         self,
         inputs: SamplerInput | Sequence[SamplerInput],
@@ -159,6 +160,7 @@ class TorchSampler(Sampler):
                 self._end(request_id)
         return SampleResults(builder.build(self.template) for builder in builders.values())
 
+    @remote_function(dispatch='all', execute='first', collect='first')
     def sample_stream(
         self,
         inputs: SamplerInput,

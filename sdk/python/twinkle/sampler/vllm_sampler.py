@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from twinkle.checkpoint_engine import BaseSource, DigestMismatch, PackedState, state_digest, unpack_state
 from twinkle.data_format import InputFeature, LoraConfig, SampleResults, SamplingParams
 from twinkle.hub import resolve_model
-from twinkle.infra import DeviceMesh, refuse_many_ranks, remote_class
+from twinkle.infra import DeviceMesh, refuse_many_ranks, remote_class, remote_function
 from twinkle.sampler.base import Sampler, SamplerInput
 from twinkle.sampler.engine import EngineEvent, TokenEvent
 from twinkle.sampler.errors import UnknownAdapter
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from twinkle.sampler.vllm import AdapterSource, VllmAdapter
 
 
-@remote_class()
+@remote_class(execute='all')
 class vLLMSampler(Sampler):  # noqa: N801 - public name
     """Samples with a vLLM engine in separate processes.
 
@@ -120,6 +120,7 @@ class vLLMSampler(Sampler):  # noqa: N801 - public name
         self._received.clear()
         return self._versions['']
 
+    @remote_function(dispatch='slice_dp', collect='flatten')
     def sample(
         self,
         inputs: SamplerInput | Sequence[SamplerInput],
@@ -140,6 +141,7 @@ class vLLMSampler(Sampler):  # noqa: N801 - public name
         builders = self._loop.run(self._gather(features, params, adapter))
         return SampleResults(builder.build(self.template) for builder in builders)
 
+    @remote_function(dispatch='all', execute='first', collect='first')
     def sample_stream(
         self,
         inputs: SamplerInput,

@@ -33,6 +33,7 @@ from twinkle_client.stack import (
     stop_stack,
 )
 from twinkle_client.stack.processes import resident_bytes
+from twinkle_client.stack.spawning import mesh_size
 
 _WATCH_SECONDS = 0.5
 _SHORTEST_PAUSE_SECONDS = 2.0
@@ -239,7 +240,7 @@ def _run(options: StackOptions, *, is_detached: bool) -> None:
     """Start a stack and, unless detached, keep it running until an interrupt stops it."""
     try:
         folders = [fetch(base_model) for base_model in options.base_models]
-        warn_of_memory(folders, copies=1 + options.sampler_count)
+        warn_of_memory(folders, copies=mesh_size(options.services.get('model', {})) + options.sampler_count)
         with console.status('starting the services and loading the model'):
             state = start_stack(options, report=_StartReport())
         _print_address(state)

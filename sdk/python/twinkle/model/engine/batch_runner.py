@@ -8,7 +8,7 @@ part in the next round.
 from collections.abc import Sequence
 
 from twinkle.model.engine.joint_pass import BackwardFailed, run_joint_pass
-from twinkle.model.engine.memory import is_out_of_memory, release_memory
+from twinkle.model.engine.memory import OutOfMemoryInShardedPass, is_out_of_memory, release_memory
 from twinkle.model.engine.parts import BatchCutter
 from twinkle.model.engine.pass_group import PassGroup, PassOutcome, SoloPassGroup
 from twinkle.model.engine.pass_outputs import Segment
@@ -69,16 +69,18 @@ class BatchRunner:
         """Run a pass; return None if it must run again in smaller passes.
 
         Raises:
-            RuntimeError, MemoryError: the pass failed, or memory ran out while the model is sharded. Such a pass cannot
-                be divided, because the other ranks wait for this one inside it.
+            RuntimeError: the pass failed.
+            OutOfMemoryInShardedPass: memory ran out while the model is sharded, so the pass cannot be divided.
         """
         try:
             return run_joint_pass(self._model, segments)
         except BackwardFailed:
             pass
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error) or self._model.sharding is not None:
+            if not is_out_of_memory(error):
                 raise
+            if self._model.sharding is not None:
+                raise OutOfMemoryInShardedPass('a pass needs more memory; make passes smaller') from error
         # Not in the except block, because the exception keeps the tensors of the pass alive.
         release_memory(self._model.device)
         return None

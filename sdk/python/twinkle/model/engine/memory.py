@@ -13,6 +13,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
+class OutOfMemoryInShardedPass(RuntimeError):
+    """Memory ran out on a rank of a sharded model. The other ranks wait for it inside the pass, so it must end."""
+
+
 def release_memory(device: torch.device) -> None:
     """Return the allocator's unused blocks to the device."""
     if device.type == 'cuda':

@@ -14,7 +14,7 @@ from twinkle.model.engine.adapters import AdapterTable
 from twinkle.model.engine.batch_runner import BatchRunner
 from twinkle.model.engine.gradient import accumulate, total_gradient
 from twinkle.model.engine.joint_pass import LOSS_FAILURES, gradients_of, has_loss, loss_of
-from twinkle.model.engine.memory import is_out_of_memory
+from twinkle.model.engine.memory import OutOfMemoryInShardedPass, is_out_of_memory
 from twinkle.model.engine.pass_group import PassGroup
 from twinkle.model.engine.pass_outputs import Segment, SegmentDropout, forward_outputs
 from twinkle.model.engine.purpose import Purpose
@@ -210,15 +210,17 @@ class Training(AdapterTable):
 
         Raises:
             BatchTooLarge: memory ran out on a rank.
-            RuntimeError: memory ran out while the model is sharded; the other ranks wait for this one inside the pass.
+            OutOfMemoryInShardedPass: memory ran out while the model is sharded.
         """
         error, result = None, None
         try:
             with self.model.whole_weights():
                 result = work()
         except (RuntimeError, MemoryError) as raised:
-            if not is_out_of_memory(raised) or self.model.sharding is not None:
+            if not is_out_of_memory(raised):
                 raise
+            if self.model.sharding is not None:
+                raise OutOfMemoryInShardedPass(f'a pass of {batch.token_count} tokens needs more memory') from raised
             error = BatchTooLarge(batch.token_count, batch.token_count - 1)
             error.__cause__ = raised
         error = self._runner.group.agree(error)

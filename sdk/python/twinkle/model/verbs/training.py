@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twinkle.data_format import InputFeature, ModelOutput
+from twinkle.infra import remote_function
 from twinkle.loss import CustomGradients, CustomLoss, custom_gradients
 from twinkle.model.base import Inputs
 from twinkle.model.engine import BatchResult, ForwardOptions
@@ -23,6 +24,7 @@ class TrainingVerbs(ModelHandle):
     `loss`, a name, class or instance, and `loss_options`, for this batch only.
     """
 
+    @remote_function(dispatch='first', collect='first')
     def forward_only(self, inputs: Inputs, *, adapter_name: str | None = None, **options: Any) -> ModelOutput:
         """Return loss and log-probabilities; only the evaluation metrics are changed.
 
@@ -40,6 +42,7 @@ class TrainingVerbs(ModelHandle):
         name, features, chosen, own = self._prepare('forward_only', adapter_name, inputs, options)
         return _model_output(self.engine.forward_only(name, features, options=chosen, loss=loss), own)
 
+    @remote_function(dispatch='first', collect='first')
     def forward(self, inputs: Inputs, *, adapter_name: str | None = None, **options: Any) -> ModelOutput:
         """Return log-probabilities and store the activations for `backward`; for errors see `forward_only`."""
         name, features, chosen, own = self._prepare('forward', adapter_name, inputs, options)
@@ -54,6 +57,7 @@ class TrainingVerbs(ModelHandle):
         """
         return self.engine.calculate_loss(self._adapter(adapter_name)).loss
 
+    @remote_function(dispatch='first', collect='first')
     def backward(self, *, logprob_gradients: Sequence[Any] | None = None, adapter_name: str | None = None) -> None:
         """Accumulate the gradient of the last `calculate_loss` or of a custom loss; for errors see `calculate_loss`.
 
@@ -69,6 +73,7 @@ class TrainingVerbs(ModelHandle):
             )
         self.engine.backward(name, logprob_gradients=gradients)
 
+    @remote_function(dispatch='first', collect='first')
     def forward_backward(self, inputs: Inputs, *, adapter_name: str | None = None, **options: Any) -> ModelOutput:
         """Return loss and log-probabilities, and accumulate the gradient.
 
@@ -81,6 +86,7 @@ class TrainingVerbs(ModelHandle):
         name, features, chosen, own = self._prepare('forward_backward', adapter_name, inputs, options)
         return _model_output(self.engine.forward_backward(name, features, options=chosen, loss=loss), own)
 
+    @remote_function(dispatch='first', collect='first')
     def forward_backward_custom(
         self, inputs: Inputs, loss_fn: CustomLoss, *, adapter_name: str | None = None, **options: Any
     ) -> ModelOutput:

@@ -1,0 +1,58 @@
+"""The quick-start programs for Ray run with their components in worker processes."""
+
+from pathlib import Path
+
+import pytest
+
+from fixtures.seed_programs import RunProgram
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+ON_CPU = {"device_type='cuda'": "device_type='cpu'"}
+EXAMPLES = {'range(1000)': 'range(40)'}
+GRPO_SIZES = {
+    'MODEL_ID': 'ms://Qwen/Qwen3-4B',
+    'MODEL_GPUS': '2',
+    'SAMPLER_GPUS': '2',
+    'MAX_STEPS': '3',
+    'BATCH_SIZE': '2',
+    'NUM_GENERATIONS': '4',
+    'MINI_BATCH_SIZE': '4',
+    'MAX_NEW_TOKENS': '32',
+}
+"""Environment variables that reduce the sizes of the program, and choose a model that vLLM runs on CPUs here."""
+ON_TRANSFORMERS = {
+    'from twinkle.model.megatron import MegatronModel': 'from twinkle.model import TransformersModel',
+    'MegatronModel(': 'TransformersModel(',
+    "device_type='GPU'": "device_type='CPU'",
+    "model.set_optimizer('default', ": "model.set_optimizer('AdamW', ",
+    "'default', lr_decay_steps=MAX_STEPS, max_lr=LEARNING_RATE": (
+        "'CosineWarmupScheduler', num_warmup_steps=0, num_training_steps=MAX_STEPS"
+    ),
+    "'gpu_memory_utilization': 0.8,": "'kv_cache_memory_bytes': 1 << 26,",
+    "'enable_lora': True,": '',
+}
+"""Replacements for Megatron, which is not supported yet, and for GPUs."""
+
+
+@pytest.mark.parametrize('program', ['english/ray_sft', 'chinese/ray_sft', 'chinese/readme_ray_sft'])
+def test_sft_program_trains_the_adapter_of_one_process(program: str, run_program: RunProgram, tmp_path: Path) -> None:
+    """Four workers, with two copies of the model in two shards each, save the adapter that one worker saves."""
+    weights: list[bytes] = []
+    for ranks, sizes in ((1, 'fsdp_size=1, dp_size=1'), (4, 'fsdp_size=2, dp_size=2')):
+        folder = tmp_path / f'{ranks} workers'
+        folder.mkdir()
+        replaced = {**ON_CPU, **EXAMPLES, 'ranks=8': f'ranks={ranks}', 'fsdp_size=4, dp_size=2': sizes}
+        run = run_program(program, folder=folder, replaced=replaced)
+        assert run.code == 0, run.out
+        (saved,) = folder.rglob('last-checkpoint/adapter_model.safetensors')
+        weights.append(saved.read_bytes())
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize('language', ['english', 'chinese'])
+def test_grpo_program_trains_with_two_groups(language: str, run_program: RunProgram) -> None:
+    """Two workers train, and two others sample with vLLM the weights that they receive before each step."""
+    run = run_program(f'{language}/ray_grpo', replaced=ON_TRANSFORMERS, **GRPO_SIZES)
+    assert run.code == 0, run.out
+    assert 'Training completed. optim_steps=3' in run.out
+    assert list(run.folder.rglob('grpo-gsm8k-checkpoint/adapter_model.safetensors'))
