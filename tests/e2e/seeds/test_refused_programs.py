@@ -1,4 +1,4 @@
-"""Quick-start programs for several devices fail with an error that states the supported alternative."""
+"""Quick-start programs that need Megatron fail with an error that states the supported alternative."""
 
 import pytest
 
@@ -6,33 +6,27 @@ from fixtures.seed_programs import PROGRAMS, RunProgram
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 _NOT_YET = 'twinkle.infra.errors.NotSupportedYet: '
+_SIZES = {'MODEL_GPUS': '1', 'SAMPLER_GPUS': '1'}
 
 
-@pytest.mark.parametrize(
-    'program',
-    [
-        'english/ray_grpo',
-        'english/ray_sft',
-        'english/device_groups',
-        'chinese/ray_grpo',
-        'chinese/readme_ray_sft',
-    ],
-)
-def test_program_for_several_devices_is_refused(program: str, run_program: RunProgram) -> None:
-    """A program for several devices exits with status 1 and a `NotSupportedYet` error."""
-    run = run_program(program)
+@pytest.mark.parametrize('language', ['english', 'chinese'])
+def test_program_with_megatron_is_refused(language: str, run_program: RunProgram) -> None:
+    """The program for Megatron exits with status 1 and a `NotSupportedYet` error."""
+    run = run_program(f'{language}/ray_grpo', replaced={"device_type='GPU'": "device_type='CPU'"}, **_SIZES)
     assert run.code == 1
     assert run.last_line.startswith(_NOT_YET), run.out
 
 
 @pytest.mark.parametrize('model', ['TransformersModel', 'MegatronModel'])
-def test_component_in_a_remote_group_is_refused(model: str, run_program: RunProgram) -> None:
-    """The constructor of a component with a mesh of several ranks raises `NotSupportedYet`."""
+def test_mesh_of_pipeline_stages_is_refused(model: str, run_program: RunProgram) -> None:
+    """The constructor of a trainer with a mesh of pipeline and tensor ranks raises `NotSupportedYet`."""
     groups = (PROGRAMS / 'english' / 'device_groups.txt').read_text().rpartition('twinkle.initialize(')[0]
     lines = (PROGRAMS / 'english' / 'remote_groups.txt').read_text().splitlines()
     (construct,) = [line for line in lines if line.startswith(f'model = {model}(')]
     imports = '\n'.join(line for line in lines if line.startswith('from'))
-    program = f'{groups}\n{imports}\n{construct}\n'
+    groups = groups.replace("device_type='cuda'", "device_type='cpu'")
+    initialize = "twinkle.initialize(mode='ray', nproc_per_node=8, groups=device_group)"
+    program = f'{groups}\n{initialize}\n{imports}\n{construct}\n'
     run = run_program('english/remote_groups', replaced={'\n'.join(lines): program})
     assert run.code == 1
     assert run.last_line.startswith(_NOT_YET), run.out

@@ -3,7 +3,7 @@
 import pytest
 
 from twinkle.dataloader import DataLoader
-from twinkle.infra import DeviceMesh, NotSupportedYet
+from twinkle.infra import DeviceMesh
 
 
 def first_batch(mesh: DeviceMesh, rank: int | None, **options: str) -> list[int]:
@@ -25,9 +25,9 @@ def test_rank_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_batches_for_other_processes_are_refused() -> None:
-    """Only a group that consists of this process is supported."""
+    """A process without a rank in the mesh, and an unknown group, are refused."""
     assert first_batch(DeviceMesh.from_sizes(dp_size=1), None, remote_group='default') == list(range(8))
-    with pytest.raises(NotSupportedYet):
+    with pytest.raises(ValueError, match='the rank of this process is not known'):
         first_batch(DeviceMesh.from_sizes(dp_size=2), None, remote_group='default')
     with pytest.raises(ValueError, match='trainers'):
         first_batch(DeviceMesh.from_sizes(dp_size=1), None, remote_group='trainers')

@@ -53,8 +53,10 @@ def test_unsuitable_meshes_are_refused(sizes: dict[str, Any], error: type[Except
 def test_refused_calls_change_nothing() -> None:
     """A refused `initialize` call leaves the runtime settings unchanged."""
     before = runtime()
-    with pytest.raises(NotSupportedYet):
+    with pytest.raises(ValueError, match='groups'):
         twinkle.initialize('ray')
+    with pytest.raises(NotSupportedYet, match='notifier'):
+        twinkle.initialize('ray', groups=[twinkle.DeviceGroup('g', 1)], notifier=print)
     with pytest.raises(ValueError, match='lazy_collect'):
         twinkle.initialize(lazy_collect=True)
     assert runtime() is before

@@ -88,8 +88,6 @@ def test_unknown_option_values_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=r'must|group'):
             make()
-    with pytest.raises(NotSupportedYet):
-        remote_function(collect=sum)
 
 
 def test_the_placement_report_lists_the_groups() -> None:

@@ -10,16 +10,13 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from twinkle.infra.device_group import DeviceGroup
 from twinkle.infra.device_mesh import DeviceMesh
 from twinkle.infra.errors import NotSupportedYet
 from twinkle.infra.logs import get_logger
 from twinkle.infra.runtime import refuse_many_ranks, runtime
-
-if TYPE_CHECKING:
-    from twinkle.infra.workers.cluster import Cluster
 
 DEFAULT_GROUP = 'default'
 """Name of the predefined group that contains this process."""
@@ -64,14 +61,13 @@ def remote_class(
 ) -> Callable[[type[_Class]], type[_Class]]:
     """Return a class decorator that adds `remote_group` and `device_mesh` to the constructor's arguments.
 
-    In mode 'ray', a constructor with `remote_group` creates the component in the workers of the group. It returns an
-    object of a subclass, whose public methods and properties use the component there. In other modes, a constructor
-    that declares `device_mesh` receives it; for other classes a mesh of one rank is accepted and ignored.
+    In mode 'ray', a constructor with `remote_group` creates the component in the group's workers. It returns an object
+    of a subclass, whose public methods and properties use the component. Otherwise, a constructor that declares
+    `device_mesh` receives it; for other classes a mesh of one rank is accepted and ignored.
 
     Args:
         execute: which workers of a group create the component: 'all', or the first one ('first' and 'peer').
-        is_joined: whether the components in the workers are one model, whose ranks use `torch.distributed`. Each must
-            get the same calls, so `remote_function` must not leave out workers.
+        is_joined: whether the components of all workers are one model, whose ranks use `torch.distributed`.
 
     Raises:
         ValueError: `execute` is unknown.
@@ -82,28 +78,6 @@ def remote_class(
         own_init: Any = cls.__init__
         taken = inspect.signature(own_init).parameters
 
-        def new_here_or_remote(
-            actual: type,
-            *args: Any,
-            remote_group: str | None = None,
-            device_mesh: DeviceMesh | None = None,
-            **named: Any,
-        ) -> Any:
-            settings = runtime()
-            if remote_group is None or settings.cluster is None:
-                return object.__new__(actual)
-            return _new_remote(
-                settings.cluster,
-                remote_group,
-                actual,
-                args,
-                named,
-                mesh=device_mesh or settings.device_mesh,
-                is_everywhere=execute == 'all',
-                is_joined=is_joined,
-                is_lazy=settings.is_lazy,
-            )
-
         @functools.wraps(own_init)
         def init_here(self: Any, *args: Any, remote_group: str | None = None, **kwargs: Any) -> None:
             group = place_here(type(self).__name__, remote_group)
@@ -113,7 +87,7 @@ def remote_class(
                 kwargs.setdefault('device', group.device_type)
             own_init(self, *args, **kwargs)
 
-        cast('Any', cls).__new__ = new_here_or_remote
+        cast('Any', cls).__new__ = _new_here_or_in_workers(is_everywhere=execute == 'all', is_joined=is_joined)
         cast('Any', cls).__init__ = init_here
         return cls
 
@@ -174,16 +148,29 @@ def remote_function(
     return decorate
 
 
-def _new_remote(
-    cluster: 'Cluster', remote_group: str, cls: type, args: tuple[Any, ...], named: dict[str, Any], **placement: Any
-) -> Any:
-    """Create a component in workers, and return the object that stands for it."""
-    if remote_group not in cluster.groups:
-        raise _unknown_group(cls.__name__, remote_group, set(cluster.groups))
-    library = importlib.import_module('twinkle.infra.workers.component')
-    return library.create_component(
-        cls, args, named, library.Placement(group=cluster.groups[remote_group], **placement)
-    )
+def _new_here_or_in_workers(*, is_everywhere: bool, is_joined: bool) -> Callable[..., Any]:
+    """Return a `__new__` that creates the component in workers if the program has some and a group is given."""
+
+    def new(
+        cls: type, *args: Any, remote_group: str | None = None, device_mesh: DeviceMesh | None = None, **named: Any
+    ) -> Any:
+        settings = runtime()
+        if remote_group is None or settings.cluster is None:
+            return cast('Any', object.__new__(cls))
+        groups = settings.cluster.groups
+        if remote_group not in groups:
+            raise _unknown_group(cls.__name__, remote_group, set(groups))
+        library = importlib.import_module('twinkle.infra.workers.component')
+        placement = library.Placement(
+            group=groups[remote_group],
+            mesh=device_mesh or settings.device_mesh,
+            is_everywhere=is_everywhere,
+            is_joined=is_joined,
+            is_lazy=settings.is_lazy,
+        )
+        return library.create_component(cls, args, named, placement)
+
+    return new
 
 
 def _unknown_group(component: str, name: str, declared: set[str]) -> ValueError:

@@ -3,9 +3,9 @@
 import importlib
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, Protocol, TypedDict, Unpack
 
 import numpy as np
 
@@ -14,8 +14,18 @@ from twinkle.infra.device_mesh import DeviceMesh
 from twinkle.infra.errors import NotSupportedYet
 from twinkle.infra.launcher import program_mesh
 
-if TYPE_CHECKING:
-    from twinkle.infra.workers.cluster import Cluster
+
+class Workers(Protocol):
+    """Worker processes of a program."""
+
+    @property
+    def groups(self) -> Mapping[str, Any]:
+        """Workers of each group, by its name."""
+        ...
+
+    def close(self) -> None:
+        """Stop all workers."""
+        ...
 
 
 class RayOptions(TypedDict, total=False):
@@ -45,7 +55,7 @@ class Runtime:
     """Default mesh of components."""
     groups: tuple[DeviceGroup, ...] = ()
     """Named groups of ranks."""
-    cluster: 'Cluster | None' = None
+    cluster: Workers | None = None
     """Workers of the groups in mode 'ray'; None in a worker."""
     is_lazy: bool = False
     """Whether calls of components in workers return before they complete."""

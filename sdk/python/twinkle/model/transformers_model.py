@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from twinkle.hub import resolve_model
-from twinkle.infra import DeviceMesh, NotSupportedYet, remote_class, runtime
+from twinkle.infra import DeviceMesh, NotSupportedYet, program_mesh, remote_class, runtime
 from twinkle.model.base import TwinkleModel
 from twinkle.model.engine.mesh_engine import load_on_mesh
 from twinkle.model.errors import InvalidArgument
@@ -59,10 +59,11 @@ class TransformersModel(ConfiguringVerbs, TrainingVerbs, SteppingVerbs, SavingVe
             raise NotSupportedYet(f'{sorted(unsupported)} are not supported yet; leave them out')
         if mixed_precision not in _DTYPES:
             raise InvalidArgument(f'mixed_precision must be one of {sorted(_DTYPES)}, got {mixed_precision!r}')
+        mesh = program_mesh(device_mesh or runtime().device_mesh)
         folder = resolve_model(model_id)
         engine = load_on_mesh(
             folder,
-            device_mesh or runtime().device_mesh,
+            mesh,
             device=device or ('cuda' if torch.cuda.is_available() else 'cpu'),
             max_pass_tokens=max_pass_tokens,
             dtype=_DTYPES[mixed_precision],

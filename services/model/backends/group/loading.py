@@ -9,7 +9,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from services.kit.server_facts import BaseModelFacts, ServerFacts, versioned
 from twinkle.hub import resolve_model
-from twinkle.infra import DeviceMesh
+from twinkle.infra import DeviceMesh, program_mesh
 from twinkle.loss import LOSSES
 from twinkle.metric import METRICS
 from twinkle.model.engine import TrainerEngine
@@ -60,6 +60,7 @@ def load_engine(options: LoadOptions) -> TrainerEngine:
         ValueError: A patch is unknown or does not fit the model, or the mesh or the device does not fit the processes.
         NotSupportedYet: The mesh has an axis other than `dp` and `fsdp`.
     """
+    mesh = program_mesh(options.mesh)
     LOSSES.load_plugins(options.loss_plugins)
     # Progress bars would clutter the service's log.
     disable_progress_bar()
@@ -67,7 +68,7 @@ def load_engine(options: LoadOptions) -> TrainerEngine:
         torch.set_num_threads(options.thread_count)
     return load_on_mesh(
         resolve_model(options.base_model),
-        options.mesh,
+        mesh,
         device=options.device,
         max_pass_tokens=options.pass_tokens,
         dtype=options.dtype,

@@ -1,10 +1,12 @@
 """Placement of a program's groups on a Ray cluster."""
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
@@ -86,25 +88,26 @@ def _check_ranks(groups: Sequence[DeviceGroup]) -> None:
 
 
 def _connect(groups: Sequence[DeviceGroup], options: ClusterOptions) -> None:
-    if ray.is_initialized():
+    if cast('Any', ray).is_initialized():
         return
-    local = {}
+    local: dict[str, Any] = {}
     if not os.environ.get('RAY_ADDRESS'):
-        # A core can be shared: workers of small programs wait for each other most of the time.
+        # Cores may be shared: workers wait for each other most of the time.
         local = {'num_cpus': max(os.cpu_count() or 1, sum(group.size for group in groups)), 'include_dashboard': False}
-    ray.init(namespace=options.name, logging_level='warning', **local)
+    ray.init(namespace=options.name, logging_level=logging.WARNING, **local)
 
 
 def _resources_by_group(groups: Sequence[DeviceGroup], options: ClusterOptions) -> dict[str, dict[str, float]]:
     """Return the resources of one worker by group, after checking that the cluster has those of all workers."""
-    available = ray.cluster_resources()
+    available: dict[str, float] = cast('Any', ray).cluster_resources()
     wants_gpu = sum(group.size * group.gpus_per_worker for group in groups if group.device_type != 'cpu')
     has_gpus = available.get('GPU', 0) >= wants_gpu
     resources: dict[str, dict[str, float]] = {}
     for group in groups:
         is_on_gpu = group.device_type == 'cuda' or (group.device_type == 'auto' and has_gpus)
         resources[group.name] = {'GPU': group.gpus_per_worker} if is_on_gpu else {'CPU': 1}
-    machine_count = sum(1 for node in ray.nodes() if node['Alive'])
+    nodes: list[dict[str, Any]] = cast('Any', ray).nodes()
+    machine_count = sum(1 for node in nodes if node['Alive'])
     limits = {'GPU': options.nproc_per_node, 'CPU': options.ncpu_proc_per_node}
     for kind, per_node in limits.items():
         members = [group for group in groups if kind in resources[group.name]]

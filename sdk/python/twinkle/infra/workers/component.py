@@ -4,7 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from twinkle.infra.device_mesh import DeviceMesh
 from twinkle.infra.errors import NotSupportedYet
@@ -113,7 +113,7 @@ def create_component(cls: type, args: tuple[Any, ...], named: dict[str, Any], pl
     if 'device' in taken:
         named.setdefault('device', group.device_type)
     number = group.create(cls, args, named, is_joined=placement.is_joined, count=count)
-    handle = object.__new__(_handle_class(cls))
+    handle = cast('Any', object.__new__(_handle_class(cls)))
     handle.remote_component = RemoteComponent(group, number, count=count, mesh=mesh, is_lazy=placement.is_lazy)
     return handle
 
@@ -131,11 +131,19 @@ def _handle_class(cls: type) -> type:
         elif inspect.isfunction(member):
             members[name] = _caller(member)
     if hasattr(cls, '__enter__'):
-        members |= {'__enter__': lambda self: self, '__exit__': lambda self, *_: self.shutdown()}
+        members |= {'__enter__': _entered, '__exit__': _shut_down}
     handle = type(cls.__name__, (cls,), members)
     # Every abstract method is replaced.
     handle.__abstractmethods__ = frozenset()
     return handle
+
+
+def _entered(self: Any) -> Any:
+    return self
+
+
+def _shut_down(self: Any, *_: object) -> None:
+    self.shutdown()
 
 
 def _unused(self: Any, *args: Any, **options: Any) -> None:

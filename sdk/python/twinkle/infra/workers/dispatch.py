@@ -70,7 +70,8 @@ def combine(collect: str | Callable[..., Any], results: Sequence[Any], *, mesh: 
         return results[0]
     if collect == 'flatten':
         items = [item for result in results for item in result]
-        return type(results[0])(items) if isinstance(results[0], list) else items
+        kind = cast('Callable[[list[Any]], Any]', type(results[0]))
+        return kind(items) if isinstance(results[0], list) else items
     if collect in ('mean', 'avg', 'sum'):
         return _reduced(results, is_mean=collect != 'sum')
     return list(results)

@@ -52,6 +52,7 @@ class WorkerGroup:
         self._workers: list[ActorHandle[Worker]] = []
         self._numbers = itertools.count()
         self._torch_environment: list[dict[str, str]] = []
+        self._is_lost = False
 
     def create(self, cls: type, args: Sequence[Any], options: Mapping[str, Any], *, is_joined: bool, count: int) -> int:
         """Create a component in the first `count` workers, and return its number.
@@ -69,7 +70,8 @@ class WorkerGroup:
         """
         self._start()
         number = next(self._numbers)
-        environments = self._environments() if is_joined and self.size > 1 else [{}] * count
+        none: dict[str, str] = {}
+        environments = self._environments() if is_joined and self.size > 1 else [none] * count
         shared = ray.put((tuple(args), dict(options)))
         self._wait(
             [
@@ -94,7 +96,7 @@ class WorkerGroup:
             number: number of the component.
             method: name of the method.
             calls: arguments by worker. Equal arguments are sent once.
-            wanted: whether the result of a worker is returned; otherwise it is None.
+            wanted: whether the result of a worker is returned; the results of the others are not sent.
             timeout: time limit in seconds; None: no limit.
         """
         sent: dict[int, Any] = {}
@@ -132,6 +134,8 @@ class WorkerGroup:
 
     def describe(self) -> list[str]:
         """Return one line per worker with its process and machine; an empty list before the workers have started."""
+        if self._is_lost:
+            return ['lost']
         if not self._workers:
             return []
         places = ray.get([cast('Any', worker).place.remote() for worker in self._workers])
@@ -161,7 +165,7 @@ class WorkerGroup:
         """Return the variables of `torch.distributed` for each worker. The first worker hosts its store."""
         if not self._torch_environment:
             ((address, port),) = self._wait([cast('Any', self._workers[0]).free_address.remote()])
-            # Ray gives each worker devices of its own, so each is the only process of its (virtual) machine.
+            # Ray gives each worker other devices, so each counts as the only process of a machine.
             common = {
                 'MASTER_ADDR': address,
                 'MASTER_PORT': str(port),
@@ -180,7 +184,7 @@ class WorkerGroup:
         pending = list(references)
         while pending:
             remaining = None if deadline is None else max(deadline - time.monotonic(), 0)
-            done, pending = ray.wait(pending, timeout=remaining)
+            done, pending = cast('Any', ray).wait(pending, timeout=remaining)
             if not done:
                 self._end()
                 if errors:
@@ -204,5 +208,6 @@ class WorkerGroup:
 
     def _end(self) -> None:
         """Kill the workers, which may wait for each other; later calls raise WorkersLost."""
+        self._is_lost = True
         for worker in self._workers:
             ray.kill(worker)

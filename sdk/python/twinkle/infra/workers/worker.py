@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray.util
 
@@ -48,13 +48,13 @@ class Worker:
 
     def place(self) -> str:
         """Return the process and machine of this worker, for reports."""
-        return f'process {os.getpid()} on {ray.util.get_node_ip_address()}'
+        return f'process {os.getpid()} on {cast("Any", ray.util).get_node_ip_address()}'
 
     def free_address(self) -> tuple[str, int]:
         """Return the address of this machine and a port that is free now."""
         with socket.socket() as listener:
             listener.bind(('', 0))
-            return ray.util.get_node_ip_address(), listener.getsockname()[1]
+            return cast('Any', ray.util).get_node_ip_address(), listener.getsockname()[1]
 
     def create(self, number: int, cls: type, call: Call, environment: Mapping[str, str]) -> None:
         """Create a component.

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.distributed import device_mesh as torch_meshes
 
-from twinkle.infra import DeviceMesh, process_count, program_mesh
+from twinkle.infra import DeviceMesh, process_count
 from twinkle.model.engine.torch_pass_group import TorchPassGroup
 from twinkle.model.engine.trainer_engine import TrainerEngine
 from twinkle.nn import PackedCausalLM
@@ -25,21 +25,19 @@ def load_on_mesh(
 
     Args:
         folder: folder of the model, with equal weights in all processes.
-        mesh: mesh with one rank per process; its `fsdp` ranks divide the frozen weights. None: `dp` over all processes.
+        mesh: result of `program_mesh`; its `fsdp` ranks divide the frozen weights.
         device: torch device. Several processes of one machine need 'cuda' without a number, and use one GPU each.
         max_pass_tokens: see `TrainerEngine`.
         load_options: other arguments of `PackedCausalLM.load`.
 
     Raises:
-        ValueError: the mesh or the device does not fit the processes.
-        NotSupportedYet: an axis other than `dp` and `fsdp` has several ranks.
+        ValueError: the device does not fit the processes.
         UnsupportedModel: the model is not supported, or its weights cannot be shared by `fsdp` ranks.
     """
-    mesh = program_mesh(mesh)
     if process_count() > 1 and torch.device(device).index is not None:
         raise ValueError(
             f'device {device!r} has a number, but {process_count()} processes share the model; leave the number out, '
-            'so that each process uses a GPU of its own'
+            'so that each process uses another GPU'
         )
     join_ranks(torch.device(device).type)
     model = PackedCausalLM.load(folder, device=device, **load_options)

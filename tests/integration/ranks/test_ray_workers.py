@@ -1,0 +1,77 @@
+"""Components in Ray workers behave as in the process of the program."""
+
+import json
+from typing import Any
+
+import pytest
+
+from fixtures import ray_program
+from fixtures.tiny_model import build_tiny_model
+from fixtures.torchrun import run_ranks
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope='module')
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Result of the program."""
+    model_dir = build_tiny_model(tmp_path_factory.mktemp('model'), family='qwen3')
+    done = run_ranks(ray_program.__file__, model_dir, count=1)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_trainer_in_workers_gives_the_digest_of_one_process(found: dict[str, Any]) -> None:
+    """Two data-parallel workers, and two that share the frozen weights, give the results and weights of one process."""
+    assert len(found['digests']) == 3
+    assert len(set(found['digests'])) == 1
+
+
+def test_samplers_in_workers_share_the_prompts(found: dict[str, Any]) -> None:
+    """Two samplers return the completions that one sampler returns, in the order of the prompts."""
+    assert len(found['tokens']) == 5
+    assert found['remote_tokens'] == found['tokens']
+    assert found['result_type'] == 'SampleResults'
+
+
+def test_methods_divide_arguments_and_combine_results(found: dict[str, Any]) -> None:
+    """Methods of a custom component run in both workers, as the options of each method say."""
+    assert found['added'] == [11, 12, 13]
+    assert found['added_none'] == []
+    assert found['total'] == {'total': 6}
+    assert found['process_count'] == 2
+    assert found['own_process'] is False
+
+
+def test_properties_lengths_and_iterators_are_forwarded(found: dict[str, Any]) -> None:
+    """Properties, `len` and generators give the values of the first worker."""
+    assert (found['amount'], found['length'], found['items']) == (10, 3, [3, 2, 1])
+
+
+def test_loader_in_a_worker_yields_whole_batches(found: dict[str, Any]) -> None:
+    """A loader in a group yields every batch to the program, and keeps its position."""
+    assert found['batches'] == [[[0, 1], [2, 3], [4, 5]], 3, 6]
+
+
+def test_errors_reach_the_program_with_their_types(found: dict[str, Any]) -> None:
+    """Errors of constructors and methods are raised in the program, and unsuitable placements are refused by name."""
+    refusals = found['refusals']
+    assert refusals['constructor'] == 'ValueError: amount must be at least 0, got -1'
+    assert refusals['group'].startswith("ValueError: Adder: unknown group 'absent'")
+    assert "but group 'other' has 2" in refusals['mesh']
+    assert refusals['axis'].startswith('NotSupportedYet: tp_size')
+    assert refusals['adapter'].startswith("UnknownAdapter: there is no adapter 'absent'")
+    assert refusals['argument'].startswith('TypeError: missing a required argument')
+
+
+def test_lost_worker_ends_its_group(found: dict[str, Any]) -> None:
+    """A worker that is killed during a call raises WorkersLost, and so do later calls."""
+    assert found['refusals']['crash'].startswith("WorkersLost: a worker of group 'other' ended")
+    assert found['refusals']['after the crash'].startswith('WorkersLost')
+
+
+def test_placement_report_lists_the_workers(found: dict[str, Any]) -> None:
+    """The placement report has one line for each worker, and says which groups were lost."""
+    assert 'model: 2 workers on cpu' in found['placement']
+    assert found['placement'].count(' process ') == 3, 'those of the group, and the program'
+    assert 'lost' in found['placement'].partition('other: 2 workers')[2]
