@@ -1,10 +1,13 @@
 """Tests of out-of-memory handling with a model that refuses packs above a size."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
 from twinkle.data_format import LoraConfig
 from twinkle.model.engine import BatchItem, ForwardResult, TrainerEngine
+from twinkle.model.engine.memory import OutOfMemoryInShardedPass, is_out_of_memory
 from twinkle.model.errors import BatchTooLarge
 from twinkle.nn import PackedCausalLM
 
@@ -26,6 +29,24 @@ class LimitedModel(PackedCausalLM):
             self.refusals += 1
             raise self.error
         return result
+
+
+class WholeSharding:
+    """Sharding among one rank, which holds all weights. Implements `BaseSharding`."""
+
+    pass_inputs = ()
+
+    def whole_weights(self):
+        """Return an empty context."""
+        return nullcontext()
+
+    def running_pass(self):
+        """Return an empty context."""
+        return nullcontext()
+
+    def gathered(self, parameter):
+        """Return the parameter."""
+        return parameter
 
 
 @pytest.fixture
@@ -155,3 +176,14 @@ def test_other_errors_are_raised_unchanged(limited, make_feature):
     with pytest.raises(RuntimeError, match='a defect'):
         engine.run_batch(items)
     assert [state_of(engine, name) for name in 'ab'] == before
+
+
+@pytest.mark.parametrize('error', ERRORS, ids=['cuda', 'cpu', 'python'])
+@pytest.mark.parametrize('verb', ['forward', 'forward_only', 'forward_backward'])
+def test_memory_that_runs_out_in_a_sharded_pass_is_no_refusal(limited, make_feature, error, verb):
+    """A rank of a sharded model does not refuse a batch, because the other ranks wait for it inside the pass."""
+    engine = new_engine(limited, 'a')
+    limited.sharding, limited.max_rows, limited.error = WholeSharding(), 8, error
+    with pytest.raises(OutOfMemoryInShardedPass) as caught:
+        getattr(engine, verb)('a', [make_feature(20, 1)])
+    assert not is_out_of_memory(caught.value)

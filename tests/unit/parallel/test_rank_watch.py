@@ -1,7 +1,8 @@
-"""Detection of lost processes: a rank is reported if it stops counting, unless it closed."""
+"""Detection of lost processes: a rank is reported if its heartbeats stop, unless it closed."""
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import pytest
 from torch.distributed import HashStore, Store  # pyright: ignore[reportPrivateImportUsage]
@@ -32,6 +33,17 @@ class LostStore(Store):
         raise RuntimeError(f'cannot set {key}')
 
 
+@dataclass
+class FakeClock:
+    """Clock that a test moves."""
+
+    seconds: float = 0.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.seconds
+
+
 @pytest.fixture
 def watch() -> Iterator[Callable[[Store, int, Losses], RankWatch]]:
     """Start the watch of one of two ranks; the watches are closed at the end."""
@@ -47,7 +59,7 @@ def watch() -> Iterator[Callable[[Store, int, Losses], RankWatch]]:
         one.close()
 
 
-def test_a_rank_that_never_counts_is_reported_once(watch: Callable[[Store, int, Losses], RankWatch]) -> None:
+def test_a_rank_without_heartbeats_is_reported_once(watch: Callable[[Store, int, Losses], RankWatch]) -> None:
     """The report names the rank."""
     losses = Losses()
     watch(HashStore(), 0, losses)
@@ -55,7 +67,7 @@ def test_a_rank_that_never_counts_is_reported_once(watch: Callable[[Store, int, 
     assert [problem.partition(' has')[0] for problem in losses.problems] == ['rank 1']
 
 
-def test_ranks_that_count_are_not_reported_nor_one_that_closes(
+def test_ranks_with_heartbeats_are_not_reported_nor_one_that_closes(
     watch: Callable[[Store, int, Losses], RankWatch],
 ) -> None:
     """Several times the limit passes without a report, with both ranks and after one has closed."""
@@ -73,3 +85,21 @@ def test_a_lost_store_is_reported(watch: Callable[[Store, int, Losses], RankWatc
     watch(LostStore(), 0, losses)
     assert losses.reported.wait(LIMIT_SECONDS)
     assert 'launcher' in losses.problems[0]
+
+
+def test_a_pause_of_all_ranks_is_not_reported() -> None:
+    """Ranks that are stopped together for longer than the limit continue, but one that stays stopped is reported."""
+    store, clock, losses = HashStore(), FakeClock(), Losses()
+    first, second = (
+        RankWatch(store, rank=rank, size=2, silence_seconds=5.0, on_lost=losses, clock=clock) for rank in (0, 1)
+    )
+    for _ in range(3):
+        clock.seconds += 1.0
+        assert (first.check(), second.check(), first.check()) == ('', '', '')
+    clock.seconds += 60.0
+    assert (first.check(), second.check(), first.check()) == ('', '', '')
+    problems: list[str] = []
+    for _ in range(7):
+        clock.seconds += 1.0
+        problems.append(first.check())
+    assert problems == [*[''] * 5, 'rank 1 has not responded for 6 s', 'rank 1 has not responded for 7 s']

@@ -10,7 +10,7 @@ from torch.distributed.distributed_c10d import Store
 
 _MAX_INTERVAL_SECONDS = 1.0
 _LATE_FACTOR = 4
-"""Number of intervals after which a heartbeat of this process counts as late."""
+"""Number of intervals after which this process is late with its check of the others."""
 _CLOSED = 'closed'
 """Value in the store of a rank that ends on purpose."""
 
@@ -26,18 +26,31 @@ class RankWatch:
         size: number of processes.
         silence_seconds: time without a heartbeat after which a rank counts as lost.
         on_lost: called once, in the thread of this object, with a description of the loss.
+        clock: time in seconds, for tests.
     """
 
     def __init__(
-        self, store: Store, *, rank: int, size: int, silence_seconds: float, on_lost: Callable[[str], None]
+        self,
+        store: Store,
+        *,
+        rank: int,
+        size: int,
+        silence_seconds: float,
+        on_lost: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._rank = rank
-        self._others = [other for other in range(size) if other != rank]
         self._silence_seconds = silence_seconds
         self._interval_seconds = min(silence_seconds / 5, _MAX_INTERVAL_SECONDS)
         self._on_lost = on_lost
+        self._clock = clock
         self._launcher_pid = os.getppid()
+        self._count = 0
+        self._checked_seconds = clock()
+        others = [other for other in range(size) if other != rank]
+        self._heartbeats = dict.fromkeys(others, b'')
+        self._changed_seconds = dict.fromkeys(others, self._checked_seconds)
         self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name='rank-watch', daemon=True)
 
@@ -50,17 +63,33 @@ class RankWatch:
         self._is_closing.set()
         self._thread.join()
 
+    def check(self) -> str:
+        """Send a heartbeat, read those of the other ranks, and return a description of the first loss, or ''.
+
+        Raises:
+            RuntimeError: the store was lost.
+        """
+        if os.getppid() != self._launcher_pid:
+            return 'the launcher ended'
+        self._count += 1
+        self._store.set(self._key(self._rank), str(self._count))
+        previous_seconds, now = self._checked_seconds, self._clock()
+        self._checked_seconds = now
+        if now - previous_seconds > _LATE_FACTOR * self._interval_seconds:
+            # This process was stopped, probably together with the others, so their silence means nothing.
+            self._changed_seconds = dict.fromkeys(self._changed_seconds, now)
+        for other, changed_seconds in self._changed_seconds.items():
+            heartbeat = self._store.get(self._key(other)) if self._store.check([self._key(other)]) else b''
+            if heartbeat != self._heartbeats[other] or heartbeat == _CLOSED.encode():
+                self._heartbeats[other], self._changed_seconds[other] = heartbeat, now
+            elif now - changed_seconds > self._silence_seconds:
+                return f'rank {other} has not responded for {now - changed_seconds:.0f} s'
+        return ''
+
     def _run(self) -> None:
-        heartbeats = dict.fromkeys(self._others, b'')
-        last_change_seconds = dict.fromkeys(self._others, time.monotonic())
-        number, turn_seconds = 0, time.monotonic()
         while not self._is_closing.wait(self._interval_seconds):
-            number, previous_seconds, turn_seconds = number + 1, turn_seconds, time.monotonic()
-            if turn_seconds - previous_seconds > _LATE_FACTOR * self._interval_seconds:
-                # This process was stopped, probably together with the others, so their silence means nothing.
-                last_change_seconds = dict.fromkeys(self._others, turn_seconds)
             try:
-                problem = self._beat_and_check(number, heartbeats, last_change_seconds)
+                problem = self.check()
             except RuntimeError:
                 # The launcher hosts the store.
                 problem = 'the launcher, or the process that hosts its store, ended'
@@ -69,21 +98,6 @@ class RankWatch:
                 return
         with suppress(RuntimeError):
             self._store.set(self._key(self._rank), _CLOSED)
-
-    def _beat_and_check(self, number: int, heartbeats: dict[int, bytes], last_change_seconds: dict[int, float]) -> str:
-        """Send a heartbeat, read those of the other ranks, and return the first problem, or an empty string."""
-        if os.getppid() != self._launcher_pid:
-            return 'the launcher ended'
-        self._store.set(self._key(self._rank), str(number))
-        now = time.monotonic()
-        for other in self._others:
-            heartbeat = self._store.get(self._key(other)) if self._store.check([self._key(other)]) else b''
-            silent_seconds = now - last_change_seconds[other]
-            if heartbeat != heartbeats[other] or heartbeat == _CLOSED.encode():
-                heartbeats[other], last_change_seconds[other] = heartbeat, now
-            elif silent_seconds > self._silence_seconds:
-                return f'rank {other} has not responded for {silent_seconds:.0f} s'
-        return ''
 
     @staticmethod
     def _key(rank: int) -> str:
