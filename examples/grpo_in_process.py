@@ -1,4 +1,6 @@
-"""Reinforcement learning in one process: `python -m examples.grpo_in_process --model <hub id or folder>`.
+"""Reinforcement learning without services: `python -m examples.grpo_in_process --model <hub id or folder>`.
+
+With `--workers N`, the same loop trains in N worker processes on Ray and samples in N others.
 
 Each step of the loop samples completions, computes their rewards, trains with the GRPO loss, and copies the weights
 to the sampler. The program uses only the component library and no service. After every sync the sampler has exactly
@@ -14,10 +16,12 @@ from typing import Any
 
 import numpy as np
 
+import twinkle
 from twinkle.advantage import GRPOAdvantage
 from twinkle.checkpoint_engine import CheckpointEngineManager
 from twinkle.data_format import LoraConfig, SamplingParams
 from twinkle.hub import BUILT_IN_MODELS
+from twinkle.infra import DeviceGroup
 from twinkle.model import TransformersModel
 from twinkle.reward import TextReward
 from twinkle.sampler import Sampler, TorchSampler, vLLMSampler
@@ -55,14 +59,22 @@ def main() -> None:
     parser.add_argument('--steps', type=int, default=10)
     parser.add_argument('--learning-rate', type=float, default=1e-3)
     parser.add_argument('--engine', choices=['torch', 'vllm'], default='torch', help='engine of the sampler')
+    parser.add_argument('--workers', type=int, default=0, help='number of trainers and of samplers on Ray; 0: none')
     options = parser.parse_args()
+    trainers, samplers = {}, {}
+    if options.workers:
+        twinkle.initialize(
+            mode='ray', groups=[DeviceGroup('model', options.workers), DeviceGroup('sampler', options.workers)]
+        )
+        trainers, samplers = {'remote_group': 'model'}, {'remote_group': 'sampler'}
     with ExitStack() as stack:
         if options.engine == 'torch':
-            sampler: Sampler = TorchSampler(options.model)
+            sampler: Sampler = TorchSampler(options.model, **samplers)
         else:
             arguments = {'max_model_len': 256, 'max_lora_rank': LORA_RANK, 'max_loras': 2}
-            sampler = stack.enter_context(vLLMSampler(options.model, arguments))
-        steps = train(options.model, sampler, steps=options.steps, learning_rate=options.learning_rate)
+            sampler = stack.enter_context(vLLMSampler(options.model, arguments, **samplers))
+        model = TransformersModel(options.model, **trainers)
+        steps = train(model, sampler, steps=options.steps, learning_rate=options.learning_rate)
         for number, step in enumerate(steps):
             print(
                 f'step {number:3} version {step.version:3}  reward {step.mean_reward:.3f}  '
@@ -71,9 +83,10 @@ def main() -> None:
             )
 
 
-def train(model_id: str, sampler: Sampler, *, steps: int, learning_rate: float, max_tokens: int = 16) -> Iterator[Step]:
+def train(
+    model: TransformersModel, sampler: Sampler, *, steps: int, learning_rate: float, max_tokens: int = 16
+) -> Iterator[Step]:
     """Train an adapter on its own samples, and yield the measurements of each step; `sampler` runs the same model."""
-    model = TransformersModel(model_id)
     model.add_adapter_to_model('default', LoraConfig(r=LORA_RANK, lora_alpha=2 * LORA_RANK, seed=1))
     model.set_optimizer('AdamW', lr=learning_rate)
     model.set_loss('GRPOLoss', epsilon=0.2)

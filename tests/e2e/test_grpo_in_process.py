@@ -33,6 +33,16 @@ def test_reward_rises_and_every_step_is_on_policy(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_workers_on_ray_learn_like_one_process(tmp_path: Path) -> None:
+    """Two trainers and two samplers on Ray print the numbers of one process, and nearly all characters are letters."""
+    model, options = build_tiny_model(tmp_path / 'model'), ('--steps', '30')
+    steps = run(model, *options, '--workers', '2')
+    assert steps == run(model, *options)
+    assert steps[0]['reward'] < 0.5
+    assert steps[-1]['reward'] > 0.9
+
+
+@pytest.mark.slow
 def test_vllm_samples_on_policy_after_every_sync(tmp_path: Path) -> None:
     """The log-probabilities of vLLM agree within 1e-4 at every version."""
     steps = run(build_tiny_model(tmp_path / 'model'), '--steps', '4', '--engine', 'vllm')

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ def stack(tmp_path: Path) -> Iterator[StackState]:
 def test_training_continues_after_a_process_of_the_mesh_is_killed(stack: StackState) -> None:
     """A rank is killed in a batch and the stack revived: the results are those of an undisturbed run.
 
-    Stopping the stack then ends all processes of the mesh.
+    Stopping the stack then ends all processes of the mesh. A replay of the journal in one process finds no difference.
     """
     launcher = next(service for service in stack.services if service.name == 'model')
     ranks = _processes_of(stack)
@@ -59,6 +60,11 @@ def test_training_continues_after_a_process_of_the_mesh_is_killed(stack: StackSt
     assert len(_processes_of(stack)) == 2
     stop_stack(stack.state_dir, report=_silent)
     assert _processes_of(stack) == []
+    config = stack.state_dir / 'config' / 'model.yaml'
+    journal = stack.state_dir / 'model' / 'journal'
+    command = [sys.executable, '-m', 'services.model.replay', '--journal', str(journal), '--config', str(config)]
+    replayed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
 
 
 def _train(model: MultiLoraTransformersModel, name: str, *, at_midpoint: Callable[[], None]) -> dict[str, Any]:

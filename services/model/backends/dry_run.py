@@ -25,15 +25,17 @@ class EngineDryRun:
     loop.
     """
 
-    def __init__(self, group: WorkerGroup, model: PackedCausalLM) -> None:
+    def __init__(self, group: WorkerGroup, model: PackedCausalLM, *, process_count: int = 1) -> None:
         """Create the estimator.
 
         Args:
             group: Processes that host the engine.
             model: Model of the engine, whose sizes are read.
+            process_count: Number of these processes. They share the memory of the host; each has a GPU.
         """
         self._group = group
         self._model = model
+        self._process_count = process_count
         self._cost_model: CostModel | None = None
         self._measurement_lock = asyncio.Lock()
 
@@ -52,8 +54,12 @@ class EngineDryRun:
             adapter_bytes=cost.adapter_bytes,
             peak_bytes=cost.peak_bytes,
             step_time=timedelta(seconds=cost.step_seconds),
-            available_bytes=available_bytes(self._model.device.type),
+            available_bytes=self._available_bytes(),
         )
+
+    def _available_bytes(self) -> int:
+        device_type = self._model.device.type
+        return available_bytes(device_type) // (1 if device_type == 'cuda' else self._process_count)
 
     async def _measure(self) -> CostModel:
         while (cost_model := await self._group.call(EngineHost.measure)) is None:
