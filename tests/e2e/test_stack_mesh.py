@@ -61,7 +61,7 @@ def test_training_continues_after_a_process_of_the_mesh_is_killed(stack: StackSt
     stop_stack(stack.state_dir, report=_silent)
     assert _processes_of(stack) == []
     config = stack.state_dir / 'config' / 'model.yaml'
-    journal = stack.state_dir / 'model' / 'journal'
+    journal = stack.state_dir / 'data' / 'model' / 'journal'
     command = [sys.executable, '-m', 'services.model.replay', '--journal', str(journal), '--config', str(config)]
     replayed = subprocess.run(command, capture_output=True, text=True, check=False)
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
