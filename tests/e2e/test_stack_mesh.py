@@ -65,6 +65,7 @@ def test_training_continues_after_a_process_of_the_mesh_is_killed(stack: StackSt
     command = [sys.executable, '-m', 'services.model.replay', '--journal', str(journal), '--config', str(config)]
     replayed = subprocess.run(command, capture_output=True, text=True, check=False)
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    assert 'error' not in replayed.stdout
 
 
 def _train(model: MultiLoraTransformersModel, name: str, *, at_midpoint: Callable[[], None]) -> dict[str, Any]:

@@ -280,7 +280,8 @@ class SqliteJournal:
         return await self._run(adapter_id, lambda tx: rows.undoable_steps(tx, adapter_id, self._undo_steps))
 
     async def close(self) -> None:
-        self._writer.add(rows.end_use)
+        if self._lock is not None:
+            self._writer.add(rows.end_use)
         await self._writer.close()
         self._threads.close()
         if self._lock is not None:
