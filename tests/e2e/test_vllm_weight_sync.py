@@ -30,13 +30,15 @@ def trainer_scores(trainer: TransformersModel, **options: bool) -> np.ndarray:
     return np.asarray(trainer.forward_only(FEATURE, **options)['logps'][0], np.float32)[:-1]
 
 
-def test_vllm_agrees_with_the_trainer_after_every_sync(tmp_path: Path) -> None:
+@pytest.mark.parametrize('tensor_parallel_size', [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_vllm_agrees_with_the_trainer_after_every_sync(tmp_path: Path, tensor_parallel_size: int) -> None:
     """Samples of vLLM agree with the trainer within 1e-4 after each kind of sync, without older cache entries."""
     folder = build_tiny_model(tmp_path / 'model')
     trainer = TransformersModel(str(folder))
     trainer.add_adapter_to_model('policy', LoraConfig(r=4, seed=1))
     trainer.set_optimizer('AdamW', lr=2e-2)
-    with vLLMSampler(str(folder), {'max_model_len': 256, 'max_lora_rank': 8, 'max_loras': 2}) as sampler:
+    arguments = {'max_model_len': 256, 'max_lora_rank': 8, 'max_loras': 2, 'tensor_parallel_size': tensor_parallel_size}
+    with vLLMSampler(str(folder), arguments) as sampler:
         manager = CheckpointEngineManager(trainer, sampler)
         syncs = [(False, 1, False), (False, 2, False), (True, 1, False), (True, 2, False), (False, 3, True)]
         for merge_and_sync, version, is_base_sent in syncs:
