@@ -99,10 +99,10 @@ class WorkerGroup:
             wanted: whether the result of a worker is returned; the results of the others are not sent.
             timeout: time limit in seconds; None: no limit.
         """
-        sent: dict[int, Any] = {}
+        sent = {key: ray.put(call) for key, call in {id(call): call for call in calls.values()}.items()}
         references = [
             cast('Any', self._workers[index]).call.remote(
-                number, method, sent.setdefault(id(call), ray.put(call)), is_result_wanted=wanted(index)
+                number, method, sent[id(call)], is_result_wanted=wanted(index)
             )
             for index, call in calls.items()
         ]
