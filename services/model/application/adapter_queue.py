@@ -9,9 +9,8 @@ from services.kit.errors import AdapterNotFound, Cancelled, DomainError, Interna
 from services.model.application.change_notifier import ChangeNotifier
 from services.model.domain.errors import SequenceGap
 from services.model.domain.operation import Operation
-from services.model.domain.refusal import is_refusal, outcome_disposition
 from services.model.domain.result import OperationResult
-from services.model.domain.sequence import Action, OperationSequence
+from services.model.domain.sequence import Action, OperationSequence, is_refusal, outcome_disposition
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,8 +27,8 @@ from services.model.domain.adapter import Adapter
 from services.model.domain.engine import VerbRun
 from services.model.domain.errors import BatchTooLarge, OperationCrashed
 from services.model.domain.operation import Backward, Forward, Operation, StateVerb, token_count
-from services.model.domain.refusal import is_refusal
 from services.model.domain.result import OperationResult
+from services.model.domain.sequence import is_refusal
 from services.model.ports import Ports
 
 Compute = Callable[[Adapter, Operation], Awaitable[VerbRun]]

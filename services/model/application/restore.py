@@ -19,8 +19,8 @@ from services.model.domain.divergence import first_difference
 from services.model.domain.engine import VerbRun
 from services.model.domain.errors import AdapterDamaged, OperationCrashed
 from services.model.domain.operation import ComputeVerb, Operation, StateVerb
-from services.model.domain.refusal import is_refusal
 from services.model.domain.result import OperationResult
+from services.model.domain.sequence import is_refusal
 from services.model.ports import Journal, JournalEntry, Snapshot, TrainerBackend
 
 _log = structlog.get_logger('restore')

@@ -17,8 +17,8 @@ from services.model.application.execute_operation import ExecuteOperation
 from services.model.application.queues import Queues
 from services.model.domain.errors import SequenceGap
 from services.model.domain.operation import Operation
-from services.model.domain.refusal import is_refusal
 from services.model.domain.result import OperationResult
+from services.model.domain.sequence import is_refusal
 
 WINDOW = 64
 """Maximum number of a stream's operations in progress; further ones wait in the transport and slow down the sender."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
-from services.kit.errors import DomainError
+from services.kit.errors import Code, Disposition, DomainError
 from services.model.domain.errors import OperationNotFound, SequenceReused
 from services.model.domain.operation import Operation
 from services.model.domain.result import OperationResult
@@ -20,6 +20,9 @@ RECORD_LENGTH = 64
 once, so it repeats only one of its last few numbers."""
 RECORD_BYTES = 4 << 20
 """Maximum bytes of log-probabilities in these results, about a million values. The newest result is always stored."""
+
+_UNAPPLIED = {Code.CANCELLED, Code.UNAVAILABLE}
+"""Codes of operations that were cancelled or that another service could not process; nothing was applied."""
 
 
 class Action(Enum):
@@ -165,3 +168,15 @@ class OperationSequence:
         while len(self._record) > RECORD_LENGTH or (len(self._record) > 1 and self._size_bytes > RECORD_BYTES):
             _, entry = self._record.popitem(last=False)
             self._size_bytes -= entry.size_bytes
+
+
+def is_refusal(error: object) -> bool:
+    """Return whether `error` means that nothing changed, so that the operation's number can be used again."""
+    return isinstance(error, DomainError) and (error.disposition.frees_number or error.code in _UNAPPLIED)
+
+
+def outcome_disposition(error: DomainError) -> Disposition:
+    """Return the disposition that a caller may assume for an operation that failed with `error`."""
+    if not is_refusal(error):
+        return Disposition.FAILED
+    return Disposition.RETRYABLE if error.disposition.is_transient else Disposition.REFUSED

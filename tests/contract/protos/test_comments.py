@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from services.kit.errors import Code, DomainError
-from services.model.domain.refusal import is_refusal
+from services.model.domain.sequence import is_refusal
 from twinkle.data_format.streams import EXTRA_STREAMS
 
 PROTOS = Path(__file__).parents[3] / 'protos/twinkle/api'

@@ -19,8 +19,8 @@ from services.model.backends.journal.memory import MemoryJournal
 from services.model.domain.divergence import first_difference
 from services.model.domain.errors import JournalUnavailable
 from services.model.domain.operation import Operation
-from services.model.domain.refusal import is_refusal
 from services.model.domain.result import OperationResult
+from services.model.domain.sequence import is_refusal
 from services.model.domain.training_config import Component, TrainingConfig
 from twinkle.api.model.v1 import operation_pb2 as wire
 from twinkle.api.model.v1 import training_config_pb2

@@ -21,10 +21,9 @@ from twinkle.api.server.v1 import server_service_pb2
 from twinkle.api.server.v1.server_service_pb2_grpc import ServerServiceStub
 from twinkle_client.errors import Error, ErrorFacts, RetryableError, UsageError, error_from_rpc
 from twinkle_client.rpc.address import Address
-from twinkle_client.rpc.backoff import Backoff
 from twinkle_client.rpc.ids import new_id
 from twinkle_client.rpc.loop import LoopThread
-from twinkle_client.rpc.outages import Outages, Silence
+from twinkle_client.rpc.outages import Backoff, Outages, Silence
 from twinkle_client.rpc.trust import diagnose_connection, read_authorities
 
 _Request = TypeVar('_Request', bound=Message)
