@@ -21,7 +21,7 @@ def get_device_placement() -> str:
     lines.append(f'mesh        {" x ".join(axes) or "one rank"}')
     lines += _rank_lines(mesh)
     for group in current.groups:
-        workers = [] if current.cluster is None else current.cluster.groups[group.name].describe()
+        workers: list[str] = [] if current.cluster is None else current.cluster.groups[group.name].describe()
         lines.append(f'group       {group.name}: {_size(group)} on {group.device_type}')
         lines += [f'            {line}' for line in workers]
     width = max(len(line) for line in lines)
