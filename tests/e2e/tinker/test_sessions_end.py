@@ -26,7 +26,7 @@ pytestmark = SDK_MARKS
 def expiring_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
     """A stack whose sessions expire between two heartbeats of the SDK, which are ten seconds apart."""
     model = build_tiny_model(tmp_path_factory.mktemp('model'), family='qwen3')
-    gateway = {'heartbeat_interval': 0.5, 'session_lifetime': 2.0}
+    gateway = {'heartbeat_interval': 0.5, 'session_lifetime': 6.0}
     with running_stack(tmp_path_factory.mktemp('hasty'), model, gateway=gateway) as state:
         yield state
 
