@@ -1,6 +1,7 @@
 """Contract tests of adapter versions, compared with transformers and PEFT."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,12 +21,8 @@ from twinkle.data_format import LoraConfig, PromptProbe, TensorData
 pytestmark = pytest.mark.asyncio(loop_scope='session')
 
 TEXT = tuple(3 + (7 * index) % 250 for index in range(60))
-BOUND = 3e-4
-"""Maximum difference of a log-probability from transformers and PEFT, in float32.
-
-It depends on the CPU. On an Intel Xeon with AVX-512, 1.5e-4 was measured at the most sensitive position, where PEFT in
-float32 differs from PEFT in float64 by 4e-5.
-"""
+BOUND = 1e-4
+"""Maximum difference of a log-probability from transformers and PEFT, in float32."""
 CHOSEN = np.array([[-1, -1], [-1, 7], [-1, -1]], np.int32)
 """A token to score at one position of the short prompt."""
 CONFIGS = {
@@ -52,12 +49,22 @@ def weights_of(version: int, config: LoraConfig, *, dtype: str = 'float32') -> A
     return replace(weights, tensors=truncated, size_bytes=weights.size_bytes // 2)
 
 
+def check_scores(found: np.ndarray, oracle: TinyOracle, text: Sequence[int]) -> None:
+    """Compare log-probabilities with PEFT's.
+
+    Where PEFT in float32 differs from float64, vLLM may differ by twice as much more: on an Intel Xeon with AVX-512, by
+    1.5e-4 at a position where PEFT's error is 4e-5.
+    """
+    differences = np.abs(found - oracle.score(text))
+    assert np.all(differences <= BOUND + 2 * oracle.rounding_errors(text)), differences.max()
+
+
 async def test_prompt_log_probabilities_equal_those_of_peft(real_engine, oracles):
     """Prompts of several lengths in one batch, with and without adapters, have PEFT's log-probabilities."""
     requested = [(key, TEXT[:length]) for key in (ONE, None, TWO) for length in (60, 37, 14)]
     found = await asyncio.gather(*(score(real_engine, key, text) for key, text in requested))
     for (key, text), logprobs in zip(requested, found, strict=True):
-        np.testing.assert_allclose(logprobs, oracles[key].score(text), rtol=0, atol=BOUND)
+        check_scores(logprobs, oracles[key], text)
 
 
 @pytest.mark.parametrize('key', [None, ONE, TWO])
@@ -120,7 +127,7 @@ async def test_a_version_that_is_not_loaded_is_refused(real_engine, oracles):
     with pytest.raises(VersionNotFound):
         await run(real_engine, make_request('unknown', VersionKey(ONE.adapter, 99), max_tokens=4))
     assert len((await concurrent).tokens[0]) == 24
-    np.testing.assert_allclose(await score(real_engine, ONE, TEXT), oracles[ONE].score(TEXT), rtol=0, atol=BOUND)
+    check_scores(await score(real_engine, ONE, TEXT), oracles[ONE], TEXT)
 
 
 async def test_unloaded_version_is_refused(real_engine):

@@ -19,7 +19,7 @@ STREAMS, VERSIONS, TOKENS = 32, 100, 24
 LONG = [3 + (5 * index) % 250 for index in range(80)]
 """A prompt longer than two blocks of vLLM's prefix cache."""
 CLOSE, FAR = 1e-3, 0.1
-"""Log-probabilities of the same version differ by less than CLOSE, which is larger than the 3e-4 of the contract suite
+"""Log-probabilities of the same version differ by less than CLOSE, which is larger than the 1e-4 of the contract suite
 because strong adapters amplify rounding errors. Those of another version differ by more than FAR in some token."""
 GREEDY = {'temperature': 0.0}
 

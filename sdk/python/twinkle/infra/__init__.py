@@ -1,6 +1,6 @@
 """Runtime configuration: device meshes, device groups, and `initialize`.
 
-Programs run in one process, or in several processes that torchrun starts.
+Programs run in one process, in several processes that torchrun starts, or in one process with workers on Ray.
 """
 
 from twinkle.infra.device_group import DeviceGroup

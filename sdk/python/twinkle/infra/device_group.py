@@ -20,7 +20,7 @@ class DeviceGroup:
     device_type: str = 'auto'
     """'cpu', 'cuda' (or 'GPU'), 'npu', 'mps', or 'auto' to detect the device; stored in lower case."""
     gpus_per_worker: int = 1
-    """Number of devices visible to each worker. `initialize` refuses all but 1."""
+    """Number of GPUs of each worker in mode 'ray'; 1 in mode 'local'."""
     visible_devices: str | None = None
     """Devices available to the workers, in the format of `CUDA_VISIBLE_DEVICES`. None: all devices. `initialize`
     refuses other values."""

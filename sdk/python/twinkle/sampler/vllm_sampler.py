@@ -38,7 +38,8 @@ class vLLMSampler(Sampler):  # noqa: N801 - public name
         model_id: hub id or folder.
         engine_args: arguments of vLLM, such as 'tensor_parallel_size', 'max_model_len', 'max_num_seqs',
             'max_loras', 'max_lora_rank', 'gpu_memory_utilization', 'kv_cache_memory_bytes'.
-        device_mesh: mesh of this process, with one rank. vLLM distributes the model according to `engine_args`.
+        device_mesh: mesh of this process, with one rank; with `remote_group`, one rank per worker. vLLM distributes the
+            model according to `engine_args`.
         thread_count: number of CPU threads of the engine, if it runs on a CPU.
 
     Raises:
