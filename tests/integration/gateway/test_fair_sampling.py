@@ -38,11 +38,11 @@ def requests_of(count: int) -> list[Any]:
     return [sample_request([number], request_id=f'rq-{number}') for number in range(count)]
 
 
-async def abort(fleet: RunningFleet, request_id: str) -> None:
+async def abort(fleet: RunningFleet, request_id: str, metadata: Metadata = ADMIN) -> None:
     """Abort a request as soon as the gateway knows it."""
     while True:
         try:
-            await fleet.stub.Abort(wire.AbortRequest(request_id=request_id), metadata=ADMIN)
+            await fleet.stub.Abort(wire.AbortRequest(request_id=request_id), metadata=metadata)
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.NOT_FOUND:
                 raise
@@ -62,6 +62,10 @@ async def test_tenants_alternate_at_a_full_sampler(tmp_path: Path) -> None:
         others = [start_sample(fleet, bob, request) for request in bob_requests]
         # A tenant without running requests never waits.
         await until(lambda: sampler.open_streams == SENT_COUNT + 1)
+        # When the gateway knows a later request of `bob`, it knows all of them.
+        later = asyncio.ensure_future(_read_all(fleet.stub.Sample(sample_request(request_id='later'), metadata=bob)))
+        await abort(fleet, 'later', bob)
+        await later
         sampler.gate.set()
         for request, response in zip(
             [*default_requests, *bob_requests], await asyncio.gather(*samples, *others), strict=True
