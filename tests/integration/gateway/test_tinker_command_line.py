@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from fixtures.tinker_catalogue import RUN, TinkerCatalogue, tinker_catalogue
+from fixtures.tinker_sdk import program_status
 
 PATH = f'tinker://{RUN}/weights/best'
 
@@ -44,11 +44,9 @@ async def _run_tinker(api: TinkerCatalogue, home: Path, *arguments: str, key: st
     )
     output, errors = await process.communicate()
     assert process.returncode is not None
-    # A thread of the SDK that holds a stream at interpreter shutdown makes Python abort after all output was written,
-    # sometimes with a message about the shutdown.
-    is_complete = process.returncode == -signal.SIGABRT and (not errors or b'at interpreter shutdown' in errors)
-    assert is_complete or process.returncode >= 0, errors.decode()
-    return 0 if is_complete else process.returncode, output.decode()
+    status = program_status(process.returncode, errors.decode())
+    assert status >= 0, errors.decode()
+    return status, output.decode()
 
 
 async def _json_of(api: TinkerCatalogue, home: Path, *arguments: str, **fields: Any) -> Any:
