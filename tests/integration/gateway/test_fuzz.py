@@ -76,7 +76,10 @@ async def fuzzed(tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[Fuzzed]:
     with unexpected_errors(errors):
         async with two_tenants(tmp_path, tiny_llama_dir, is_training_stored=True, futures=options) as deployment:
             running = Fuzzed(deployment, StoredState(tmp_path), errors=errors)
+            # A full collection of the test's own objects would block the event loop for a quarter of a second.
+            gc.freeze()
             yield running
+            gc.unfreeze()
             await running.check()
             running.state.close()
             if REQUESTED_COUNT:
