@@ -30,10 +30,11 @@ _SEED_LIMIT_SECONDS = 120
 """Time limit for a seed; a transfer that exceeds it has hung."""
 _SIZES = (64 << 10, 1 << 20, 6 << 20)
 _CUT_SIZE_BYTES = 32 << 20
-_MAX_RESENT_BYTES = 12 << 20
-"""Maximum number of bytes that are sent again after a cut: the current chunk and all data that was not read yet. The
-buffers of two sockets and the HTTP/2 window grow to some MiB if a busy machine delays the reader (8.3 MiB were
-measured)."""
+_MIN_RESENT_BYTES = 12 << 20
+_MAX_RESENT_SHARE = 0.9
+"""A transfer has restarted instead of resumed if it sends more than these bytes, and more than this share of the bytes
+before the cut, again. A resumed transfer repeats the current chunk and all data that was not read yet: the buffers of
+two sockets and the HTTP/2 window grow to 23 MiB if a busy machine delays the reader."""
 _SHARED_BYTES = 1000
 """Approximate number of bytes on the wire for a state in shared memory."""
 _RING_CAPACITY = 4
@@ -231,9 +232,10 @@ class TransferHarness:
     def _check_resent_bytes(self, plan: Plan, extra_bytes: int) -> None:
         """Check that a transfer resumed after a cut instead of restarting."""
         if plan.fault == 'subscribe cut':
-            self.report.cut_at_bytes += int(plan.at * plan.size_bytes)
+            cut_at_bytes = int(plan.at * plan.size_bytes)
+            self.report.cut_at_bytes += cut_at_bytes
             self.report.resent_bytes += max(extra_bytes, 0)
-            if extra_bytes > _MAX_RESENT_BYTES:
+            if extra_bytes > max(_MIN_RESENT_BYTES, _MAX_RESENT_SHARE * cut_at_bytes):
                 self.report.add(plan.seed, f'{extra_bytes} bytes were sent again after one cut')
 
     async def _check_stored(self, seed: int) -> None:
