@@ -40,7 +40,7 @@ class DeleteAdapter:
         self._deletions: set[asyncio.Task[None]] = set()
 
     async def __call__(self, caller: Caller, adapter_id: str) -> None:
-        """Delete the caller's adapter, damaged or not, durably; waiting operations raise AdapterNotFound.
+        """Delete the caller's adapter, damaged or not, durably. Waiting operations raise AdapterNotFound.
 
         Cancellation: a deletion that has started completes.
 
@@ -55,13 +55,13 @@ class DeleteAdapter:
             # The adapter is removed from the directory first, so that no new operation starts.
             self._directory.remove(caller, adapter_id)
             deletion = self._delete(adapter)
+        deletion = self._then_delete_versions(adapter_id, deletion)
         await asyncio.shield(self._start(deletion, name=f'delete-{adapter_id}'))
-        self._start(self._delete_versions(adapter_id), name=f'delete-versions-{adapter_id}')
 
     async def expire(self, adapter: Adapter) -> bool:
         """Remove an unused adapter, and record its checkpoint, durably.
 
-        Its versions remain, because samplers may use them; the checkpoint service deletes unused ones.
+        The adapter's versions remain, because samplers may use them. The checkpoint service deletes unused ones.
 
         Cancellation: a removal that has started completes.
 
@@ -105,8 +105,13 @@ class DeleteAdapter:
         await self._ports.journal.remove_adapter(adapter_id)
         self._directory.remove_damaged(adapter_id)
 
+    async def _then_delete_versions(self, adapter_id: str, deletion: Coroutine[Any, Any, None]) -> None:
+        """Delete an adapter, and its versions in the background, even if the caller has left."""
+        await deletion
+        self._start(self._delete_versions(adapter_id), name=f'delete-versions-{adapter_id}')
+
     async def _delete_versions(self, adapter_id: str) -> None:
-        """Delete the adapter's versions; after a failure, the checkpoint service deletes them when they are unused."""
+        """Delete the adapter's versions. After a failure, the checkpoint service deletes them when they are unused."""
         try:
             await self._ports.store.delete_versions(adapter_id)
         except DomainError as error:

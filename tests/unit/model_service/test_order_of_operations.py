@@ -100,7 +100,7 @@ async def test_repeat_waits_for_the_running_operation() -> None:
     assert len({id(result.outcome) for result in results}) == 1
 
 
-async def test_changed_repeat_is_aborted() -> None:
+async def test_changed_repeat_is_refused() -> None:
     """A number that was used with other content is refused."""
     harness = Harness()
     adapter = await harness.adapter()
@@ -334,6 +334,24 @@ async def test_versions_of_a_deleted_adapter_are_deleted_before_the_service_clos
     await harness.delete(ALICE, deleted.adapter_id)
     await harness.service.close()
     assert harness.store.versions == [(other.adapter_id, 1), (other.adapter_id, 2)]
+
+
+async def test_cancelled_deletion_completes_and_deletes_the_versions() -> None:
+    """A caller that leaves during a deletion does not stop it: the adapter and its versions are deleted."""
+    harness = Harness()
+    adapter = await harness.adapter()
+    await harness.execute(adapter, 1, PublishVersion())
+    harness.trainer.gate.clear()
+    running = asyncio.ensure_future(harness.execute(adapter, 2, Step()))
+    await let_others_run()
+    deleting = asyncio.ensure_future(harness.delete(ALICE, adapter.adapter_id))
+    await let_others_run()
+    deleting.cancel()
+    await let_others_run()
+    harness.trainer.gate.set()
+    await running
+    await harness.service.close()
+    assert harness.store.versions == []
 
 
 async def test_watch_sends_a_snapshot_then_changes_and_resumes() -> None:
