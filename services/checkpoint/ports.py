@@ -1,6 +1,6 @@
 """Ports of the checkpoint service: a store of states, byte sources, uploads, and base models.
 
-Every store passes tests/contract/checkpoint; the store in memory is the reference for the others.
+Every store passes tests/contract/checkpoint. The store in memory is the reference for the others.
 """
 
 from typing import Protocol
@@ -129,7 +129,7 @@ class StateStore(Protocol):
         ...
 
     async def delete(self, key: VersionKey | CheckpointKey) -> None:
-        """Remove a state and its record; does nothing if it does not exist."""
+        """Remove a state and its record; do nothing if it does not exist."""
         ...
 
 

@@ -1,7 +1,7 @@
 """The data service: creates, changes and stores datasets, and streams their batches on demand.
 
 `python -m services.data` starts it. Datasets, templates and loaders are implemented by `twinkle.dataset`,
-`twinkle.template` and `twinkle.dataloader`; this service adds tenants, persistence, idempotency and flow control.
+`twinkle.template` and `twinkle.dataloader`. This service adds tenants, persistence, idempotency and flow control.
 """
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Start the data service: `python -m services.data --config FILE`."""
+"""Starts the data service: `python -m services.data --config FILE`."""
 
 import asyncio
 from datetime import timedelta

@@ -9,13 +9,13 @@ from services.kit.config import BaseModelId, ServiceConfig
 
 
 class DataConfig(ServiceConfig):
-    """Settings of the data service; limits apply to each tenant."""
+    """Settings of the data service."""
 
     service: ClassVar[str] = 'data'
     callers: ClassVar[tuple[str, ...]] = ('gateway', 'model')
 
     base_models: tuple[BaseModelId, ...] = ()
-    """Base models of the deployment, with the same names as in the model service. Only these may be folders."""
+    """Base models of the deployment, with the same names as in the model service. Only these models may be folders."""
     local_roots: tuple[Path, ...] = ()
     """Folders whose files callers may read as datasets by path. Empty: callers can only upload files or use hub ids."""
     thread_count: int = Field(default=2, ge=1)

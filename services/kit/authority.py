@@ -1,7 +1,7 @@
-"""Authorization checks at the beginning of operations.
+"""Authorization checks of the application layer.
 
-The gateway checks the scopes of each method before it forwards a call. Operations check again, because a service can
-also be called directly inside a cluster.
+The gateway checks the scopes of each method before it forwards a call. The services check again, because they can also
+be called directly inside a cluster.
 """
 
 from services.kit.caller import Caller
@@ -12,8 +12,8 @@ def require_scope(caller: Caller, scope: str) -> None:
     """Check that the caller has a scope. Services of this deployment need no scopes.
 
     Args:
-        caller: Caller of the operation.
-        scope: One of the values of `Caller.scopes`.
+        caller: Caller of the method.
+        scope: Required scope; `Caller.scopes` lists the values.
 
     Raises:
         ScopeMissing: The caller lacks the scope.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from services.kit.errors import BytesFull
 
 _SMALL_BYTES = 1 << 16
-"""Smaller requests overtake larger ones, so polls and heartbeats continue while large bodies wait."""
+"""Maximum size of small requests, which overtake larger ones: polls and heartbeats continue while large bodies wait."""
 _RESERVED_FRACTION = 16
 """Each limit is divided by this number, and the result is reserved for small requests."""
 
@@ -27,15 +27,16 @@ class _Waiter:
 class ByteGate:
     """Admits requests for bytes up to the limits and queues the others. Use it from one event loop only.
 
-    Tenants with fewer bytes in use are served first; requests of one tenant are served in order. A tenant may take at
-    most as many bytes as remain free, so that a few tenants cannot take all bytes.
+    Tenants with fewer bytes in use are served first. The small and the large requests of a tenant form separate queues,
+    each served in order. A tenant may take at most as many bytes as remain free, so that a few tenants cannot take all
+    bytes.
     """
 
     def __init__(self, *, tenant_bytes: int, total_bytes: int, wait_seconds: float | None) -> None:
         """Create an empty gate.
 
         Args:
-            tenant_bytes: Limit per tenant. A larger request counts as this many bytes and runs alone.
+            tenant_bytes: Limit per tenant, reduced to 15/32 of `total_bytes` if it is larger.
             total_bytes: Limit of all tenants together.
             wait_seconds: Time that a request waits for free bytes before it is refused; None for no limit.
         """
@@ -52,11 +53,11 @@ class ByteGate:
 
     @property
     def largest_bytes(self) -> int:
-        """Maximum number of bytes that are counted for one request."""
+        """Maximum number of bytes that are counted for one request; a larger request runs alone."""
         return self._tenant_bytes * (_RESERVED_FRACTION - 1) // _RESERVED_FRACTION
 
     def hold(self, tenant_id: str) -> 'Hold':
-        """Return a hold for a tenant that has taken no bytes yet."""
+        """Return an empty hold for a tenant."""
         return Hold(self, tenant_id)
 
     async def take(self, tenant_id: str, size_bytes: int, *, taken_bytes: int = 0) -> None:
@@ -64,7 +65,7 @@ class ByteGate:
 
         Args:
             tenant_id: Tenant that the bytes count for.
-            size_bytes: Number of bytes.
+            size_bytes: Number of bytes, at most `largest_bytes`.
             taken_bytes: Number of bytes that the same request has already taken.
 
         Raises:
@@ -114,7 +115,7 @@ class ByteGate:
             if not queue:
                 del self._queues[key]
             elif not is_small and self._fits_tenant(key, queue[0].size_bytes):
-                # The request waits for the total limit. Later ones must not take the free bytes, or it would starve.
+                # The request waits for the total limit. It would starve if later large requests took the free bytes.
                 is_reserved = True
 
     def _fits(self, key: _QueueKey, size_bytes: int) -> bool:
@@ -141,7 +142,7 @@ class Hold:
         self._is_released = False
 
     async def grow(self, size_bytes: int) -> None:
-        """Take more bytes.
+        """Take more bytes, up to `ByteGate.largest_bytes` in total.
 
         Raises:
             BytesFull: The bytes did not become free in time.

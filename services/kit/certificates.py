@@ -29,7 +29,7 @@ AUTHORITY_TIME = timedelta(days=3650)
 SERVICE_TIME = timedelta(days=365)
 _LOOPBACK = ('localhost', '127.0.0.1', '::1')
 _CLOCK_SKEW = timedelta(hours=1)
-"""New certificates are backdated by this, so that machines with slow clocks accept them."""
+"""New certificates are backdated by this duration, so that machines with slow clocks accept them."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def _write_pair(folder: Path, name: str, certificate: x509.Certificate, key: ec.
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Replace a file atomically by one that only its owner can read."""
+    """Replace a file atomically with one that only its owner can read."""
     partial = path.with_name(f'.{path.name}.partial')
     partial.unlink(missing_ok=True)
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), 'wb') as file:

@@ -22,12 +22,12 @@ class FileDamaged(ValueError):
 
 
 def with_checksum(content: bytes) -> bytes:
-    """Return the content of a file that `checked` accepts."""
+    """Return `content` followed by its checksum, in the format that `checked` expects."""
     return content + b'\n' + blake3(content).hexdigest().encode() + b'\n'
 
 
 def checked(content: bytes) -> bytes:
-    """Return the content without its checksum.
+    """Return the content without its checksum; content that has no checksum is returned unchanged.
 
     Raises:
         FileDamaged: The checksum does not match.
@@ -78,7 +78,7 @@ def digest_of(path: Path, size_bytes: int | None = None) -> str:
 
 
 def write_prefix_sum(path: Path) -> None:
-    """Store the digest of a growing file as it is now, in a file beside it; do nothing if the disk fails."""
+    """Store the current digest of a growing file in a file beside it; do nothing if the disk fails."""
     with suppress(OSError):
         size_bytes = path.stat().st_size
         staging = path.with_name(f'{path.name}.b3.new')
@@ -87,7 +87,7 @@ def write_prefix_sum(path: Path) -> None:
 
 
 def is_prefix_intact(path: Path, *, is_content_read: bool = True) -> bool:
-    """Return whether a file still begins with the bytes of its last `write_prefix_sum`; without one, True.
+    """Return whether a file still begins with the bytes that `write_prefix_sum` covered last; True without a digest.
 
     Args:
         path: The file.

@@ -29,9 +29,9 @@ class LimitsConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra='forbid')
 
     message_bytes: int = Field(default=64 << 20, ge=1 << 10)
-    """Maximum size of one message in bytes; larger messages are refused."""
+    """Maximum size of one message in bytes. Larger messages are refused."""
     bytes_per_tenant: int = Field(default=256 << 20, ge=1 << 16)
-    """Maximum bytes of a tenant's messages in progress; further messages wait and are then refused."""
+    """Maximum bytes of a tenant's messages in progress. Further messages wait for `bytes_wait` and are then refused."""
     bytes_in_all: int = Field(default=1 << 30, ge=1 << 16)
     """Maximum bytes of all tenants' messages in progress."""
     bytes_wait: timedelta = Field(default=timedelta(seconds=5), ge=timedelta())
@@ -87,7 +87,7 @@ class ServiceConfig(BaseModel):
         return self
 
     def peers(self) -> frozenset[str]:
-        """Return the trusted names: a caller's certificate must have one of them. If empty, none is required."""
+        """Return the trusted names. A caller's certificate must have one of them, unless the set is empty."""
         if self.tls.trusted_peers is not None:
             return frozenset(self.tls.trusted_peers)
         return frozenset(f'twinkle://{name}' for name in self.callers) if self.tls.certificate else frozenset()
@@ -170,7 +170,7 @@ def _from_environment(service: str, environment: Mapping[str, str]) -> dict[str,
 
 
 def _parsed(text: str) -> object:
-    """Return a YAML value; an empty text is an empty string, as most fields without a value are documented."""
+    """Parse a YAML value. An empty text is an empty string instead of None, because most unset fields are empty."""
     return yaml.safe_load(text) if text else ''
 
 
@@ -197,7 +197,7 @@ def _explain(error: Exception) -> str:
     return str(error)
 
 
-def _problem(place: Sequence[int | str], message: str) -> str:
-    """Describe an error; an error that compares several fields has no place."""
+def _problem(location: Sequence[int | str], message: str) -> str:
+    """Describe a validation error; an error about several fields has no location."""
     message = message.removeprefix('Value error, ')
-    return f'{".".join(map(str, place))}: {message}' if place else message
+    return f'{".".join(map(str, location))}: {message}' if location else message

@@ -1,4 +1,4 @@
-"""Check of a disk's free space before data is written, so that a full disk refuses a request instead of breaking it."""
+"""Check of a disk's free space before data is written, so that a full disk does not interrupt a request halfway."""
 
 import shutil
 from pathlib import Path

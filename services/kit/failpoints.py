@@ -55,11 +55,11 @@ PARKING_FAILPOINTS = (
 )
 """Failpoints of parking an adapter with unsaved steps, in order; `page_out.recorded` follows."""
 EXPIRY_FAILPOINTS = ('expiry.saved', 'expiry.removed')
-"""Failpoints of removing an unused adapter, in order; those of parking precede them."""
+"""Failpoints of removing an unused adapter, in order, after the failpoints of parking."""
 LOADER_FAILPOINTS = ('batch.fetched',)
 """Failpoint of an operation with a loader's batch, before the operation begins."""
 ATTEMPT_FAILPOINTS = ('attempt.counted',)
-"""Failpoint between the count of an attempt at work that may crash the model service and the work itself."""
+"""Failpoint after an attempt at work that may crash the model service was counted, before the work begins."""
 SESSION_FAILPOINTS = (
     'session.expired',
     'session.parked',
@@ -80,7 +80,7 @@ class Failpoints:
     """Counts how often each armed failpoint is reached."""
 
     def __init__(self, armed: Mapping[str, int], *, death: signal.Signals = signal.SIGKILL) -> None:
-        """Arm failpoints: the process sends itself `death` once one has been reached the given number of times.
+        """Arm failpoints: the process sends itself `death` once a failpoint has been reached that many times.
 
         Raises:
             ValueError: A name is unknown, or a count is less than 1.

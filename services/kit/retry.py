@@ -39,7 +39,7 @@ class Retry:
                     raise
                 # Only the first failure of an outage is logged at level info.
                 write = _log.debug if failures else _log.info
-                write('waiting for a service', reason=error.reason)
+                write('service call failed; retrying', reason=error.reason)
             await self.back_off(failures)
             failures += 1
 

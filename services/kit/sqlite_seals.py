@@ -2,12 +2,12 @@
 
 SQLite checks neither the values of rows nor whether its write-ahead log is complete: a changed value is returned as if
 it had been stored, and everything after a damaged frame of the log is dropped as if it had never been committed.
-Therefore triggers store a digest of each row, its seal, in the table `row_seals`, and a counter in that table is also
-written to a small file beside the database, the mark. A database whose counter is below the mark lost transactions.
+Therefore triggers store a digest of each row, its seal, in the table `row_seals`. That table also counts transactions,
+and the count is copied to a small file, the mark. A database whose count is below its mark has lost transactions.
 
-The mark is written after each commit and before the commit is acknowledged, but is synced only now and then. So it
-detects every loss after the process was killed; after a power failure, it detects the loss of what was committed before
-the last sync. It is never ahead of the database.
+The mark is written after each commit and before the commit is acknowledged, but it is synced only occasionally. If
+only the process was killed, the mark shows every loss. After a power failure, it shows the loss of transactions that
+were committed before its last sync. The mark is never ahead of the database.
 """
 
 import os
@@ -68,7 +68,6 @@ class DatabaseMark:
     """The file with the number of committed transactions. Concurrency: one writer at a time."""
 
     def __init__(self, database: Path) -> None:
-        """Create the mark of the database file `database`."""
         self.path = database.with_name(f'{database.name}-mark')
         self._descriptor: int | None = None
 
@@ -119,7 +118,7 @@ def prepare(connection: DatabaseConnection) -> None:
 
 
 def install(connection: DatabaseConnection) -> None:
-    """Seal all rows and create the triggers, unless the database has them; run this within a transaction."""
+    """Seal all rows and create the triggers, unless the database has them. Run this within a transaction."""
     if _run(connection, "SELECT 1 FROM sqlite_master WHERE type = 'trigger' AND name LIKE 'seal\\_%' ESCAPE '\\'"):
         return
     _run(connection, _CREATE)
@@ -143,7 +142,7 @@ def add_table(connection: DatabaseConnection, table: str) -> None:
 
 
 def seal_again(connection: DatabaseConnection, tables: Iterable[str]) -> None:
-    """Accept the present rows of some tables, which may be damaged, and the schema if it is among them."""
+    """Seal the current rows of some tables again, even damaged ones; `sqlite_schema` stands for the schema."""
     for table in tables:
         _run(connection, f"DELETE FROM {_SEALS} WHERE name = '{table}'")  # noqa: S608 - names of the schema
         key, seal = _expressions(connection, table)
@@ -151,14 +150,14 @@ def seal_again(connection: DatabaseConnection, tables: Iterable[str]) -> None:
 
 
 def forget(connection: DatabaseConnection, tables: Iterable[str], first_key: int) -> None:
-    """Remove the seals of all rows whose primary key begins with a number, also of rows that damage removed."""
+    """Remove the seals of all rows whose primary key begins with `first_key`, including rows that damage removed."""
     for table in tables:
         statement = f"DELETE FROM {_SEALS} WHERE name = '{table}' AND (key = '{first_key}' OR key GLOB '{first_key},*')"  # noqa: S608
         _run(connection, statement)
 
 
 def remove(connection: DatabaseConnection) -> None:
-    """Drop the triggers before the schema changes; `install` seals all rows again."""
+    """Drop the triggers before the schema changes. `install` seals all rows again."""
     statement = "SELECT name FROM sqlite_master WHERE type = 'trigger' AND name LIKE 'seal\\_%' ESCAPE '\\'"
     for (name,) in _run(connection, statement):
         _run(connection, f'DROP TRIGGER "{name}"')
@@ -231,7 +230,9 @@ def refuse(rows: Sequence[DamagedRow], path: Path) -> NoReturn:
 
 @contextmanager
 def named_damage(path: str, *, wrapper: type[Exception] = sqlite3.Error) -> Iterator[None]:
-    """Convert errors of a damaged file to DatabaseDamaged, which names it; also those that `wrapper` wraps in `orig`.
+    """Convert errors of a damaged database to DatabaseDamaged, which names the file.
+
+    An error that a `wrapper` holds in its attribute `orig` is converted, too.
 
     Raises:
         DatabaseDamaged: The file is damaged.
@@ -273,7 +274,7 @@ def _tables(connection: DatabaseConnection) -> list[str]:
 
 
 def _rows_of(table: str) -> str:
-    """Return the source of a table's rows; of the schema, without pages, which may change, and internal tables."""
+    """Return the SQL source of a table's rows; SQLite's internal tables are omitted from the schema."""
     if table != _SCHEMA:
         return f'"{table}"'
     return "(SELECT * FROM sqlite_master WHERE name NOT LIKE 'sqlite\\_%' ESCAPE '\\')"
@@ -283,10 +284,11 @@ def _expressions(connection: DatabaseConnection, table: str, row: str = '') -> t
     """Return the expressions of a row's key and of its seal; `row` is 'NEW.' or 'OLD.' in triggers."""
     info = _run(connection, f'PRAGMA table_info("{table}")')
     if table == _SCHEMA:
+        # The root pages are not sealed, because they may change.
         return 'quote(name)', 'row_seal(CAST(type AS BLOB), CAST(tbl_name AS BLOB), CAST(sql AS BLOB))'
     columns = [f'{row}"{column[1]}"' for column in info]
     keys = [f'quote({row}"{column[1]}")' for column in sorted(info, key=lambda item: item[5]) if column[5]]
-    # As bytes, so that a damaged text can be read.
+    # Texts are read as bytes, because a damaged text may be invalid UTF-8.
     values = [f"CASE typeof({name}) WHEN 'text' THEN CAST({name} AS BLOB) ELSE {name} END" for name in columns]
     types = "||','||".join(f'typeof({name})' for name in columns)
     return "||','||".join(keys or [f'quote({row}rowid)']), f'row_seal({types}, {", ".join(values)})'
@@ -296,7 +298,7 @@ def _triggers(connection: DatabaseConnection, table: str) -> list[str]:
     new_key, new_seal = _expressions(connection, table, 'NEW.')
     old_key, _ = _expressions(connection, table, 'OLD.')
     drop = f"DELETE FROM {_SEALS} WHERE name = '{table}' AND key = {old_key};"  # noqa: S608 - names of the schema
-    # The conflict policy of the outer statement applies in triggers, so the row is deleted and not replaced.
+    # The conflict policy of the outer statement applies in triggers, so the seal is deleted first instead of replaced.
     add = (
         f"DELETE FROM {_SEALS} WHERE name = '{table}' AND key = {new_key};"  # noqa: S608
         f" INSERT INTO {_SEALS} VALUES ('{table}', {new_key}, {new_seal});"

@@ -33,7 +33,7 @@ _PROBLEMS = {
 
 @contextmanager
 def store_errors() -> Iterator[None]:
-    """Convert the errors of a disk that cannot be used at the moment; other errors of the system are raised unchanged.
+    """Convert the errors of a disk that cannot be used at the moment. Other errors of the system are raised unchanged.
 
     Raises:
         StoreUnavailable: The disk is full, read-only or broken, or too many files are open.

@@ -140,9 +140,9 @@ class TlsFiles:
 
 
 def shared_files(config: CertificateConfig, *, field: str = 'tls') -> TlsFiles:
-    """Return the files of a configuration, as one object per process.
+    """Return the files of a configuration. All users of the same files share one object.
 
-    During a renewal, later users share the previous contents, too.
+    A user that starts during a renewal therefore also receives the previous, usable contents.
 
     Args:
         config: Paths of the files.

@@ -88,7 +88,7 @@ def status_in(folder: Path) -> UploadStatus | None:
 
 
 def create_folder(folder: Path, header: UploadHeader) -> None:
-    """Create an upload without bytes, or nothing if the disk refuses a part of it."""
+    """Create an upload without bytes. If the disk fails, nothing remains."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / BYTES_FILE).write_bytes(b'')
@@ -107,7 +107,7 @@ def write_header(folder: Path, header: UploadHeader) -> None:
 
 
 def append(path: Path, data: memoryview) -> None:
-    """Append all of `data` to a file, or nothing if the disk refuses a part of it."""
+    """Append `data` to a file. If the disk fails, the file is unchanged."""
     size_bytes = path.stat().st_size
     try:
         with path.open('ab') as file:
@@ -133,7 +133,7 @@ def remove_leftover(path: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove an upload, as far as the disk permits it; without its header it does not exist."""
+    """Remove an upload, as far as the disk permits it. Without its header it does not exist."""
     with suppress(OSError):
         (folder / _HEADER_FILE).unlink()
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,6 +1,6 @@
 """Resumable uploads on the local disk, for the services that receive large files in chunks.
 
-Each upload is a folder with a header and the bytes received so far; the size of that file is the committed offset.
+Each upload is a folder with a header and a file of the bytes received so far, whose size is the committed offset.
 A stream that breaks, or a service that is killed, loses no committed byte. Writes are not synced: after a power failure
 an upload may be damaged or missing, and the client sends it again. Uploads are temporary, and each service converts a
 complete one to its durable form. The services check authorization, scopes and the order of messages in a stream.
@@ -67,7 +67,7 @@ class UploadRules:
     byte_quota: UploadQuota | None = None
     """Maximum size of all uploads of a tenant, in bytes; None for no limit."""
     is_header_binding: bool = True
-    """Whether later streams must repeat the first header, and its size counts until the upload expires. Otherwise each
+    """If True, later streams must repeat the first header, and its size counts until the upload expires. If False, each
     stream announces the size again, and only the stored bytes count while no stream is open."""
     chunk_field: str = 'chunk.data'
     """Field path of a chunk that exceeds the announced size."""
@@ -115,7 +115,8 @@ class UploadStore:
         """Return the state of an upload; None if the tenant has no such upload.
 
         Raises:
-            StoredDataDamaged: The header is damaged, or bytes are missing or, if read, changed; a stream starts again.
+            StoredDataDamaged: The header is damaged, or bytes are missing or, if read, changed. A new stream starts at
+                byte 0.
         """
         folder = self._folder(tenant_id, upload_id)
         return await run_in_store_thread(intact_status, folder, upload_id, is_content_read=is_content_read)
@@ -133,7 +134,7 @@ class UploadStore:
         return await run_in_store_thread(self._counted_bytes_below, self._root / _hash_of(tenant_id))
 
     async def discard_expired(self) -> None:
-        """Remove the expired uploads of all tenants, unless the disk cannot be used; an open upload does not expire."""
+        """Remove the expired uploads of all tenants, unless the disk cannot be used. An open upload does not expire."""
         with suppress(StoreUnavailable):
             await run_in_store_thread(self._discard_expired)
 

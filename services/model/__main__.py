@@ -1,4 +1,4 @@
-"""Start the model service: `python -m services.model --config FILE`."""
+"""Starts the model service: `python -m services.model --config FILE`."""
 
 import asyncio
 import json
@@ -77,7 +77,7 @@ def repeat_calls(config: ModelConfig) -> None:
     Raises:
         SystemExit: The model cannot be loaded; the message states the cause.
     """
-    # The first process has the files and ports of the service. The output of all processes goes to its log.
+    # Only the first process opens files and ports of the service. The output of all processes goes to its log.
     unset = {'log_file': None, 'trace_dir': None, 'metrics_port': 0, 'otlp_endpoint': ''}
     start_telemetry(config.telemetry.model_copy(update=unset), service=f'model rank {os.environ["RANK"]}')
     options = load_options(config)
@@ -120,7 +120,7 @@ async def serve(config: ModelConfig) -> None:
 
 
 def start_job(name: str, job: Coroutine[Any, Any, NoReturn]) -> asyncio.Task[NoReturn]:
-    """Run a periodic job. If it raises an error, this is logged at once, and the service continues without the job."""
+    """Run a periodic job. An error of the job is logged immediately, and the service continues without the job."""
 
     def report(task: asyncio.Task[NoReturn]) -> None:
         if not task.cancelled():

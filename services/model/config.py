@@ -50,13 +50,13 @@ class ModelConfig(ServiceConfig):
     """Number of torch threads; 0 uses torch's default."""
     loss_plugins: tuple[str, ...] = ()
     """Additional losses that tenants may choose: names of installed entry points in `twinkle.losses`, or plugin ids
-    such as `ms://me/my-loss@DIGEST` (docs/parts.md). Their code runs in this process; only plugins named here are
+    such as `ms://me/my-loss@DIGEST` (docs/parts.md). Their code runs in this process. Only plugins named here are
     fetched or imported."""
     patches: Mapping[str, Mapping[str, JsonValue]] = {}
     """Patches of the base model: a mapping from the name of each patch to its options, in the order in which they are
     applied. The samplers of the same base model need the same patches."""
     mesh: MeshConfig = MeshConfig()
-    """Processes that share the model: `dp` x `fsdp` of them. On CPUs of one kind and with an equal `thread_count`,
+    """The `dp` x `fsdp` processes that share the model. On CPUs of one kind and with an equal `thread_count`,
     adapters are bitwise the same for all sizes, which can be changed while the service is stopped."""
     workers: WorkersConfig = WorkersConfig()
     checkpoint_address: str = Field(min_length=1)
@@ -72,10 +72,10 @@ class ModelConfig(ServiceConfig):
     max_batch_examples: int = Field(default=2048, ge=1)
     """Maximum number of examples in a batch. Each example is checked before a pass, during which other tenants wait."""
     pass_tokens: int = Field(default=1024, ge=1)
-    """Number of tokens per pass through the model. Larger batches take several passes; small batches of different
-    adapters share one. Each process of the mesh runs one pass at a time."""
+    """Number of tokens per pass through the model. Larger batches take several passes. Small batches of different
+    adapters share a pass. Each process of the mesh runs one pass at a time."""
     batch_seconds: float = Field(default=2.0, gt=0)
-    """Target duration of a shared pass, in seconds. On a slow device it makes passes smaller than `pass_tokens`. Longer
+    """Target duration of a shared pass, in seconds. On a slow device, passes become smaller than `pass_tokens`. Longer
     passes cost slightly less per token. Shorter passes share the device more fairly, because the weights of tenants
     matter only if not all waiting work fits into one pass."""
     tenant_weights: Mapping[str, PositiveFloat] = {}
@@ -98,21 +98,21 @@ class ModelConfig(ServiceConfig):
     """An adapter is parked after this many seconds without an operation."""
     merged_models_per_tenant: int = Field(default=8, ge=0)
     """Maximum number of merged models of one tenant in the state folder. Each has the size of the base model. The
-    service never deletes them; if a tenant has reached the limit, delete one of its folders below `exports`."""
+    service never deletes them. If a tenant has reached the limit, delete one of its folders below `exports`."""
     parked_adapter_days: int = Field(default=90, ge=0, le=36500)
     """An adapter is removed after this many days without use, counted from its last operation or the end of its
-    session, whichever is later; its training is saved as a checkpoint first. 0: adapters are kept until they are
+    session, whichever is later. Its trained state is saved as a checkpoint first. 0: adapters are kept until they are
     deleted. Full-parameter runs are always kept."""
     journal: Literal['sqlite', 'none'] = 'sqlite'
     """'sqlite' stores the journal below the state folder, so operations survive a crash. With 'none', all adapters are
     lost when the process exits."""
     accept_data_loss: bool = False
     """Whether to start although the journal lost acknowledged operations or adapters, for example because its
-    write-ahead log was damaged. Set it for one start only. Operations that continue after lost numbers fail after at
-    most five seconds, because the missing numbers are not received."""
+    write-ahead log was damaged. Set it for one start only. Operations that follow lost numbers fail after at most
+    five seconds, because the missing numbers are not received."""
     forget_crashes: bool = False
-    """Whether to start with new counts of crashes, so that adapters that are refused because the service crashed while
-    it restored them are restored again, for example after an update of the library that crashed. Set it for one start
+    """Whether to reset the counts of crashes, for example after an update of the library that crashed. Adapters that
+    are refused because the service crashed while it restored them are then restored again. Set it for one start
     only."""
     snapshot_device_seconds: float = Field(default=30.0, gt=0)
     """An adapter is snapshotted once replaying the operations since its last snapshot would take this many seconds."""

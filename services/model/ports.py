@@ -279,7 +279,7 @@ class Journal(Protocol):
         ...
 
     async def accept(self, operation: Operation) -> None:
-        """Record an operation that is running, durably, and replace an earlier one with its number and no outcome."""
+        """Record a running operation, durably; it replaces an earlier one with the same number and no outcome."""
         ...
 
     async def begin_attempt(self, operation: Operation) -> int:

@@ -1,4 +1,4 @@
-"""Replay a journal on this machine: `python -m services.model.replay --journal FOLDER --config FILE`.
+"""Replays a journal on this machine: `python -m services.model.replay --journal FOLDER --config FILE`.
 
 The program prints its progress and the first divergence: adapter, operation, field, recorded value and replayed value.
 The exit status is 0 if all results are bitwise equal, 1 after a divergence, and 2 if the journal cannot be replayed.

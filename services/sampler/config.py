@@ -54,7 +54,7 @@ class VllmEngineConfig(BaseModel):
     thread only on a machine without other load."""
     hang_seconds: float = Field(default=20.0, gt=0)
     """Time in seconds without a heartbeat of the engine core after which this sampler exits, so that its requests
-    continue on other samplers. It must exceed the duration of the longest step. The limit is ten times as long while
+    continue on other samplers. The time must exceed the duration of the longest step. It is ten times as long while
     the core computes on a CPU or loads weights."""
 
 
@@ -86,11 +86,11 @@ class SamplerConfig(ServiceConfig):
     vllm: VllmEngineConfig = VllmEngineConfig()
     """Options of the vLLM engine; ignored by torch."""
     max_resident_versions: int = Field(default=32, ge=1)
-    """Maximum number of adapter versions in memory; the least recently used version that is idle is evicted first."""
+    """Maximum number of adapter versions in memory. The least recently used version that is idle is evicted first."""
     max_resident_bytes: int = Field(default=8 << 30, ge=1)
-    """Maximum total size in bytes of their weights; an engine may need the same amount again for its copies."""
+    """Maximum total size of these versions in bytes. An engine may need the same amount again for its copies."""
     max_followed_adapters: int = Field(default=1024, ge=1)
-    """Maximum number of adapters whose new versions are fetched as they are published; the least recently used adapter
+    """Maximum number of adapters whose new versions are fetched as they are published. The least recently used adapter
     is dropped first."""
     follow_idle_seconds: float = Field(default=1800.0, gt=0)
     """Time in seconds without a request after which an adapter is no longer followed."""

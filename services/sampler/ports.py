@@ -87,8 +87,8 @@ class SamplerEngine(Protocol):
     def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """Run a request and yield its events: the prompt once, then tokens, and one final event per sequence.
 
-        Closing the generator stops the request and frees its memory at once. A slow reader delays only its own request;
-        the number of waiting events is limited by the request's number of tokens.
+        Closing the generator stops the request and frees its memory immediately. A slow reader delays only its own
+        request. The number of waiting events is limited by the request's number of tokens.
 
         Raises:
             ContextExceeded: Prompt and new tokens exceed the context; nothing was computed.

@@ -74,7 +74,7 @@ class CheckpointWatch:
         return changes.after(revision)
 
     def _event(self, change: Change) -> CheckpointEvent:
-        # Looked up at the time of sending: if the checkpoint has changed since, the event has its latest state.
+        # The checkpoint is looked up when the event is sent, so the event has its latest state.
         found = self._registry.catalogue.find(change.key)
         return CheckpointEvent(self._token(change.revision), change.key, found)
 

@@ -40,7 +40,7 @@ class Checkpoints:
         return found if found.key == key else replace(found, folder='', user_metadata={})
 
     async def verify(self, key: CheckpointKey) -> Checkpoint:
-        """Compare all files of a checkpoint with the digests of when it was saved, and return the checkpoint.
+        """Compare all files of a checkpoint with the digests stored when it was saved, and return the checkpoint.
 
         Raises:
             CheckpointNotFound: The checkpoint does not exist, or the tenant may not read it.

@@ -38,4 +38,4 @@ class Evictions:
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error('eviction failed; retried at the next start', task=task.get_name(), error=str(error))
+            _log.error('eviction failed; retrying at the next start', task=task.get_name(), error=str(error))

@@ -50,7 +50,7 @@ class Uploads:
         """Receive an upload and return the checkpoint created from it.
 
         The run's name is derived from tenant and upload id, so that a repeated upload yields the same checkpoint. A
-        complete archive that is refused is discarded; the same upload may then start again with another archive.
+        complete archive that is refused is discarded. The same upload may then start again with another archive.
 
         Raises:
             ScopeMissing: The API key lacks the scope `train`.

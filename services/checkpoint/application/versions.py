@@ -1,4 +1,4 @@
-"""Versions of adapters: get, list, pin and delete them, and delete unused ones and those of deleted adapters."""
+"""Versions of adapters: get, list, pin and delete them, including unused versions and versions of deleted adapters."""
 
 from datetime import datetime, timedelta
 from functools import partial
@@ -104,7 +104,7 @@ class Versions:
         return await self._delete_unpinned(adapter, unused_since=self._registry.now() - idle)
 
     async def _delete_unpinned(self, adapter: AdapterKey, *, unused_since: datetime | None = None) -> int:
-        """Delete an adapter's unpinned versions, or only those without a use since a time; return their number."""
+        """Delete an adapter's unpinned versions, or only those not used since `unused_since`; return their number."""
         store = self._registry.store
         try:
             ring = self._registry.catalogue.ring(adapter)

@@ -37,7 +37,7 @@ class SubscribeRequest:
 
     adapter_id: str
     held_version: int = 0
-    """Version that the subscriber has; 0 if it has none. Only later versions are sent, possibly as a delta to it."""
+    """Version that the subscriber has; 0 if it has none. Only later versions are sent, possibly as deltas."""
     resume_version: int = 0
     """Version whose transfer was interrupted; 0 if no transfer was interrupted."""
     is_single: bool = False

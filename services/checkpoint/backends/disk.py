@@ -92,7 +92,7 @@ class Disk(ABC):
         return self._fs.open(self._path(name), 'wb')
 
     def remove(self, name: str) -> None:
-        """Remove a file, or a folder with its content; does nothing if it does not exist."""
+        """Remove a file, or a folder with its content; do nothing if it does not exist."""
         with suppress(FileNotFoundError):
             self._fs.rm(self._path(name), recursive=True)
 
@@ -138,7 +138,7 @@ class Disk(ABC):
 
     @abstractmethod
     def sync_files(self, folder: str) -> None:
-        """Make the files of a folder durable that were written without syncs."""
+        """Make the files of a folder that were written without syncs durable."""
 
     @abstractmethod
     def remove_unfinished_uploads(self, folder: str) -> None:

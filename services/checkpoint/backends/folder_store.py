@@ -1,8 +1,8 @@
 """The durable store: a standard PEFT folder for each state, below one root.
 
 The slot `states/<tenant>/<adapter>/{versions/<number>|weights/<name>}/` contains `record.json` and the folder that the
-record names. A folder that no record names was left by a crash before its commit; `load` removes it.
-`states/<tenant>/<adapter>/newest.json` exists once the adapter's newest version was collected.
+record names. A folder that no record names was left by a crash before its commit. `load` removes it.
+`states/<tenant>/<adapter>/newest.json` exists once the adapter's newest version was deleted.
 """
 
 import asyncio
@@ -144,14 +144,14 @@ class FolderStore:
         return DamagedState(key)
 
     def _damage(self, key: _Key, problem: object) -> CheckpointDamaged:
-        """Return the error for a damaged state, after logging the first one."""
+        """Return the error for a damaged state; its damage is logged only once."""
         if key not in self._reported:
             self._reported.add(key)
             _log.error('stored state damaged', slot=_slot(key), problem=str(problem))
         return CheckpointDamaged(_title(key))
 
     def _load_mark(self, name: str) -> NewestMark | None:
-        """Return a mark; None if it is damaged, and then only versions up to those of the records count as used."""
+        """Return a mark; None if it is damaged, so that only version numbers up to the newest record count as used."""
         try:
             return mark_from_json(self._disk.read(name))
         except (ValueError, KeyError, TypeError) as error:
@@ -196,7 +196,7 @@ class FolderStore:
         raise not_found(key) if previous is None else self._damage(key, 'a file is missing')
 
     def _verify(self, folder: str) -> None:
-        """Compare the files of a folder with the digests of when they were written.
+        """Compare the files of a folder with the digests stored when they were written.
 
         Raises:
             ValueError: A file differs or is missing.
@@ -289,7 +289,7 @@ class FolderStore:
         return {name.partition('/')[0] for name in self._disk.names(slot)}
 
     def _clear(self, slot: str, names: Iterable[str]) -> None:
-        """Remove files and folders of a slot without a record, each once it has no reader, but none being written."""
+        """Remove the files of a slot without a record, except folders being written; readers delay the removal."""
         for name in names:
             if not self._folders.is_being_written(f'{slot}/{name}'):
                 self._folders.remove(f'{slot}/{name}')
@@ -309,7 +309,7 @@ def _key(slot: str) -> _Key:
     """Return the key of a slot; the inverse of `_slot`.
 
     Raises:
-        ValueError: The path is not that of a slot.
+        ValueError: The path does not name a slot.
     """
     _, tenant_id, adapter_id, kind, name = slot.split('/')
     adapter = AdapterKey(unquote(tenant_id), unquote(adapter_id))

@@ -172,7 +172,7 @@ class MemoryTier:
             return False
         changed = replace(entry.cached, record=record)
         if entry.is_spilled:
-            # A start prefers the durable record, so the change is made even if the other record cannot be written.
+            # `load` prefers the durable record, so the change is made even if the other record cannot be written.
             await self._durable.update(record)
             entry.cached = changed
         try:

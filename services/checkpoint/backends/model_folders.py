@@ -1,4 +1,4 @@
-"""Checks adapters against the deployment's base models, and reads only the headers of the models' weights."""
+"""Checks adapters against the deployment's base models. Only the headers of the models' weights are read."""
 
 from collections.abc import Sequence
 

@@ -1,6 +1,6 @@
 """Byte sources composed of pieces of files, such as a state or a tar archive.
 
-A state consists of the tensors' parts of one or two safetensors files; an archive consists of tar headers, files and
+A state consists of the tensors' parts of one or two safetensors files. An archive consists of tar headers, files and
 padding. Both can be read from any offset without creating them on disk.
 """
 

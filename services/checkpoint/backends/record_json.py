@@ -59,7 +59,7 @@ def _encoded(value: dict[str, Any]) -> bytes:
 
 
 def _decoded(data: bytes) -> dict[str, Any]:
-    """Decode an object and check its checksum, which those of earlier releases do not have.
+    """Decode an object and check its checksum, which objects of earlier releases lack.
 
     Raises:
         ValueError, TypeError: The data is not an object, or was changed since it was written.

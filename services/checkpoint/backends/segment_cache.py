@@ -1,6 +1,6 @@
 """Stores versions in shared memory, each as a segment with a record. They survive a crash of the process.
 
-Segments are files in the host's segment folder. Their records are files in a subfolder, one for each store; a version
+Segments are files in the host's segment folder. Their records are files in a subfolder, one for each store. A version
 exists once its record exists. The file `home` in the subfolder contains the path of the store's state folder: if that
 path no longer exists, any other checkpoint service on the host removes the store's segments.
 """

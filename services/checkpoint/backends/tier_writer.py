@@ -116,7 +116,7 @@ class TierWriter:
         """Open a segment if memory can be reserved; otherwise the durable store receives the chunks."""
         if not await self._reserve():
             return
-        # Set before it is opened: if this call is cancelled, `discard` waits for the thread and removes the segment.
+        # Set before the segment is opened, so that `discard` removes the segment even if this call is cancelled.
         self._receiver = _Receiver(self._manifest, self._cache)
         try:
             await self._threads.run(self._receiver.open)

@@ -58,7 +58,7 @@ class Catalogue:
         """Return an adapter's versions.
 
         Raises:
-            AdapterNotFound: The adapter never had a version, or all its versions were collected.
+            AdapterNotFound: The adapter never had a version, or all its versions were deleted.
         """
         ring = self._rings.get(adapter)
         if ring is None or ring.newest is None:

@@ -1,7 +1,7 @@
 """A log of changed checkpoints for the streams that follow them.
 
 The log stores only the last change of each checkpoint, so that its size does not depend on slow followers. A slow
-follower still receives the last state of every checkpoint. The number of deletions in the log is limited; a follower
+follower still receives the last state of every checkpoint. The number of deletions in the log is limited. A follower
 that has missed a dropped deletion must start again.
 """
 

@@ -63,7 +63,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class NewestMark:
-    """The highest version number of an adapter, recorded when that version is collected.
+    """The highest version number of an adapter, recorded before that version is deleted.
 
     Without this record, version numbers would restart, and a sampler could confuse a new version with an old one that
     it still has in memory.

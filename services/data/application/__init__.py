@@ -1,3 +1,3 @@
-"""Use cases of the data service: one class for each resource, with one method for each operation."""
+"""Use cases of the data service, one class for each resource. They authorize callers and order changes."""
 
 __all__: list[str] = []

@@ -273,7 +273,7 @@ def dataset_of(store: DatasetStore, caller: Caller, dataset_id: str) -> Dataset:
 
 
 async def _changed(dataset: Dataset, table: Table, request: CreateRequest | ApplyRequest) -> Dataset:
-    """Return the dataset after a request. A thread reads all rows for it, because they may be millions."""
+    """Return the dataset after a request. A thread reads all rows, because there may be millions of them."""
     return await asyncio.to_thread(dataset.changed, table, request.steps, (request.request_id, request.fingerprint))
 
 

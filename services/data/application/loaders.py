@@ -118,7 +118,7 @@ class Loaders:
         """Yield one batch per credit, and one `End` after the last batch.
 
         The next request is read only when all credits are used, so that at most `MAX_CREDITS` batches are in transit to
-        the reader; further requests wait in the transport. After `End` the stream waits until the reader closes its
+        the reader. Further requests wait in the transport. After `End` the stream waits until the reader closes its
         side, and ignores further requests. A reader that closes its side early receives the batches of its credits but
         no `End`.
 

@@ -16,7 +16,7 @@ class Uploads:
         self._store, self._limit_bytes = store, limit_bytes
 
     async def receive(self, caller: Caller, parts: AsyncIterator[UploadHeader | UploadChunk]) -> UploadStatus:
-        """Receive a stream and return the upload's status; if the stream breaks, the received bytes stay stored.
+        """Receive a stream and return the upload's status. If the stream breaks, the received bytes stay stored.
 
         Raises:
             ScopeMissing: The API key lacks the scope `data`.

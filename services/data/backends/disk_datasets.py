@@ -32,7 +32,7 @@ _PIECE_ROWS, _PIECE_BYTES = 1000, 8 << 20
 _TOKEN_BYTES = 200
 """Memory of a token with its label, position and weight as Python numbers."""
 _DAMAGES = (None, errno.EIO, errno.ENOENT, errno.EISDIR, errno.ENOTDIR)
-"""Errors of the system that mean that files are damaged; `None` is an error of numpy."""
+"""Numbers of system errors that indicate damaged files; None if numpy raised the error."""
 
 
 class DiskDatasets:
@@ -183,7 +183,7 @@ class DiskDatasets:
         self._intact.add(folder)
 
     def _remove(self, dataset_id: str) -> None:
-        # The record is removed first: the next start removes a folder without one.
+        # The record is removed first: the next start removes folders without a record.
         (self._root / dataset_id / _RECORD).unlink(missing_ok=True)
         shutil.rmtree(self._root / dataset_id, ignore_errors=True)
 

@@ -120,6 +120,5 @@ def _save(path: Path, array: npt.NDArray[Any]) -> None:
 
 
 def _load(path: Path) -> npt.NDArray[Any]:
-    # An empty file cannot be mapped.
     array: npt.NDArray[Any] = np.load(path, mmap_mode='r', allow_pickle=False)
     return array

@@ -21,7 +21,7 @@ class Cursor:
 
 @dataclass(frozen=True, kw_only=True)
 class Loader:
-    """An open loader: reads a dataset in batches."""
+    """An open loader, which reads a dataset in batches."""
 
     loader_id: str
     tenant_id: str

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, kw_only=True)
 class MapStep:
-    """Change each row with a preprocessor."""
+    """Changes each row with a preprocessor."""
 
     preprocessor: str
     init_args: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -16,7 +16,7 @@ class MapStep:
 
 @dataclass(frozen=True, kw_only=True)
 class FilterStep:
-    """Keep the rows that a filter accepts."""
+    """Keeps the rows that a filter accepts."""
 
     filter: str
     init_args: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -25,7 +25,7 @@ class FilterStep:
 
 @dataclass(frozen=True, kw_only=True)
 class TemplateStep:
-    """Set the template that encodes chats."""
+    """Sets the template that encodes chats."""
 
     base_model: str
     name: str = 'Template'
@@ -40,7 +40,7 @@ class TemplateStep:
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeStep:
-    """Encode chats as tokens."""
+    """Encodes chats as tokens."""
 
     is_generation_prompt_added: bool = False
     kind: Literal['encode'] = 'encode'
@@ -48,14 +48,14 @@ class EncodeStep:
 
 @dataclass(frozen=True, kw_only=True)
 class PackStep:
-    """Combine short rows into longer ones."""
+    """Combines short rows into longer ones."""
 
     kind: Literal['pack'] = 'pack'
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckStep:
-    """Report rows from which training would learn nothing."""
+    """Reports rows from which training would learn nothing."""
 
     kind: Literal['check'] = 'check'
 

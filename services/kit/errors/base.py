@@ -99,7 +99,7 @@ class AlreadyExists(DomainError):
 
 
 class Aborted(DomainError):
-    """The call lost a race or contradicts an earlier one."""
+    """The call lost a race or contradicts an earlier call."""
 
     code = Code.ABORTED
 

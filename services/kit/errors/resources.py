@@ -15,11 +15,11 @@ class AdapterNotFound(NotFound):
 
 @domain_error('ADAPTER_EXPIRED')
 class AdapterExpired(NotFound):
-    """The adapter was removed because it was not used for a long time; its training was saved before."""
+    """The adapter was removed because it was not used for a long time; its trained state was saved first."""
 
     adapter_id: str
     checkpoint_path: str
-    """Checkpoint with its training; empty if it had none."""
+    """Checkpoint with the trained state; empty if the adapter was not trained."""
     setting: str = 'parked_adapter_days'
     """Setting of the model service that limits the time."""
 

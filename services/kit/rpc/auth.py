@@ -1,4 +1,4 @@
-"""Authentication of callers. The gateway checks API keys; other services trust calls with the internal token."""
+"""Authentication of callers. The gateway checks API keys. Other services trust calls with the internal token."""
 
 import hmac
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Channels between services. Every call carries the caller's identity and the trace; retries depend on the method."""
+"""Channels between services. Every call carries the caller's identity and the trace. Retries depend on the method."""
 
 import asyncio
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Conversion of chats between messages and the dictionaries of the component library's templates.
+"""Conversion of chats between protobuf messages and the dictionaries of the component library's templates.
 
 The data service and the sampler share these checks, so that they accept the same chats.
 """

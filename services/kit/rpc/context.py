@@ -12,7 +12,7 @@ _request_id: ContextVar[str] = ContextVar('twinkle_request_id', default='')
 
 
 def current_caller() -> Caller:
-    """Return the caller of the call being served, or the one of `acting_for`.
+    """Return the caller of the call being served, or the caller set by `acting_for`.
 
     Raises:
         CredentialsMissing: There is no caller.
@@ -24,7 +24,7 @@ def current_caller() -> Caller:
 
 
 def current_caller_or_none() -> Caller | None:
-    """Return the caller of the call being served, or the one of `acting_for`, or None."""
+    """Return the caller of the call being served or the caller set by `acting_for`; None without one."""
     return _caller.get()
 
 

@@ -23,7 +23,7 @@ MAX_OPEN_STREAMS = 256
 
 
 class LayeredInterceptor(grpc.aio.ServerInterceptor):
-    """Runs each call inside the layers, the first one outermost."""
+    """Runs each call inside the layers, with the first layer outermost."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self._layers = tuple(layers)
@@ -44,7 +44,7 @@ class LayeredInterceptor(grpc.aio.ServerInterceptor):
         return self._wrap(method, handler)
 
     def _limited(self, handler: Any) -> Any:
-        """Limit the streams of a method that needs no credentials; other calls finish at once and are not limited."""
+        """Limit the streams of a method that needs no credentials. Other calls finish quickly and are not limited."""
         if handler is None or not handler.response_streaming:
             return handler
         behaviour = handler.stream_stream or handler.unary_stream
@@ -123,7 +123,7 @@ async def _write_all(responses: Any, context: grpc.aio.ServicerContext[Any, Any]
 
 
 async def _write(response: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    """Write a response; if the client has left, cancel the call, as grpc does shortly after the failed write.
+    """Write a response. If the client has left, cancel the call, as grpc does shortly after the failed write.
 
     Raises:
         CancelledError: The connection is closed, or the server has stopped.

@@ -82,7 +82,7 @@ def server_layers(
 async def trace_call(call: Call) -> AsyncIterator[None]:
     """Record a server span as a child of the caller's span, if the caller is authenticated.
 
-    Other spans are never ended, so they are not exported, and strangers cannot fill or rotate the trace files.
+    Other spans are never ended and thus not exported, so unauthenticated callers cannot fill or rotate the trace files.
     """
     parent = propagate.extract(call.metadata)
     with _tracer.start_as_current_span(
@@ -118,7 +118,7 @@ async def count_call(call: Call) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def log_call(call: Call) -> AsyncIterator[None]:
-    """Log the status of the call; only failed calls of authenticated callers are logged above debug level."""
+    """Log the status of the call. Only failed calls of authenticated callers are logged above debug level."""
     begin = time.perf_counter()
     try:
         yield
@@ -213,8 +213,8 @@ async def name_request(call: Call) -> AsyncIterator[None]:
 def share_calls(call_limit: int) -> Layer:
     """Create the layer that divides the concurrent calls between tenants.
 
-    A tenant may have as many calls as are free, so one tenant gets half of all, and two get a third each. Calls between
-    services are not limited, because the gateway has counted their tenants.
+    A tenant may run at most as many calls as remain free: one tenant gets half of all calls, two tenants get a third
+    each. Calls between services are not limited, because the gateway already limits the tenants' calls.
     """
     counts: Counter[str] = Counter()
 

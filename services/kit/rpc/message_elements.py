@@ -1,8 +1,8 @@
 """Limits the elements of a serialized message before it is parsed.
 
-Parsing keeps the interpreter's lock until it ends, in a worker thread too. An empty submessage takes two bytes on the
-wire, but about 100 in memory and 0.4 microseconds to parse: without this limit, a message of 64 MiB would stop all
-calls of the process for 13 seconds and occupy 3.3 GiB. Counting is slower than parsing, but it does not keep the lock.
+Parsing holds the interpreter's lock until it ends, even in a worker thread. An empty submessage takes two bytes on the
+wire, but about 100 bytes in memory and 0.4 microseconds to parse. Without this limit, a message of 64 MiB would stop
+all calls of the process for 13 seconds and occupy 3.3 GiB. Counting is slower than parsing, but releases the lock.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
 
 
 async def check_request_elements(message: bytes, method: str) -> None:
-    """Check the number of elements of a request; long requests are counted in a worker thread.
+    """Check the number of elements of a request. Long requests are counted in a worker thread.
 
     Args:
         message: Serialized request.
@@ -66,7 +66,7 @@ def check_elements(
 
 
 def _value(message: bytes, position: int, end: int, wire_type: int) -> tuple[int, int]:
-    """Return begin and end of the value at a position; the end of the message if its wire type is not in use."""
+    """Return begin and end of the value at a position; an unknown wire type extends to the end of the message."""
     if wire_type == _DELIMITED:
         size, position = _varint(message, position, end)
         return position, position + size
@@ -78,7 +78,7 @@ def _value(message: bytes, position: int, end: int, wire_type: int) -> tuple[int
 
 
 def _varint(message: bytes, position: int, end: int) -> tuple[int, int]:
-    """Return a number of variable length and the position behind it; the end of the message if it is incomplete."""
+    """Return a varint and the position after it; 0 and the end of the message if the varint is incomplete."""
     value = shift = 0
     while position < end and shift < 70:
         byte = message[position]
@@ -92,7 +92,7 @@ def _varint(message: bytes, position: int, end: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def _fields_of(message_type: Descriptor) -> dict[int, Descriptor | bool]:
-    """Return, by number, the types of submessages, and True for fields whose numbers may be packed."""
+    """Return by field number the type of a submessage, or True for a field with numbers that may be packed."""
     found: dict[int, Descriptor | bool] = {}
     fields: list[Any] = list(message_type.fields)
     for field in fields:

@@ -48,7 +48,7 @@ async def rechecked(check: Callable[[], Awaitable[object]], *, interval: timedel
 
 
 class _Timer:
-    """Runs a check at each interval; it has a task only while a check runs, because most calls finish before one."""
+    """Runs a check at each interval. A task exists only during a check, because most calls finish before the first."""
 
     def __init__(self, check: Callable[[], Awaitable[object]], scope: asyncio.Timeout, seconds: float) -> None:
         self._check = check
@@ -79,7 +79,7 @@ class _Timer:
                 self.refusal = error
                 self._scope.reschedule(self._loop.time())
                 return
-            _log.warning('credentials not checked again', reason=error.reason)
+            _log.warning('recheck of credentials failed; retrying', reason=error.reason)
         except Exception as error:
-            _log.error('credentials not checked again', exc_info=error)
+            _log.error('recheck of credentials failed; retrying', exc_info=error)
         self.start()

@@ -53,7 +53,7 @@ class RenewingChannel(grpc.aio.Channel):
         for channel in (*self._previous, self._channel):
             await channel.close(grace)
 
-    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:  # noqa: FBT001, FBT002 (grpc's own)
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:  # noqa: FBT001, FBT002 (grpc's signature)
         """Return the state of the current channel."""
         return self.current().get_state(try_to_connect)
 

@@ -1,6 +1,7 @@
 """Reads single fields of serialized messages without parsing the messages.
 
-The gateway uses it to route requests with batches of many megabytes: only the headers of a few fields are read.
+The gateway uses this module to route requests with batches of many megabytes. Only the headers of a few fields are
+read.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ DISPOSITION_KEY = 'disposition'
 """Key of the disposition in `ErrorInfo.metadata`; see `twinkle.api.error.v1.Disposition`."""
 _MESSAGE_BYTES = 600
 _FACT_BYTES = 300
-"""Limits of texts in a status: it is sent as trailing metadata, and gRPC fails calls with more than 8 KiB of it."""
+"""Limits of texts in a status, which is sent as trailing metadata. gRPC limits the metadata of a call to 8 KiB."""
 
 
 @error_class()

@@ -24,7 +24,7 @@ def tensor_data_from_proto(tensor: tensor_pb2.Tensor, field: str) -> TensorData:
         field: Path of the tensor in the request, for errors.
 
     Raises:
-        InvalidField: Dtype, shape and data are inconsistent.
+        InvalidField: The dtype is unknown, or dtype, shape and data are inconsistent.
     """
     if tensor.dtype not in _NAMES:
         raise InvalidField(f'{field}.dtype', f'must be one of {", ".join(DTYPE_NAMES)}')

@@ -14,8 +14,8 @@ _COPY_BYTES = 1 << 20
 class LogFile:
     """Receives standard output and standard error of this process and of its children.
 
-    A file above the limit is copied to `<name>.old` and emptied, so a process uses about twice the limit. It is not
-    renamed, because native libraries and children keep the file open, and would continue to write to the old one.
+    A file above the limit is copied to `<name>.old` and emptied, so a process uses about twice the limit. The
+    file is not renamed, because native libraries and children keep it open and would write to the renamed file.
 
     Concurrency: one process may bound a file; any number may append to it.
     """
@@ -48,7 +48,7 @@ class LogFile:
             time.sleep(_CHECK_SECONDS)
 
     def _rotate(self) -> None:
-        # Deleted first, so that an almost full disk has room for the copy.
+        # The previous copy is deleted first, so that an almost full disk has room for the new one.
         self._old_path.unlink(missing_ok=True)
         with self._path.open('rb') as source, self._old_path.open('wb') as target:
             while data := source.read(_COPY_BYTES):

@@ -41,7 +41,7 @@ class StallMeter:
         """Longest stall."""
         self.longest_own_seconds = 0.0
         """Longest stall without the time in which other threads, such as a pass of the model, or other processes ran.
-        These also delay the event loop, which needs the interpreter's lock and a processor."""
+        They also delay the event loop, because they hold the interpreter's lock or a processor."""
         self._begin = _Times(0.0, 0.0)
 
     @asynccontextmanager

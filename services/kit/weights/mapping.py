@@ -27,7 +27,7 @@ class Mapping:
     """A shared mapping of a file, which exists as long as the object or a view of its bytes does."""
 
     def __init__(self, descriptor: int, size_bytes: int, *, is_writable: bool) -> None:
-        """Map the first `size_bytes` bytes of an open file; the caller may close the descriptor afterwards.
+        """Map the first `size_bytes` bytes of an open file. The caller may close the descriptor afterwards.
 
         Raises:
             OSError: The file cannot be mapped.

@@ -1,7 +1,7 @@
 """Shared-memory segments: states in memory that the processes of one host share, as files of one folder.
 
-Only one user may write to the folder. A temporary segment is named `<owner>.<random>`. Its name is removed together
-with its `Segment`, or, after the owning process has died, by the next process that opens the folder; a lock on the
+Only one user may write to the folder. A temporary segment is named `<owner>.<random>`. Its name is removed with the
+last view of its bytes, or, if the owning process has died, by the next process that opens the folder. A lock on the
 file `owner-<owner>` shows across containers whether the owner is alive. A persistent segment is named `keep.<name>`. It
 outlives its process, and its creator removes it. An open segment stays readable after its name was removed.
 """

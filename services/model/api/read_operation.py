@@ -22,7 +22,7 @@ from twinkle.api.data.v1 import input_feature_pb2
 from twinkle.api.model.v1 import operation_pb2
 
 _OPTION_FIELDS = ('training_config', 'optimizer_options', 'loss')
-"""Fields of verbs with options."""
+"""Fields of verbs that contain options."""
 
 
 class OperationReader:
@@ -71,7 +71,7 @@ class OperationReader:
         return operation_from_proto(message, field, vocabulary_size=self._vocabulary_size)
 
     def _check_size(self, verb: Any, field: str, source: str) -> None:
-        """Refuse what is too large before the examples and options are converted."""
+        """Refuse too many examples or too large options before they are converted."""
         present = {descriptor.name: value for descriptor, value in verb.ListFields()}
         for name in _OPTION_FIELDS:
             if name in present:

@@ -120,7 +120,7 @@ def _outcome(message: wire.OperationResult) -> domain.Outcome:
 
 
 def _forward(message: wire.ForwardResult) -> ForwardResult:
-    # Not `tensor_from_proto`, which rejects infinite values: a recorded result may contain them.
+    # `tensor_from_proto` would reject infinite values, which a recorded result may contain.
     return ForwardResult(
         loss=message.loss,
         num_tokens=message.label_count,

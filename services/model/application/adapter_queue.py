@@ -118,7 +118,7 @@ class AdapterQueue:
             self.drop(number)
 
     def skip(self, number: int, *, missing: int) -> bool:
-        """Reject an operation that waits for a missing number; return False if it does not wait for it."""
+        """Reject an operation that waits for the number `missing`; return False if it does not."""
         is_behind = number > missing > self.sequence.last_number
         return is_behind and self._fail(number, SequenceGap(self._adapter_id, number, missing))
 
@@ -208,7 +208,7 @@ class AdapterQueue:
         if entry.error is not None:
             entry.error.disposition = outcome_disposition(entry.error)
             raise entry.error
-        assert entry.result is not None  # noqa: S101 - settled entries have one of the two
+        assert entry.result is not None  # noqa: S101 - settled entries have a result or an error
         return replace(entry.result, is_replayed=True)
 
     async def _run(self, operation: Operation, run: Callable[[], Awaitable[OperationResult]]) -> OperationResult:

@@ -16,7 +16,7 @@ from services.kit.errors import Cancelled, QueueFull
 from services.model.domain.pace import Average
 
 _INITIAL_WAIT = timedelta(seconds=1)
-"""Estimated wait for a slot until the first slot has been released."""
+"""Estimated wait for a slot before the interval between releases is known."""
 _MIN_WAIT, _MAX_WAIT = timedelta(milliseconds=50), timedelta(minutes=5)
 
 

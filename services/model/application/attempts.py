@@ -1,6 +1,6 @@
-"""Counts attempts at work that may end the process: an abort or a segmentation fault in native code, or lack of memory.
+"""Counts attempts at work that may end the process, by a fault in native code or by exhausting the memory.
 
-Without a count, work that a client repeats until it is answered would end the process again and again, for all tenants.
+Without the counts, a client that repeats a crashing request could end the process again and again, for all tenants.
 """
 
 import asyncio
@@ -13,10 +13,10 @@ from services.kit.failpoints import reach
 from services.model.ports import Journal
 
 MAX_ATTEMPTS = 3
-"""Number of attempts during which the process may end. Then the work fails, so that it cannot prevent the service from
-serving others."""
+"""Number of attempts that may end the process. The next one is refused, so that the work cannot prevent the service
+from serving other tenants."""
 _CAREFUL_SECONDS = 600.0
-"""Time after a crash during which its cause may be repeated."""
+"""Time after a crash during which a client may repeat the request that caused it."""
 
 
 class Attempts:
@@ -30,7 +30,7 @@ class Attempts:
 
     @property
     def is_careful(self) -> bool:
-        """Whether the service has crashed recently, so that the cause must be on record before it can run again."""
+        """Whether the service has crashed recently, so that operations must be on record before they run."""
         return self._clock.monotonic() < self._careful_until
 
     @asynccontextmanager
@@ -41,7 +41,7 @@ class Attempts:
 
         Args:
             work: Names the work in the journal.
-            refusal: Error of an attempt after `MAX_ATTEMPTS` during which the process ended.
+            refusal: Error to raise if the process ended during each of the last `MAX_ATTEMPTS` attempts.
 
         Raises:
             JournalUnavailable: The attempt could not be counted.

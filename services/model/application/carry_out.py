@@ -1,9 +1,9 @@
 """Runs one operation exactly once, when it is the next operation of its adapter.
 
-A compute verb is written to the journal while it runs, because replay can repeat it; its result is returned when both
-are done. For some time after a crash it is written first: if it causes the crash at once, its attempts can be counted
-only if it is on record. A state verb, which calls other services, runs first. Repeating it is harmless, so it is
-journaled afterwards, together with its outcome; only its attempts are counted before.
+A compute verb is written to the journal while it runs, because replay can repeat it. Its result is returned when both
+are done. For some time after a crash, the verb is written first, because attempts are counted only for operations on
+record. A state verb, which calls other services, is journaled together with its outcome after it has run, because
+repeating it is harmless. Only its attempts are counted beforehand.
 """
 
 import asyncio
@@ -135,7 +135,7 @@ class CarryOut:
             outcome = None
             raise
         finally:
-            # Defects are recorded too: the number is used up, and must still be used up after a crash.
+            # A defect is recorded, too, because its number must remain used up after a crash.
             if outcome is not None:
                 await self._wait_until_accepted(execution, accepting)
                 await self._record(execution, outcome)
@@ -149,7 +149,7 @@ class CarryOut:
             is_durable = True
         finally:
             if not is_durable:
-                # The engine has an operation that the journal lacks: drop its state and restore from the journal.
+                # The engine has run an operation that the journal lacks, so its state is restored from the journal.
                 await self._residency.discard(execution.operation.adapter_id)
 
     async def _record(self, execution: _Execution, outcome: VerbRun | DomainError) -> None:
@@ -165,7 +165,7 @@ class CarryOut:
         adapter = adapter_after(execution.adapter, operation, run, now=self._clock.now())
         self._journal.note(adapter, operation, self._outcome_of(execution, outcome))
         self._directory.refresh(adapter)
-        # Take a snapshot at once if a replay might not be bitwise equal.
+        # Take a snapshot immediately if a replay might not be bitwise equal.
         resident.count_operation(0.0 if run is None else math.inf if run.is_divided else run.device_seconds)
         if isinstance(operation.verb, Forward | Backward):
             resident.is_pending = isinstance(operation.verb, Forward)

@@ -218,7 +218,7 @@ class CreateAdapter:
                 await self._residency.forget(adapter_id)
 
     async def _creation_of(self, adapter_id: str) -> CreationRecord | None:
-        """Return the request that used an id chosen by the caller."""
+        """Return the earlier creation with an id that the caller chose; None for an empty or unused id."""
         return await self._ports.journal.creation_of(adapter_id) if adapter_id else None
 
     def _check_rank(self, lora_config: LoraConfig) -> None:

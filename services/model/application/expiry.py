@@ -1,8 +1,8 @@
-"""Removes adapters that were not used for a long time after their sessions had ended. Their training is saved first.
+"""Removes adapters that were not used for a long time after their sessions had ended, and saves their state first.
 
-The checkpoint belongs to the adapter's tenant. A storage quota counts it but does not prevent the save, as at the end
-of a session, because losing work would be worse. Full-parameter adapters are never removed, because no checkpoint
-contains them.
+The checkpoint belongs to the adapter's tenant. It counts towards the storage quota, but a full quota does not prevent
+the save, because losing work would be worse. Full-parameter adapters are never removed, because no checkpoint contains
+them.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class AdapterExpiry:
     """Saves and removes unused adapters, one at a time.
 
     A sweep that fails or is interrupted by a crash loses nothing, and the next one completes it: an adapter is removed
-    only after its training was found in an undamaged checkpoint.
+    only after its trained state was found in an undamaged checkpoint.
 
     Concurrency: use it from one event loop only.
     """
@@ -48,7 +48,7 @@ class AdapterExpiry:
         *,
         unused_for: timedelta | None,
     ) -> None:
-        """Initialize; adapters expire after `unused_for` without use; None keeps all adapters."""
+        """Create the sweep. Adapters expire after `unused_for` without use; None keeps all adapters."""
         self._ports = ports
         self._directory = directory
         self._residency = residency
@@ -124,7 +124,7 @@ class AdapterExpiry:
                 pass
 
     async def _is_saved(self, adapter: Adapter) -> bool:
-        """Return whether the adapter has no training, or an undamaged checkpoint without expiry contains it."""
+        """Return whether the adapter was never trained, or a lasting, undamaged checkpoint contains its state."""
         if not adapter.step_count:
             return True
         return bool(adapter.checkpoint_path) and await self._ports.store.has_lasting_checkpoint(adapter.checkpoint_path)

@@ -42,7 +42,7 @@ class FetchBatch:
     """
 
     def __init__(self, batches: BatchSource, codec: RecordCodec, *, tenant_bytes: int) -> None:
-        """Initialize the limits.
+        """Create the fetcher.
 
         Args:
             batches: Source of the batches.

@@ -29,7 +29,6 @@ class ReplicaLease:
     """The adapter that uses the replica exclusively. Concurrency: use it from one event loop only."""
 
     def __init__(self, journal: Journal, directory: AdapterDirectory, *, clock: Clock, bounds: ResidencyBounds) -> None:
-        """Initialize without a holder."""
         self._journal = journal
         self._directory = directory
         self._bounds = bounds
@@ -111,13 +110,13 @@ class ReplicaLease:
             raise ReplicaInUse(_SUSPENDED)
 
     def suspend(self, adapter_id: str, *, seconds: float) -> None:
-        """Refuse further operations of an adapter for this time from now on, instead of an earlier time."""
+        """Refuse operations of an adapter for `seconds` from now; this replaces an earlier suspension."""
         now = self._clock.monotonic()
         self._suspensions[adapter_id] = now + seconds
         self._suspensions = {held: end for held, end in self._suspensions.items() if end > now}
 
     def end(self, adapter_id: str) -> None:
-        """End the lease of an adapter that is being deleted or could not be created."""
+        """End the lease of an adapter without recording it; do nothing if the adapter does not have it."""
         if self.is_held_by(adapter_id):
             _log.info('lease ended', adapter=adapter_id)
             self.holder_id = None
@@ -127,7 +126,7 @@ class ReplicaLease:
         return self.holder_id == adapter_id
 
     def _grant(self, adapter_id: str) -> None:
-        _log.info('lease taken', adapter=adapter_id)
+        _log.info('lease granted', adapter=adapter_id)
         self.holder_id = adapter_id
 
     def _are_others_used(self) -> bool:

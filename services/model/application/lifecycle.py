@@ -57,7 +57,7 @@ class Recover:
             _log.info('adapter recovered', adapter=item.adapter.adapter_id, done=done, total=len(unsettled))
 
     def _with_lease(self, adapter: Adapter) -> Adapter:
-        """Return an adapter after renewing its lease; without it if it cannot be renewed."""
+        """Renew the lease of an adapter, and return the adapter; it has no lease if the renewal fails."""
         if not adapter.has_lease:
             return adapter
         try:

@@ -53,7 +53,7 @@ class OperationRecord:
 class Operations:
     """Reads the records of the adapters' queues and cancels waiting operations.
 
-    A watcher reads the record and has no buffer, so a slow watcher uses no memory. Its watch fails if a result is
+    A watcher reads the record and has no buffer, so a slow watcher uses no memory. The watch fails if a result is
     removed from the record before the watcher has read it.
 
     Concurrency: use it from one event loop only.
@@ -178,5 +178,5 @@ def _outcome(queue: AdapterQueue, adapter_id: str, number: int) -> OperationResu
     entry = queue.sequence.entry(number)
     if entry.result is not None:
         return entry.result
-    assert entry.error is not None  # noqa: S101 - settled entries have one of the two
+    assert entry.error is not None  # noqa: S101 - settled entries have a result or an error
     return OperationFailure(adapter_id, number, entry.error)

@@ -36,7 +36,7 @@ class ParkAdapter:
         *,
         drop_waiting: Callable[[str], None],
     ) -> None:
-        """Initialize; `drop_waiting` cancels the operations of an adapter that are not being computed yet."""
+        """Create the verb; `drop_waiting` cancels the operations of an adapter that are not being computed yet."""
         self._drop_waiting = drop_waiting
         self._ports = ports
         self._directory = directory
@@ -75,7 +75,7 @@ class ParkAdapter:
         return self._directory.get(caller, adapter_id)
 
     async def save(self, adapter_id: str, *, prefix: str) -> None:
-        """Save an adapter whose training no usable checkpoint contains, and park it; do nothing if it is in use.
+        """Save an adapter whose newest state is in no usable checkpoint, and park it; do nothing if it is in use.
 
         Args:
             adapter_id: Id of the adapter; its checkpoint on record, if any, is known to be unusable.
@@ -157,7 +157,7 @@ class EndLease:
         self._suspended_seconds = suspended_seconds
 
     async def __call__(self, caller: Caller, base_model: str) -> str | None:
-        """Park the adapter that has the lease, after its running operation; refuse its operations for a while.
+        """Park the adapter that has the lease, after its running operation, and refuse its operations for a while.
 
         Returns:
             Id of the adapter; None if no adapter had the lease.

@@ -82,7 +82,7 @@ class Queues:
             return self._queues[adapter_id]
 
     async def _record(self, adapter_id: str) -> Sequence[RecordEntry]:
-        """Return the last operations; those without an outcome are in a snapshot, so no replay can recompute it."""
+        """Return the last operations. An outcome is missing only if a snapshot includes its operation."""
         entries = await self._journal.record(adapter_id, size=RECORD_LENGTH)
         if all(entry.outcome is not None for entry in entries):
             return entries

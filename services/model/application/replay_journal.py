@@ -42,7 +42,6 @@ class ReplayJournal:
     """Replays a journal without changing it."""
 
     def __init__(self, journal: Journal, backend: TrainerBackend, *, report: Report) -> None:
-        """Create a replay; `report` receives progress lines."""
         self._journal = journal
         self._backend = backend
         self._report = report

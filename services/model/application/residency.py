@@ -1,6 +1,6 @@
 """Controls which adapters are in the engine's memory: adapters in use, and idle ones while there are free slots.
 
-An adapter that is not resident uses no memory; it is restored from the journal when its next operation arrives.
+An adapter that is not resident uses no memory. It is restored from the journal when its next operation arrives.
 Snapshots make the restore fast. They are copied between two operations and written in the background.
 """
 

@@ -19,7 +19,7 @@ class ResidencyBounds:
     is_lease_allowed: bool = False
     """Whether full-parameter runs may lease the replica."""
     lease_quiet_seconds: float = 3600.0
-    """Seconds after an operation on an adapter whose session has not ended, during which others get no lease."""
+    """No lease is granted if another adapter in an open session ran an operation within this many seconds."""
 
 
 @dataclass(eq=False)

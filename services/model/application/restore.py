@@ -1,6 +1,6 @@
 """Restores an adapter by loading its newest snapshot and replaying the operations after it.
 
-This is used for recovery after a crash, for loading evicted adapters and for undo.
+Restores are used for recovery after a crash, for loading evicted adapters and for undo.
 """
 
 from contextlib import suppress
@@ -25,9 +25,8 @@ from services.model.ports import Journal, JournalEntry, Snapshot, TrainerBackend
 
 _log = structlog.get_logger('restore')
 MAX_RESTORES = 5
-"""Number of restores in a row during which the process may end without getting further than before. Then the adapter
-is not restored again, so that a snapshot or a recorded operation that ends the process cannot prevent the service from
-starting."""
+"""Number of consecutive restores that may end the process without progress. After them, the adapter is not restored
+again, so that a snapshot or a recorded operation that ends the process cannot prevent the service from starting."""
 _CRASHED = (
     f'the service crashed during {MAX_RESTORES} restores in a row; start the service once with forget_crashes: true to '
     'try again'
@@ -116,7 +115,7 @@ class Restore:
         reach('restore.begun')
 
     def _report(self, error: AdapterDamaged) -> None:
-        """Log the problem of a damaged adapter once; the error that the tenant receives does not contain it."""
+        """Log the problem of a damaged adapter once. The error that the tenant receives does not contain it."""
         if error.adapter_id not in self._damaged:
             self._damaged.add(error.adapter_id)
             _log.error('adapter damaged', adapter=error.adapter_id, problem=error.problem)

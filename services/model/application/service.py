@@ -38,9 +38,9 @@ class Limits:
     lora_rank: int
     """Maximum LoRA rank."""
     batch_tokens: int
-    """Maximum number of tokens of a shared batch: those of one pass in each process of the engine."""
+    """Maximum number of tokens of a shared batch, enough for one pass in each process of the engine."""
     batch_seconds: float | None = None
-    """Target duration of a shared pass; None: passes are limited by tokens only."""
+    """Target duration of a shared batch; None: batches are limited by tokens only."""
     tenant_weights: Mapping[str, float] = field(default_factory=dict[str, float])
     """Weights of competing tenants; 1 for tenants that are not listed."""
     batch_examples: int
@@ -79,7 +79,7 @@ class ModelService:
     cleanup: Cleanup
     """Call periodically."""
     expiry: AdapterExpiry
-    """Call periodically, less often."""
+    """Call periodically, less often than `cleanup`."""
     vocabulary_size: int
     """Upper bound of token ids, exclusive."""
     max_batch_examples: int

@@ -136,7 +136,7 @@ class StateVerbRunner:
         return StateChange(run=run, state=state, undone_from=first)
 
     async def _learning_rate(self, adapter: Adapter) -> float:
-        """Return the schedule's learning rate, which clipping reports; the caller drops the clipped gradient."""
+        """Return the schedule's learning rate, which clipping reports. The caller drops the clipped gradient."""
         with suppress(FailedPrecondition):
             outcome = (await self._backend.run(adapter.adapter_id, ClipGradNorm(max_grad_norm=_NO_LIMIT))).outcome
             if isinstance(outcome, StepResult):

@@ -1,9 +1,9 @@
 """Runs the operations of a stream concurrently, and returns each adapter's results in order.
 
 A refused operation frees its number, so the operations after it cannot run until the number is sent again. If the
-refusal is temporary (UNAVAILABLE, or RESOURCE_EXHAUSTED with a retry time), they wait for it. Otherwise they fail at
-once with SEQUENCE_GAP until the stream sends the missing number. As in a database pipeline, an operation is not applied
-if an earlier one failed.
+refusal is temporary (UNAVAILABLE, or RESOURCE_EXHAUSTED with a retry time), the later operations wait for the number.
+Otherwise they fail immediately with SEQUENCE_GAP until the stream sends the missing number. As in a database pipeline,
+an operation is not applied if an earlier one failed.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ class _Stream:
         self.results: asyncio.Queue[OperationResult | OperationFailure | None] = asyncio.Queue(WINDOW)
 
     async def feed(self, operations: AsyncIterator[Operation | OperationFailure]) -> None:
-        """Run all operations; None in `results` says that they have ended.
+        """Run all operations, and put None into `results` after the last result.
 
         Raises:
             BaseExceptionGroup: The operations could not be read, or an operation failed unexpectedly.

@@ -16,7 +16,7 @@ class UploadBatch:
         self._uploads = uploads
 
     async def __call__(self, caller: Caller, parts: AsyncIterator[UploadHeader | UploadChunk]) -> UploadStatus:
-        """Receive a stream and return the upload's status; if the stream breaks, the received bytes stay stored.
+        """Receive a stream and return the upload's status. If the stream breaks, the received bytes stay stored.
 
         Raises:
             ScopeMissing: The API key lacks the scope `train`.
@@ -24,7 +24,7 @@ class UploadBatch:
             InvalidField: A chunk exceeds the announced size, or the header differs from an earlier stream's header.
             QuotaExceeded: The tenant has too many uploads, or they have too many bytes.
             InUse: Another stream is sending this upload.
-            DigestMismatch: The complete upload does not match the header's digest. It was removed.
+            DigestMismatch: The complete upload does not match the header's digest. The upload was removed.
         """
         require_scope(caller, 'train')
         header = await anext(parts, None)

@@ -65,7 +65,7 @@ class CheckpointClient:
         """Return a checkpoint's state.
 
         Raises:
-            InvalidField: The checkpoint has another base model, or lacks the requested trainer's state.
+            InvalidField: The checkpoint has another base model, or lacks the requested state of the trainer.
             CheckpointNotFound, CheckpointDamaged, ServiceUnreachable: The checkpoint cannot be read.
         """
         received = await self._weights.fetch_checkpoint(checkpoint_path, is_adapter_only=not is_trainer_included)

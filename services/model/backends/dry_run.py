@@ -21,8 +21,9 @@ from twinkle.nn import PackedCausalLM, select_parameters
 class EngineDryRun:
     """Implements `services.model.domain.plan.CostEstimator`.
 
-    The first call measures the model in small steps, so that other work can run in between. Concurrency: for one event
-    loop.
+    The first call measures the model in small steps, so that other work can run in between.
+
+    Concurrency: use it from one event loop only.
     """
 
     def __init__(self, group: WorkerGroup, model: PackedCausalLM, *, process_count: int = 1) -> None:

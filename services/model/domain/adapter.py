@@ -80,7 +80,7 @@ class ExpiredAdapter:
     adapter_id: str
     tenant_id: str
     checkpoint_path: str
-    """Checkpoint with its training; empty if it had none."""
+    """Checkpoint with the trained state; empty if the adapter was not trained."""
 
 
 @dataclass(frozen=True, kw_only=True)

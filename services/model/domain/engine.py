@@ -46,7 +46,7 @@ class VerbRun:
     outcome: Outcome
     device_seconds: float = 0.0
     wait_seconds: float = 0.0
-    """Time between being ready and starting, in seconds; set by the dispatcher."""
+    """Time from the submission of the verb to its start, in seconds; set by the dispatcher."""
     padding_token_count: int = 0
     pass_count: int = 0
     """Number of passes through the model that included this verb."""

@@ -111,7 +111,7 @@ class BatchTooLarge(InvalidArgument):
 @domain_error(
     'LOADER_AT_END',
     'loader {loader_id!r} has no batch after {consumed_rows} examples because all its epochs were read; '
-    'open another one, or one with more epochs',
+    'open another loader, or one with more epochs',
 )
 class LoaderAtEnd(FailedPrecondition):
     """The loader has no batch after the position."""
@@ -120,7 +120,7 @@ class LoaderAtEnd(FailedPrecondition):
     consumed_rows: int
 
 
-@domain_error('UNDO_TOO_FAR', 'adapter {adapter_id!r} can go back {step_limit} steps, not {step_count}')
+@domain_error('UNDO_TOO_FAR', 'adapter {adapter_id!r} can undo {step_limit} steps, not {step_count}')
 class UndoTooFar(FailedPrecondition):
     """The requested step is older than the steps that can be undone."""
 

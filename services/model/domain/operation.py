@@ -47,7 +47,7 @@ class CalculateLoss:
 
 @dataclass(frozen=True, kw_only=True)
 class Backward:
-    """Adds the gradient of the last loss, or of given gradients of log-probabilities."""
+    """Adds the gradient of the last loss, or the gradient that given gradients of log-probabilities yield."""
 
     logprob_gradients: Sequence[npt.NDArray[np.float32]] = ()
     """float32 [T] per example of the last Forward; empty to use the configured loss."""

@@ -57,7 +57,7 @@ class Receipt:
     queue_time: timedelta = timedelta()
     request_bytes: int = 0
     pass_count: int = 0
-    """Number of passes through the model that included it."""
+    """Number of passes through the model that included the operation."""
     pass_adapter_count: int = 0
     """Maximum number of adapters in one of these passes, including this one."""
 

@@ -16,8 +16,8 @@ from services.model.domain.result import OperationResult
 from twinkle.data_format import ForwardResult
 
 RECORD_LENGTH = 64
-"""Maximum number of results stored for repeats. A client has at most one request per number in progress and retries at
-once, so it repeats only one of its last few numbers."""
+"""Maximum number of results stored for repeats. A client has at most one request per number in progress and retries
+immediately, so it repeats only one of its last few numbers."""
 RECORD_BYTES = 4 << 20
 """Maximum bytes of log-probabilities in these results, about a million values. The newest result is always stored."""
 

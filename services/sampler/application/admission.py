@@ -89,7 +89,7 @@ class Admission:
         await self._idle.wait()
 
     def admit_aborted(self, request: RunningRequest) -> None:
-        """Admit the waiting prompts of an aborted request at once, even if no slot is free."""
+        """Admit the waiting prompts of an aborted request immediately, even if no slot is free."""
         for waiter in request.slot_waiters:
             if self._waiting.discard(request.tenant_id, waiter):
                 self._grant(waiter)

@@ -77,7 +77,7 @@ class Batch:
             await asyncio.gather(work, return_exceptions=True)
 
     async def _work(self, worker_count: int) -> None:
-        """Run all workers; None in the queue says that they have ended."""
+        """Run all workers, and put None into the queue after the last result."""
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(worker_count):

@@ -20,13 +20,13 @@ class PauseMode(Enum):
     KEEP = 'keep'
     """Stop running requests between two steps and continue them on resume."""
     WAIT = 'wait'
-    """Wait for them to finish before pausing."""
+    """Wait for running requests to finish before pausing."""
     ABORT = 'abort'
-    """Abort them before pausing."""
+    """Abort running requests before pausing."""
 
 
 class EngineControl:
-    """Controls one engine. Tenants may abort their requests and watch the load; other methods are for operators."""
+    """Controls one engine. Tenants may abort their requests and watch the load. Other methods are for operators."""
 
     def __init__(self, engine: SamplerEngine, admission: Admission, requests: RunningRequests) -> None:
         self._engine = engine
@@ -48,7 +48,7 @@ class EngineControl:
         await self._abort(self._requests.find(caller.tenant_id, request_id))
 
     async def pause(self, caller: Caller, mode: PauseMode) -> None:
-        """Pause the engine; new requests are refused from this call until `resume`.
+        """Pause the engine. New requests are refused from this call until `resume`.
 
         If the call is cancelled before the engine is paused, requests are admitted again.
 

@@ -84,7 +84,7 @@ class Fetches:
 
     def _begin(self, key: VersionKey, fetch_weights: Callable[[], Awaitable[AdapterWeights]]) -> _Fetch:
         fetch = _Fetch()
-        # A task that referred to its fetch would keep its weights in a reference cycle after a failure.
+        # If the task referred to the fetch, a reference cycle would keep the weights in memory after a failure.
         fetch.task = asyncio.create_task(self._run(key, fetch_weights), name=f'fetch {key}')
         fetch.task.add_done_callback(lambda _: self._on_done(key, fetch))
         return fetch
@@ -110,7 +110,7 @@ class Fetches:
         if fetch.task.done():
             self._remove(key, fetch)
             return
-        # Wakes the fetch if it waits for capacity, so that it finishes without a waiter.
+        # Wake the fetch if it waits for capacity, so that it finishes without a waiter.
         self.notify_capacity()
         unawaited = [name for name, other in self._fetches.items() if not other.waiter_count]
         for name in unawaited[:-MAX_UNAWAITED]:

@@ -69,7 +69,7 @@ class FollowedRun:
         self._run = run
         self._patience_seconds = patience.total_seconds()
         self._caller = Caller(tenant_id=run.tenant_id, is_internal=True)
-        # Samplers that relay from this one may request other adapters; those streams fail at once.
+        # Samplers that relay from this one may request other adapters; those streams fail immediately.
         self.followers = Followers(self._follow, max_followers=16, idle=_ONE_DAY)
         self._current: ResidentVersion | None = None
         """Version in the engine; None for the original base model, which is not a version of the run."""
@@ -264,7 +264,7 @@ class FollowedRun:
             listener()
 
     async def _pause_before_retry(self) -> None:
-        """Admit requests for as long as they had to wait, or until no request is running.
+        """Wait before the next attempt, for at most `patience` or until no request is running.
 
         With a shorter pause, a sequence of long requests would block all others almost all the time.
         """
@@ -288,4 +288,4 @@ class FollowedRun:
 def _log_failure(task: asyncio.Task[None]) -> None:
     """Log an unexpected error of a task."""
     if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, DomainError):
-        _log.error('replacing the weights failed', task=task.get_name(), exc_info=error)
+        _log.error('replacement of the weights failed', task=task.get_name(), exc_info=error)

@@ -50,7 +50,7 @@ class Follower:
         if error is None:
             self._end.set_result(None)
         else:
-            # The frames of a traceback hold the weights of the stream, until a collection of reference cycles.
+            # The frames of the traceback would keep the stream's weights in memory until the garbage collector runs.
             self._end.set_exception(error.with_traceback(None))
             self._end.exception()
         self.notify()
@@ -153,7 +153,7 @@ class Followers:
             self._drop(unused)
         follower = Follower()
         task = asyncio.create_task(self._follow(caller, adapter, follower), name=f'follow {adapter}')
-        # A follower that referred to its task would keep the frames of the ended task alive, with their weights.
+        # If the follower referred to its task, the frames of the ended task would keep the weights in memory.
         self._tasks[follower] = task
         task.add_done_callback(partial(self._on_done, follower))
         return follower

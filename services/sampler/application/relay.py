@@ -1,4 +1,4 @@
-"""Relays versions to other samplers. Resident versions are sent at once; other adapters are followed first."""
+"""Relays versions to other samplers. Resident versions are sent immediately. Other adapters are followed first."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -24,7 +24,7 @@ class SubscribeRequest:
 
     adapter_id: str
     held_version: int = 0
-    """Version that the subscriber has; 0 if it has none. Only later versions are sent, possibly as a delta to it."""
+    """Version that the subscriber has; 0 if it has none. Only later versions are sent, possibly as deltas."""
     resume_version: int = 0
     """Version whose transfer was interrupted; 0 if no transfer was interrupted."""
     is_single: bool = False
@@ -134,7 +134,7 @@ class Relay:
         return self._open(version) if version else None
 
     def _open(self, version: ResidentVersion) -> BytesInMemory | None:
-        """Return the bytes of a version, which stay readable even if the version is unloaded."""
+        """Return the bytes of a version, which stay readable after it is unloaded; None if they were not retained."""
         weights = version.weights
         if weights is None or not isinstance(weights.packed, PackedState):
             return None

@@ -45,7 +45,7 @@ class Sampling:
 
         Args:
             caller: The tenant that samples.
-            request: A request with one prompt. Closing the generator frees its memory at once.
+            request: A request with one prompt. Closing the generator frees its memory immediately.
 
         Raises:
             DomainError: An error that the API documents for sampling, raised before the first event.

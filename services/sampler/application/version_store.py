@@ -185,7 +185,7 @@ class VersionStore:
         self._changes.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             # The error also reaches the caller, unless it was cancelled.
-            _log.info('changing adapters failed', error=str(error))
+            _log.info('change of the adapters failed', error=str(error))
 
     async def _load(self, key: VersionKey, weights: AdapterWeights) -> ResidentVersion | None:
         if resident := self._residency.get(key):

@@ -19,7 +19,7 @@ class Retention:
     max_versions: int = 32
     """Maximum number of resident versions."""
     max_bytes: int = 8 << 30
-    """Maximum total size of their weights."""
+    """Maximum total size of the resident versions, in bytes."""
     max_followers: int = 1024
     """Maximum number of adapters whose new versions are fetched as they are published."""
     idle: timedelta = timedelta(minutes=30)

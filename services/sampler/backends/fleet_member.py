@@ -12,7 +12,7 @@ from services.sampler.application.replica import Replica
 
 
 class FleetMember:
-    """Connects a membership with the server, which stops accepting requests when a gateway requests a drain."""
+    """Connects a membership with the server, which reports NOT_SERVING when a gateway requests a drain."""
 
     def __init__(
         self, membership: Membership, server: RpcServer, replica: Replica, channels: Sequence[grpc.aio.Channel]
@@ -43,6 +43,6 @@ class FleetMember:
             await channel.close()
 
     async def _finish(self) -> None:
-        """Stop accepting requests, and wait until all running requests are done."""
+        """Report NOT_SERVING, and wait until all running requests are done."""
         await self._server.report_not_serving()
         await self._replica.wait_idle()

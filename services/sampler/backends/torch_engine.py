@@ -175,7 +175,7 @@ class TorchEngine:
         raise NotSupportedHere('sleep', self._facts.engine)
 
     async def wake_up(self) -> None:
-        """Return at once: this engine never sleeps."""
+        """Do nothing: this engine never sleeps."""
 
     async def wait_until_failed(self) -> None:
         await self._thread.wait_until_failed()

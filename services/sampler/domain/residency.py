@@ -1,6 +1,6 @@
 """A set of resident versions with a limited size. Idle versions are evicted in least-recently-used order.
 
-This module only records which versions are resident; its caller loads and unloads the weights.
+This module only records which versions are resident. Its caller loads and unloads the weights.
 """
 
 from dataclasses import dataclass

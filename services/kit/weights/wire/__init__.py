@@ -1,6 +1,6 @@
 """Weights on the wire: conversion of frames and manifests to messages, the chunk codec, and the client.
 
-Trainers publish, samplers subscribe and relay, and the checkpoint service stores; all use WeightStreamService through
+Trainers publish, samplers subscribe and relay, and the checkpoint service stores. All use WeightStreamService through
 this package. The values themselves are in `services.kit.weights`.
 """
 

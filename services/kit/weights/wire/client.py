@@ -1,6 +1,6 @@
 """Client of the checkpoint service for trainers and samplers, which transfers complete and verified states.
 
-An interrupted transfer continues at the byte where it stopped. On one host, states are passed in shared memory; a
+An interrupted transfer continues at the byte where it stopped. On one host, states are passed in shared memory. A
 caller that has a version receives the next one as a delta.
 """
 
@@ -110,9 +110,9 @@ class WeightClient:
             held_version: Version that the caller has; only later ones are yielded.
             held: State of `held_version`, so that the next version can be sent as a delta. None: it is sent whole.
             is_retried: Whether to reconnect after the stream finishes or breaks. If False, the generator finishes
-                instead.
-            patience: Maximum time between two messages, until the newest version is received and within later versions.
-                After it, the stream counts as broken. None for no limit.
+                instead, unless the accepted encodings have changed.
+            patience: Maximum time between two messages, until the newest version is received and during later
+                transfers. A longer silence counts as a broken stream. None for no limit.
 
         Raises:
             DomainError: An error that is not transient, such as an adapter without published versions.

@@ -1,6 +1,6 @@
 """Conversion of frames between messages and the values of `services.kit.weights`.
 
-`codec` encodes and decodes chunks. The check of a header's encoding is here; the checkpoint service adds the checks of
+`codec` encodes and decodes chunks. The check of a header's encoding is here. The checkpoint service adds the checks of
 published headers.
 """
 

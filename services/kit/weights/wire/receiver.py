@@ -1,6 +1,6 @@
 """The receiver of states: it assembles frames, applies deltas, opens segments, and verifies all results.
 
-A receiver remains usable after a broken stream; the next stream continues at `offset`. If an encoding does not work (a
+A receiver remains usable after a broken stream. The next stream continues at `offset`. If an encoding does not work (a
 delta cannot be applied, or memory is not shared), the receiver raises `EncodingFailed` and requests plain bytes next.
 """
 

@@ -22,12 +22,11 @@ from twinkle.model.engine import TrainerEngine
 class GroupBackend:
     """Hosts a `TrainerEngine`; implements `services.model.ports.TrainerBackend`.
 
-    Concurrency: verbs may be awaited by many tasks; the engine runs them one at a time in order of arrival. A running
+    Concurrency: verbs may be awaited by many tasks. The engine runs them one at a time in order of arrival. A running
     verb is never interrupted.
     """
 
     def __init__(self, group: WorkerGroup, engine: TrainerEngine, facts: ServerFacts) -> None:
-        """Create the backend of the processes in `group`."""
         self.group = group
         self.engine = engine
         """Engine of this process. Only its thread may call it; ids and sizes may be read at any time."""

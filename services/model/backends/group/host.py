@@ -156,10 +156,10 @@ class EngineHost:
     def measure(self) -> CostModel | None:
         """Make one of several measurements of the engine; return the cost model after the last one.
 
-        Each takes up to a few seconds; other calls can run in between.
+        Each measurement takes up to a few seconds; other calls can run in between.
 
         Raises:
-            ModelLeased: Full-parameter training has the engine to itself.
+            ModelLeased: Full-parameter training uses the engine exclusively.
         """
         self._probe = self._probe or Probe(self._engine, max_pass_tokens=self._pass_tokens)
         with engine_errors_as_domain_errors():

@@ -50,7 +50,7 @@ class LoadOptions:
 
 
 def load_engine(options: LoadOptions) -> TrainerEngine:
-    """Load the model. Every process of the program must call it.
+    """Load the model and its engine. Collective: every process of the program must call this function.
 
     Raises:
         ModelNotFound: The id cannot be resolved.

@@ -1,7 +1,7 @@
 """Several processes that torchrun started: the first one serves, and the others repeat its calls.
 
-If a process ends, hangs, or computes a different result, all of them end at once, as if they had been killed. Nothing
-is recorded for the running operation, so the journal restores the adapters when the service starts again.
+If a process ends, hangs, or computes a different result, all processes exit, as if they had been killed.
+Nothing is recorded for the running operation, so the journal restores the adapters when the service starts again.
 """
 
 import os
@@ -36,7 +36,7 @@ _log = structlog.get_logger('engine')
 class _Call:
     """Call of a method of `EngineHost`.
 
-    It is pickled. Its arguments are objects of this program, made from messages that were parsed and validated.
+    Calls are pickled. Their arguments are objects of this program, made from parsed and validated messages.
     """
 
     method: str
@@ -45,7 +45,7 @@ class _Call:
 
 
 class _Ranks:
-    """Connection of this process to the others. Every process creates one after `join_ranks`, and uses one thread."""
+    """Connection of this process to the others. Every process creates one after `join_ranks`, for use in one thread."""
 
     def __init__(self, silence_seconds: float) -> None:
         # Until all processes have loaded the model, the time limit of `join_ranks` applies.
@@ -65,11 +65,11 @@ class _Ranks:
         return broadcast(call, group=self._group)
 
     def run(self, host: EngineHost, call: _Call) -> Any:
-        """Run a call that every process runs, and check that it ended equally in all of them.
+        """Run a call that every process runs, and check that its outcome is the same in all processes.
 
         Raises:
             DomainError: The host refused the call.
-            CallsDiffer: The call ended differently in another process, or the adapter's state differs there.
+            CallsDiffer: The outcome or the adapter's state differs in another process.
         """
         result, refusal = None, None
         try:
@@ -94,7 +94,7 @@ class TorchrunGroup:
         Args:
             host: Host of the engine, used only in the thread of `worker`.
             worker: Thread of the engine.
-            silence_seconds: Time without a sign of life after which a process counts as lost.
+            silence_seconds: Time without a heartbeat after which a process counts as lost.
         """
         self._host = host
         self._worker = worker
@@ -126,7 +126,7 @@ class TorchrunGroup:
 
 
 def follow(host: EngineHost, *, silence_seconds: float) -> None:
-    """Repeat the calls of the first process until it stops. Signals are ignored: it stops after running calls."""
+    """Repeat the calls of the first process until it stops. Signals are ignored, so that running calls complete."""
     with _exit_on_defect():
         ranks = _Ranks(silence_seconds)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -138,7 +138,7 @@ def follow(host: EngineHost, *, silence_seconds: float) -> None:
 
 
 def _outcome_text(result: Any, refusal: DomainError | None) -> str:
-    """Return how a call ended, equal in all processes; for a copied state with its digest."""
+    """Return a text about the outcome of a call, equal in all processes; it includes the digest of a copied state."""
     if refusal is not None:
         return f'refused, {refusal.reason}'
     if isinstance(result, list):
@@ -169,6 +169,6 @@ def _exit_on_defect() -> Iterator[None]:
 
 
 def _exit(problem: str, error: Exception | None = None) -> NoReturn:
-    """End this process without cleanup: its engine's thread may be waiting for a lost process."""
-    _log.error('the processes of the mesh cannot continue; all of them exit', problem=problem, exc_info=error)
+    """End this process without cleanup, because its engine's thread may be waiting for a lost process."""
+    _log.error('mesh failed; all of its processes exit', problem=problem, exc_info=error)
     os._exit(LOST_STATUS)

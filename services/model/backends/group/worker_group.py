@@ -17,7 +17,7 @@ _log = structlog.get_logger('engine')
 class WorkerGroup(Protocol):
     """Processes that each host an equal engine and run the same calls in the same order.
 
-    Concurrency: calls may be awaited by many tasks; they run one at a time in order of arrival, and are never
+    Concurrency: calls may be awaited by many tasks. They run one at a time in order of arrival, and are never
     interrupted.
     """
 

@@ -23,7 +23,7 @@ class Folder:
         """Write a file durably, replacing an existing one.
 
         Raises:
-            OSError: Writing failed; the file was not created.
+            OSError: Writing failed; the file is not durable.
         """
         temporary = self.path / f'{_TEMPORARY}{new_id(name[:16])}'
         try:

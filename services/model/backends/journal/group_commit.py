@@ -50,7 +50,7 @@ class Writer:
     """Runs jobs in order of arrival, in groups. Concurrency: use it from one event loop only."""
 
     def __init__(self, connection: sqlite3.Connection, *, mark: DatabaseMark | None = None) -> None:
-        """Start the writer, which takes ownership of `connection`; without a `mark` it only reads."""
+        """Start the writer, which takes ownership of `connection`. Without a `mark` it only reads."""
         self._connection = connection
         self._mark = mark
         self._begin = 'BEGIN' if mark is None else 'BEGIN IMMEDIATE'
@@ -77,7 +77,7 @@ class Writer:
         return await job.future
 
     def add(self, work: Callable[[Transaction], Any]) -> None:
-        """Run `work` with the next transaction, without waiting."""
+        """Run `work` in one of the next transactions, without waiting."""
         self._lazy.append(_Job(work))
         if len(self._lazy) >= GROUP // 2:
             self.flush()

@@ -120,9 +120,10 @@ def add_creation(tx: Transaction, creation: CreationRecord) -> None:
 def remove_adapter(
     tx: Transaction, adapter_id: str, *, is_damaged: bool = False, expired: ExpiredAdapter | None = None
 ) -> UnusedFiles:
-    """Delete an adapter and all its rows, and add the record of an expired one.
+    """Delete an adapter and all its rows, record `expired`, and return the files that no row names any more.
 
-    The rows of a damaged adapter may name files of others, so none is returned; the next start deletes unused files.
+    The rows of a damaged adapter may name files of other adapters, so its files are not returned. The next start
+    deletes unused files.
     """
     row = tx.execute('SELECT key FROM adapters WHERE adapter_id = ?', adapter_id).fetchone()
     if row is None:
@@ -353,7 +354,7 @@ def _progress_of(work: str) -> str:
 
 
 def begin_use(tx: Transaction) -> bool:
-    """Record that a process uses the journal; return whether the one before ended without `end_use`."""
+    """Record that a process uses the journal; return whether the previous process ended without `end_use`."""
     return count_attempt(tx, _USES) > 1
 
 

@@ -139,7 +139,7 @@ def open_database(
         path: The database file.
         engine: Name of the engine, such as base model and dtype; a journal with adapters of another engine is refused.
         is_creation_allowed: Whether the database may be created; False if files of its adapters exist.
-        is_loss_accepted: Whether a database that lost committed transactions is used.
+        is_loss_accepted: Whether to use a database that lost committed transactions, or damaged rows of no adapter.
 
     Raises:
         JournalRefused: The file is not a journal, has another version or engine, is missing, is damaged, or lost
@@ -210,7 +210,7 @@ def _damaged_adapters(
     """Return tenant and readability of each adapter with damaged rows, and seal a database that has no seals yet.
 
     Raises:
-        DatabaseDamaged: Rows are damaged that belong to no known adapter.
+        DatabaseDamaged: A damaged row belongs to no known adapter, and the loss is not accepted.
     """
     adapters, others = dict[str, tuple[str, bool]](), list[DamagedRow]()
     for row in rows:

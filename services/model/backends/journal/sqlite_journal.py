@@ -94,7 +94,7 @@ class SqliteJournal:
 
     @classmethod
     async def open_copy(cls, folder: Path, *, codec: RecordCodec) -> 'SqliteJournal':
-        """Open a journal read-only: a copy of the folder, or one whose service is stopped.
+        """Open a journal read-only. The folder must be a copy, or its service must be stopped.
 
         Raises:
             JournalRefused: The folder contains no readable journal.
@@ -378,7 +378,7 @@ class SqliteJournal:
         swept = await self._threads.run(self._snapshots.sweep, snapshots)
         swept += await self._threads.run(self._payloads.sweep, digests)
         if swept:
-            _log.info('deleted unused files', files=swept)
+            _log.info('unused files deleted', files=swept)
 
 
 @contextmanager
