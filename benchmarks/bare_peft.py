@@ -17,7 +17,6 @@ class BarePeft:
     """A base model with one LoRA adapter on every linear layer, built from the options."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        """Load the model and add the adapter."""
         if options.model in SIZES:
             base = build_random_model(options.model, device=options.device, dtype=options.dtype, attention='sdpa')
         else:

@@ -12,7 +12,7 @@ from twinkle_client.stack import StackOptions, StackState, start_stack, stop_sta
 from twinkle_client.stack.options import DEFAULT_MODEL
 
 THREADS = 1
-"""Number of torch threads in the model service, in the sampler and in the baseline. Two of them share two cores."""
+"""Number of torch threads in the model service, in the sampler and in the baseline. Two of these run on two cores."""
 
 
 @contextmanager

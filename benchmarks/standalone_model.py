@@ -30,7 +30,6 @@ class StandaloneModel:
     """A client of a running model service; every call blocks until it has finished."""
 
     def __init__(self, address: str, pid: int, base_model: str, state_dir: Path) -> None:
-        """Connect to the service."""
         self.state_dir = state_dir
         self._pid = pid
         self._base_model = base_model

@@ -2,8 +2,7 @@
 
 A real stack serves clients that send JSON over HTTP. All clients run in one process, which shares the cores with the
 stack. The demands of the tenants are unequal, and all exceed the capacity, so equal shares result from the gateway's
-scheduler.
-The memory of the gateway's process is measured during the run and for a few seconds after it.
+scheduler. The memory of the gateway's process is measured during the run and for a few seconds after it.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Generates the Python stubs of the contracts: `protos/twinkle/api/**` becomes `sdk/python/twinkle/api/**`.
 
-The stubs of an external API's messages (`EXTERNAL`) stay in the folder of the messages, because only that feature uses
-them.
+The stubs of an external API's messages (`EXTERNAL`) stay in the folder of the messages, because only the code in this
+folder uses them.
 
 Run it with `./run gen`. With `--check`, it writes nothing, and fails if the committed stubs differ from the contracts.
 Only generated files are replaced or removed: those with a suffix of `GENERATED_SUFFIXES`, and the `__init__.py` files

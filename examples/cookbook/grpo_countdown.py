@@ -1,9 +1,9 @@
 """Teach a chat model the countdown game, with the GRPO loss: `python -m examples.cookbook.grpo_countdown`.
 
 A game has two numbers and a target: the expected answer to `Make 8 of 3, 5` is `<answer>3 + 5</answer>`. The shaped
-reward in [0, 1] is the mean of three: the answer is in tags, it uses each number once, and it reaches the target (this
-reward alone is `CountDownAccuracy`). Advantages are relative to the rest of the group (RLOO), and the upper clip range
-is wider (DAPO). Held-out games are played every few steps; their mean reward is `held_out_reward`. The recipe does not
+reward in [0, 1] is the mean of three parts: the answer is in tags, it uses each number once, and it reaches the target
+(this part is `CountDownAccuracy`). Advantages are relative to the rest of the group (RLOO), and the upper clip range is
+wider (DAPO). Held-out games are played every few steps; their mean reward is `held_out_reward`. The recipe does not
 read the clock, so a seed always gives the same curve.
 """
 

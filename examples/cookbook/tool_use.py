@@ -25,7 +25,7 @@ from twinkle.rollout import MultiTurnRollout, Rollout, ToolManager
 from twinkle.sampler import TorchSampler
 
 SYSTEM = 'Multiply.'
-"""System message. An example in each chat shows the call; before training, about one chat in four follows it."""
+"""System message. An example in each chat shows a call; before training, one chat in four imitates the example."""
 CALL = re.compile(r'CALL (\w+)\((\d+), (\d+)\)')
 
 

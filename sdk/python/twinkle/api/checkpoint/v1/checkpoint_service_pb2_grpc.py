@@ -103,7 +103,7 @@ class CheckpointServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def VerifyCheckpoint(self, request, context):
-        """Compares all files of a checkpoint with the digests of when it was saved. Errors: DATA_LOSS
+        """Compares all files of a checkpoint with the digests that were stored by the save. Errors: DATA_LOSS
         (ERROR_REASON_CHECKPOINT_DAMAGED) if a file differs or is missing; loads, downloads and copies of the checkpoint
         then fail with the same error.
         """

@@ -22,7 +22,7 @@ class CheckpointServiceStub:
     GetCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.GetCheckpointRequest, _checkpoint_service_pb2.GetCheckpointResponse]
     """Gets a checkpoint."""
     VerifyCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.VerifyCheckpointRequest, _checkpoint_service_pb2.VerifyCheckpointResponse]
-    """Compares all files of a checkpoint with the digests of when it was saved. Errors: DATA_LOSS
+    """Compares all files of a checkpoint with the digests that were stored by the save. Errors: DATA_LOSS
     (ERROR_REASON_CHECKPOINT_DAMAGED) if a file differs or is missing; loads, downloads and copies of the checkpoint
     then fail with the same error.
     """
@@ -79,7 +79,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.VerifyCheckpointRequest,
         context: _aio.ServicerContext[_checkpoint_service_pb2.VerifyCheckpointRequest, _abc.Awaitable[_checkpoint_service_pb2.VerifyCheckpointResponse]],
     ) -> _abc.Awaitable[_checkpoint_service_pb2.VerifyCheckpointResponse]:
-        """Compares all files of a checkpoint with the digests of when it was saved. Errors: DATA_LOSS
+        """Compares all files of a checkpoint with the digests that were stored by the save. Errors: DATA_LOSS
         (ERROR_REASON_CHECKPOINT_DAMAGED) if a file differs or is missing; loads, downloads and copies of the checkpoint
         then fail with the same error.
         """

@@ -140,8 +140,8 @@ class DatasetServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetStoredBytes(self, request, context):
-        """Returns the size of everything that the service stores for the caller. For the gateway, which counts it in the quota
-        of stored bytes.
+        """Returns the size of all data that the service stores for the caller. The gateway calls this method to enforce the
+        tenant's quota of stored bytes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -44,8 +44,8 @@ class DatasetServiceStub:
     ListDatasets: _aio.UnaryUnaryMultiCallable[_dataset_service_pb2.ListDatasetsRequest, _dataset_service_pb2.ListDatasetsResponse]
     """Lists the caller's datasets, newest first."""
     GetStoredBytes: _aio.UnaryUnaryMultiCallable[_dataset_service_pb2.GetStoredBytesRequest, _dataset_service_pb2.GetStoredBytesResponse]
-    """Returns the size of everything that the service stores for the caller. For the gateway, which counts it in the quota
-    of stored bytes.
+    """Returns the size of all data that the service stores for the caller. The gateway calls this method to enforce the
+    tenant's quota of stored bytes.
     """
     DeleteDataset: _aio.UnaryUnaryMultiCallable[_dataset_service_pb2.DeleteDatasetRequest, _dataset_service_pb2.DeleteDatasetResponse]
     """Deletes a dataset. Errors: FAILED_PRECONDITION (ERROR_REASON_IN_USE) while a loader of the dataset is open."""
@@ -126,8 +126,8 @@ class DatasetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _dataset_service_pb2.GetStoredBytesRequest,
         context: _aio.ServicerContext[_dataset_service_pb2.GetStoredBytesRequest, _abc.Awaitable[_dataset_service_pb2.GetStoredBytesResponse]],
     ) -> _abc.Awaitable[_dataset_service_pb2.GetStoredBytesResponse]:
-        """Returns the size of everything that the service stores for the caller. For the gateway, which counts it in the quota
-        of stored bytes.
+        """Returns the size of all data that the service stores for the caller. The gateway calls this method to enforce the
+        tenant's quota of stored bytes.
         """
 
     @_abc_1.abstractmethod

@@ -194,8 +194,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     checkpoints are not affected. Metadata: checkpointId.
     """
     ERROR_REASON_STORED_DATA_DAMAGED: _ErrorReason.ValueType  # 106
-    """DATA_LOSS. A stored dataset, loader or upload differs from what was written, and is not used. Others are not
-    affected. Metadata: kind, id.
+    """DATA_LOSS. A stored dataset, loader or upload differs from the bytes that were written, and is not used. Other data
+    are not affected. Metadata: kind, id.
     """
     ERROR_REASON_DEADLINE_PASSED: _ErrorReason.ValueType  # 110
     """DEADLINE_EXCEEDED. The caller's deadline passed before the response was ready. Work that had started may still
@@ -242,13 +242,13 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     applied, and the next operation may follow. Metadata: adapterId, sequenceNumber.
     """
     ERROR_REASON_REQUEST_CRASHED: _ErrorReason.ValueType  # 211
-    """FAILED_PRECONDITION. Several samplers in a row failed while they ran the request, or the gateway crashed each time it
-    ran it, or the model service crashed each time it created the adapter, so the request is not run again. Metadata:
-    failureCount, except for adapters.
+    """FAILED_PRECONDITION. Several samplers in a row failed while they ran the request, or the gateway or the model
+    service crashed each time it ran the request, so the request is not run again. Metadata: failureCount, except for
+    the creation of an adapter.
     """
     ERROR_REASON_REPLICA_IN_USE: _ErrorReason.ValueType  # 212
-    """FAILED_PRECONDITION. A full-parameter run cannot lease the replica, because other adapters are in memory, or because
-    its session or an operator has ended its lease. The request had no effect. Metadata: none.
+    """FAILED_PRECONDITION. A full-parameter run cannot lease the replica, because other adapters are in memory, or
+    because its session or an operator has ended its lease. The request had no effect. Metadata: none.
     """
     ERROR_REASON_FULL_PARAMETERS_DISABLED: _ErrorReason.ValueType  # 213
     """FAILED_PRECONDITION. The operator does not allow full-parameter runs. Metadata: none."""
@@ -424,8 +424,8 @@ ERROR_REASON_CHECKPOINT_DAMAGED: ErrorReason.ValueType  # 105
 checkpoints are not affected. Metadata: checkpointId.
 """
 ERROR_REASON_STORED_DATA_DAMAGED: ErrorReason.ValueType  # 106
-"""DATA_LOSS. A stored dataset, loader or upload differs from what was written, and is not used. Others are not
-affected. Metadata: kind, id.
+"""DATA_LOSS. A stored dataset, loader or upload differs from the bytes that were written, and is not used. Other data
+are not affected. Metadata: kind, id.
 """
 ERROR_REASON_DEADLINE_PASSED: ErrorReason.ValueType  # 110
 """DEADLINE_EXCEEDED. The caller's deadline passed before the response was ready. Work that had started may still
@@ -472,13 +472,13 @@ ERROR_REASON_OPERATION_CRASHED: ErrorReason.ValueType  # 210
 applied, and the next operation may follow. Metadata: adapterId, sequenceNumber.
 """
 ERROR_REASON_REQUEST_CRASHED: ErrorReason.ValueType  # 211
-"""FAILED_PRECONDITION. Several samplers in a row failed while they ran the request, or the gateway crashed each time it
-ran it, or the model service crashed each time it created the adapter, so the request is not run again. Metadata:
-failureCount, except for adapters.
+"""FAILED_PRECONDITION. Several samplers in a row failed while they ran the request, or the gateway or the model
+service crashed each time it ran the request, so the request is not run again. Metadata: failureCount, except for
+the creation of an adapter.
 """
 ERROR_REASON_REPLICA_IN_USE: ErrorReason.ValueType  # 212
-"""FAILED_PRECONDITION. A full-parameter run cannot lease the replica, because other adapters are in memory, or because
-its session or an operator has ended its lease. The request had no effect. Metadata: none.
+"""FAILED_PRECONDITION. A full-parameter run cannot lease the replica, because other adapters are in memory, or
+because its session or an operator has ended its lease. The request had no effect. Metadata: none.
 """
 ERROR_REASON_FULL_PARAMETERS_DISABLED: ErrorReason.ValueType  # 213
 """FAILED_PRECONDITION. The operator does not allow full-parameter runs. Metadata: none."""

@@ -53,8 +53,8 @@ class Quota(_message.Message):
     included.
     """
     stored_bytes: _builtins.int
-    """Maximum size of all checkpoints, datasets and uploaded files in bytes, at least 0. Once it is reached, saves, uploads,
-    and new or changed datasets are refused, and existing ones remain.
+    """Maximum size of all checkpoints, datasets and uploaded files in bytes, at least 0. Once it is reached, saves,
+    uploads, and new or changed datasets are refused. Existing data remain.
     """
     weight: _builtins.float
     """Relative share of the tenant when several tenants wait, 0.01 to 100: a tenant of weight 3 is served three times as

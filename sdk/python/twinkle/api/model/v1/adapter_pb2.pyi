@@ -79,7 +79,7 @@ class Adapter(_message.Message):
     parameter_count: _builtins.int
     """Number of trainable parameters."""
     session_id: _builtins.str
-    """Session that the request for creating the adapter named. May be empty."""
+    """Session that the CreateAdapter request named. May be empty."""
     checkpoint_path: _builtins.str
     """Checkpoint that contains the current weights: the one from the last Save with the optimizer and without a ttl, or
     the one that was loaded. Empty before the first of these, and after a step or an undo has changed the weights.

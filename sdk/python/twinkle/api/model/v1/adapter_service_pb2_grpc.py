@@ -127,9 +127,10 @@ class AdapterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def EndLease(self, request, context):
-        """Ends the lease of a replica: parks the full-parameter run that has it after its running operation. Operations of the
-        run are then refused for the time after which idle adapters are parked (ERROR_REASON_REPLICA_IN_USE). Requires
-        SCOPE_OPERATOR instead of SCOPE_TRAIN. Errors: NOT_FOUND if no replica serves the base model.
+        """Ends the lease of a replica: parks the full-parameter run that has the lease, once its running operation has
+        finished. Operations of the run are then refused for the time after which idle adapters are parked
+        (ERROR_REASON_REPLICA_IN_USE). Requires SCOPE_OPERATOR instead of SCOPE_TRAIN. Errors: NOT_FOUND if no replica
+        serves the base model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

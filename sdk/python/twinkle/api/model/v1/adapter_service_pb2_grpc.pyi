@@ -40,9 +40,10 @@ class AdapterServiceStub:
     (ERROR_REASON_REPLICA_LEASED) if unsaved steps must be saved while a full-parameter run uses the replica.
     """
     EndLease: _aio.UnaryUnaryMultiCallable[_adapter_service_pb2.EndLeaseRequest, _adapter_service_pb2.EndLeaseResponse]
-    """Ends the lease of a replica: parks the full-parameter run that has it after its running operation. Operations of the
-    run are then refused for the time after which idle adapters are parked (ERROR_REASON_REPLICA_IN_USE). Requires
-    SCOPE_OPERATOR instead of SCOPE_TRAIN. Errors: NOT_FOUND if no replica serves the base model.
+    """Ends the lease of a replica: parks the full-parameter run that has the lease, once its running operation has
+    finished. Operations of the run are then refused for the time after which idle adapters are parked
+    (ERROR_REASON_REPLICA_IN_USE). Requires SCOPE_OPERATOR instead of SCOPE_TRAIN. Errors: NOT_FOUND if no replica
+    serves the base model.
     """
     Estimate: _aio.UnaryUnaryMultiCallable[_adapter_service_pb2.EstimateRequest, _adapter_service_pb2.EstimateResponse]
     """Estimates the memory and time of a run without allocating resources."""
@@ -114,9 +115,10 @@ class AdapterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _adapter_service_pb2.EndLeaseRequest,
         context: _aio.ServicerContext[_adapter_service_pb2.EndLeaseRequest, _abc.Awaitable[_adapter_service_pb2.EndLeaseResponse]],
     ) -> _abc.Awaitable[_adapter_service_pb2.EndLeaseResponse]:
-        """Ends the lease of a replica: parks the full-parameter run that has it after its running operation. Operations of the
-        run are then refused for the time after which idle adapters are parked (ERROR_REASON_REPLICA_IN_USE). Requires
-        SCOPE_OPERATOR instead of SCOPE_TRAIN. Errors: NOT_FOUND if no replica serves the base model.
+        """Ends the lease of a replica: parks the full-parameter run that has the lease, once its running operation has
+        finished. Operations of the run are then refused for the time after which idle adapters are parked
+        (ERROR_REASON_REPLICA_IN_USE). Requires SCOPE_OPERATOR instead of SCOPE_TRAIN. Errors: NOT_FOUND if no replica
+        serves the base model.
         """
 
     @_abc_1.abstractmethod

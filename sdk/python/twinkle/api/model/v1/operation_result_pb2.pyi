@@ -294,8 +294,8 @@ class LoadResult(_message.Message):
     consumed_train_samples: _builtins.int
     """Data cursor that was saved with the checkpoint. Unset if no cursor was saved, or if only the weights were loaded."""
     gradient_accumulation_steps: _builtins.int
-    """Number of batches per optimizer step at the time of the save. Unset if only the weights were loaded. The adapter's
-    configuration is not changed by it.
+    """Number of batches per optimizer step at the time of the save. Unset if only the weights were loaded. Load does not
+    change the adapter's configuration.
     """
     def __init__(
         self,

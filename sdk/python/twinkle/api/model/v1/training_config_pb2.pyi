@@ -170,8 +170,9 @@ Global___LoraConfig: _TypeAlias = LoraConfig  # noqa: Y015
 
 @_typing.final
 class FullParameterConfig(_message.Message):
-    """Trains the base model's weights, with an exclusive lease of the replica: operations of other adapters wait until this
-    adapter is deleted, which restores the base weights.
+    """Trains the base model's weights, with an exclusive lease of the replica. Until the lease ends, operations on other
+    adapters are refused with FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED). The end of the lease restores the base
+    weights. See `Adapter.has_lease`.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -178,8 +178,8 @@ class PromptProbe(_message.Message):
     TARGET_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     DRAW_COUNT_FIELD_NUMBER: _builtins.int
     draw_count: _builtins.int
-    """Number of tokens to draw at each position, 0 to 128; at most 65,536 for a prompt. They are drawn independently, with
-    replacement and at `temperature`, from all tokens of the vocabulary. Defaults to 0.
+    """Number of tokens to draw at each position, 0 to 128; at most 65,536 for a prompt. They are drawn independently,
+    with replacement and at `temperature`, from all tokens of the vocabulary. Defaults to 0.
     """
     @_builtins.property
     def target_token_ids(self) -> _tensor_pb2.Tensor:
