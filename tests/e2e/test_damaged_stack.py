@@ -1,4 +1,4 @@
-"""Damage to files of a stack that was killed: the start names it, the affected verb names it, or nothing changes."""
+"""A killed stack with a damaged file reports the damage at its start or in the affected calls, or is unaffected."""
 
 import hashlib
 import os
@@ -154,7 +154,7 @@ def _flip(path: Path, seed: str) -> None:
 
 
 def _check(killed: Any, folder: Path, names: list[str]) -> None:
-    """Check that the start or a verb names the damage of each file, one at a time, or that nothing changed."""
+    """Check that the start or a verb reports the damage of each file, one at a time, or that nothing changed."""
     source, work, undamaged = killed
     for name in names:
         shutil.rmtree(folder, ignore_errors=True)
@@ -171,14 +171,14 @@ def _check(killed: Any, folder: Path, names: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_damaged_files_of_a_killed_stack_are_named(killed: Any, tmp_path: Path) -> None:
-    """Damage to the write-ahead logs of both databases is refused by name or changes nothing."""
+def test_damaged_files_of_a_killed_stack_are_reported(killed: Any, tmp_path: Path) -> None:
+    """Damage to the write-ahead log of a database is reported with the file's name or changes nothing."""
     names = [name for name in _state_files(killed[0]) if name.endswith('-wal')]
     assert len(names) == 2
     _check(killed, tmp_path / 'stack', names)
 
 
 @pytest.mark.slow
-def test_any_damaged_file_of_a_killed_stack_is_named_or_without_effect(killed: Any, tmp_path: Path) -> None:
-    """Damage to any file of the state folder is refused by name, answered with its own reason, or changes nothing."""
+def test_any_damaged_file_of_a_killed_stack_is_reported_or_has_no_effect(killed: Any, tmp_path: Path) -> None:
+    """Damage to any file of the state folder is reported at the start or by the affected call, or changes nothing."""
     _check(killed, tmp_path / 'stack', _state_files(killed[0]))

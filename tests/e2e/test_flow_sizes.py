@@ -45,7 +45,7 @@ RECORDINGS = 4
 SESSIONS = {'heartbeat_interval': 600, 'session_lifetime': 1200}
 """Settings of the gateway with which no heartbeat of the client falls into a window."""
 IDLE_READS = 60
-"""The same number for an idle stack; the time must include the renewal of leases and heartbeats."""
+"""Number of such reads for an idle stack, during which leases and heartbeats must be renewed."""
 FEATURE = {'input_ids': [5, 6, 7, 8], 'labels': [6, 7, 8, -100]}
 Entered = frozenset[tuple[str, str]]
 

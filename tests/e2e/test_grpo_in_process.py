@@ -44,7 +44,7 @@ def test_workers_on_ray_learn_like_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_vllm_samples_on_policy_after_every_sync(tmp_path: Path) -> None:
-    """The log-probabilities of vLLM agree within 1e-4 at every version."""
+    """The log-probabilities of vLLM and the trainer agree within 1e-4 at every version."""
     steps = run(build_tiny_model(tmp_path / 'model'), '--steps', '4', '--engine', 'vllm')
     assert [step['version'] for step in steps] == [1, 2, 3, 4]
     assert all(abs(step['ratio'] - 1) < 1e-4 and step['difference'] < 1e-4 for step in steps)

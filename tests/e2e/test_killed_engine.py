@@ -1,4 +1,4 @@
-"""kill -9 of vLLM's engine core below a real sampler, which `twinkle up` restarts, while requests run."""
+"""vLLM's engine core is killed while requests run on a real sampler, which `twinkle up` restarts."""
 
 import asyncio
 from pathlib import Path

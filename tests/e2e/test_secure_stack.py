@@ -50,7 +50,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
 
 
 def test_trained_adapter_can_be_sampled(stack: StackState) -> None:
-    """Training, publishing and sampling use every connection between services."""
+    """Training, publishing and sampling work over TLS and use every connection between services."""
     with TwinkleClient(stack.url, stack.read_api_key(), ca=stack.ca) as client:
         assert client.health_check()
         model = MultiLoraTransformersModel(stack.base_model, client=client)

@@ -274,7 +274,7 @@ def test_killed_service_is_restarted_at_its_address(stack: StackState, client: T
 
 
 def test_stopped_stack_is_not_restarted(tmp_path: Path) -> None:
-    """A call of `revive_stack` for a stopped stack returns None."""
+    """`revive_stack` returns None for a folder without a running stack."""
     assert revive_stack(tmp_path, report=_silent) is None
 
 

@@ -38,7 +38,7 @@ def stack(tmp_path: Path) -> Iterator[StackState]:
 
 
 def test_training_continues_after_a_process_of_the_mesh_is_killed(stack: StackState) -> None:
-    """A rank is killed in a batch and the stack revived: the results are those of an undisturbed run.
+    """Training has the results of an undisturbed run if a rank is killed during a batch and the stack is revived.
 
     Stopping the stack then ends all processes of the mesh. A replay of the journal in one process finds no difference.
     """

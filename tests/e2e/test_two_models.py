@@ -123,7 +123,7 @@ def test_tinker_client_trains_and_samples_both_models(stack: StackState, service
 
 
 def test_killed_model_service_affects_only_its_model(stack: StackState, service: tinker.ServiceClient) -> None:
-    """If a model service is killed, the other one continues; its futures wait, and native calls to it are refused."""
+    """A killed model service makes its futures wait and its native calls fail, and the other service continues."""
     running, interrupted = (
         service.create_lora_training_client(base_model=name, rank=4).result() for name in stack.base_models
     )

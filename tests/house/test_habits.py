@@ -50,9 +50,9 @@ def test_tests_do_not_patch() -> None:
 
 
 def test_generators_do_not_yield_inside_a_task_group() -> None:
-    """No generator yields inside a TaskGroup, which turns the GeneratorExit of a closed generator into a group.
+    """No generator yields inside a TaskGroup, which wraps the GeneratorExit of a closed generator in an ExceptionGroup.
 
-    A function with `asynccontextmanager` may, because contextlib resumes it at the end of its block.
+    A function with `asynccontextmanager` may do so, because contextlib resumes it at the end of its block.
     """
     offenders = [
         f'{module.path}:{block.lineno}: {name}'

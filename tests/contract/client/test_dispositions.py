@@ -71,7 +71,7 @@ def test_unknown_dispositions_fall_back_to_the_code() -> None:
 
 
 def test_failures_of_the_transport_are_ambiguous() -> None:
-    """A request whose connection broke may have taken effect."""
+    """A broken connection gives the disposition INTERRUPTED, because the request may have taken effect."""
     lost = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), details='reset')
     assert client.error_from_rpc(lost).disposition is client.Disposition.INTERRUPTED
 

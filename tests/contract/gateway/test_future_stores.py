@@ -82,7 +82,7 @@ async def test_future_is_stored_as_first_accepted(store: Any) -> None:
 
 
 async def test_number_changes_only_if_the_expected_one_is_stored(store: Any) -> None:
-    """The first of two writers that expect the same number wins."""
+    """Only the first of two writers that expect the same number changes it."""
     future = await store.add_if_absent(future_of('one'))
     assert await store.number(future, 7, instead_of=None) == 7
     assert await store.number(future, 8, instead_of=None) == 7

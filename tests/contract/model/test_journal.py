@@ -311,8 +311,8 @@ def _is_equal_state(one, other):
     )
 
 
-async def test_attempts_at_other_work_are_counted_until_one_is_survived(reopen):
-    """Attempts at named work add up over restarts, each name alone, until a reset or the deletion of the adapter."""
+async def test_attempts_at_other_work_are_counted_until_a_reset(reopen):
+    """Attempts at work add up over restarts, for each name, until a reset or the deletion of the adapter."""
     journal = await reopen()
     await add(journal, make_adapter())
     for count in (1, 2):
@@ -329,7 +329,7 @@ async def test_attempts_at_other_work_are_counted_until_one_is_survived(reopen):
 
 
 async def test_progress_resets_the_count_of_attempts(reopen):
-    """The count is 1 after an attempt got further than all before, and a reset removes the progress as well."""
+    """An attempt that gets further than all earlier ones sets the count to 1, and a reset removes the progress."""
     journal, work = await reopen(), 'restores of ad-1'
     counts = []
     for position in (0, 16, 16, 8, 32, 0):
@@ -345,8 +345,8 @@ async def test_progress_resets_the_count_of_attempts(reopen):
     assert await journal.count_attempt(work) == 2
 
 
-async def test_attempts_are_counted_until_one_is_survived(reopen):
-    """Attempts to replay an operation add up over restarts, and are reset by a survived attempt or a new request."""
+async def test_attempts_are_counted_until_one_completes(reopen):
+    """Attempts to replay an operation add up over restarts, and are reset by a completed attempt or a new request."""
     journal = await reopen()
     await add(journal, make_adapter())
     operation = batch_operation(1)

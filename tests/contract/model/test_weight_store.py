@@ -101,7 +101,7 @@ async def test_publish_is_idempotent(store):
 
 
 async def test_only_an_existing_checkpoint_counts_as_stored(store):
-    """A checkpoint is stored if it exists; an unknown one is not."""
+    """An existing checkpoint counts as stored, and an unknown one does not."""
     saved = await store.save('ad-1', STATE, base_model='org/tiny', save=Save(name='kept'), request_id='ad-1:2:f')
     assert await store.has_lasting_checkpoint(saved.checkpoint_path)
     assert not await store.has_lasting_checkpoint('twinkle://ad-1/weights/none')

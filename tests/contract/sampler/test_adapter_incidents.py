@@ -1,4 +1,4 @@
-"""Failures of other systems with adapters, as tests of both engines."""
+"""Tests that both engines avoid failures with adapters that are known from other systems."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -52,8 +52,8 @@ def weights_of(version: int, config: LoraConfig, *, dtype: str = 'float32') -> A
 def check_scores(found: np.ndarray, oracle: TinyOracle, text: Sequence[int]) -> None:
     """Compare log-probabilities with PEFT's.
 
-    Where PEFT in float32 differs from float64, vLLM may differ by twice as much more: on an Intel Xeon with AVX-512, by
-    1.5e-4 at a position where PEFT's error is 4e-5.
+    The difference may exceed `BOUND` by twice the rounding error of PEFT in float32. On an Intel Xeon with AVX-512,
+    vLLM differs by 1.5e-4 at a position where that error is 4e-5.
     """
     differences = np.abs(found - oracle.score(text))
     assert np.all(differences <= BOUND + 2 * oracle.rounding_errors(text)), differences.max()

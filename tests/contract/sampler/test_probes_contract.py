@@ -22,11 +22,10 @@ LONG_PROMPT = tuple(3 + (5 * index) % 250 for index in range(90))
 MILD = VersionKey(ONE.adapter, 5)
 """A version with smaller weights than the others, so that rounding errors stay below the tolerance."""
 TOLERANCE = {'torch': 1e-5, 'vllm': 2e-5}
-"""Maximum difference of a log-probability from transformers."""
+"""Maximum difference of a log-probability from transformers in float32; vLLM sums in another order."""
 SHARED_STEP_TOLERANCE = {'torch': 0.0, 'vllm': 1e-4}
 """Maximum difference between a request in a shared step and alone. vLLM's rounding depends on the requests of a step;
 2.8e-5 was measured, and the other contract tests of vLLM allow 1e-4."""
-"""Maximum difference to transformers in float32; vLLM sums in another order."""
 
 
 def some_targets(rows: int, columns: int = 6) -> np.ndarray:
@@ -102,7 +101,7 @@ async def test_probes_and_other_requests_in_one_batch_do_not_affect_each_other(r
 
 @pytest.mark.parametrize('temperature', [0.0, 0.25, pytest.param(2.0, marks=pytest.mark.slow)])
 async def test_draws_follow_the_distribution_at_the_temperature(real_engine, tiny_llama_dir, temperature):
-    """Drawn tokens are as frequent as the tempered distribution says, and have log-probabilities before temperature."""
+    """The most likely token is drawn as often as the temperature implies, and log-probabilities ignore temperature."""
     oracle = await oracle_of(real_engine, tiny_llama_dir, has_adapter=True)
     drawn = (await probe(real_engine, MILD, draws=60, temperature=temperature, top_k=1)).prompt.probe
     rows = len(LONG_PROMPT) - 1
@@ -149,7 +148,7 @@ async def test_prompt_of_one_token_has_an_empty_result(real_engine):
     ],
 )
 async def test_targets_that_do_not_fit_the_prompt_are_refused(real_engine, targets):
-    """Targets with another number of rows, or outside the vocabulary, are refused by the field's path."""
+    """Targets with another number of rows, or outside the vocabulary, are refused with the field's path."""
     with pytest.raises(InvalidField) as refusal:
         await probe(real_engine, prompt=PROMPT, targets=targets)
     assert refusal.value.field == 'params.prompt_probe.target_token_ids'
@@ -162,7 +161,7 @@ async def test_abort_ends_a_request_while_it_is_probed(real_engine):
     wanted = PromptProbe(draw_count=128)
     request = make_request('long', prompt=LONG_PROMPT, max_tokens=300, prompt_probe=wanted)
     running = asyncio.create_task(events_of(real_engine, request))
-    # By the end of the other request, the engine has begun with the probe.
+    # By the end of the other request, the engine has begun the probe.
     await run(real_engine, make_request('other', max_tokens=8))
     await real_engine.abort('long')
     last = (await running)[-1]

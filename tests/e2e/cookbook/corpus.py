@@ -94,7 +94,7 @@ def _preference(rng: random.Random) -> Row:
 
 
 def _market(rng: random.Random, number: int, *, year: int) -> Row:
-    """Return a question of one year, whose material says the answer. Training uses the years before 2026."""
+    """Return a question about one year, whose material contains the answer. Training uses the years before 2026."""
     thing, is_bought = rng.choice(_THINGS), rng.random() < 0.5
     market = f'The club buys {thing}'
     summary = f'Yes, the club agreed to buy {thing}.' if is_bought else f'No, the club refused to buy {thing}.'

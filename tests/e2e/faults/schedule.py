@@ -60,7 +60,7 @@ def kills_of(round_number: int, *, count: int = KILLS_PER_ROUND) -> list[Kill]:
 def rank_kills_of(round_number: int) -> list[RankKill]:
     """Return the kills of a round of a mesh: SIGKILL and SIGSTOP of each rank, and SIGKILL of the launcher."""
     rng = random.Random(f'ranks {round_number}')
-    # A stopped launcher is not replaced by anyone.
+    # No process replaces a stopped launcher, so the launcher is only killed.
     choices = [('0', signal.SIGKILL), ('1', signal.SIGKILL), (LAUNCHER, signal.SIGKILL)]
     choices += [('0', signal.SIGSTOP), ('1', signal.SIGSTOP)]
     chosen = [choices[(round_number * RANK_KILLS_PER_ROUND + index) % 5] for index in range(RANK_KILLS_PER_ROUND)]

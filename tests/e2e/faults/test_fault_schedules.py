@@ -17,7 +17,7 @@ SEEDS = range(1000, 1010)
 
 
 async def test_two_kills_do_not_change_results(tmp_path: Path, tiny_llama_dir: Path) -> None:
-    """Kills at two failpoints do not change a bit of the responses and the saved tensors."""
+    """Responses and saved tensors stay bitwise equal if the service is killed at two failpoints."""
     kills = [Kill(failpoint=point) for point in KILL_POINTS[:2]]
     async with (
         open_environment(tmp_path, tiny_llama_dir) as environment,
@@ -46,9 +46,10 @@ async def test_kills_at_every_failpoint_do_not_change_results(tmp_path: Path, ti
 
 @pytest.mark.slow
 async def test_lost_processes_of_a_mesh_do_not_change_results(tmp_path: Path, tiny_llama_dir: Path) -> None:
-    """A killed rank, a stopped rank and a killed launcher, on two meshes; the service continues in one process.
+    """Results and tensors equal those of an undisturbed service although a mesh loses processes.
 
-    Results and tensors equal those of an undisturbed service of one process.
+    A rank is killed, a rank is stopped, and the launcher is killed, on two meshes; the service then continues in one
+    process.
     """
     kills = [
         RankKill(target='1', count=9, death=signal.SIGKILL),

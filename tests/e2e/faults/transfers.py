@@ -1,7 +1,7 @@
 """Weight transfers from a trainer to a sampler with faults: killed processes, cut connections and full disks.
 
 Each seed publishes one version. After a number of bytes, the trainer, the checkpoint service or the sampler is killed,
-a connection is cut, or the disk of the service is full for a moment; or the service is killed at a failpoint. The
+a connection is cut, or the disk of the service is full for a moment. Other seeds kill the service at a failpoint. The
 version must arrive nevertheless.
 """
 

@@ -28,7 +28,7 @@ pytestmark = SDK_MARKS
 PROMPT = tokens_of(5, 8)
 EXAMPLES = [tokens_of(seed) for seed in range(3)]
 ENDLESS: list[str] = []
-"""Stop list that ignores even the end of sequence."""
+"""Empty stop list, with which not even the end-of-sequence token ends a sequence."""
 
 
 def prompt_of(tokens: list[int]) -> tinker.ModelInput:
@@ -63,7 +63,7 @@ def training(service: tinker.ServiceClient, stack: StackState) -> tinker.Trainin
 
 @pytest.fixture(scope='module')
 def named(service: tinker.ServiceClient, trained: tinker.TrainingClient) -> tinker.SamplingClient:
-    """A sampler of its weights, saved under a name."""
+    """A sampler of the trained model's weights, saved under a name."""
     path = trained.save_weights_for_sampler('steady').result().path
     assert path == f'tinker://{trained.model_id}/sampler_weights/steady'
     return service.create_sampling_client(model_path=path).result()
@@ -87,7 +87,7 @@ def test_sampler_scores_as_the_trainer_does(
         assert np.abs(np.array(base.compute_logprobs(prompt_of(tokens)).result()[1:]) - own).max() > 0.01
 
 
-def test_drawn_tokens_carry_the_trainer_s_logprobs(
+def test_sampled_tokens_have_the_logprobs_of_the_trainer(
     named: tinker.SamplingClient, trained: tinker.TrainingClient
 ) -> None:
     """Sampled tokens have the log-probabilities that the trainer computes."""
@@ -142,7 +142,7 @@ def test_greedy_selects_the_most_likely(named: tinker.SamplingClient) -> None:
 
 
 @pytest.mark.usefixtures('local_tokenizer')
-def test_stop_ends_with_itself(named: tinker.SamplingClient, trained: tinker.TrainingClient) -> None:
+def test_stop_is_the_last_part_of_a_sequence(named: tinker.SamplingClient, trained: tinker.TrainingClient) -> None:
     """A stop token or stop string ends the sequence and is its last part."""
     tokens = draw(named, temperature=0.0).sequences[0].tokens
     index = next(place for place, token in enumerate(tokens) if token not in tokens[:place] and place > 0)
@@ -157,7 +157,7 @@ def test_stop_ends_with_itself(named: tinker.SamplingClient, trained: tinker.Tra
         assert (by_text.tokens, by_text.stop_reason) == (tokens[:1], 'stop')
 
 
-def test_prompt_logprobs_come_with_the_likeliest(named: tinker.SamplingClient) -> None:
+def test_prompt_logprobs_include_the_most_likely_tokens(named: tinker.SamplingClient) -> None:
     """Each position of the prompt but the first has its log-probability and the top k tokens."""
     params = tinker.SamplingParams(max_tokens=1)
     answer = named.sample(prompt_of(PROMPT), 1, params, include_prompt_logprobs=True, topk_prompt_logprobs=2).result()
@@ -179,7 +179,7 @@ def test_logprobs_belong_to_the_tempered_distribution(named: tinker.SamplingClie
 
 
 def test_sixty_four_concurrent_requests_are_independent(named: tinker.SamplingClient) -> None:
-    """64 concurrent requests get the responses that they get alone."""
+    """64 concurrent requests complete, and the first and the last get the responses that they get alone."""
     params = [tinker.SamplingParams(max_tokens=4, stop=ENDLESS, seed=seed) for seed in range(64)]
     futures = [named.sample(prompt_of(tokens_of(seed, 6)), 1, given) for seed, given in enumerate(params)]
     answers = [future.result().sequences[0].tokens for future in futures]

@@ -41,7 +41,7 @@ def test_capabilities_name_what_is_served(rest: tinker.RestClient, stack: StackS
 
 @pytest.mark.usefixtures('local_tokenizer')
 def test_model_shows_its_facts(service: tinker.ServiceClient, stack: StackState) -> None:
-    """The id of a model is that of its session and a number; info has base model, rank and tokenizer, no folder."""
+    """A model's id is its session's id with a number; its info has base model, rank and tokenizer id, no folder."""
     model = new_model(service, stack, rank=4)
     info = model.get_info()
     assert model.model_id.startswith(f'{service.holder.get_session_id()}:train:')
@@ -80,8 +80,8 @@ def test_loss_is_the_weighted_sum_and_falls(model: tinker.TrainingClient) -> Non
     assert losses[-1] < 0.8 * losses[0]
 
 
-def test_forward_computes_the_same_and_leaves_no_gradient(model: tinker.TrainingClient) -> None:
-    """A forward pass between backward pass and step changes neither."""
+def test_forward_has_the_results_of_forward_backward(model: tinker.TrainingClient) -> None:
+    """A forward pass returns bitwise the log-probabilities and the loss of `forward_backward`."""
     train(model, *EXAMPLES)
     data = [weighted(tokens) for tokens in EXAMPLES]
     before = model.forward(data, 'cross_entropy').result()
@@ -91,7 +91,7 @@ def test_forward_computes_the_same_and_leaves_no_gradient(model: tinker.Training
 
 
 def test_passes_before_a_step_add_up(service: tinker.ServiceClient, stack: StackState) -> None:
-    """Two passes and one step equal one pass over both batches, and a step clears the gradient."""
+    """Passes over single examples before a step equal one pass over all examples."""
     one, two = new_model(service, stack), new_model(service, stack)
     train(one, *EXAMPLES)
     for tokens in EXAMPLES:
@@ -126,19 +126,19 @@ def test_chunks_may_arrive_in_any_order(model: tinker.TrainingClient) -> None:
 
 
 def test_saved_state_continues_bitwise(service: tinker.ServiceClient, model: tinker.TrainingClient) -> None:
-    """A model loaded with its optimizer trains bitwise like the original; without it, the optimizer starts again."""
+    """A model loaded with its optimizer trains bitwise like the original; without it, the optimizer is reset."""
     train(model, *EXAMPLES, steps=2)
     path = model.save_state('second').result().path
     assert path == f'tinker://{model.model_id}/weights/second'
-    heir = service.create_training_client_from_state_with_optimizer(path).result()
+    resumed = service.create_training_client_from_state_with_optimizer(path).result()
     fresh = service.create_training_client_from_state(path).result()
-    np.testing.assert_array_equal(scores(heir, *EXAMPLES), scores(model, *EXAMPLES))
+    np.testing.assert_array_equal(scores(resumed, *EXAMPLES), scores(model, *EXAMPLES))
     np.testing.assert_array_equal(scores(fresh, *EXAMPLES), scores(model, *EXAMPLES))
-    assert train(heir, *EXAMPLES, steps=2) == train(model, *EXAMPLES, steps=2)
-    np.testing.assert_array_equal(scores(heir, *EXAMPLES), scores(model, *EXAMPLES))
+    assert train(resumed, *EXAMPLES, steps=2) == train(model, *EXAMPLES, steps=2)
+    np.testing.assert_array_equal(scores(resumed, *EXAMPLES), scores(model, *EXAMPLES))
     train(fresh, *EXAMPLES, steps=2)
     assert np.abs(scores(fresh, *EXAMPLES) - scores(model, *EXAMPLES)).max() > 1e-4
-    assert heir.get_info().lora_rank == 8
+    assert resumed.get_info().lora_rank == 8
 
 
 def test_saved_name_is_replaced_only_on_request(model: tinker.TrainingClient) -> None:

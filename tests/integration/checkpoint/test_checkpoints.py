@@ -132,7 +132,7 @@ async def test_download_is_a_tar_of_the_peft_folder(service: Running, tmp_path: 
 
 
 async def test_folders_are_shown_only_if_the_operator_allows_it(tmp_path: Path) -> None:
-    """No result contains the folder of a checkpoint by default, not even after a restart."""
+    """No result contains a checkpoint's folder if `are_folders_shown` is false, not even after a restart."""
     state_dir = tmp_path / 'private'
     for name in ('first', 'second'):
         async with serving(state_dir, are_folders_shown=False) as service:
@@ -158,7 +158,7 @@ async def test_download_resumes_at_any_byte(service: Running, seed: int) -> None
 
 
 async def test_watch_sends_the_snapshot_then_changes_and_resumes(service: Running, clock: FakeClock) -> None:
-    """A watch yields the checkpoints of all tenants, then changes, and a token resumes it after its event."""
+    """A watch sends all tenants' checkpoints and then changes, and a resume token continues after its event."""
     await _save(service, 'one')
     with acting_for(BOB):
         await _save(service, 'two')
@@ -195,7 +195,7 @@ async def test_watch_refuses_unknown_resume_tokens(service: Running, token: str)
 
 
 async def test_clients_may_not_watch(service: Running) -> None:
-    """A client may not watch, since the watch covers all tenants."""
+    """A client may not watch, because the watch covers all tenants."""
     call = service.checkpoints.WatchCheckpoints(wire.WatchCheckpointsRequest(), metadata=ALICE_CALLS)
     assert (await failure_of(call)).code == 'PERMISSION_DENIED'
 

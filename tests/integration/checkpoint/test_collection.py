@@ -91,7 +91,7 @@ async def test_a_start_counts_as_use(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('number', [errno.EROFS, errno.ENOSPC, errno.EIO, errno.EMFILE])
 async def test_disk_errors_do_not_end_the_cleanup(tmp_path: Path, number: int) -> None:
-    """If the disk refuses any call of a deletion, the other states are deleted, and the next cleanup continues."""
+    """If the disk refuses a call of a deletion, the cleanup deletes the other states, and the next cleanup the rest."""
     clock = FakeClock()
     for calls in range(12):
         # Without shared memory, each deletion uses the disk.

@@ -1,4 +1,4 @@
-"""Damage to any stored file of a checkpoint is named by every verb, or has no effect."""
+"""Every verb reports damage to a stored file of a checkpoint, or returns the undamaged bytes."""
 
 from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import suppress
@@ -97,7 +97,7 @@ async def test_damaged_checkpoint_can_be_replaced_and_deleted(tmp_path: Path, na
 
 
 async def test_checkpoint_with_a_damaged_record_stays_in_the_watch(tmp_path: Path) -> None:
-    """The watch names a checkpoint whose record is damaged, so that the catalogue keeps it, and then its deletion."""
+    """The watch reports a checkpoint with a damaged record, so that the catalogue keeps it, and then its deletion."""
     async with serving(tmp_path) as service:
         with acting_for(ALICE):
             await _save(service)
@@ -115,7 +115,7 @@ async def test_checkpoint_with_a_damaged_record_stays_in_the_watch(tmp_path: Pat
 
 
 async def test_damaged_version_is_refused(tmp_path: Path) -> None:
-    """A version whose file or record was damaged on disk is named, and its owner can delete it."""
+    """A version with a damaged file or record is refused with CHECKPOINT_DAMAGED, and its owner can delete it."""
     for name in ('record.json', '*/adapter_model.safetensors'):
         state_dir = tmp_path / name.strip('*/')
         async with serving(state_dir) as service:
@@ -137,8 +137,8 @@ async def test_damaged_version_is_refused(tmp_path: Path) -> None:
                 assert not (state_dir / 'checkpoint' / 'states' / 'alice' / 'ad-1' / 'versions' / '1').exists()
 
 
-async def test_damaged_mark_is_named_and_never_another_number(tmp_path: Path) -> None:
-    """A mark with a changed byte is read unchanged, or named in the log; it is never read as another number."""
+async def test_damaged_mark_is_never_read_as_another_number(tmp_path: Path) -> None:
+    """A damaged mark is read with its number or is ignored and logged; it is never read as another number."""
     key = AdapterKey('alice', 'ad-1')
     threads = StoreThreads('store', count=1)
     store = FolderStore(open_disk(str(tmp_path)), threads)

@@ -23,7 +23,7 @@ STATE_BYTES = 1 << 20
 @pytest.mark.timeout(240)
 @pytest.mark.slow
 async def test_kill_at_any_byte_never_mixes_or_loses_a_state(tmp_path: Path) -> None:
-    """A complete old or new state is served after each kill."""
+    """The service, restarted after each kill, serves the complete old state or the complete new state."""
     process = await ServiceProcess.start(tmp_path)
     newest, saved = make_state(0), make_state(1)
     await _commit(process, newest, version=1)

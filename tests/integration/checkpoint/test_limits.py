@@ -1,4 +1,4 @@
-"""The checkpoint service keeps few descriptors, and refuses what its disk cannot store without storing a part of it."""
+"""The checkpoint service keeps few file descriptors open, and stores no part of a state that its disk cannot hold."""
 
 import errno
 import os
@@ -46,7 +46,7 @@ async def test_published_versions_keep_no_descriptors(tmp_path: Path) -> None:
 
 
 async def test_versions_of_a_deleted_adapter_are_deleted(tmp_path: Path) -> None:
-    """All unpinned versions are deleted from memory and disk, and their numbers are not reused."""
+    """DeleteVersions deletes an adapter's unpinned versions from memory and disk, and numbers are not reused."""
     async with serving(tmp_path) as service:
         with acting_for(ALICE):
             await service.weights.publish_version('ad-1', make_state(1), version=1)
@@ -64,7 +64,7 @@ async def test_versions_of_a_deleted_adapter_are_deleted(tmp_path: Path) -> None
 
 
 async def test_clients_cannot_delete_all_versions(tmp_path: Path) -> None:
-    """A tenant's call is refused, since only services know which adapters were deleted."""
+    """DeleteVersions refuses tenants, because only services know which adapters were deleted."""
     async with serving(tmp_path) as service:
         request = version_service_pb2.DeleteVersionsRequest(adapter_id='ad-1')
         call = service.versions.DeleteVersions(request, metadata=as_tenant('alice'))
@@ -102,7 +102,7 @@ async def test_service_raises_its_limit_of_descriptors(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('number', [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE])
 async def test_errors_of_a_disk_that_cannot_be_used_are_refusals(number: int) -> None:
-    """An error of the disk that is no defect becomes STORE_UNAVAILABLE, which frees an operation's number."""
+    """A disk error that is not a defect becomes STORE_UNAVAILABLE, which frees the operation's number."""
 
     def fail() -> None:
         raise OSError(number, os.strerror(number))

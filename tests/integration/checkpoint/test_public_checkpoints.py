@@ -115,7 +115,7 @@ async def test_own_checkpoint_takes_precedence_over_a_public_one(service: Runnin
 
 
 async def test_copy_has_the_complete_state_and_is_private(service: Running) -> None:
-    """A copy is complete and private, a repeated request returns it, and an unreadable checkpoint is not copied."""
+    """A copy is complete and private, a repeated request returns it, and unreadable checkpoints cannot be copied."""
     assert (await failure_of(_copy(service))).reason == 'CHECKPOINT_NOT_FOUND'
     await _set_visibility(service, is_public=True)
     first, repeated = await _copy(service), await _copy(service)
@@ -129,7 +129,7 @@ async def test_copy_has_the_complete_state_and_is_private(service: Running) -> N
 
 
 async def test_clients_may_not_publish_or_copy_directly(service: Running) -> None:
-    """A client may neither publish nor copy a checkpoint directly."""
+    """A client may neither change the visibility of a checkpoint nor copy it directly."""
     alice = as_tenant('alice')
     visibility = messages.SetCheckpointVisibilityRequest(checkpoint_path=PATH, is_public=True)
     copy = messages.CopyCheckpointRequest(checkpoint_path=PATH, adapter_id='ad-2', name='x')

@@ -72,7 +72,7 @@ def _upload(service: Running, *parts: wire.UploadCheckpointRequest, tenant_id: s
 
 
 async def test_uploaded_folder_becomes_a_checkpoint(service: Running, tmp_path: Path) -> None:
-    """An uploaded folder becomes a checkpoint with bitwise the same weights, once per upload id."""
+    """An uploaded folder becomes a bitwise equal checkpoint, and a repeated upload returns the same checkpoint."""
     data = _tar({'run/README.md': b'hello', **_peft_files(tmp_path)})
     uploaded = (await _upload(service, _header(len(data)), *_chunks(data))).checkpoint
     assert (uploaded.base_model, uploaded.name, uploaded.is_optimizer_included) == ('org/tiny', 'final', False)

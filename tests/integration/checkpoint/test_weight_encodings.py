@@ -24,7 +24,7 @@ async def service(tmp_path: Path) -> AsyncIterator[Running]:
 
 
 def changed_state(state: PackedState, seed: int) -> PackedState:
-    """Return the state after a small change to every value."""
+    """Return the state with the two lowest bits of its bytes changed at random."""
     bits = np.random.default_rng(seed).integers(0, 4, len(state.data), np.uint8)
     tensors = unpack_state(state.manifest, (np.frombuffer(state.data, np.uint8) ^ bits).tobytes())
     return pack_state(tensors, base_model=state.manifest.base_model, lora_config=state.manifest.lora_config)

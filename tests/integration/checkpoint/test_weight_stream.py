@@ -43,7 +43,7 @@ async def service(tmp_path: Path) -> AsyncIterator[Running]:
 
 
 async def test_published_state_is_fetched_and_followed_bitwise(service: Running) -> None:
-    """A published state is fetched and followed bitwise unchanged, followed by the synced mark."""
+    """Fetch and Subscribe send a published state bitwise unchanged, and Subscribe sends the synced mark after it."""
     state = make_state(1, size_bytes=5 * MIB + 8 * 32)
     version = await service.weights.publish_version('ad-1', state, version=3)
     assert (version.version, version.digest, version.size_bytes) == (

@@ -45,7 +45,7 @@ async def test_name_is_unique_within_a_handle(gateway: FakeGateway, client: Twin
 
 
 async def test_adapter_needs_a_name(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """An empty name is refused, because it means the base model to a sampler."""
+    """An empty name is refused, because a sampler interprets it as the base model."""
     with pytest.raises(ValueError, match='adapter_name'):
         await MultiLoraTransformersModel('tiny', client=client).add_adapter_to_model.aio('')
     assert gateway.calls['CreateAdapter'] == []

@@ -33,7 +33,7 @@ def received_tokens(gateway: FakeGateway, number: int = 1) -> np.ndarray:
 
 
 async def test_large_batch_is_uploaded(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """The operation refers to the upload and contains the options."""
+    """A batch above the message limit is uploaded, and its operation refers to the upload and has the options."""
     await model.forward_backward.aio([FEATURE], temperature=0.5)
     np.testing.assert_array_equal(received_tokens(gateway), FEATURE['input_ids'])
     assert gateway.operations[1].forward_backward.options.temperature == 0.5
@@ -91,7 +91,7 @@ async def test_operations_wait_for_the_upload_of_an_earlier_batch(
 async def test_refused_upload_fails_only_its_operation(
     gateway: FakeGateway, model: MultiLoraTransformersModel, *, is_pipelined: bool
 ) -> None:
-    """The refusal is raised to the caller, and the next operation uses the same sequence number."""
+    """The refusal of an upload is raised to the caller, and the next operation uses the same sequence number."""
     quota_exceeded = failure(grpc.StatusCode.RESOURCE_EXHAUSTED, 'QUOTA_EXCEEDED')
     gateway.fail('UploadBatch', quota_exceeded)
     if is_pipelined:

@@ -64,7 +64,7 @@ def test_stack_renews_certificates_before_they_expire(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('name', ['sampler', 'sampler-2'])
 def test_every_process_of_a_service_uses_its_certificate(tmp_path: Path, name: str) -> None:
-    """An additional sampler uses the certificate of the sampler service, and verifies other services by their names."""
+    """Every sampler process uses the certificate of the sampler service and verifies other services by their names."""
     section = tls_settings(tmp_path / 'ca.crt', name)
     assert section['certificate'] == str(tmp_path / 'sampler.crt')
     assert section['server_names'] == {service: service for service in SERVICES}
@@ -78,7 +78,7 @@ def test_stack_file_enables_tls(tmp_path: Path, text: str, *, is_secure: bool) -
 
 
 def test_tls_setting_must_be_a_boolean(tmp_path: Path) -> None:
-    """A string such as "on" is refused."""
+    """The key `tls` of a stack file refuses a string such as "on"."""
     (tmp_path / 'stack.yaml').write_text('tls: "on"')
     with pytest.raises(ValueError, match='tls must be true or false'):
         StackOptions(state_dir=tmp_path).with_file(tmp_path / 'stack.yaml')

@@ -91,7 +91,7 @@ async def test_uploaded_adapter_downloads_unchanged(deployment: Deployment, tmp_
 
 
 async def test_interrupted_upload_is_resumed(deployment: Deployment, tmp_path: Path) -> None:
-    """The client sends only the bytes that the server lacks."""
+    """A resumed upload sends only the bytes that the server lacks."""
     archive = tmp_path / 'adapter.tar'
     with tarfile.open(archive, 'w') as tar:
         for path in sorted(deployment.adapter.iterdir()):
@@ -157,7 +157,7 @@ async def test_upload_of_an_invalid_adapter_is_refused(deployment: Deployment, t
 
 @pytest.mark.slow
 async def test_verify_command_names_damaged_checkpoints(deployment: Deployment) -> None:
-    """`verify` names each checkpoint, and exits with status 1 and a remedy as soon as a stored file is damaged."""
+    """`verify` prints the state of each checkpoint; for a damaged file it exits with status 1 and suggests a remedy."""
 
     async def run(*arguments: str) -> tuple[int, str, str]:
         command = [sys.executable, '-m', 'twinkle_client.cli', 'checkpoint', *arguments]

@@ -67,7 +67,7 @@ async def test_address_of_another_server_is_used_unchanged(body: bytes) -> None:
 
 
 async def test_silent_server_is_queried_until_the_timeout() -> None:
-    """The address is used unchanged after the timeout."""
+    """If the server does not respond, the address is used unchanged after the timeout."""
 
     async def stay_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
@@ -95,7 +95,7 @@ async def test_endless_response_is_read_until_the_timeout() -> None:
 
 
 async def test_ipv6_address_is_supported() -> None:
-    """The address keeps its brackets, and the response ends at its content length."""
+    """An IPv6 address keeps its brackets, and the response is read up to its content length."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         port = writer.get_extra_info('sockname')[1]

@@ -1,4 +1,4 @@
-"""Errors of the client's methods, as a program or a reader of documentation meets them."""
+"""Tracebacks, signatures and errors of the client's methods."""
 
 import asyncio
 import inspect
@@ -42,6 +42,6 @@ async def test_methods_can_be_called_on_the_class(client: TwinkleClient) -> None
 
 
 async def test_name_of_a_missing_file_is_no_hub_dataset(client: TwinkleClient) -> None:
-    """An id with the suffix of a data file is the name of a file, which must exist."""
+    """An id with the suffix of a data file is a local path, and a missing file raises FileNotFoundError."""
     with pytest.raises(FileNotFoundError, match=r"there is no file 'rows.csv' in /"):
         await Dataset('rows.csv', client=client).map.aio('Processor')

@@ -10,7 +10,7 @@ from fixtures.fake_gateway import API_KEY, FakeGateway
 
 
 async def test_interrupted_sample_is_cancelled_on_the_server(gateway: FakeGateway, tmp_path: Path) -> None:
-    """The received text stays visible, and no traceback is shown."""
+    """Ctrl-C during a sample keeps the received text, shows no traceback, and cancels the call on the server."""
     environment = {
         **os.environ,
         'TWINKLE_SERVER_URL': f'http://127.0.0.1:{gateway.port}',

@@ -67,7 +67,7 @@ async def test_key_is_created_for_a_project_and_rotated(gateway: RunningGateway,
     assert [listed.count(item) for item in (key_id, successor_id, secret)] == [2, 2, 0]
 
 
-async def test_empty_lists_say_so(run: Any) -> None:
+async def test_empty_lists_print_one_line(run: Any) -> None:
     """A list without rows prints one line to stderr and nothing else."""
     assert (await run('tenants', 'create', 'lab')).exit_code == 0
     for command, line in {

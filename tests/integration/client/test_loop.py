@@ -56,7 +56,7 @@ def _run(program: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_forked_child_starts_a_new_loop() -> None:
-    """A client works in the parent only after a fork, and both processes exit without warnings."""
+    """A loop from before a fork works only in the parent, and the child can start another; neither logs warnings."""
     done = _run(_FORK)
     assert (done.returncode, done.stderr) == (0, '')
 

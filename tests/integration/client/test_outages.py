@@ -113,7 +113,7 @@ async def test_service_that_a_running_response_waits_for_is_reported(
 
 
 async def test_slow_response_is_not_reported(gateway: FakeGateway, client: TwinkleClient, warnings: Warnings) -> None:
-    """A stream that is silent while all services respond leads to questions, but to no warning."""
+    """A stream that is silent while all services respond leads to queries of the services, but to no warning."""
     stream = asyncio.create_task(read_all(Sampler('tiny', client=client)))
     await question(gateway)
     stream.cancel()

@@ -69,13 +69,13 @@ async def test_authority_comes_from_argument_or_environment(folder: Path, monkey
 
 
 async def test_plaintext_call_to_a_tls_server_fails_at_once(folder: Path) -> None:
-    """The call is not retried, and the error names the correct address."""
+    """A plaintext call to a TLS server is not retried, and the error shows the URL with https."""
     async with _secure_gateway(folder) as gateway:
         assert f'write https://127.0.0.1:{gateway.port}' in await _refusal(f'127.0.0.1:{gateway.port}')
 
 
 async def test_tls_call_to_a_plaintext_server_fails_at_once(gateway: FakeGateway, folder: Path) -> None:
-    """The call is not retried, and the error names the correct address."""
+    """A TLS call to a plaintext server is not retried, and the error shows the URL with http."""
     error = await _refusal(f'https://127.0.0.1:{gateway.port}', folder / 'ca.crt')
     assert f'write http://127.0.0.1:{gateway.port}' in error
 

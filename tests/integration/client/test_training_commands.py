@@ -1,4 +1,4 @@
-"""Commands about training, against a gateway."""
+"""Commands for training, run against a gateway."""
 
 import asyncio
 
@@ -42,7 +42,7 @@ async def test_full_estimate_is_for_the_weights_of_the_base_model(gateway: FakeG
         ('twinkle://ad-1/weights/final', 'twinkle://ad-1/weights/final'),
     ],
 )
-async def test_sample_shows_the_weights_that_answered(run, adapter: str, shown: str) -> None:
+async def test_sample_shows_the_weights_that_were_used(run, adapter: str, shown: str) -> None:
     """The last line names the version of an adapter, or the path of a checkpoint, which has no version."""
     result = await run('sample', 'hello', '--model', 'tiny', '--adapter', adapter, '--max-tokens', '2')
     *_, last = result.output.splitlines()

@@ -1,4 +1,4 @@
-"""Damage to stored datasets, loaders and uploads is named by the affected call, or has no effect."""
+"""Damage to stored datasets, loaders and uploads is reported by the affected calls, or has no effect."""
 
 import shutil
 from pathlib import Path
@@ -48,7 +48,7 @@ async def _export(service: RunningData, dataset_id: str) -> bytes:
 
 
 async def _content(service: RunningData, ids: dict[str, str]) -> list[object]:
-    """Return all that was acknowledged, with 'damaged' for each part that is reported as damaged."""
+    """Return everything that was acknowledged, with 'damaged' for each part that is reported as damaged."""
 
     async def description(dataset_id: str) -> bytes:
         request = wire.GetDatasetRequest(dataset_id=dataset_id)
@@ -80,7 +80,7 @@ async def _raising(error: grpc.aio.AioRpcError) -> None:
 
 
 @pytest.mark.slow
-async def test_damage_to_any_stored_file_is_named_or_without_effect(tmp_path: Path, tiny_llama_dir: Path) -> None:
+async def test_damage_to_any_stored_file_is_reported_or_has_no_effect(tmp_path: Path, tiny_llama_dir: Path) -> None:
     """A service with any damaged file reports the damage in the calls that need the file, or returns what it stored."""
     model = {'base_models': (str(tiny_llama_dir),)}
     stopped, work = tmp_path / 'stopped', tmp_path / 'work'
@@ -90,7 +90,7 @@ async def test_damage_to_any_stored_file_is_named_or_without_effect(tmp_path: Pa
     assert 'damaged' not in undamaged
     for path, damage, content in damages_below(stopped, flips=3):
         if content is None and path.suffix == '.json':
-            # Without its record or header, a thing is indistinguishable from one that was deleted or has expired.
+            # Without its record or header, a resource is indistinguishable from one that was deleted or has expired.
             continue
         shutil.rmtree(work, ignore_errors=True)
         shutil.copytree(stopped, work)

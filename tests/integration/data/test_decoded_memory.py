@@ -1,4 +1,4 @@
-"""A small file that decodes to gigabytes does not grow the data service."""
+"""A small file that decodes to gigabytes does not use much more memory of the data service than its limit."""
 
 import asyncio
 import json
@@ -85,7 +85,7 @@ async def upload(service: RunningData, path: Path) -> dataset_pb2.DatasetSource:
 
 @pytest.mark.slow
 async def test_memory_stays_bounded_while_hostile_files_are_refused(tmp_path: Path) -> None:
-    """Files that decode to far more than the limit are refused, and the service never takes much more than it."""
+    """Files that decode to far more than the limit are refused, and the service's memory never grows much beyond it."""
     files = hostile_files(tmp_path)
     assert files['parquet'].stat().st_size < 100_000
     async with data_process(tmp_path / 'state') as (service, process):

@@ -1,4 +1,4 @@
-"""A disk that refuses a call of the data service causes a refusal, and everything stored before remains."""
+"""If the disk refuses a call of the data service, the request may fail, and everything stored before remains."""
 
 import errno
 from collections.abc import Awaitable, Callable
@@ -34,7 +34,7 @@ UPLOADED = dataset_pb2.DatasetSource(
 TURNS = {'messages': [{'role': 'user', 'content': 'q'}, {'role': 'assistant', 'content': 'a'}]}
 FILTER = dataset_pb2.DatasetStep(filter=dataset_pb2.FilterStep(filter='MessageSanityFilter'))
 MAX_CALLS = 60
-"""No action calls the disk as often."""
+"""Upper bound of the number of disk calls of an action."""
 ERRNOS = [
     errno.EIO,
     errno.ENOSPC,
@@ -184,10 +184,10 @@ ACTIONS = [creating, applying, deleting, opening, closing, exporting, reading, m
 
 @pytest.mark.parametrize('action', ACTIONS)
 @pytest.mark.parametrize('number', ERRNOS, ids=errno.errorcode.get)
-async def test_refused_call_of_the_disk_is_a_refusal_without_effect(
+async def test_refused_disk_call_has_no_lasting_effect(
     tmp_path: Path, tiny_llama_dir: Path, action: Action, number: int
 ) -> None:
-    """Whichever call of the disk is refused, the action is refused or succeeds, and can be repeated."""
+    """An action is refused or succeeds if the disk refuses any one of its calls, and can be repeated."""
     model = {'base_models': (str(tiny_llama_dir),)}
     async with serving_data(tmp_path, **model) as service:
         stored = await fill(service, tiny_llama_dir)
@@ -218,7 +218,7 @@ async def _run(
     number: int,
     after: int,
 ) -> bool:
-    """Run an action on a disk that refuses one call; return whether it came to this call."""
+    """Run an action on a disk that refuses one call; return whether the action reached this call."""
     is_reached = False
 
     async def attempt(call: Awaitable[object]) -> bool:

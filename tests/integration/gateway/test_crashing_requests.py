@@ -1,4 +1,4 @@
-"""Requests that crash every sampler which runs them, beside requests of other tenants."""
+"""Requests that crash every sampler that runs them, while other tenants send requests."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ from twinkle.api.sampler.v1 import sampling_pb2
 
 POISON = 13
 SUBMISSIONS = 12
-"""Number of times that a client sends the request again, more than the samplers may be lost."""
+"""Number of times that a client sends the request, more than the permitted number of lost samplers."""
 
 
 @dataclass
@@ -100,7 +100,7 @@ async def test_request_that_crashes_samplers_fails(
 
 @pytest.mark.timeout(120)
 async def test_requests_beside_a_crashing_one_all_succeed(tmp_path: Path) -> None:
-    """Requests that start at the same time as a crashing one, again and again, are never taken for the cause."""
+    """Requests that repeatedly start together with a crashing request are never identified as the cause."""
     async with running_fleet(tmp_path) as fleet, _restarting_samplers(fleet, 1) as restarts:
         crashing = asyncio.create_task(_submit_until_refused(fleet, 'stream'))
         number = 100
@@ -130,8 +130,8 @@ async def test_failures_between_successes_do_not_count(tmp_path: Path) -> None:
                     assert (await fleet.stub.ComputeLogprobs(scoring, metadata=ADMIN)).sequences
 
 
-async def test_unreachable_service_behind_the_samplers_is_never_taken_for_a_crash(tmp_path: Path) -> None:
-    """A request is repeatable for as long as the samplers cannot reach another service, and then succeeds."""
+async def test_unreachable_service_behind_the_samplers_is_never_counted_as_a_crash(tmp_path: Path) -> None:
+    """A request fails with a retryable error while the samplers cannot reach another service, and then succeeds."""
     samplers = [FakeSampler(refusal=ServiceUnreachable('checkpoint')) for _ in range(2)]
     async with running_fleet(tmp_path, *samplers) as fleet:
         for _ in range(2 * MAX_CONSECUTIVE_FAILURES):

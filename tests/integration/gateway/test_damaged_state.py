@@ -1,4 +1,4 @@
-"""Damage to the state folder of a gateway is refused by name, reported for its future, or has no effect."""
+"""A gateway with a damaged state folder names the file and does not start, reports a lost payload, or is unaffected."""
 
 import asyncio
 import shutil
@@ -55,7 +55,7 @@ class _Opened:
         await self.records.settle(DONE, b'result' * 50)
 
     async def content(self) -> list[object]:
-        """Return all that was acknowledged; 'lost' for a payload that is reported as lost."""
+        """Return everything that was acknowledged, with 'lost' for a payload that is reported as lost."""
         accounts = await open_keys(self.config, self.database, clock=CLOCK)
         key = await accounts.verifier.verify(ADMIN_KEY)
         stored = [await self.records.store.get(future.tenant_id, future.future_id) for future in (DONE, WAITING)]
@@ -95,8 +95,8 @@ async def _read(folder: Path) -> list[object] | str:
 
 
 @pytest.mark.slow
-async def test_damage_to_any_file_of_a_gateway_is_named_or_without_effect(tmp_path: Path) -> None:
-    """A gateway with any damaged file refuses to start, reports the lost payload, or has all that was stored."""
+async def test_damage_to_any_file_of_a_gateway_is_reported_or_has_no_effect(tmp_path: Path) -> None:
+    """A gateway with any damaged file refuses to start, reports the lost payload, or returns everything stored."""
     killed, work = await _killed(tmp_path), tmp_path / 'work'
     shutil.copytree(killed, work)
     undamaged = await _read(work)
@@ -124,7 +124,7 @@ async def test_damage_to_any_file_of_a_gateway_is_named_or_without_effect(tmp_pa
         ('gateway.db', None, 'lost its last'),
     ],
 )
-async def test_gateway_process_states_what_is_damaged(
+async def test_gateway_process_names_the_damaged_file(
     tmp_path: Path, name: str, content: bytes | None, expected: str
 ) -> None:
     """A gateway with a damaged file exits with a message that names the file, and without a traceback."""

@@ -1,4 +1,4 @@
-"""Tests more requests than a sampler can run at once: fair order, aborts, and failover of waiting requests."""
+"""Tests the queue of a gateway whose samplers are full: fair order, aborts, and failover of waiting requests."""
 
 import asyncio
 from collections import Counter

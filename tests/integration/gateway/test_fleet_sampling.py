@@ -266,7 +266,7 @@ async def test_unknown_base_model_is_named(tmp_path: Path) -> None:
         assert failure.metadata['known'] == 'tiny'
 
 
-async def test_malformed_bytes_are_an_invalid_request(tmp_path: Path) -> None:
+async def test_random_bytes_cause_no_internal_error(tmp_path: Path) -> None:
     """Random bytes to any sampling method never cause INTERNAL."""
     generator = random.Random(0)
     service = wire.DESCRIPTOR.services_by_name['SamplerService']

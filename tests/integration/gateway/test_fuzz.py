@@ -115,7 +115,7 @@ def known_of(ids: Sequence[Ids]) -> dict[str, list[str]]:
 @many_examples
 @given(data=st.data())
 async def test_methods_refuse_random_requests(fuzzed: Fuzzed, number: int, data: st.DataObject) -> None:
-    """Requests are built from the descriptors of all contracts with hostile values, or from invalid bytes."""
+    """Requests with hostile values for every method, and invalid bytes, cause no server error."""
     del number
     ids = await fuzzed.ids()
     method = data.draw(st.sampled_from(METHODS))
@@ -133,7 +133,7 @@ async def test_methods_refuse_random_requests(fuzzed: Fuzzed, number: int, data:
 @many_examples
 @given(data=st.data())
 async def test_datasets_refuse_random_files_and_pipelines(fuzzed: Fuzzed, number: int, data: st.DataObject) -> None:
-    """Datasets are created from uploads of unusual JSON, with steps that have unusual arguments at every level."""
+    """Uploads of unusual JSON, and steps with unusual arguments, cause no server error."""
     del number
     await fuzzed.ids()
     content = data.draw(json_lines())
@@ -156,7 +156,7 @@ async def test_datasets_refuse_random_files_and_pipelines(fuzzed: Fuzzed, number
 @many_examples
 @given(data=st.data())
 async def test_routes_refuse_random_bodies(fuzzed: Fuzzed, number: int, data: st.DataObject) -> None:
-    """Bodies are valid except for hostile parts, in JSON or protobuf, with right, damaged or false compression."""
+    """Bodies with hostile parts, and with correct, damaged or false compression, cause no server error."""
     del number
     ids = await fuzzed.ids()
     verb, path = data.draw(st.sampled_from([route for route in routes_of(fuzzed.deployment) if route[0] != 'GET']))
@@ -191,7 +191,7 @@ async def test_routes_refuse_random_bodies(fuzzed: Fuzzed, number: int, data: st
 @many_examples
 @given(data=st.data())
 async def test_routes_refuse_random_paths_and_queries(fuzzed: Fuzzed, number: int, data: st.DataObject) -> None:
-    """Path parameters and query parameters are filled with hostile texts and known ids."""
+    """Hostile texts and known ids in path and query parameters cause no server error."""
     del number
     ids = await fuzzed.ids()
     verb, path = data.draw(st.sampled_from(routes_of(fuzzed.deployment)))
@@ -213,7 +213,7 @@ async def test_routes_refuse_random_paths_and_queries(fuzzed: Fuzzed, number: in
 @many_examples
 @given(data=st.data())
 async def test_refusals_of_stores_cause_no_server_error(fuzzed: Fuzzed, number: int, data: st.DataObject) -> None:
-    """Valid calls whose disk refuses one call succeed, are refused or unavailable, and so do the futures they start."""
+    """If a disk refuses one call, requests and futures succeed, are refused, or fail as unavailable."""
     del number
     ids = await fuzzed.ids()
     name = f'stored-{fuzzed.outcomes.total()}'
@@ -238,7 +238,7 @@ async def test_refusals_of_stores_cause_no_server_error(fuzzed: Fuzzed, number: 
 
 
 async def test_faults_last_until_a_future_is_finished(fuzzed: Fuzzed, number: int) -> None:
-    """A fault stays until the future of an accepted save is finished, and the future has no server error."""
+    """A disk fault stays active until an accepted save is finished, and causes no server error."""
     del number
     await fuzzed.ids()
     await fuzzed.send_to_route('POST', '/api/v1/save_weights', 'saved', StoreFault('checkpoints', errno.ENOSPC, 0))

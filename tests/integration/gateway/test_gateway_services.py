@@ -158,7 +158,7 @@ async def test_ids_of_another_tenant_are_not_found(gateway: RunningGateway, upst
 
 
 async def test_errors_of_bad_requests_name_the_field(gateway: RunningGateway) -> None:
-    """A missing id and a negative page size are refused with the field's name, as is an invalid page token."""
+    """A missing id and a negative page size are refused with the field's name; an invalid page token has a reason."""
     cases = [
         (catalogue(gateway).GetRun(catalogue_service_pb2.GetRunRequest(), metadata=ADMIN), 'run_id'),
         (
@@ -223,7 +223,7 @@ async def test_checkpoints_follow_the_checkpoint_service(gateway: RunningGateway
 
 
 async def test_catalogue_is_available_without_its_services(tmp_path: Path) -> None:
-    """Runs stay listed while the model service is down, and those that it no longer reports become inactive later."""
+    """Runs stay listed while the model service is down; once it is back, runs that it lost become inactive."""
     first = Upstream()
     first.adapters.watch.snapshot = [adapter_event('ad-1'), adapter_event('ad-2')]
     async with first.serving():

@@ -1,4 +1,4 @@
-"""Leases of a replica through the gateway, with a real trainer: they stop no other tenant for longer than allowed."""
+"""Tests leases of a replica through the gateway, with a real trainer."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -122,7 +122,7 @@ def logprobs_of(response: Any) -> bytes:
 
 
 async def test_lease_needs_permission_and_a_free_replica(deployment: Deployment) -> None:
-    """A lease is refused without the scope and while others train, and the other tenant's operations continue."""
+    """A lease is refused without the scope and while another tenant trains, whose operations continue."""
     victim, adapter_id, expected = await trained_victim(deployment)
     ordinary = await deployment.tenant('ordinary', (1, 2, 3))
     assert (await failure_of(ordinary.create('full', full_parameters={}))).reason == 'SCOPE_MISSING'

@@ -265,7 +265,7 @@ async def test_unsupported_body_types_are_refused(running: OpenAiGateway) -> Non
 
 
 async def test_unknown_paths_and_methods_are_errors(running: OpenAiGateway) -> None:
-    """Unknown paths and methods give an error in the same shape."""
+    """An unknown path returns 404 with the code `unknown_url`, and an unsupported method returns 405."""
     missing = await running.post('/embeddings', {})
     assert (missing.status_code, missing.json()['error']['code']) == (404, 'unknown_url')
     assert (await running.post('/models', {})).status_code == 405

@@ -209,7 +209,7 @@ async def test_completion_logprobs_cover_an_echoed_prompt(running: OpenAiGateway
 
 
 async def test_stop_token_ends_with_stop(running: OpenAiGateway) -> None:
-    """A stop token ends a sequence with `stop`; ignore_eos and min_tokens reach the sampler."""
+    """A stop token ends a sequence with the finish reason `stop`."""
     client = running.client()
     request: dict[str, Any] = {'model': 'tiny', 'prompt': 'Hello', 'seed': 1, 'max_tokens': 9}
     first = await client.completions.create(**request, extra_body={'return_token_ids': True})

@@ -41,7 +41,7 @@ async def test_public_checkpoint_is_readable_by_all_and_changed_only_by_its_owne
 
 
 async def test_publication_needs_the_scope_train(api: TinkerCatalogue) -> None:
-    """Every key can read the catalogue, but only a key with the scope `train` can publish."""
+    """A key without the scope `train` cannot publish a checkpoint."""
     key = await api.gateway.make_key('alice', scopes=(2,))
     catalogue = catalogue_service_pb2_grpc.CatalogueServiceStub(api.gateway.channel)
     publish = messages.PublishCheckpointRequest(checkpoint_path=PATH)

@@ -267,7 +267,7 @@ async def test_operations_of_a_tenant_without_tokens_wait(deployment: Deployment
 
 
 async def test_futures_of_a_tenant_without_tokens_wait(deployment: Deployment) -> None:
-    """A request is accepted, and it runs once tokens are available."""
+    """A future of a tenant without tokens is accepted, and runs once tokens are available."""
     session = (await deployment.post('create_session', sdk_version='0.38.0'))['session_id']
     fields = {'base_model': deployment.model.base_model, 'lora_config': {'rank': 4}}
     created = await deployment.post('create_model', session_id=session, model_seq_id=0, **fields)

@@ -244,7 +244,7 @@ async def test_adapter_of_another_tenant_is_not_found(pair: Pair) -> None:
 
 
 async def test_expired_adapter_that_the_catalogue_does_not_list_is_reported_by_its_service(pair: Pair) -> None:
-    """Each model service is asked for an adapter without a run, and the one that removed it names the checkpoint."""
+    """A call for an expired adapter without a run is sent to every model service, and fails with ADAPTER_EXPIRED."""
     for base_model in pair.base_models:
         directory = pair.models[base_model].verbs.directory
         owned = directory.find(await pair.create(base_model, f'r-{base_model}'))

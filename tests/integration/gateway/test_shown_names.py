@@ -55,9 +55,9 @@ async def outcome_of(deployment: TwoTenants, response: httpx.Response) -> str:
 
 
 async def test_no_response_contains_a_folder(deployment: TwoTenants, tmp_path: Path) -> None:
-    """No route, future or error contains a path of the server, and every known route shows the folder's name."""
+    """No route, future or error contains a server path; routes that name the base model show its folder's name."""
     named: set[str] = set()
-    # Deletions come last, because other routes need what they delete.
+    # Deletions come last, because other routes need the deleted items.
     for method, path in sorted(routes_of(deployment), key=lambda route: route[0] == 'DELETE'):
         for ids in (deployment.alices, ABSENT):
             body = body_of(path, ids)
@@ -108,7 +108,7 @@ async def test_upload_names_the_base_model_as_shown(deployment: TwoTenants, tmp_
 
 
 async def test_unavailable_base_model_is_shown_by_its_name(deployment: TwoTenants) -> None:
-    """An error about weights of another base model, which is a folder too, contains only its name."""
+    """An error about weights of another base model contains the name of that model's folder, but not its path."""
     body = {'model': f'other;tinker://{deployment.alices.model}/sampler_weights/best', 'prompt': 'x'}
     response = await deployment.call('POST', '/v1/completions', deployment.secrets['alice'], body)
     assert response.status_code == 400

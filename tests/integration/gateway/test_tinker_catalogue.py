@@ -95,7 +95,7 @@ async def test_expired_checkpoint_is_deleted(api: TinkerCatalogue) -> None:
     'body', [{'ttl_seconds': 0}, {'ttl_seconds': -1}, {'ttl_seconds': '5'}, {'ttl_seconds': 1e9}, []]
 )
 async def test_invalid_time_to_live_changes_nothing(api: TinkerCatalogue, body: object) -> None:
-    """A time to live must be an integer of seconds up to ten years."""
+    """A time to live that is not an integer of seconds up to ten years is refused and changes nothing."""
     assert (await api.call('PUT', f'{BEST}/ttl', json=body)).status_code == 400
     assert all(item['expires_at'] is None for item in (await api.get(f'{RUN_PATH}/checkpoints'))['checkpoints'])
 

@@ -1,4 +1,4 @@
-"""Tests that nothing at the gateway grows with the names that callers make up."""
+"""Tests that no object, metric or log of the gateway grows with the names that callers make up."""
 
 import asyncio
 import json
@@ -113,8 +113,8 @@ def _series(page: str) -> set[str]:
     return {line.rpartition(' ')[0] for line in page.splitlines() if line and not line.startswith('#')}
 
 
-async def test_refused_strangers_leave_no_line_in_logs_and_traces(tmp_path: Path) -> None:
-    """Calls without a valid key neither fill the log and the trace files nor choose the ids in them."""
+async def test_calls_without_a_valid_key_leave_no_line_in_logs_and_traces(tmp_path: Path) -> None:
+    """Calls without a valid key add no line to the log and no span to the trace files."""
     log, traces = tmp_path / 'log', tmp_path / 'traces'
     async with (
         gateway_process(tmp_path, log=log, telemetry__trace_dir=traces) as gateway,
@@ -128,7 +128,7 @@ async def test_refused_strangers_leave_no_line_in_logs_and_traces(tmp_path: Path
         await _call_all(gateway.channel, client, range(100, 101), secret=secret)
         gateway.process.terminate()
         gateway.process.wait()
-    # The gateway has written the spans and lines of the tenant's calls, which follow those of the strangers.
+    # The gateway has written the spans and lines of the tenant's calls, which follow the refused calls.
     ids = {span['attributes'].get('twinkle.request_id', '') for span in _spans(traces)}
     assert {name for name in ids if name.startswith(MARK)} == {f'{MARK}100'}
     assert f'{MARK}100' in log.read_text()

@@ -1,4 +1,4 @@
-"""Sampling from an adapter that exists but has no version names the call that publishes one, in every API."""
+"""Every API refuses to sample from an adapter without a version, and names the call that publishes one."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -99,7 +99,7 @@ async def test_deleted_adapter_is_not_found(deployment: TwoTenants, *, is_listed
 
 @pytest.mark.parametrize('is_listed', [True, False])
 async def test_expired_adapter_is_reported_with_its_checkpoint(deployment: TwoTenants, *, is_listed: bool) -> None:
-    """Requests for an adapter that was removed because it was unused name its checkpoint, in the APIs of its owner."""
+    """The error for an adapter that was removed because it was unused names its checkpoint to its owner only."""
     run_id = await make_unpublished(deployment)
     if is_listed:
         await wait_until(deployment, run_id, is_active=True)

@@ -309,7 +309,7 @@ async def test_published_segment_is_removed_after_the_publish(tmp_path: Path) ->
 
 
 async def test_service_on_another_host_receives_bytes(tmp_path: Path) -> None:
-    """One refusal disables shared memory, and no files stay in the folder."""
+    """A service that refuses a segment receives plain bytes from then on, and no files remain in the folder."""
     segments = Segments(tmp_path / 'shm')
     fake = FakeStreams([lambda header: [MemoryNotShared()], lambda header: [], lambda header: []])
     async with client_of(fake, segments) as client:

@@ -1,4 +1,4 @@
-"""Two tenants whose names, request ids and operation numbers are all equal, in shared passes."""
+"""Three tenants with equal request ids and operation numbers, whose operations share passes."""
 
 import asyncio
 from pathlib import Path
@@ -14,11 +14,11 @@ CONFIG = training_config_pb2.TrainingConfig(
 )
 LORA = training_config_pb2.LoraConfig(lora_rank=4, seed=3)
 LENGTHS = {'alice': (30, 7), 'bob': (5,), 'carol': (12, 12, 40)}
-"""Lengths of each tenant's examples: their numbers of labels, the denominators of the means, differ."""
+"""Lengths of each tenant's examples. The tenants differ in the number of labels, which is the denominator of a mean."""
 
 
 async def _train(model: RunningModel, tenant: str) -> tuple[list[Any], int]:
-    """Train an adapter with the same name and ids for each tenant.
+    """Train an adapter for each tenant, with the same request ids and operation numbers.
 
     Returns losses, gradient norms and the log-probabilities after each step, which depend on all weights, and the
     largest number of adapters that shared a pass.

@@ -91,7 +91,7 @@ async def test_second_full_parameter_run_is_refused(tmp_path: Path) -> None:
 
 
 async def test_estimate_is_exact_and_allocates_nothing(tmp_path: Path) -> None:
-    """The estimate equals the size of the created adapter, and reports that a large plan does not fit."""
+    """The estimate equals the created adapter's size and creates no adapter; a plan above the limits is refused."""
     async with serving_model(build_tiny_model(tmp_path / 'model'), tmp_path / 'state') as running:
         request = adapter_service_pb2.EstimateRequest(
             base_model=running.base_model,

@@ -1,4 +1,4 @@
-"""Damage to any file of a journal is refused by name, reported for its adapter, or has no effect."""
+"""A journal with a damaged file refuses to open, reports the damaged adapters, or returns everything recorded."""
 
 import shutil
 from dataclasses import replace
@@ -42,7 +42,7 @@ async def _killed(folder: Path) -> Path:
 
 
 async def _content(journal: SqliteJournal, name: str) -> object:
-    """Return all that a restore of an adapter reads; 'damaged' if it is reported as damaged."""
+    """Return everything that a restore of an adapter reads, or 'damaged' if it is reported as damaged."""
     if name in await journal.damaged_adapters():
         return 'damaged'
     try:
@@ -67,7 +67,7 @@ async def _outcome(folder: Path, undamaged: dict[str, object]) -> str:
     try:
         found = {name: await _content(journal, name) for name in NAMES}
     except AdapterNotFound as error:
-        raise AssertionError(f'an adapter is gone without a word: {error}') from error
+        raise AssertionError(f'an adapter is missing and not reported as damaged: {error}') from error
     finally:
         await journal.close()
     for name in NAMES:
@@ -77,8 +77,8 @@ async def _outcome(folder: Path, undamaged: dict[str, object]) -> str:
 
 
 @pytest.mark.slow
-async def test_damage_to_any_file_of_a_journal_is_named_or_without_effect(tmp_path: Path):
-    """The journal with any damaged file refuses to open, names the adapter, or returns what was recorded."""
+async def test_damage_to_any_file_of_a_journal_is_reported_or_has_no_effect(tmp_path: Path):
+    """The journal with any damaged file refuses to open, reports the adapter, or returns what was recorded."""
     killed = await _killed(tmp_path)
     work = tmp_path / 'work'
     shutil.copytree(killed, work)
@@ -99,7 +99,7 @@ async def test_damage_to_any_file_of_a_journal_is_named_or_without_effect(tmp_pa
 
 
 async def test_a_journal_that_lost_transactions_is_refused_until_the_loss_is_accepted(tmp_path: Path):
-    """Damage to the log that loses transactions is refused by name; with the switch, the journal opens without them."""
+    """A journal whose damaged log lost transactions opens only if the loss is accepted, and then without them."""
     killed = await _killed(tmp_path)
     log = killed / 'journal.sqlite-wal'
     content = bytearray(log.read_bytes())

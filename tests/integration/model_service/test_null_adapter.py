@@ -1,4 +1,4 @@
-"""An adapter that was never trained is the base model, in the trainer too."""
+"""An adapter that was never trained gives the results of the base model in the trainer."""
 
 import asyncio
 from pathlib import Path
@@ -22,7 +22,7 @@ async def _logprobs(model: RunningModel, adapter_id: str, number: int, *, is_bas
 
 @pytest.mark.timeout(180)
 async def test_untrained_adapter_equals_the_base_model(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """Its log-probabilities are bitwise those of the base model, alone and in passes with other adapters."""
+    """An untrained adapter has bitwise the log-probabilities of the base model, alone and in shared passes."""
     async with serving_model(tiny_llama_dir, tmp_path) as model:
         ids = [(await model.create(request_id=f'r{index}', lora_config=LORA)).adapter_id for index in range(3)]
         base, _ = await _logprobs(model, ids[0], 1, is_base=True)

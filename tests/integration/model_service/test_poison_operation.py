@@ -1,4 +1,4 @@
-"""kill -9 of a model service whenever it does a certain piece of work, which then fails while others are served."""
+"""A model service that is killed whenever it runs a certain operation refuses that operation, and serves all others."""
 
 from pathlib import Path
 from typing import Any

@@ -177,7 +177,7 @@ async def test_bad_operations_are_refused_and_leave_their_number_free(service):
 
 
 async def test_a_batch_above_the_limit_is_too_large(tiny_llama_dir, tmp_path):
-    """The refusal contains the size and the limit, and the number stays free."""
+    """A batch above the token limit is refused with its size and the limit, and the number stays free."""
     async with serving_model(tiny_llama_dir, tmp_path, max_batch_tokens=20) as service:
         adapter_id = (await service.create()).adapter_id
         large = forward_backward([draw_example(12), draw_example(9)])
@@ -188,7 +188,7 @@ async def test_a_batch_above_the_limit_is_too_large(tiny_llama_dir, tmp_path):
 
 
 async def test_a_batch_with_too_many_examples_is_refused(tiny_llama_dir, tmp_path):
-    """The number of examples is refused with its field, and the number of the operation stays free."""
+    """A batch with too many examples is refused with its field, and the number of the operation stays free."""
     async with serving_model(tiny_llama_dir, tmp_path, max_batch_examples=2) as service:
         adapter_id = (await service.create()).adapter_id
         many = forward_backward([draw_example()] * 3)
@@ -234,7 +234,7 @@ BAD_ADAPTERS = {
 
 @pytest.mark.parametrize('name', BAD_ADAPTERS)
 async def test_bad_adapters_are_refused(service, name):
-    """No adapter is created, and the request id stays free."""
+    """An invalid request creates no adapter, and its request id stays free."""
     fields, reason, field = BAD_ADAPTERS[name]
     request = {'request_id': 'r1', 'base_model': service.base_model, **fields}
     call = service.adapters.CreateAdapter(

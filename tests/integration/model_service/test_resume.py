@@ -34,7 +34,7 @@ async def train(model, adapter_id, batches, *, first):
 
 
 async def test_another_adapter_continues_a_run_after_a_restart(tiny_llama_dir, tmp_path):
-    """Losses, norms, learning rates and counters equal those of the uninterrupted run."""
+    """Losses, norms, learning rates and counters of a resumed run equal those of the uninterrupted run."""
     async with serving_model(tiny_llama_dir, tmp_path) as model:
         first = await model.create(lora_config=LORA, training_config=TRAINING)
         await train(model, first.adapter_id, BATCHES[:3], first=1)

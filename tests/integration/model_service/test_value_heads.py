@@ -49,7 +49,7 @@ def learn_in_process(folder: Path, steps: int) -> list[np.ndarray]:
 
 
 async def test_values_equal_those_of_the_library(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """Values are zero at first and then equal the library's bitwise. Values need a request and a head."""
+    """Values are first zero and later bitwise the library's, and are returned only on request and with a head."""
     async with serving_model(tiny_llama_dir, tmp_path) as model:
         critic = (await model.create(lora_config=LORA, training_config=TRAINING)).adapter_id
         seen = await learn(model, critic, first=1, steps=4)
@@ -65,7 +65,7 @@ async def test_values_equal_those_of_the_library(tiny_llama_dir: Path, tmp_path:
 
 
 async def test_critic_continues_from_its_checkpoint_after_a_restart(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """An adapter created from a checkpoint has bitwise the same values, and repeats return recorded values."""
+    """An adapter that loads a checkpoint has bitwise the same values, and repeats return recorded values."""
     async with serving_model(tiny_llama_dir, tmp_path) as model:
         first = (await model.create(lora_config=LORA, training_config=TRAINING)).adapter_id
         before = await learn(model, first, first=1, steps=3)

@@ -80,7 +80,7 @@ async def test_upload_is_private_to_its_tenant(service):
     ],
 )
 async def test_hostile_upload_is_refused(service, messages, reason):
-    """Each invalid upload is refused with a reason and cannot be used."""
+    """Each malformed or damaged upload is refused with its reason."""
     data = batch_of(BATCH).features.SerializeToString()
     failure = await failure_of(service.training.UploadBatch(iter(messages(data)), metadata=ALICE))
     assert failure.reason == reason
@@ -126,7 +126,7 @@ async def test_policy_loss_keeps_its_scaling(service):
 
 
 async def test_sum_without_effect_gives_a_warning(service):
-    """A sum without effect gives a warning at creation and later, and is not reported as in use."""
+    """A sum that the loss ignores gives a warning at creation and later, and is not reported as in use."""
     plain, own = (
         training_config_pb2.LossConfig(name='CrossEntropyLoss'),
         training_config_pb2.LossConfig(name='GRPOLoss'),

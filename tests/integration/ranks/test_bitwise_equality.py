@@ -1,4 +1,4 @@
-"""Several ranks train the same adapters as one process, bitwise, for every way of dividing the work and the weights."""
+"""Training on several ranks is bitwise equal to training in one process, for every mesh."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ def test_every_mesh_gives_the_digest_of_one_process(model_dir: Path) -> None:
 
 
 def test_program_without_a_mesh_is_data_parallel(model_dir: Path, tmp_path: Path) -> None:
-    """Two processes train two batches and one process the third; all bits are those of one process."""
+    """Two processes train two batches and one process the third; the results are bitwise those of one process."""
     (alone,), _ = _train(model_dir, tmp_path / 'alone', range(3), count=1)
     ranks, log = _train(model_dir, tmp_path / 'shared', range(2), count=2)
     (resumed,), _ = _train(model_dir, tmp_path / 'shared', range(2, 3), count=1)

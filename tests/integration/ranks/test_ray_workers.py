@@ -35,7 +35,7 @@ def test_samplers_in_workers_share_the_prompts(found: dict[str, Any]) -> None:
 
 
 def test_methods_divide_arguments_and_combine_results(found: dict[str, Any]) -> None:
-    """Methods of a custom component run in both workers, as the options of each method say."""
+    """Methods of a custom component run in both workers, as configured for each method."""
     assert found['added'] == [11, 12, 13]
     assert found['added_none'] == []
     assert found['total'] == {'total': 6}

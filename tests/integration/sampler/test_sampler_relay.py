@@ -169,7 +169,7 @@ async def test_fleet_assigns_another_relay_to_a_sampler(chain, checkpoint):
         assert await chain[2].sample(version) == version
 
 
-async def test_weights_are_relayed_only_to_services(chain, checkpoint):
+async def test_weights_are_relayed_only_for_their_tenant(chain, checkpoint):
     """A service call for another tenant does not see the weights."""
     await publish(checkpoint, 1)
     await chain[0].sample(1)

@@ -40,7 +40,7 @@ async def is_refused(checker: Any, form: StructuredOutput, *, owner: str = '') -
 
 @pytest.mark.slow
 async def test_expensive_form_is_refused_and_the_result_is_cached(checker):
-    """The result for one owner is reused for another."""
+    """An expensive form is refused, and the cached result is reused for another owner."""
     compiled_counts: list[int] = []
     for owner in ('one', 'other'):
         for form in COSTLY_FORMS:

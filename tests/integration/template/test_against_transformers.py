@@ -1,4 +1,4 @@
-"""Compares rendering and tokenising with transformers, with the same folder."""
+"""Compares rendering and tokenizing with those of transformers for the same tokenizer folder."""
 
 from pathlib import Path
 from typing import Any
