@@ -8,9 +8,8 @@ import pytest
 from fixtures.model_verbs import (
     ALICE,
     BOB,
-    FakePorts,
+    Harness,
     create_request,
-    execute,
     let_others_run,
 )
 from services.kit.caller import Caller
@@ -30,39 +29,11 @@ from services.kit.errors import (
     ServiceUnreachable,
 )
 from services.model.application.create_adapter import AdapterLimits
-from services.model.domain.adapter import Adapter
 from services.model.domain.errors import LossNotFinite, OperationNotFound, SequenceGap, SequenceReused
-from services.model.domain.operation import LrStep, PublishVersion, Save, Step, Verb, ZeroGrad
-from services.model.domain.result import OperationResult, PublishResult
+from services.model.domain.operation import LrStep, PublishVersion, Save, Step, ZeroGrad
+from services.model.domain.result import PublishResult
 
 GATEWAY = Caller(tenant_id='', is_internal=True)
-
-
-class Harness(FakePorts):
-    """The service over fakes."""
-
-    def __init__(self, **limits: object) -> None:
-        super().__init__()
-        self.service = self.verbs(**limits)
-        self.directory, self.create, self.delete = (
-            self.service.directory,
-            self.service.create_adapter,
-            self.service.delete_adapter,
-        )
-
-    async def adapter(self, caller: Caller = ALICE, request_id: str = 'r1') -> Adapter:
-        """Create an adapter."""
-        return await self.create(caller, create_request(request_id))
-
-    async def execute(
-        self, adapter: Adapter, number: int, verb: Verb, *, caller: Caller | None = None
-    ) -> OperationResult:
-        """Execute an operation; raise QueueFull if the queue is full."""
-        return await execute(self.service, adapter, number, verb, caller=caller)
-
-    def executed_verbs(self) -> list[str]:
-        """Return the names of the verbs that ran."""
-        return [type(verb).__name__ for _, verb in self.trainer.ran]
 
 
 async def test_operations_received_out_of_order_run_in_order() -> None:
@@ -284,74 +255,6 @@ async def test_limit_of_a_tenant_does_not_affect_others() -> None:
     await harness.adapter(BOB)
     await harness.delete(ALICE, adapter.adapter_id)
     await harness.create(ALICE, create_request('r2'))
-
-
-async def test_waiting_operations_of_a_deleted_adapter_fail() -> None:
-    """Operations that wait behind a running one raise AdapterNotFound after the adapter is deleted."""
-    harness = Harness()
-    adapter = await harness.adapter()
-    harness.trainer.gate.clear()
-    running = asyncio.ensure_future(harness.execute(adapter, 1, Step()))
-    waiting = asyncio.ensure_future(harness.execute(adapter, 2, Step()))
-    behind_a_gap = asyncio.ensure_future(harness.execute(adapter, 9, Step()))
-    await let_others_run()
-    deleting = asyncio.ensure_future(harness.delete(ALICE, adapter.adapter_id))
-    await let_others_run()
-    harness.trainer.gate.set()
-    await asyncio.gather(running, deleting)
-    for operation in (waiting, behind_a_gap):
-        with pytest.raises(AdapterNotFound):
-            await operation
-
-
-async def test_deletion_fails_operations_that_wait_for_the_engine() -> None:
-    """Deleting an adapter fails its operations that wait for the engine, and they never run."""
-    harness = Harness()
-    busy, adapter = await harness.adapter(), await harness.adapter(request_id='r2')
-    harness.trainer.gate.clear()
-    running = asyncio.ensure_future(harness.execute(busy, 1, Step()))
-    await let_others_run()
-    waiting = asyncio.ensure_future(harness.execute(adapter, 1, Step()))
-    next_operation = asyncio.ensure_future(harness.execute(adapter, 2, Step()))
-    await let_others_run()
-    # The gate stays closed, so a wait for the engine would hang here.
-    await harness.delete(ALICE, adapter.adapter_id)
-    for operation in (waiting, next_operation):
-        with pytest.raises(AdapterNotFound):
-            await operation
-    harness.trainer.gate.set()
-    await running
-    assert [ran_id for ran_id, _ in harness.trainer.ran] == [busy.adapter_id]
-
-
-async def test_versions_of_a_deleted_adapter_are_deleted_before_the_service_closes() -> None:
-    """The versions of a deleted adapter are deleted, those of other adapters stay, and a closing service waits."""
-    harness = Harness()
-    deleted, other = await harness.adapter(), await harness.adapter(request_id='r2')
-    for adapter in (deleted, other):
-        for number in (1, 2):
-            await harness.execute(adapter, number, PublishVersion())
-    await harness.delete(ALICE, deleted.adapter_id)
-    await harness.service.close()
-    assert harness.store.versions == [(other.adapter_id, 1), (other.adapter_id, 2)]
-
-
-async def test_cancelled_deletion_completes_and_deletes_the_versions() -> None:
-    """A caller that leaves during a deletion does not stop it: the adapter and its versions are deleted."""
-    harness = Harness()
-    adapter = await harness.adapter()
-    await harness.execute(adapter, 1, PublishVersion())
-    harness.trainer.gate.clear()
-    running = asyncio.ensure_future(harness.execute(adapter, 2, Step()))
-    await let_others_run()
-    deleting = asyncio.ensure_future(harness.delete(ALICE, adapter.adapter_id))
-    await let_others_run()
-    deleting.cancel()
-    await let_others_run()
-    harness.trainer.gate.set()
-    await running
-    await harness.service.close()
-    assert harness.store.versions == []
 
 
 async def test_watch_sends_a_snapshot_then_changes_and_resumes() -> None:
