@@ -32,7 +32,6 @@ from twinkle_client.stack import (
     start_stack,
     stop_stack,
 )
-from twinkle_client.stack.processes import resident_bytes
 from twinkle_client.stack.spawning import mesh_size
 
 _WATCH_SECONDS = 0.5
@@ -77,6 +76,12 @@ class UpOptions:
     full_parameters: Annotated[
         bool, typer.Option('--full-parameters', help='Allow full-parameter runs, which lease the trainer.')
     ] = False
+    ray: Annotated[
+        bool, typer.Option('--ray', help='Run the services on a Ray cluster, which shares the state folder.')
+    ] = False
+    address: Annotated[
+        str, typer.Option('--address', help='Ray cluster for --ray, host:port. Default: auto, the one that is running.')
+    ] = ''
     state_dir: LocalStateDirOption = None
     detach: Annotated[bool, typer.Option('--detach', help='Run the services in the background.')] = False
 
@@ -90,12 +95,15 @@ class UpOptions:
             'engine': self.engine or None,
             'tls': self.tls or None,
             'full_parameters': self.full_parameters or None,
+            'ray_address': (self.address or 'auto') if self.ray else None,
         }
         return {name: value for name, value in chosen.items() if value is not None}
 
 
 def up(given: UpOptions) -> None:
-    """Start the services on this machine, restart them if they exit, and stop them on Ctrl-C."""
+    """Start the services on this machine or a Ray cluster, restart them if they exit, and stop them on Ctrl-C."""
+    if given.address and not given.ray:
+        fail('--address is the address of a Ray cluster; add --ray')
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     folder = (given.state_dir or default_state_dir()).absolute()
@@ -135,7 +143,7 @@ def status(state_dir: LocalStateDirOption = None) -> None:
             service.name,
             _state_text(service, info),
             str(service.pid),
-            f'{resident_bytes(service.pid) / 2**20:.0f} MiB' if service.is_running() else '',
+            f'{service.process.resident_bytes() / 2**20:.0f} MiB' if service.is_running() else '',
             service.address,
             info.version if info is not None else '',
             *[service.base_model for _ in own_columns],

@@ -1,5 +1,6 @@
 """Local stacks: the five services as processes on one machine."""
 
+from twinkle_client.stack.hosts import StackError
 from twinkle_client.stack.launcher import (
     StackBusyError,
     add_sampler,
@@ -9,7 +10,7 @@ from twinkle_client.stack.launcher import (
     stop_stack,
 )
 from twinkle_client.stack.options import DEFAULT_MODEL, ENGINES, SERVICES, StackOptions
-from twinkle_client.stack.spawning import StackError, service_of
+from twinkle_client.stack.spawning import service_of
 from twinkle_client.stack.state import ServiceState, StackState, default_state_dir
 
 __all__ = [

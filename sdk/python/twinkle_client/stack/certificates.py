@@ -13,8 +13,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from twinkle_client.stack.hosts import StackError
 from twinkle_client.stack.options import SERVICES
-from twinkle_client.stack.spawning import StackError, service_of
+from twinkle_client.stack.spawning import service_of
 from twinkle_client.stack.state import reachable
 
 _TOOL = 'services.kit.certificates'

@@ -9,7 +9,7 @@ import grpc
 
 from twinkle.api.gateway.v1 import fleet_service_pb2 as pb
 from twinkle.api.gateway.v1.fleet_service_pb2_grpc import FleetServiceStub
-from twinkle_client.stack.spawning import StackError
+from twinkle_client.stack.hosts import StackError
 
 JOIN_LIMIT_SECONDS = 60.0
 _POLL_SECONDS = 0.05

@@ -1,43 +1,30 @@
 """Starting, repairing, extending and stopping a local stack."""
 
 import fcntl
-import importlib
-import os
-import secrets
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import yaml
 
 from twinkle.data_format import base_model_id
-from twinkle_client.stack.certificates import renewed_certificates, tls_settings
-from twinkle_client.stack.joining import wait_until_joined
-from twinkle_client.stack.options import SERVICES, StackOptions
-from twinkle_client.stack.processes import end_process
+from twinkle_client.stack.hosts import StackError, open_host
+from twinkle_client.stack.options import StackOptions
 from twinkle_client.stack.spawning import (
     Report,
     Spawner,
-    StackError,
-    children,
-    mesh_size,
-    read_address,
     service_of,
-    with_port,
-    write_private,
 )
-from twinkle_client.stack.state import ServiceState, StackState, key_path, reachable, read_secret
+from twinkle_client.stack.startup import Launch, numbered, service_paths, wait_for_fleet
+from twinkle_client.stack.state import ServiceState, StackState
 from twinkle_client.stack.state_folder import check_free_space, folder_problem, make_private
 
 STOP_GRACE_SECONDS = 20.0
 _LOCK_SECONDS = 3.0
 _POLL_SECONDS = 0.05
-_START_RESTARTS = 5
-"""Maximum number of restarts of each service that is killed while the stack starts. The model service skips work that
-crashes it after at most this many crashes."""
 
 
 class StackBusyError(StackError):
@@ -68,7 +55,7 @@ def _start(options: StackOptions, *, report: Report) -> StackState:
         if state is not None:
             _stop(state, report=report)
         check_free_space(options)
-        launch = _Launch(options, report)
+        launch = Launch(options, report)
         try:
             return launch.run()
         except BaseException:
@@ -95,21 +82,43 @@ def revive_stack(state_dir: Path, *, report: Report, waiting: Collection[str] = 
         state = StackState.load(state_dir)
         if state is None or state.is_running() or not state.address:
             return state
-        spawner = Spawner(state_dir, report)
+        spawner = Spawner(state_dir, report, host=open_host(state.placement, state_dir))
         ended = state.ended()
         state = state.without([item for item in state.services if not item.is_running() and item not in ended])
         for service in ended:
             if service.name in waiting:
                 continue
             report(service.name, 'ended')
+            service.process.end(grace_seconds=0.0)
             spawner.spawn(service.name, listen=service.address)
             spawner.addresses[service.name] = service.address
             state = state.with_service(spawner.state_of(service.name))
             state.save()
         for name in spawner.started:
             spawner.wait_for(name)
-        _wait_for_fleet(state, spawner, waiting)
+            state = state.with_service(spawner.state_of(name))
+            state.save()
+        state = _follow_moved_trainers(state, ended, spawner)
+        wait_for_fleet(state, spawner, waiting)
         return state
+
+
+def _follow_moved_trainers(state: StackState, before: Collection[ServiceState], spawner: Spawner) -> StackState:
+    """Restart the gateway if trainers have other addresses, because they run on other machines of a cluster now."""
+    addresses = {item.name: item.address for item in state.services}
+    moved = {item.address: addresses[item.name] for item in before if service_of(item.name) == 'model'}
+    if all(old == new for old, new in moved.items()):
+        return state
+    settings = yaml.safe_load(spawner.config_path('gateway').read_text(encoding='utf-8'))
+    settings['upstreams']['models'] = [moved.get(old, old) for old in settings['upstreams']['models']]
+    spawner.configure('gateway', settings)
+    (gateway,) = (item for item in state.services if item.name == 'gateway')
+    gateway.process.end(grace_seconds=STOP_GRACE_SECONDS)
+    spawner.spawn('gateway', listen=gateway.address)
+    spawner.wait_for('gateway')
+    state = state.with_service(spawner.state_of('gateway'))
+    state.save()
+    return state
 
 
 def stop_stack(state_dir: Path, *, report: Report) -> bool:
@@ -138,7 +147,7 @@ def add_sampler(state_dir: Path, *, engine: str, base_model: str = '', report: R
 
     Concurrency: other programs may change the stack while the sampler loads its model.
     """
-    spawner = Spawner(state_dir, report)
+    spawner = Spawner(state_dir, report, host=open_host(_loaded_stack(state_dir).placement, state_dir))
     try:
         name = _spawn_sampler(spawner, state_dir, engine, base_model)
         spawner.wait_for(name)
@@ -148,7 +157,7 @@ def add_sampler(state_dir: Path, *, engine: str, base_model: str = '', report: R
     except BaseException:
         _remove_started(spawner, state_dir, report=report)
         raise
-    _wait_for_fleet(state, spawner)
+    wait_for_fleet(state, spawner)
     return spawner.state_of(name)
 
 
@@ -171,8 +180,6 @@ def leave_stack(state_dir: Path, address: str, *, is_leaving: bool = True) -> bo
 
 def _spawn_sampler(spawner: Spawner, state_dir: Path, engine: str, base_model: str) -> str:
     """Start a sampler's process and record it; return its name."""
-    if StackState.load(state_dir) is None:
-        raise _no_stack(state_dir)
     with _locked(state_dir):
         state = _reachable_stack(state_dir)
         name = _next_sampler(state)
@@ -183,7 +190,7 @@ def _spawn_sampler(spawner: Spawner, state_dir: Path, engine: str, base_model: s
             raise StackError(f'the stack does not serve {base_model}; it serves {", ".join(state.base_models)}')
         chosen = {'engine': engine, 'base_model': base_model}
         chosen = {field: value for field, value in chosen.items() if value}
-        spawner.configure(name, {**settings, **_paths(state_dir, spawner, name), **chosen})
+        spawner.configure(name, {**settings, **service_paths(state_dir, spawner, name), **chosen})
         spawner.spawn(name)
         # Recorded at once, so that the process can be found if this program is killed.
         state.with_service(spawner.state_of(name)).save()
@@ -201,168 +208,23 @@ def _remove_started(spawner: Spawner, state_dir: Path, *, report: Report) -> Non
                 state.without([item for item in state.services if item.pid == service.pid]).save()
 
 
-def _reachable_stack(state_dir: Path) -> StackState:
+def _loaded_stack(state_dir: Path) -> StackState:
     state = StackState.load(state_dir)
-    if state is None or not state.is_reachable():
-        raise _no_stack(state_dir)
+    if state is None:
+        raise StackError(f'no stack is running in {state_dir}; start one with `twinkle up`')
     return state
 
 
-def _no_stack(state_dir: Path) -> StackError:
-    return StackError(f'no stack is running in {state_dir}; start one with `twinkle up`')
-
-
-def _tokenizers(base_models: Sequence[str]) -> dict[str, str]:
-    """Return the hub ids, without the hub's prefix, from which clients load the tokenizers of base models."""
-    # The dependencies of `twinkle.hub` are installed with the services, not with the client alone.
-    hub = importlib.import_module('twinkle.hub')
-    pairs = [(name, base_model_id(hub.without_alias(name))) for name in base_models]
-    return {name: hub.HubId.parse(target).name for name, target in pairs if hub.local_path(target) is None}
-
-
-class _Launch:
-    """The start of one stack."""
-
-    def __init__(self, options: StackOptions, report: Report) -> None:
-        self._options = options
-        self._folder = options.state_dir
-        self._token = secrets.token_urlsafe(32)
-        self._authority: Path | None = None
-        self._spawner = Spawner(self._folder, report, restart_limit=_START_RESTARTS, on_restart=self._save)
-
-    def run(self) -> StackState:
-        """Start all services, record the stack and return it."""
-        options, spawner = self._options, self._spawner
-        gateway = with_port(options.listen)
-        # Fixing the ports now keeps them across restarts of the gateway.
-        http = with_port(options.http_listen) if options.http_listen else ''
-        self._authority = renewed_certificates(self._folder / 'tls', gateway) if options.tls else None
-        # With TLS, services use a separate port that requires client certificates.
-        internal = with_port('127.0.0.1:0') if options.tls else ''
-        self._start('checkpoint', {'base_models': list(options.base_models)})
-        self._start('data', {'base_models': list(options.base_models)})
-        addresses = {f'{name}_address': spawner.wait_for(name) for name in ('checkpoint', 'data')}
-        for base_model in options.base_models:
-            self._start_model(base_model, addresses, gateway=internal or reachable(gateway))
-        for name in spawner.started:
-            if service_of(name) == 'model':
-                spawner.wait_for(name)
-        self._start('gateway', {**self._gateway_settings(gateway, http), 'internal_listen': internal})
-        for name in spawner.started:
-            if name not in spawner.addresses:
-                spawner.wait_for(name)
-        state = self._save(http_address=read_address(spawner.address_file('gateway-http')))
-        _wait_for_fleet(state, spawner)
-        return state
-
-    def _start_model(self, base_model: str, addresses: Mapping[str, str], *, gateway: str) -> None:
-        """Start the model service and the samplers of one base model."""
-        options, index = self._options, self._options.base_models.index(base_model)
-        # Trainer and samplers must load the same model, so both get the patches.
-        patches = {'patches': dict(options.patches)} if options.patches else {}
-        processes = len(options.base_models) * mesh_size(options.services.get('model', {}))
-        threads = max(1, _trainer_threads() // processes)
-        model = {'base_model': base_model, **addresses, **patches, 'thread_count': threads}
-        model = {**model, 'full_parameters': True} if options.full_parameters else model
-        self._start(_numbered('model', index + 1), model)
-        shared = {'base_model': base_model, 'checkpoint_address': addresses['checkpoint_address']}
-        sampler = {**shared, 'engine': options.engine_of(base_model), 'gateways': [gateway]}
-        sampler = {**sampler, 'torch': patches} if patches else sampler
-        if index == 0:
-            # Samplers that are added later use this configuration, even if the stack starts without samplers.
-            self._spawner.configure('sampler', self._settings('sampler', sampler))
-        for number in range(index * options.sampler_count, (index + 1) * options.sampler_count):
-            self._start(_numbered('sampler', number + 1), sampler)
-
-    def current_state(self, *, http_address: str = '') -> StackState:
-        """Return the started services; the stack counts as up once it has the gateway's address."""
-        started = [self._spawner.state_of(name) for name in self._spawner.started]
-        services = tuple(sorted(started, key=lambda item: (SERVICES.index(service_of(item.name)), item.name)))
-        return StackState.create(
-            self._folder,
-            base_model=self._options.base_model,
-            services=services,
-            http_address=http_address,
-            more_models=self._options.more_models,
-            ca=str(self._authority or ''),
-        )
-
-    def _gateway_settings(self, listen: str, http_listen: str) -> dict[str, Any]:
-        addresses, http_file = self._spawner.addresses, self._spawner.address_file('gateway-http')
-        http_file.unlink(missing_ok=True)
-        return {
-            'listen': listen,
-            'http_listen': http_listen,
-            'http_address_file': str(http_file),
-            'upstreams': {
-                'models': [addresses[name] for name in self._spawner.started if service_of(name) == 'model'],
-                **{name: addresses[name] for name in ('data', 'checkpoint')},
-            },
-            'bootstrap_key': self._api_key(),
-            'tokenizers': _tokenizers(self._options.base_models),
-        }
-
-    def _start(self, name: str, settings: Mapping[str, Any]) -> None:
-        self._spawner.configure(name, self._settings(name, settings))
-        self._spawner.spawn(name)
-        # Recorded at once, so that the process can be found if this program is killed.
-        self._save()
-
-    def _save(self, *, http_address: str = '') -> StackState:
-        state = self.current_state(http_address=http_address)
-        state.save()
-        return state
-
-    def _settings(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-        own = dict(self._options.services.get(service_of(name), {}))
-        telemetry = {'trace_dir': str(self._folder / 'traces'), **own.pop('telemetry', {})}
-        if 'torch' in settings and 'torch' in own:
-            own['torch'] = {**settings['torch'], **own['torch']}
-        return {
-            'listen': '127.0.0.1:0',
-            **_paths(self._folder, self._spawner, name),
-            'internal_token': self._token,
-            'telemetry': telemetry,
-            **({'tls': tls_settings(self._authority, name)} if self._authority else {}),
-            **settings,
-            **own,
-        }
-
-    def _api_key(self) -> str:
-        path = key_path(self._folder)
-        key = read_secret(path)
-        if not key:
-            key = f'tml-{secrets.token_urlsafe(32)}'
-            write_private(path, f'{key}\n')
-        return key
-
-
-def _paths(folder: Path, spawner: Spawner, name: str) -> dict[str, str]:
-    """Return the configured paths of a process."""
-    return {'state_dir': str(folder / 'data' / name), 'address_file': str(spawner.address_file(name))}
-
-
-def _numbered(service: str, number: int) -> str:
-    return service if number == 1 else f'{service}-{number}'
+def _reachable_stack(state_dir: Path) -> StackState:
+    state = _loaded_stack(state_dir)
+    if not state.is_reachable():
+        raise StackError(f'no stack is running in {state_dir}; start one with `twinkle up`')
+    return state
 
 
 def _next_sampler(state: StackState) -> str:
     taken = {service.name for service in state.services}
-    return next(name for number in range(1, len(taken) + 2) if (name := _numbered('sampler', number)) not in taken)
-
-
-def _wait_for_fleet(state: StackState, spawner: Spawner, waiting: Collection[str] = ()) -> None:
-    running = [item for item in state.services if item.is_restarted and item.name not in waiting]
-    samplers = {item.address for item in running if service_of(item.name) == 'sampler'}
-    wait_until_joined(
-        reachable(state.address), state.read_api_key(), samplers, check=spawner.check_running, ca=state.ca
-    )
-
-
-def _trainer_threads() -> int:
-    """Return half of the cores: parallel threads slow down sharply when other processes need a core."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
-    return max(1, cores // 2)
+    return next(name for number in range(1, len(taken) + 2) if (name := numbered('sampler', number)) not in taken)
 
 
 def _stop(state: StackState, *, report: Report) -> None:
@@ -375,9 +237,10 @@ def _stop(state: StackState, *, report: Report) -> None:
 def _stop_service(service: ServiceState, *, report: Report) -> None:
     if service.is_running():
         report(service.name, 'stopping')
-        end_process(service.pid, service.start_mark, grace_seconds=STOP_GRACE_SECONDS)
+        service.process.end(grace_seconds=STOP_GRACE_SECONDS)
         report(service.name, 'stopped')
-    children[:] = [child for child in children if child.poll() is None]
+    else:
+        service.process.end(grace_seconds=0.0)
 
 
 @contextmanager

@@ -14,9 +14,11 @@ from twinkle_client.stack.sections import check_sections, suggestion
 
 SERVICES = ('checkpoint', 'data', 'model', 'sampler', 'gateway')
 """Services in start order; each depends only on earlier ones."""
+PLACED = ('model', 'sampler')
+"""Services that a Ray cluster places by resources. The others run on the machine that starts the stack."""
 ENGINES = ('auto', 'torch', 'vllm')
 """Sampler engines; `auto` selects vLLM if it is installed and can run the model, otherwise torch."""
-_MAPPINGS = ('patches', *SERVICES)
+_MAPPINGS = ('patches', 'resources', *SERVICES)
 """Keys of the configuration file whose values are mappings."""
 _SCALARS: Mapping[str, tuple[type, str]] = {
     'base_model': (str, 'a string'),
@@ -28,6 +30,7 @@ _SCALARS: Mapping[str, tuple[type, str]] = {
     'tls': (bool, 'true or false'),
     'min_free_bytes': (int, 'an integer'),
     'full_parameters': (bool, 'true or false'),
+    'ray_address': (str, 'a string'),
 }
 """All other keys of the configuration file, with type and name of the type."""
 DEFAULT_MODEL = base_model_id('smollm2-135m-instruct')
@@ -35,6 +38,22 @@ DEFAULT_MODEL = base_model_id('smollm2-135m-instruct')
 
 def _is_installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
+
+
+def check_resources(resources: Mapping[str, Any]) -> None:
+    """Check the resources of services on a Ray cluster.
+
+    Raises:
+        ValueError: A service is not placed by resources, or a number is not positive.
+    """
+    for service, given in resources.items():
+        if service not in PLACED:
+            raise ValueError(f'resources.{service}: only {" and ".join(PLACED)} are placed by resources')
+        if not isinstance(given, Mapping):
+            raise ValueError(f'resources.{service}: must be a mapping such as {{GPU: 1}}, got {given!r}')
+        for kind, number in cast(Mapping[str, Any], given).items():
+            if not isinstance(number, int | float) or isinstance(number, bool) or number <= 0:
+                raise ValueError(f'resources.{service}.{kind}: must be a positive number, got {number!r}')
 
 
 def _is_recurrent(base_model: str) -> bool:
@@ -73,6 +92,11 @@ class StackOptions:
     """Patches of the base model, options by name, applied in order by trainer and samplers."""
     services: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     """Additional configuration of each service."""
+    ray_address: str = ''
+    """Address of the Ray cluster that runs the services, or 'auto' for the running one. Empty: this machine, without
+    Ray."""
+    resources: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
+    """Ray's resources of each process of `model` and `sampler`, by service; see `ray_host.find_cluster`."""
 
     def __post_init__(self) -> None:
         """Replace the aliases of built-in models by their hub ids, and validate the options.
@@ -94,6 +118,7 @@ class StackOptions:
             raise ValueError('patches cannot be combined with more_models; use a separate stack')
         if self.patches and self.engine == 'vllm':
             raise ValueError('patches require the torch engine; set engine to torch')
+        check_resources(self.resources)
 
     @property
     def base_models(self) -> tuple[str, ...]:
@@ -112,7 +137,7 @@ class StackOptions:
         """Return these options, overridden by those of a YAML file.
 
         The file may contain `base_model`, `more_models`, `listen`, `http_listen`, `engine`, `sampler_count`, `tls`,
-        `min_free_bytes`, `full_parameters`, `patches`, and a mapping for each service.
+        `min_free_bytes`, `full_parameters`, `patches`, `ray_address`, `resources`, and a mapping for each service.
 
         Raises:
             ValueError: The file is not a YAML mapping, or it or a service's mapping has an unknown key or an invalid
@@ -141,6 +166,7 @@ class StackOptions:
             scalars['more_models'] = tuple(scalars['more_models'])
         try:
             check_sections(services)
-            return replace(self, **scalars, patches=values.get('patches', self.patches), services=services)
+            mappings = {name: values[name] for name in ('patches', 'resources') if name in values}
+            return replace(self, **scalars, **mappings, services=services)
         except ValueError as error:
             raise ValueError(f'{path}: {error}') from None

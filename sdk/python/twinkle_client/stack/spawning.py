@@ -6,8 +6,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -16,7 +14,7 @@ from typing import Any, Protocol
 
 import yaml
 
-from twinkle_client.stack.processes import start_mark
+from twinkle_client.stack.hosts import FREE_PORT, Command, LocalHost, ProcessHost, ServiceProcess, StackError
 from twinkle_client.stack.state import ServiceState
 
 _POLL_SECONDS = 0.05
@@ -26,13 +24,6 @@ _MESH_SHUTDOWN_SECONDS = 15
 """Time after which torchrun kills processes of a mesh that do not end; less than a stack waits for its services."""
 START_LIMIT_SECONDS = 600.0
 """Longest start of a service, which may load a model from a slow disk."""
-
-children: list[subprocess.Popen[bytes]] = []
-"""Services started by this program. The references prevent warnings about processes that outlive a `Spawner`."""
-
-
-class StackError(Exception):
-    """An operation on a stack failed; the message states the reason."""
 
 
 class Report(Protocol):
@@ -51,23 +42,31 @@ class Spawner:
     """
 
     def __init__(
-        self, folder: Path, report: Report, *, restart_limit: int = 0, on_restart: Callable[[], object] = lambda: None
+        self,
+        folder: Path,
+        report: Report,
+        *,
+        host: ProcessHost | None = None,
+        restart_limit: int = 0,
+        on_restart: Callable[[], object] = lambda: None,
     ) -> None:
         """Initialize without processes.
 
         Args:
             folder: Folder of configurations, addresses and logs.
             report: Callback for events of services.
+            host: Starts the processes. Default: on this machine.
             restart_limit: Maximum number of restarts of each process that is killed by a signal while this program
                 waits. A service that has work which crashes it is killed a few times until it skips that work.
             on_restart: Called after each restart, because the process id has changed.
         """
         self._folder = folder
         self._report = report
+        self._host = host or LocalHost()
         self._restart_limit = restart_limit
         self._on_restart = on_restart
         self._restarts = Counter[str]()
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes: dict[str, ServiceProcess] = {}
         self.addresses: dict[str, str] = {}
         """Addresses of the processes that are ready, by name."""
 
@@ -85,22 +84,16 @@ class Spawner:
         """Start a configured process; `listen` overrides the address in its configuration."""
         self._report(name, 'starting')
         self.address_file(name).unlink(missing_ok=True)
-        module = f'services.{service_of(name)}'
-        command = [*self._launcher(name), '-m', module, '--config', str(self.config_path(name))]
+        log, settings = self._log_path(name), self._settings_of(name)
         # The service bounds the size of its log; a JSON string is also a YAML string.
-        settings = [f'telemetry.log_file={json.dumps(str(self._log_path(name)))}']
-        settings += [f'listen={listen}'] if listen else []
-        with self._log_path(name).open('ab') as log:
-            self._processes[name] = subprocess.Popen(
-                [*command, *(word for setting in settings for word in ('--set', setting))],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=self._folder,
-                # Ctrl-C must not reach the services, which are stopped in order.
-                start_new_session=True,
-            )
-        children.append(self._processes[name])
+        words = ['--config', str(self.config_path(name)), '--set', f'telemetry.log_file={json.dumps(str(log))}']
+        command = Command(
+            arguments=[*self._launcher(name), '-m', f'services.{service_of(name)}', *words],
+            log=log,
+            folder=self._folder,
+            listen=listen or settings.get('listen', FREE_PORT),
+        )
+        self._processes[name] = self._host.start(name, command, count=mesh_size(settings))
 
     def wait_for(self, name: str) -> str:
         """Wait until a process is ready and return its address.
@@ -127,16 +120,17 @@ class Spawner:
             StackError: A process exited; the message contains the end of its log.
         """
         for name, process in list(self._processes.items()):
-            status = process.poll()
+            status = process.exit_status()
             if status is not None and status < 0 and self._restarts[name] < self._restart_limit:
                 self._restart(name)
             elif status is not None:
-                raise StackError(f'{name} {_exit_text(process.returncode)}; its log ends with:\n{self._log_tail(name)}')
+                raise StackError(f'{name} {_exit_text(status)}; its log ends with:\n{self._log_tail(name)}')
 
     def _restart(self, name: str) -> None:
         """Start a killed process again, and wait for it if it was ready before."""
         self._restarts[name] += 1
         self._report(name, 'ended')
+        self._processes[name].end(grace_seconds=0.0)
         self.spawn(name, listen=self.addresses.get(name, ''))
         self._on_restart()
         if name in self.addresses:
@@ -144,11 +138,12 @@ class Spawner:
 
     def state_of(self, name: str) -> ServiceState:
         """Return the record of a started process."""
-        pid = self._processes[name].pid
+        process = self._processes[name]
         return ServiceState(
             name=name,
-            pid=pid,
-            start_mark=start_mark(pid),
+            pid=process.pid,
+            start_mark=process.mark,
+            actor=process.actor,
             address=self.addresses.get(name, ''),
             log_path=str(self._log_path(name)),
             base_model=self._base_model_of(name),
@@ -163,11 +158,11 @@ class Spawner:
         return self._folder / 'config' / f'{name}.yaml'
 
     def _launcher(self, name: str) -> list[str]:
-        """Return the command that starts a process's Python module: Python, or torchrun for a mesh."""
+        """Return the interpreter's arguments before a process's module: those of torchrun for a mesh."""
         count = mesh_size(self._settings_of(name))
         options = [f'--nproc-per-node={count}', f'--shutdown-timeout={_MESH_SHUTDOWN_SECONDS}']
         torchrun = ['-m', 'torch.distributed.run', '--standalone', *options]
-        return [sys.executable, *(torchrun if count > 1 else ())]
+        return torchrun if count > 1 else []
 
     def _base_model_of(self, name: str) -> str:
         return str(self._settings_of(name).get('base_model', ''))

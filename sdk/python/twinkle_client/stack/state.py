@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from twinkle_client.stack.processes import is_same_process
+from twinkle_client.stack.hosts import RayPlacement, ServiceProcess, find_process
 
 _FILE = 'stack.json'
 _KEY_FILE = 'api_key'
@@ -36,6 +36,13 @@ class ServiceState:
     """Base model of the process; empty if it has none."""
     is_leaving: bool = False
     """Whether the service is draining and will then exit."""
+    actor: str = ''
+    """Cluster and name of the Ray actor that runs the process; empty on this machine."""
+
+    @property
+    def process(self) -> ServiceProcess:
+        """The process."""
+        return find_process(self.pid, self.start_mark, self.actor)
 
     @property
     def is_restarted(self) -> bool:
@@ -44,7 +51,7 @@ class ServiceState:
 
     def is_running(self) -> bool:
         """Return whether the process is running."""
-        return is_same_process(self.pid, self.start_mark)
+        return self.process.is_running()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +70,8 @@ class StackState:
     """Additional base models."""
     ca: str = ''
     """Path of the CA certificate; empty without TLS."""
+    placement: RayPlacement | None = None
+    """Placement on a Ray cluster, or None if all processes run on this machine."""
 
     @property
     def base_models(self) -> tuple[str, ...]:
@@ -87,7 +96,9 @@ class StackState:
             values = json.loads((state_dir / _FILE).read_text(encoding='utf-8'))
             services = tuple(ServiceState(**service) for service in values.pop('services'))
             more_models = tuple(values.pop('more_models', ()))
-            return cls(state_dir=state_dir, services=services, more_models=more_models, **values)
+            placed = values.pop('placement', None)
+            placement = RayPlacement(**placed) if placed else None
+            return cls(state_dir=state_dir, services=services, more_models=more_models, placement=placement, **values)
         except (OSError, ValueError, TypeError, KeyError):
             return None
 

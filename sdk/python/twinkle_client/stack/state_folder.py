@@ -4,8 +4,8 @@ import errno
 import shutil
 from pathlib import Path
 
+from twinkle_client.stack.hosts import StackError
 from twinkle_client.stack.options import StackOptions
-from twinkle_client.stack.spawning import StackError
 from twinkle_client.stack.state import key_path
 
 _SUBFOLDERS = ('config', 'data', 'logs', 'run', 'tls', 'traces')

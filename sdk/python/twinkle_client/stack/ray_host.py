@@ -1,0 +1,244 @@
+"""Processes of a stack on a Ray cluster. Each one is a child of an actor, which holds its resources.
+
+The state folder must be on storage that all machines of the cluster share: configurations, addresses, logs, journals
+and checkpoints are files there.
+"""
+
+import hashlib
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from twinkle_client.stack.hosts import ANY_HOST, KILLED_STATUS, Command, RayPlacement, StackError, start_child
+from twinkle_client.stack.options import PLACED
+from twinkle_client.stack.processes import end_process, resident_bytes, start_mark
+
+NAMESPACE = 'twinkle'
+"""Ray namespace of the actors of all stacks."""
+_PLACEMENT_SECONDS = 600.0
+"""Longest wait for resources; a cluster with autoscaling may have to start a machine."""
+_CALL_SECONDS = 10.0
+"""Time limit of a call that an actor answers at once."""
+_END_WITH_PARENT = (
+    'import ctypes, os, signal, sys\n'
+    'ctypes.CDLL(None).prctl(1, signal.SIGTERM)\n'  # PR_SET_PDEATHSIG, see prctl(2); it survives exec
+    'os.execv(sys.executable, [sys.executable, *sys.argv[1:]])\n'
+)
+"""Program that runs another one, which receives SIGTERM when the parent process ends."""
+
+
+class ServiceActor:
+    """Runs one process of a service as its child. If the actor is killed, the process receives SIGTERM."""
+
+    def __init__(self) -> None:
+        self._child: Any = None
+
+    def start(self, command: Command) -> tuple[int, str, str]:
+        """Start the process; return its id, its mark, and the address of this machine.
+
+        Raises:
+            StackError: The state folder is not on this machine.
+        """
+        host = cast('Any', ray.util).get_node_ip_address()
+        if not command.log.parent.is_dir():
+            raise StackError(f'{command.folder} is not on {host}; choose a --state-dir that all machines share')
+        # A process that is started again may be on another machine than before.
+        is_here = command.listen.rpartition(':')[0].strip('[]') in (host, *ANY_HOST)
+        listen = command.listen if is_here else f'{host}:0'
+        self._child = start_child(replace(command, listen=listen), prefix=('-c', _END_WITH_PARENT))
+        return self._child.pid, start_mark(self._child.pid), host
+
+    def exit_status(self) -> int | None:
+        """Return the exit status of the process, or None while it is running."""
+        return self._child.poll()
+
+    def resident_bytes(self) -> int:
+        """Return the resident memory of the process and its descendants."""
+        return resident_bytes(self._child.pid)
+
+    def end(self, grace_seconds: float) -> bool:
+        """Terminate the process, kill it if it does not exit in time, and return whether it exited by itself."""
+        has_exited = end_process(self._child.pid, start_mark(self._child.pid), grace_seconds=grace_seconds)
+        self._child.wait()
+        return has_exited
+
+
+class RayProcess:
+    """A process below an actor."""
+
+    def __init__(self, pid: int, mark: str, actor: str) -> None:
+        """Describe a process.
+
+        Args:
+            pid: Process id on its machine.
+            mark: See `ServiceProcess.mark`.
+            actor: Address of the cluster and name of the actor, 'host:port/name'.
+        """
+        self.pid = pid
+        self.mark = mark
+        self.actor = actor
+
+    def is_running(self) -> bool:
+        return self.exit_status() is None
+
+    def exit_status(self) -> int | None:
+        try:
+            return _result(self._find().exit_status.remote())
+        except GetTimeoutError:
+            # A machine that does not answer may come back; Ray reports it as lost after some time.
+            return None
+        except _LOST:
+            return KILLED_STATUS
+
+    def resident_bytes(self) -> int:
+        with suppress(GetTimeoutError, *_LOST):
+            return _result(self._find().resident_bytes.remote())
+        return 0
+
+    def end(self, *, grace_seconds: float) -> bool:
+        has_exited = False
+        with suppress(GetTimeoutError, *_LOST):
+            actor = self._find()
+            try:
+                has_exited = _result(actor.end.remote(grace_seconds), seconds=grace_seconds + _CALL_SECONDS)
+            finally:
+                ray.kill(actor)
+        return has_exited
+
+    def _find(self) -> Any:
+        """Return the actor.
+
+        Raises:
+            ValueError: There is no such actor any more.
+            StackError: The cluster cannot be reached.
+        """
+        cluster, _, name = self.actor.partition('/')
+        _connect(cluster)
+        return cast('Any', ray).get_actor(name, namespace=NAMESPACE)
+
+
+_LOST = (RayActorError, ValueError, StackError)
+"""Errors of calls to an actor that does not exist any more, because it, its machine or its cluster ended."""
+
+
+class RayHost:
+    """Starts processes on a Ray cluster."""
+
+    def __init__(self, placement: RayPlacement, state_dir: Path) -> None:
+        """Connect to the cluster.
+
+        Args:
+            placement: The cluster and the resources of services.
+            state_dir: State folder of the stack, which is a part of the names of its actors.
+
+        Raises:
+            StackError: The cluster cannot be reached.
+        """
+        _connect(placement.cluster)
+        self._placement = placement
+        self._prefix = hashlib.blake2s(str(state_dir).encode(), digest_size=4).hexdigest()
+        self._starts = 0
+        self.address = cast('Any', ray.util).get_node_ip_address()
+
+    def start(self, name: str, command: Command, *, count: int = 1) -> RayProcess:
+        """Start a process on a machine with free resources, and wait for them if necessary.
+
+        Raises:
+            StackError: There were no resources in time, or the machine does not have the state folder.
+        """
+        resources = self._resources_of(name, count)
+        self._starts += 1
+        actor_name = f'{self._prefix}-{name}-{os.getpid()}-{self._starts}'
+        actor = (
+            cast('Any', ray)
+            .remote(ServiceActor)
+            .options(name=actor_name, namespace=NAMESPACE, lifetime='detached', **resources)
+            .remote()
+        )
+        try:
+            pid, mark, _ = _result(actor.start.remote(command), seconds=_PLACEMENT_SECONDS)
+        except BaseException as error:
+            ray.kill(actor)
+            if isinstance(error, RayTaskError) and isinstance(error.cause, StackError):
+                raise StackError(str(error.cause)) from None
+            if isinstance(error, GetTimeoutError | RayActorError):
+                raise StackError(_no_resources(name, resources)) from error
+            raise
+        return RayProcess(pid, mark, f'{self._placement.cluster}/{actor_name}')
+
+    def _resources_of(self, name: str, count: int) -> dict[str, Any]:
+        """Return Ray's options for the resources of a process, or for this machine."""
+        service = name.partition('-')[0]
+        if service not in PLACED:
+            node = cast('Any', ray).get_runtime_context().get_node_id()
+            return {'num_cpus': 0, 'scheduling_strategy': NodeAffinitySchedulingStrategy(node, soft=False)}
+        given = {kind: count * number for kind, number in self._placement.resources.get(service, {}).items()}
+        cpus, gpus = given.pop('CPU', 0), given.pop('GPU', 0)
+        return {'num_cpus': cpus, 'num_gpus': gpus, 'resources': given}
+
+
+def find_cluster(address: str, resources: Mapping[str, Mapping[str, float]]) -> RayPlacement:
+    """Connect to a cluster and return the placement of a stack on it.
+
+    Args:
+        address: Address of the cluster, or 'auto' for the one of this machine or of RAY_ADDRESS.
+        resources: Resources by service. Default for trainers and samplers: one GPU per process if the cluster has GPUs,
+            otherwise one CPU.
+
+    Raises:
+        StackError: The cluster cannot be reached.
+    """
+    _connect(address)
+    runtime = cast('Any', ray)
+    default = {'GPU': 1.0} if runtime.cluster_resources().get('GPU') else {'CPU': 1.0}
+    chosen = {service: dict(resources.get(service, default)) for service in PLACED}
+    return RayPlacement(cluster=runtime.get_runtime_context().gcs_address, resources=chosen)
+
+
+def _connect(address: str) -> None:
+    """Connect to a cluster, unless this program is connected.
+
+    Raises:
+        StackError: The cluster cannot be reached.
+    """
+    runtime = cast('Any', ray)
+    if runtime.is_initialized():
+        return
+    try:
+        if address != 'auto':
+            # Ray itself would try for minutes.
+            host, _, port = address.rpartition(':')
+            socket.create_connection((host.strip('[]'), int(port)), timeout=_CALL_SECONDS).close()
+        runtime.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, ValueError, RuntimeError) as error:
+        where = 'on this machine' if address == 'auto' else f'at {address}'
+        raise StackError(f'no Ray cluster {where}; start one with `ray start --head`: {error}') from error
+
+
+def _result(reference: Any, *, seconds: float = _CALL_SECONDS) -> Any:
+    """Return the result of a call.
+
+    Raises:
+        GetTimeoutError: There was no result in time.
+        RayActorError: The actor or its machine was lost.
+    """
+    return cast('Any', ray).get(reference, timeout=seconds)
+
+
+def _no_resources(name: str, resources: Mapping[str, Any]) -> str:
+    """Return the message for a process that no machine could run."""
+    numbers = {'CPU': resources.get('num_cpus'), 'GPU': resources.get('num_gpus'), **resources.get('resources', {})}
+    needed = ', '.join(f'{number:g} {kind}' for kind, number in numbers.items() if number)
+    return (
+        f'{name}: no machine of the cluster had {needed or "room"} within {_PLACEMENT_SECONDS:.0f} s; '
+        'add machines, end other programs, or change `resources` in the configuration of the stack'
+    )

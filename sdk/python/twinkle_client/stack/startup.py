@@ -1,0 +1,184 @@
+"""The start of one stack: which processes there are, and their configurations."""
+
+import importlib
+import os
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from twinkle.data_format import base_model_id
+from twinkle_client.stack.certificates import renewed_certificates, tls_settings
+from twinkle_client.stack.hosts import FREE_PORT, find_cluster, open_host
+from twinkle_client.stack.joining import wait_until_joined
+from twinkle_client.stack.options import SERVICES, StackOptions
+from twinkle_client.stack.spawning import Report, Spawner, mesh_size, read_address, service_of, with_port, write_private
+from twinkle_client.stack.state import StackState, key_path, reachable, read_secret
+
+_START_RESTARTS = 5
+"""Maximum number of restarts of each service that is killed while the stack starts. The model service skips work that
+crashes it after at most this many crashes."""
+
+
+class Launch:
+    """The start of one stack."""
+
+    def __init__(self, options: StackOptions, report: Report) -> None:
+        self._options = options
+        self._folder = options.state_dir
+        self._token = secrets.token_urlsafe(32)
+        self._authority: Path | None = None
+        self._placement = find_cluster(options.ray_address, options.resources) if options.ray_address else None
+        self._host = open_host(self._placement, self._folder)
+        self._spawner = Spawner(
+            self._folder, report, host=self._host, restart_limit=_START_RESTARTS, on_restart=self._save
+        )
+
+    def run(self) -> StackState:
+        """Start all services, record the stack and return it."""
+        options, spawner = self._options, self._spawner
+        # Fixing the ports now keeps them across restarts of the gateway.
+        gateway = self._fixed(options.listen)
+        http = self._fixed(options.http_listen) if options.http_listen else ''
+        self._authority = renewed_certificates(self._folder / 'tls', gateway) if options.tls else None
+        # With TLS, services use a separate port that requires client certificates.
+        internal = self._fixed(FREE_PORT) if options.tls else ''
+        self._start('checkpoint', {'base_models': list(options.base_models)})
+        self._start('data', {'base_models': list(options.base_models)})
+        addresses = {f'{name}_address': spawner.wait_for(name) for name in ('checkpoint', 'data')}
+        for base_model in options.base_models:
+            self._start_model(base_model, addresses, gateway=internal or self._on_all_machines(gateway))
+        for name in spawner.started:
+            if service_of(name) == 'model':
+                spawner.wait_for(name)
+        self._start('gateway', {**self._gateway_settings(gateway, http), 'internal_listen': internal})
+        for name in spawner.started:
+            if name not in spawner.addresses:
+                spawner.wait_for(name)
+        state = self._save(http_address=read_address(spawner.address_file('gateway-http')))
+        wait_for_fleet(state, spawner)
+        return state
+
+    def _fixed(self, listen: str) -> str:
+        """Return an address of this machine with a port that is known before the service starts."""
+        return with_port(f'{self._host.address}:0' if listen == FREE_PORT else listen)
+
+    def _on_all_machines(self, listen: str) -> str:
+        """Return an address at which the processes of the stack reach a listener of this machine."""
+        return listen if reachable(listen) == listen else f'{self._host.address}:{listen.rpartition(":")[2]}'
+
+    def _start_model(self, base_model: str, addresses: Mapping[str, str], *, gateway: str) -> None:
+        """Start the model service and the samplers of one base model."""
+        options, index = self._options, self._options.base_models.index(base_model)
+        # Trainer and samplers must load the same model, so both get the patches.
+        patches = {'patches': dict(options.patches)} if options.patches else {}
+        processes = len(options.base_models) * mesh_size(options.services.get('model', {}))
+        threads = max(1, _trainer_threads() // processes)
+        model = {'base_model': base_model, **addresses, **patches, 'thread_count': threads}
+        model = {**model, 'full_parameters': True} if options.full_parameters else model
+        self._start(numbered('model', index + 1), model)
+        shared = {'base_model': base_model, 'checkpoint_address': addresses['checkpoint_address']}
+        sampler = {**shared, 'engine': options.engine_of(base_model), 'gateways': [gateway]}
+        sampler = {**sampler, 'torch': patches} if patches else sampler
+        if index == 0:
+            # Samplers that are added later use this configuration, even if the stack starts without samplers.
+            self._spawner.configure('sampler', self._settings('sampler', sampler))
+        for number in range(index * options.sampler_count, (index + 1) * options.sampler_count):
+            self._start(numbered('sampler', number + 1), sampler)
+
+    def current_state(self, *, http_address: str = '') -> StackState:
+        """Return the started services; the stack counts as up once it has the gateway's address."""
+        started = [self._spawner.state_of(name) for name in self._spawner.started]
+        services = tuple(sorted(started, key=lambda item: (SERVICES.index(service_of(item.name)), item.name)))
+        state = StackState.create(
+            self._folder,
+            base_model=self._options.base_model,
+            services=services,
+            http_address=http_address,
+            more_models=self._options.more_models,
+            ca=str(self._authority or ''),
+        )
+        return replace(state, placement=self._placement)
+
+    def _gateway_settings(self, listen: str, http_listen: str) -> dict[str, Any]:
+        addresses, http_file = self._spawner.addresses, self._spawner.address_file('gateway-http')
+        http_file.unlink(missing_ok=True)
+        return {
+            'listen': listen,
+            'http_listen': http_listen,
+            'http_address_file': str(http_file),
+            'upstreams': {
+                'models': [addresses[name] for name in self._spawner.started if service_of(name) == 'model'],
+                **{name: addresses[name] for name in ('data', 'checkpoint')},
+            },
+            'bootstrap_key': self._api_key(),
+            'tokenizers': _tokenizers(self._options.base_models),
+        }
+
+    def _start(self, name: str, settings: Mapping[str, Any]) -> None:
+        self._spawner.configure(name, self._settings(name, settings))
+        self._spawner.spawn(name)
+        # Recorded at once, so that the process can be found if this program is killed.
+        self._save()
+
+    def _save(self, *, http_address: str = '') -> StackState:
+        state = self.current_state(http_address=http_address)
+        state.save()
+        return state
+
+    def _settings(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+        own = dict(self._options.services.get(service_of(name), {}))
+        telemetry = {'trace_dir': str(self._folder / 'traces'), **own.pop('telemetry', {})}
+        if 'torch' in settings and 'torch' in own:
+            own['torch'] = {**settings['torch'], **own['torch']}
+        return {
+            'listen': FREE_PORT,
+            **service_paths(self._folder, self._spawner, name),
+            'internal_token': self._token,
+            'telemetry': telemetry,
+            **({'tls': tls_settings(self._authority, name)} if self._authority else {}),
+            **settings,
+            **own,
+        }
+
+    def _api_key(self) -> str:
+        path = key_path(self._folder)
+        key = read_secret(path)
+        if not key:
+            key = f'tml-{secrets.token_urlsafe(32)}'
+            write_private(path, f'{key}\n')
+        return key
+
+
+def service_paths(folder: Path, spawner: Spawner, name: str) -> dict[str, str]:
+    """Return the configured paths of a process."""
+    return {'state_dir': str(folder / 'data' / name), 'address_file': str(spawner.address_file(name))}
+
+
+def numbered(service: str, number: int) -> str:
+    """Return the name of a service's process, such as 'sampler' for number 1 and 'sampler-2' for number 2."""
+    return service if number == 1 else f'{service}-{number}'
+
+
+def wait_for_fleet(state: StackState, spawner: Spawner, waiting: Collection[str] = ()) -> None:
+    """Wait until the running samplers of a stack have joined the fleet, except those named in `waiting`."""
+    running = [item for item in state.services if item.is_restarted and item.name not in waiting]
+    samplers = {item.address for item in running if service_of(item.name) == 'sampler'}
+    wait_until_joined(
+        reachable(state.address), state.read_api_key(), samplers, check=spawner.check_running, ca=state.ca
+    )
+
+
+def _trainer_threads() -> int:
+    """Return half of the cores: parallel threads slow down sharply when other processes need a core."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+    return max(1, cores // 2)
+
+
+def _tokenizers(base_models: Sequence[str]) -> dict[str, str]:
+    """Return the hub ids, without the hub's prefix, from which clients load the tokenizers of base models."""
+    # The dependencies of `twinkle.hub` are installed with the services, not with the client alone.
+    hub = importlib.import_module('twinkle.hub')
+    pairs = [(name, base_model_id(hub.without_alias(name))) for name in base_models]
+    return {name: hub.HubId.parse(target).name for name, target in pairs if hub.local_path(target) is None}

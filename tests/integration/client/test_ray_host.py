@@ -1,0 +1,31 @@
+"""Stacks that cannot be placed on a Ray cluster. `tests/e2e/test_ray_stack.py` runs one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from twinkle_client.stack import StackError, StackOptions, StackState, start_stack
+
+
+@pytest.mark.parametrize(
+    ('resources', 'problem'),
+    [
+        ({'gateway': {'CPU': 1}}, r'resources\.gateway: only model and sampler are placed by resources'),
+        ({'model': {'GPU': 0}}, r'resources\.model\.GPU: must be a positive number, got 0'),
+        ({'sampler': {'GPU': True}}, r'resources\.sampler\.GPU: must be a positive number, got True'),
+        ({'sampler': 1}, r'resources\.sampler: must be a mapping such as \{GPU: 1\}, got 1'),
+    ],
+)
+def test_invalid_resources_are_refused(tmp_path: Path, resources: Any, problem: str) -> None:
+    """The error names the field and states the requirement."""
+    with pytest.raises(ValueError, match=problem):
+        StackOptions(state_dir=tmp_path, resources=resources)
+
+
+@pytest.mark.parametrize('address', ['127.0.0.1:1', 'somewhere', '127.0.0.1:port'])
+def test_missing_cluster_is_reported_before_anything_starts(tmp_path: Path, address: str) -> None:
+    """The error names the address and the command that starts a cluster, and no stack is recorded."""
+    with pytest.raises(StackError, match=f'no Ray cluster at {address}; start one with `ray start --head`'):
+        start_stack(StackOptions(state_dir=tmp_path, ray_address=address), report=lambda *_: None)
+    assert StackState.load(tmp_path) is None
