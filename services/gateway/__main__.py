@@ -10,15 +10,11 @@ import grpc
 
 from services.gateway.catalogue.follow import Purge
 from services.gateway.catalogue.grpc import LimitedCheckpoints
-from services.gateway.catalogue.open import Catalogue, checkpoint_jobs, open_catalogue
+from services.gateway.catalogue.open import checkpoint_jobs, open_catalogue
 from services.gateway.catalogue.sql import SqlEndedRows
 from services.gateway.config import GatewayConfig
-from services.gateway.exports.exports import Exports
 from services.gateway.exports.open import open_exports
-from services.gateway.exports.servicer import ExportServicer
 from services.gateway.fleet.open import fleet_jobs, open_fleet, open_replicas, open_upstreams, upstream_jobs
-from services.gateway.fleet.replicas import Replicas
-from services.gateway.fleet.servicer import FleetServicer
 from services.gateway.fleet.upstreams import ServiceFacts, Upstreams
 from services.gateway.forwarding.endpoints import make_endpoints
 from services.gateway.forwarding.merged import MergedServerInfoServicer
@@ -31,19 +27,15 @@ from services.gateway.http.server import HttpServer, open_http
 from services.gateway.keys.authenticator import GatewayAuthenticator, KeyAuthenticator
 from services.gateway.keys.open import Accounts, open_keys
 from services.gateway.keys.pepper import PepperUnusable
-from services.gateway.keys.servicer import KeyServicer
 from services.gateway.openai.models import FleetSamplers
 from services.gateway.openai.routes import open_openai
 from services.gateway.quotas.open import open_quotas, quota_jobs
 from services.gateway.quotas.quotas import Quotas
-from services.gateway.quotas.servicer import QuotaServicer, UsageServicer
 from services.gateway.quotas.sql import SqlEndedUsage
 from services.gateway.sampling.grpc import GrpcWeightFacts
 from services.gateway.sampling.open import open_sampling
 from services.gateway.sampling.sql import SqlHandleStore
 from services.gateway.sessions.open import open_sessions, session_job
-from services.gateway.sessions.servicer import SessionServicer
-from services.gateway.sessions.sessions import Sessions
 from services.gateway.store.database import Database
 from services.gateway.store.migrations import SchemaNotSupported
 from services.gateway.tinker.open import open_tinker, open_tinker_catalogue
@@ -66,7 +58,7 @@ class Gateway:
     """Background tasks that run beside the server until it stops."""
     futures: Futures
     http: HttpServer | None = None
-    """The HTTP APIs; None if they are not served."""
+    """Server of the HTTP APIs; None if they are disabled."""
 
 
 @asynccontextmanager
@@ -89,7 +81,7 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         )
         handles = open_handles(database, futures, sampling=sampling, weights=weights, quotas=quotas, clock=clock)
         replicas = open_replicas(config, fleet)
-        endpoints = _endpoints(accounts, sessions, catalogue, quotas, exports=exports, replicas=replicas)
+        endpoints = make_endpoints(accounts, sessions, catalogue, quotas, exports=exports, replicas=replicas)
         handlers = open_forwarding(config, upstreams, quotas.training, sampling=sampling)
         server = _server(config, accounts, endpoints, handlers=handlers, facts=upstreams.all_facts(samplers))
         server.on_drain(fleet.close)
@@ -112,25 +104,6 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
             *future_jobs,
         ]
         yield Gateway(server, jobs, futures, http)
-
-
-def _endpoints(
-    accounts: Accounts,
-    sessions: Sessions,
-    catalogue: Catalogue,
-    quotas: Quotas,
-    *,
-    exports: Exports,
-    replicas: Replicas,
-) -> list[Endpoint]:
-    return make_endpoints(
-        keys=KeyServicer(accounts.tenants, accounts.projects, accounts.keys),
-        quotas=QuotaServicer(quotas),
-        sessions=SessionServicer(sessions),
-        catalogue=UsageServicer(quotas, catalogue.runs, catalogue.checkpoints),
-        exports=ExportServicer(exports),
-        fleet=FleetServicer(replicas),
-    )
 
 
 def _server(
@@ -163,11 +136,8 @@ def _quotas(
 
 
 def _checkpoint_client(config: GatewayConfig, upstreams: Upstreams, quotas: Quotas) -> LimitedCheckpoints:
-    return LimitedCheckpoints(
-        upstreams.channels.get('checkpoint'),
-        internal_token=config.internal_token,
-        check=quotas.training.check_storage,
-    )
+    channel, check = upstreams.channels.get('checkpoint'), quotas.training.check_storage
+    return LimitedCheckpoints(channel, internal_token=config.internal_token, check=check)
 
 
 def _trainer(config: GatewayConfig, upstreams: Upstreams, quotas: Quotas) -> LimitedTrainer | None:
@@ -181,7 +151,7 @@ async def _serving_http(gateway: Gateway, config: GatewayConfig) -> AsyncIterato
     """Serve the HTTP APIs during the block; they drain together with the server.
 
     Raises:
-        SystemExit: the gateway cannot listen on their address; the message names the setting.
+        SystemExit: the gateway cannot listen on the address; the message names the setting.
     """
     if gateway.http is None:
         yield

@@ -16,15 +16,16 @@ from services.kit.tls import CertificateConfig
 _HUB_ID = re.compile(r'\w[\w.-]*(/\w[\w.-]*)?')
 
 
-class UpstreamsConfig(BaseModel):
-    """Addresses of the services behind the gateway, `host:port`; empty for a service that is not deployed."""
-
+class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra='forbid')
+
+
+class UpstreamsConfig(_Section):
+    """Addresses of the services behind the gateway, as `host:port`. Empty: the service is not deployed."""
 
     model: str = ''
     models: tuple[str, ...] = ()
-    """Further model services, in addition to `model`; one for each base model. If two serve the same base model, the
-    first is used."""
+    """Further model services, one for each base model. If two services serve the same base model, the first is used."""
     sampler: str = ''
     data: str = ''
     checkpoint: str = ''
@@ -54,10 +55,8 @@ class UpstreamsConfig(BaseModel):
         return {**self.model_addresses(), **{service: address for service, address in others.items() if address}}
 
 
-class FleetConfig(BaseModel):
+class FleetConfig(_Section):
     """Settings of the sampler fleet."""
-
-    model_config = ConfigDict(frozen=True, extra='forbid')
 
     lease: timedelta = Field(default=timedelta(seconds=10), ge=timedelta(milliseconds=100))
     """Time without a heartbeat after which a replica is lost."""
@@ -66,8 +65,8 @@ class FleetConfig(BaseModel):
     replica_wait: timedelta = Field(default=timedelta(seconds=30), ge=timedelta())
     """Time for which a started response waits for another sampler that can continue it."""
     begin_wait: timedelta = Field(default=timedelta(seconds=1), ge=timedelta())
-    """Time for which a new request waits for a sampler if all samplers have left the fleet. Then the client repeats it,
-    and reports that no sampler is available."""
+    """Time for which a new request waits for a sampler if all samplers have left the fleet. After this time, the
+    request is refused with NO_REPLICA, and clients repeat it."""
     waiting_per_tenant: int = Field(default=1024, ge=1)
     """Maximum number of a tenant's requests that wait at each sampler; further requests are refused."""
     relay_fan_out: int = Field(default=0, ge=0)
@@ -76,23 +75,21 @@ class FleetConfig(BaseModel):
     """Address of the checkpoint service for replicas, `host:port`. Empty: the address that the gateway uses."""
 
 
-class FuturesConfig(BaseModel):
+class FuturesConfig(_Section):
     """Settings of futures: requests that are accepted immediately and whose results are fetched later."""
 
-    model_config = ConfigDict(frozen=True, extra='forbid')
-
     payload_dir: Path | None = None
-    """Folder for requests and results; gateways that share a database need the same folder, such as a network mount.
+    """Folder for requests and results. Gateways that share a database need the same folder, such as a network mount.
     Unset: `payloads` in the state folder."""
     gap: timedelta = Field(default=timedelta(seconds=330), gt=timedelta())
     """Time for which a request waits for a missing earlier request of its lane. It must exceed the time for which
     clients retry a failed request, 300 seconds in the Tinker SDK."""
     lease: timedelta = Field(default=timedelta(seconds=10), ge=timedelta(seconds=1))
     """Time without a heartbeat after which another gateway on the same PostgreSQL database takes over this gateway's
-    futures; three tenths of it if the process was killed, which closes its database connection."""
+    futures. If the process was killed, which closes its database connection, three tenths of this time are enough."""
     lanes_per_tenant: int = Field(default=64, ge=1)
     """Maximum number of a tenant's ordered requests that run at the same time, at most one per lane. Running requests
-    are stored in memory."""
+    are in memory."""
     lanes: int = Field(default=128, ge=1)
     """The same limit for all tenants together."""
     unordered_per_tenant: int = Field(default=256, ge=1)
@@ -115,21 +112,19 @@ class FuturesConfig(BaseModel):
     results_for: timedelta = Field(default=timedelta(hours=6), ge=timedelta(minutes=1))
     """Time for which a result can be fetched."""
     records_for: timedelta = Field(default=timedelta(days=7), ge=timedelta(minutes=1))
-    """Time for which a request without its result stays recorded, so that fetching it reports an expired request and
-    not an unknown one."""
+    """Time for which the record of a request stays stored without its result, so that a fetch reports an expired
+    request and not an unknown one."""
     sweep_interval: timedelta = Field(default=timedelta(minutes=1), gt=timedelta())
     """Interval between deletions of expired results and records."""
 
 
-class ExportsConfig(BaseModel):
+class ExportsConfig(_Section):
     """Settings of exports to hubs and folders."""
-
-    model_config = ConfigDict(frozen=True, extra='forbid')
 
     folder: Path | None = None
     """Folder for exports to `file:///`, with a subfolder for each tenant. Unset: such exports are disabled."""
     at_once: int = Field(default=2, ge=0)
-    """Number of concurrent exports, each with an archive in the state folder. 0 leaves exports to other gateways."""
+    """Number of concurrent exports, each with an archive in the state folder. With 0, only other gateways export."""
     attempts: int = Field(default=12, ge=1)
     """Number of attempts before an export fails; the pauses between attempts grow up to ten minutes."""
     upload_time: timedelta = Field(default=timedelta(hours=6), gt=timedelta())
@@ -137,15 +132,13 @@ class ExportsConfig(BaseModel):
     lease: timedelta = Field(default=timedelta(seconds=30), ge=timedelta(seconds=1))
     """Time without renewal after which another gateway may take over an export."""
     poll: timedelta = Field(default=timedelta(seconds=5), gt=timedelta())
-    """Interval between polls for retries and for exports of other gateways; exports accepted here start immediately."""
+    """Interval between polls for retries and for exports of other gateways. Exports accepted here start immediately."""
     keep_for: timedelta = Field(default=timedelta(days=30), ge=timedelta(minutes=1))
     """Time for which a finished export stays listed."""
 
 
-class MemoryConfig(BaseModel):
-    """Limits on the memory of requests while they are read and served; requests beyond them are refused temporarily."""
-
-    model_config = ConfigDict(frozen=True, extra='forbid')
+class MemoryConfig(_Section):
+    """Limits on the memory of requests that are read and served. Requests over a limit are refused temporarily."""
 
     bodies_per_tenant: int = Field(default=256 << 20, ge=1 << 16)
     """Bytes of a tenant's request and response bodies in progress over HTTP; `limits` bounds gRPC messages."""
@@ -159,10 +152,8 @@ class MemoryConfig(BaseModel):
     """Time for which a request waits for memory before it is refused."""
 
 
-class QuotasConfig(BaseModel):
-    """Default quota of tenants, and settings of quotas and usage; an unset limit means unlimited."""
-
-    model_config = ConfigDict(frozen=True, extra='forbid')
+class QuotasConfig(_Section):
+    """Default quota of tenants, and settings of quotas and usage. An unset limit means unlimited."""
 
     max_adapters: int | None = Field(default=None, ge=0)
     """Number of adapters."""
@@ -181,7 +172,7 @@ class QuotasConfig(BaseModel):
     refresh: timedelta = Field(default=timedelta(seconds=2), gt=timedelta())
     """Interval between reads of quotas, which other gateways may change."""
     usage_interval: timedelta = Field(default=timedelta(seconds=1), gt=timedelta())
-    """Interval between writes of usage; the sampling usage since the last write is lost if the process is killed."""
+    """Interval between writes of usage. If the process is killed, sampling usage since the last write is lost."""
 
 
 class GatewayConfig(ServiceConfig):
@@ -199,19 +190,19 @@ class GatewayConfig(ServiceConfig):
     """`sqlite:///<path>` or `postgresql://...`. Empty: `gateway.db` in the state folder."""
     accept_data_loss: bool = False
     """Whether to start although the SQLite database lost committed transactions or has damaged rows, for example
-    because its write-ahead log was damaged. Set it for one start only."""
+    because its write-ahead log was damaged. Set this for one start only."""
     upstreams: UpstreamsConfig = UpstreamsConfig()
     bootstrap_key: str = Field(default='', repr=False)
     """Secret of an initial API key of the tenant 'default' with all scopes. Empty: no such key."""
     key_pepper: str = Field(default='', repr=False)
-    """Hexadecimal secret for the digests of API keys; gateways that share a database need the same one. Empty: created
-    at the first start and stored in the state folder."""
+    """Hexadecimal secret for the digests of API keys. Gateways that share a database need the same secret. Empty: the
+    first start creates a secret and stores it in the state folder."""
     key_memory: timedelta = timedelta(seconds=5)
-    """Time for which a verified key is cached; a key that another gateway revokes stays valid here for that time."""
+    """Time for which a verified key is cached. A key that another gateway revokes stays valid here for this time."""
     heartbeat_interval: timedelta = Field(default=timedelta(seconds=30), gt=timedelta())
     """Interval at which clients should send heartbeats."""
     session_lifetime: timedelta = timedelta(minutes=5)
-    """Time without a heartbeat after which a session expires; longer than `heartbeat_interval`."""
+    """Time without a heartbeat after which a session expires. It must be longer than `heartbeat_interval`."""
     fleet: FleetConfig = FleetConfig()
     futures: FuturesConfig = FuturesConfig()
     quotas: QuotasConfig = QuotasConfig()
@@ -227,12 +218,12 @@ class GatewayConfig(ServiceConfig):
     """Largest HTTP request body in bytes; a token takes about seven bytes as JSON."""
     tokenizers: Mapping[str, str] = Field(default_factory=dict[str, str])
     """Hub ids of the repositories with the tokenizers, by base model, for clients of the Tinker API. The default is the
-    base model's name."""
+    name of the base model."""
     tinker_trains_unembed: bool = False
     """Whether `train_unembed`, which is on by default in Tinker clients, adds an adapter to the output head. vLLM
-    cannot serve it, so set this only where all samplers run the torch engine."""
+    cannot serve such adapters, so set this only if all samplers run the torch engine."""
     tinker_body_bytes: int = Field(default=64 << 20, ge=1 << 10)
-    """Largest batch of examples sent to the Tinker API in bytes, both as received and decompressed. Tinker clients
+    """Largest batch of examples sent to the Tinker API, in bytes, both as received and decompressed. Tinker clients
     split batches at about 5 MB."""
     server_info_freshness: timedelta = timedelta(seconds=2)
     """Time for which the server information of a service is cached."""
@@ -307,7 +298,7 @@ class GatewayConfig(ServiceConfig):
         return self.futures.payload_dir or self.state_dir / 'payloads'
 
     def pepper_file(self) -> Path:
-        """Return the file of the pepper that is used unless one is configured."""
+        """Return the file of the pepper, which is used unless a pepper is configured."""
         return self.state_dir / 'key_pepper'
 
     def is_on_loopback(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 SECRET_PREFIX = 'tml-'  # noqa: S105 (not secret)
-"""Prefix of every secret, which people and secret scanners can recognize."""
+"""Prefix of every secret, by which people and secret scanners recognize secrets."""
 MIN_SECRET_LENGTH = 20
 """Minimum number of characters of a secret that an operator chooses."""
 
@@ -24,7 +24,7 @@ class Scope(StrEnum):
 
 
 class Access(StrEnum):
-    """Requirement of a method that no scope expresses."""
+    """Requirement of a method that requires no scope."""
 
     ANY_KEY = 'any'
     """Every valid key may call the method."""
@@ -72,7 +72,7 @@ _METHODS: Mapping[str, Requirement] = {
     'twinkle.api.sampler.v1.SamplerService/Sleep': Scope.OPERATOR,
     'twinkle.api.sampler.v1.SamplerService/WakeUp': Scope.OPERATOR,
 }
-"""Methods whose requirement differs from that of their service."""
+"""Requirements of methods that differ from the requirement of their service."""
 
 
 def requirement_of(method: str) -> Requirement | None:

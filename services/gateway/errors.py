@@ -39,7 +39,7 @@ class RunNotFound(NotFound):
     'save_weights_for_sampler() of a Tinker client, before sampling from it',
 )
 class AdapterNotPublished(NotFound):
-    """The adapter exists, but has no version to sample from."""
+    """The adapter exists, but has no published version to sample from."""
 
     adapter_id: str
 
@@ -137,7 +137,7 @@ class CheckpointStreamLost(ServiceUnreachable):
 
 @domain_error('SERVICE_UNREACHABLE')
 class BaseModelsUnreachable(ServiceUnreachable):
-    """A request to all model services failed, because those of some base models cannot be reached."""
+    """A request to all model services failed, because the services of some base models cannot be reached."""
 
     base_models: str
     """Sorted names, separated by commas; empty if a service has not reported its base models yet."""
@@ -162,7 +162,7 @@ class ReplicaNotReached(ServiceUnreachable):
     'change the request, for example its length or its parameters',
 )
 class RequestCrashed(FailedPrecondition):
-    """The process that ran the request ended each time, which the request may have caused."""
+    """Several processes in a row ended while they ran the request, which may be the cause."""
 
     failure_count: int
 
@@ -195,7 +195,7 @@ class PositionMissing(FailedPrecondition):
     'position {position} of {lane!r} arrived too late: another request used it, or the lane continued without it',
 )
 class PositionPassed(FailedPrecondition):
-    """The future arrived after its lane had continued."""
+    """The future arrived after its lane had continued past its position."""
 
     lane: str
     position: int

@@ -27,10 +27,9 @@ def page_from_proto(page_size: int, page_token: str, *, query: tuple[str, ...]) 
     try:
         moment, item_id = map(str, page.after)
         cursor = Cursor(datetime.fromisoformat(moment), text_from_proto(item_id, 'page_token', limit=MAX_ID_LENGTH))
-        is_utc = cursor.create_time.utcoffset() == timedelta()
     except (ValueError, InvalidField) as error:
         raise InvalidPageToken() from error
-    if not is_utc:
+    if cursor.create_time.utcoffset() != timedelta():
         raise InvalidPageToken()
     return Page(size=page.size, after=cursor)
 

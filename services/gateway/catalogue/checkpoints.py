@@ -1,14 +1,12 @@
 """Operations on checkpoints.
 
-Changes are made at the checkpoint service. `delete`, `set_ttl` and `set_public` also update the catalogue immediately,
-so that the caller sees the change before the feed reports it. A new copy appears when the feed reports it.
+The checkpoint service makes all changes. `delete`, `set_ttl` and `set_public` also update the catalogue immediately, so
+that the caller sees the change before the feed reports it. A new copy appears when the feed reports it.
 """
 
 import asyncio
 import hashlib
-from collections.abc import Coroutine
 from datetime import timedelta
-from typing import Any
 
 from services.gateway.catalogue.grpc import GrpcCheckpoints
 from services.gateway.catalogue.ports import CheckpointStore
@@ -22,7 +20,7 @@ _KEY_BYTES = 16
 
 
 class Checkpoints:
-    """Lists and changes the checkpoints of a caller; the caller must be the current caller of the context."""
+    """Lists and changes the checkpoints of a caller, which must be the current caller of the context."""
 
     def __init__(self, client: GrpcCheckpoints, store: CheckpointStore, *, clock: Clock) -> None:
         self._client = client
@@ -68,31 +66,28 @@ class Checkpoints:
     ) -> Checkpoint:
         """Copy a checkpoint that the caller may read.
 
-        Concurrency: the copy continues when the caller is cancelled; a repeated request finds it.
+        Concurrency: the copy continues if the caller is cancelled, and a repeated request returns the same copy.
 
         Args:
-            caller: tenant that will own the copy.
+            caller: owner of the copy.
             path: path of the checkpoint.
             name: name of the copy within its run.
-            run_id: run that the copy belongs to; empty creates a new run.
-            key: idempotency key of a request with a new run; empty for none.
+            run_id: run of the copy; empty selects a new run.
+            key: idempotency key of a copy with a new run; empty for none.
             ttl: lifetime of the copy; None for a copy without expiry.
 
         Raises:
             DomainError: an error of the checkpoint service.
         """
         run_id = run_id or (_copy_run_id(caller.tenant_id, key) if key else new_id('cp'))
-        return await self._run_to_completion(self._client.copy(path, run_id=run_id, name=name, ttl=ttl))
+        task = asyncio.create_task(self._client.copy(path, run_id=run_id, name=name, ttl=ttl))
+        self._copies.add(task)
+        task.add_done_callback(self._on_copy_done)
+        return await asyncio.shield(task)
 
     async def _saved(self, changed: Checkpoint) -> Checkpoint:
         await self._store.save(changed)
         return changed
-
-    async def _run_to_completion(self, copy: Coroutine[Any, Any, Checkpoint]) -> Checkpoint:
-        task = asyncio.ensure_future(copy)
-        self._copies.add(task)
-        task.add_done_callback(self._on_copy_done)
-        return await asyncio.shield(task)
 
     def _on_copy_done(self, task: asyncio.Task[Checkpoint]) -> None:
         self._copies.discard(task)

@@ -3,8 +3,7 @@
 import copy
 from collections.abc import Mapping
 from datetime import UTC, datetime
-
-from google.protobuf.timestamp_pb2 import Timestamp
+from typing import Any
 
 from services.gateway.catalogue.rules import Checkpoint, CheckpointFilter, Run, RunFilter
 from services.kit.errors import InvalidField
@@ -37,29 +36,39 @@ def checkpoint_filter_from_proto(request: messages.ListRunCheckpointsRequest) ->
     Raises:
         InvalidField: a field is out of range.
     """
-    is_resumable = request.is_optimizer_included if request.HasField('is_optimizer_included') else None
     return CheckpointFilter(
         run_id=_id_or_none(request.run_id, 'run_id'),
         base_model=_id_or_none(base_model_id(request.base_model), 'base_model'),
-        is_optimizer_included=is_resumable,
+        is_optimizer_included=request.is_optimizer_included if request.HasField('is_optimizer_included') else None,
         is_public=request.is_public if request.HasField('is_public') else None,
-        begin_time=_moment(request.begin_time, 'begin_time') if request.HasField('begin_time') else None,
-        end_time=_moment(request.end_time, 'end_time') if request.HasField('end_time') else None,
+        begin_time=time_from_proto(request, 'begin_time'),
+        end_time=time_from_proto(request, 'end_time'),
         user_metadata=_labels(request.user_metadata),
     )
+
+
+def time_from_proto(request: Any, field: str) -> datetime | None:
+    """Return a time of a request, or None if the field is unset.
+
+    Raises:
+        InvalidField: the time is out of range.
+    """
+    try:
+        return getattr(request, field).ToDatetime(tzinfo=UTC) if request.HasField(field) else None
+    except (ValueError, OverflowError) as error:
+        raise InvalidField(field, 'is not a time in the years 1 to 9999') from error
 
 
 def query_of(request: messages.ListRunsRequest | messages.ListRunCheckpointsRequest, tenant_id: str) -> tuple[str, ...]:
     """Return the query that a page token belongs to: the method, the tenant and all filters."""
     filters = copy.deepcopy(request)
-    for name in ('page_size', 'page_token'):
-        filters.ClearField(name)
+    filters.ClearField('page_size')
+    filters.ClearField('page_token')
     return (type(request).__name__, tenant_id, fingerprint_of(filters))
 
 
 def checkpoint_from_proto(message: checkpoint_pb2.Checkpoint, *, tenant_id: str) -> Checkpoint:
     """Return a tenant's checkpoint, as the checkpoint service reports it."""
-    expires = message.HasField('expire_time')
     return Checkpoint(
         checkpoint_id=message.checkpoint_id,
         tenant_id=tenant_id,
@@ -73,7 +82,7 @@ def checkpoint_from_proto(message: checkpoint_pb2.Checkpoint, *, tenant_id: str)
         digest=message.digest,
         folder=message.folder,
         create_time=message.create_time.ToDatetime(tzinfo=UTC),
-        expire_time=message.expire_time.ToDatetime(tzinfo=UTC) if expires else None,
+        expire_time=message.expire_time.ToDatetime(tzinfo=UTC) if message.HasField('expire_time') else None,
         is_public=message.is_public,
         user_metadata=dict(message.user_metadata),
         lora_rank=message.lora_rank,
@@ -97,7 +106,6 @@ def run_to_proto(run: Run) -> messages.Run:
 
 def checkpoint_to_proto(checkpoint: Checkpoint) -> checkpoint_pb2.Checkpoint:
     """Return the message of a checkpoint."""
-    expire_time = checkpoint.expire_time
     return checkpoint_pb2.Checkpoint(
         checkpoint_id=checkpoint.checkpoint_id,
         adapter_id=checkpoint.run_id,
@@ -110,7 +118,7 @@ def checkpoint_to_proto(checkpoint: Checkpoint) -> checkpoint_pb2.Checkpoint:
         digest=checkpoint.digest,
         folder=checkpoint.folder,
         create_time=timestamp_to_proto(checkpoint.create_time),
-        expire_time=None if expire_time is None else timestamp_to_proto(expire_time),
+        expire_time=timestamp_to_proto(checkpoint.expire_time) if checkpoint.expire_time else None,
         is_public=checkpoint.is_public,
         user_metadata=checkpoint.user_metadata,
         lora_rank=checkpoint.lora_rank,
@@ -125,10 +133,3 @@ def _labels(labels: Mapping[str, str]) -> dict[str, str]:
     if len(labels) > MAX_FILTER_LABELS:
         raise InvalidField('user_metadata', f'has {len(labels)} labels; a filter takes at most {MAX_FILTER_LABELS}')
     return labels_from_proto(labels, 'user_metadata')
-
-
-def _moment(timestamp: Timestamp, field: str) -> datetime:
-    try:
-        return timestamp.ToDatetime(tzinfo=UTC)
-    except (ValueError, OverflowError) as error:
-        raise InvalidField(field, 'must be a valid timestamp') from error

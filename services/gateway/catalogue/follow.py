@@ -1,8 +1,8 @@
 """Keeps the catalogue's copy of another service's entries up to date.
 
-The copy starts with a snapshot, followed by changes. A broken stream resumes after its last event; if that fails, the
-next attempt takes a new snapshot, which makes up for all missed changes. Positions are not stored: every start
-of the gateway takes a snapshot. `Purge` removes rows that ended long ago.
+The copy starts with a snapshot, followed by changes. A broken stream resumes after its last event. If that fails, the
+next attempt takes a new snapshot, which contains all missed changes. Positions are not stored, so every start of the
+gateway takes a snapshot. `Purge` removes rows that ended long ago.
 """
 
 import asyncio
@@ -40,12 +40,12 @@ class Purge:
     """Removes rows that ended long ago. Several gateways may purge one database."""
 
     def __init__(self, stores: Sequence[EndedRows], *, clock: Clock) -> None:
-        """Create a purge of `stores`, in this order: a store may keep rows while an earlier one has related rows."""
+        """Create a purge of `stores`, in this order: a store may keep rows that refer to rows of an earlier store."""
         self._stores = stores
         self._clock = clock
 
     async def run(self, *, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> Never:
-        """Remove old rows now and once a day, until cancelled; the next purge repeats a failed one."""
+        """Remove old rows now and once a day until cancelled. The next purge makes up for a failed one."""
         while True:
             try:
                 if count := sum([await store.purge(before=self._clock.now() - KEPT_FOR) for store in self._stores]):
@@ -70,15 +70,7 @@ class FeedFollower(Generic[Entry]):
         clock: Clock,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Create a follower.
-
-        Args:
-            name: name of the feed in the log.
-            feed: source of the entries.
-            store: destination of the entries.
-            clock: source of deletion times.
-            pause: waits for a number of seconds before the next attempt.
-        """
+        """Create a follower of `feed`, which log lines call `name`; `pause` waits for a number of seconds."""
         self._name = name
         self._feed = feed
         self._store = store
@@ -124,19 +116,17 @@ class FeedFollower(Generic[Entry]):
         match event:
             case EntryChanged():
                 await self._store.save(event.entry)
-                if present is not None:
-                    present.add(event.key)
-                return present
             case EntryDeleted():
                 await self._store.mark_deleted(event.key, moment=self._clock.now())
                 if present is not None:
                     present.discard(event.key)
                 return present
             case EntryDamaged():
-                if present is not None:
-                    present.add(event.key)
-                return present
+                pass
             case SnapshotComplete():
                 if present is not None:
                     await self._store.mark_absent_deleted(present, moment=self._clock.now())
                 return None
+        if present is not None:
+            present.add(event.key)
+        return present

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from datetime import UTC, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -31,6 +31,8 @@ from twinkle.api.checkpoint.v1 import checkpoint_service_pb2_grpc
 from twinkle.api.model.v1 import adapter_service_pb2, adapter_service_pb2_grpc
 from twinkle.checkpoint_engine import StateChunk, chunk_checksum
 
+Entry = TypeVar('Entry')
+
 _TIMEOUT_SECONDS = 30.0
 _COPY_SECONDS = 600.0
 """Timeout of a copy, which reads and writes a state of many gigabytes."""
@@ -38,7 +40,7 @@ _PAGE_SIZE = 1000
 
 
 class GrpcCheckpoints:
-    """Calls the checkpoint service on behalf of the current caller. Every method raises the service's own errors."""
+    """Calls the checkpoint service on behalf of the current caller. Every method raises the errors of the service."""
 
     def __init__(self, channel: grpc.aio.Channel | None, *, internal_token: str) -> None:
         """Use `channel`, which has no credentials and the caller closes; None without a checkpoint service."""
@@ -62,9 +64,8 @@ class GrpcCheckpoints:
 
     async def copy(self, path: str, *, run_id: str, name: str, ttl: timedelta | None) -> Checkpoint:
         """Copy a checkpoint that the caller may read; repeating the call returns the same copy."""
-        request = messages.CopyCheckpointRequest(
-            checkpoint_path=path, adapter_id=run_id, name=name, ttl=_ttl_to_proto(ttl)
-        )
+        ttl_message = _ttl_to_proto(ttl)
+        request = messages.CopyCheckpointRequest(checkpoint_path=path, adapter_id=run_id, name=name, ttl=ttl_message)
         copy = self._require_stub().CopyCheckpoint
         return _checkpoint_of(await self._call(copy, request, is_internal=True, seconds=_COPY_SECONDS))
 
@@ -76,14 +77,13 @@ class GrpcCheckpoints:
     async def list_of(self, run_id: str) -> Sequence[Checkpoint]:
         """Return all checkpoints of a run, newest first; an empty list for a run of another tenant."""
         found: list[Checkpoint] = []
-        token = ''
+        request = messages.ListCheckpointsRequest(adapter_id=run_id, page_size=_PAGE_SIZE)
         while True:
-            request = messages.ListCheckpointsRequest(adapter_id=run_id, page_size=_PAGE_SIZE, page_token=token)
             page = await self._call(self._require_stub().ListCheckpoints, request)
             found += [checkpoint_from_proto(item, tenant_id=current_caller().tenant_id) for item in page.checkpoints]
-            token = page.next_page_token
-            if not token:
+            if not page.next_page_token:
                 return found
+            request.page_token = page.next_page_token
 
     async def archive(self, path: str, *, offset: int) -> AsyncGenerator[ArchivePart, None]:
         """Yield the tar archive of a checkpoint starting at a byte offset; at its end, yield one empty part."""
@@ -108,19 +108,13 @@ class GrpcCheckpoints:
         )
         metadata = forwarded_metadata(self._internal_token)
         try:
-            return _checkpoint_of(
-                await self._require_stub().UploadCheckpoint(_upload(header, parts, offset), metadata=metadata)
-            )
+            call = self._require_stub().UploadCheckpoint(_upload(header, parts, offset), metadata=metadata)
+            return _checkpoint_of(await call)
         except grpc.aio.AioRpcError as error:
             raise _with_offset(error_from_call(error, service='checkpoint')) from error
 
     async def _call(
-        self,
-        method: Callable[..., Awaitable[Any]],
-        request: Any,
-        *,
-        is_internal: bool = False,
-        seconds: float = _TIMEOUT_SECONDS,
+        self, method: Any, request: Any, *, is_internal: bool = False, seconds: float = _TIMEOUT_SECONDS
     ) -> Any:
         metadata = forwarded_metadata(self._internal_token, is_internal=is_internal)
         try:
@@ -135,7 +129,7 @@ class GrpcCheckpoints:
 
 
 class LimitedCheckpoints(GrpcCheckpoints):
-    """Calls the checkpoint service, but refuses copies and uploads for tenants that reached their storage quota."""
+    """Calls the checkpoint service, but refuses copies and uploads of tenants that have reached their storage quota."""
 
     def __init__(
         self, channel: grpc.aio.Channel | None, *, internal_token: str, check: Callable[[str], Awaitable[None]]
@@ -160,16 +154,9 @@ class GrpcRunFeed:
         """Use `channel`, which carries the gateway's internal identity."""
         self._stub = adapter_service_pb2_grpc.AdapterServiceStub(channel)
 
-    async def follow(self, resume_token: str) -> AsyncIterator[CatalogueEvent[Run]]:
+    def follow(self, resume_token: str) -> AsyncIterator[CatalogueEvent[Run]]:
         call = self._stub.WatchAdapters(adapter_service_pb2.WatchAdaptersRequest(resume_token=resume_token))
-        try:
-            async for message in call:
-                if (event := _run_event(message)) is not None:
-                    yield event
-        except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, service='model') from error
-        finally:
-            call.cancel()
+        return entry_events(call, _run_of, id_field='adapter_id', service='model')
 
 
 class GrpcCheckpointFeed:
@@ -179,64 +166,70 @@ class GrpcCheckpointFeed:
         """Use `channel`, which carries the gateway's internal identity."""
         self._stub = checkpoint_service_pb2_grpc.CheckpointServiceStub(channel)
 
-    async def follow(self, resume_token: str) -> AsyncIterator[CatalogueEvent[Checkpoint]]:
+    def follow(self, resume_token: str) -> AsyncIterator[CatalogueEvent[Checkpoint]]:
+        def entry_of(message: messages.WatchCheckpointsResponse) -> Checkpoint:
+            return checkpoint_from_proto(message.checkpoint, tenant_id=message.tenant_id)
+
         call = self._stub.WatchCheckpoints(messages.WatchCheckpointsRequest(resume_token=resume_token))
-        try:
-            async for message in call:
-                if (event := _checkpoint_event(message)) is not None:
-                    yield event
-        except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, service='checkpoint') from error
-        finally:
-            call.cancel()
+        return entry_events(call, entry_of, id_field='checkpoint_id', service='checkpoint')
 
 
-def _run_event(message: adapter_service_pb2.WatchAdaptersResponse) -> CatalogueEvent[Run] | None:
+async def entry_events(
+    call: Any, entry_of: Callable[[Any], Entry], *, id_field: str, service: str
+) -> AsyncIterator[CatalogueEvent[Entry]]:
+    """Yield the events of a WatchAdapters or WatchCheckpoints call, and cancel the call at the end.
+
+    Args:
+        call: the running call.
+        entry_of: converts a response with an adapter or a checkpoint.
+        id_field: 'adapter_id' or 'checkpoint_id'.
+        service: name of the called service in errors.
+
+    Raises:
+        DomainError: the service is unreachable, or no longer accepts the resume token.
+    """
+    try:
+        async for message in call:
+            if (event := _event_of(message, entry_of, id_field)) is not None:
+                yield event
+    except grpc.aio.AioRpcError as error:
+        raise error_from_call(error, service=service) from error
+    finally:
+        call.cancel()
+
+
+def _event_of(message: Any, entry_of: Callable[[Any], Entry], id_field: str) -> CatalogueEvent[Entry] | None:
     """Return the event, or None for a kind that only newer services know."""
     match message.WhichOneof('event'):
-        case 'adapter':
-            adapter = message.adapter
-            run = Run(
-                run_id=adapter.adapter_id,
-                tenant_id=message.tenant_id,
-                base_model=adapter.base_model,
-                lora_rank=adapter.lora_config.lora_rank,
-                step_count=adapter.step_count,
-                version=adapter.version,
-                user_metadata=dict(adapter.user_metadata),
-                is_active=True,
-                create_time=adapter.create_time.ToDatetime(tzinfo=UTC),
-                update_time=adapter.update_time.ToDatetime(tzinfo=UTC),
-                session_id=adapter.session_id,
-            )
-            return EntryChanged(key=(run.tenant_id, run.run_id), entry=run, resume_token=message.resume_token)
+        case 'adapter' | 'checkpoint' as kind:
+            key = message.tenant_id, getattr(getattr(message, kind), id_field)
+            return EntryChanged(key=key, entry=entry_of(message), resume_token=message.resume_token)
         case 'deletion':
-            key = message.tenant_id, message.deletion.adapter_id
+            key = message.tenant_id, getattr(message.deletion, id_field)
             return EntryDeleted(key=key, resume_token=message.resume_token)
-        case 'damaged_adapter_id':
-            return EntryDamaged(key=(message.tenant_id, message.damaged_adapter_id))
+        case 'damaged_adapter_id' | 'damaged_checkpoint_id' as field:
+            return EntryDamaged(key=(message.tenant_id, getattr(message, field)))
         case 'is_synced':
             return SnapshotComplete(resume_token=message.resume_token)
-        case None:
+        case _:
             return None
 
 
-def _checkpoint_event(message: messages.WatchCheckpointsResponse) -> CatalogueEvent[Checkpoint] | None:
-    """Return the event, or None for a kind that only newer services know."""
-    match message.WhichOneof('event'):
-        case 'checkpoint':
-            checkpoint = checkpoint_from_proto(message.checkpoint, tenant_id=message.tenant_id)
-            key = checkpoint.tenant_id, checkpoint.checkpoint_id
-            return EntryChanged(key=key, entry=checkpoint, resume_token=message.resume_token)
-        case 'deletion':
-            key = message.tenant_id, message.deletion.checkpoint_id
-            return EntryDeleted(key=key, resume_token=message.resume_token)
-        case 'damaged_checkpoint_id':
-            return EntryDamaged(key=(message.tenant_id, message.damaged_checkpoint_id))
-        case 'is_synced':
-            return SnapshotComplete(resume_token=message.resume_token)
-        case None:
-            return None
+def _run_of(message: adapter_service_pb2.WatchAdaptersResponse) -> Run:
+    adapter = message.adapter
+    return Run(
+        run_id=adapter.adapter_id,
+        tenant_id=message.tenant_id,
+        base_model=adapter.base_model,
+        lora_rank=adapter.lora_config.lora_rank,
+        step_count=adapter.step_count,
+        version=adapter.version,
+        user_metadata=dict(adapter.user_metadata),
+        is_active=True,
+        create_time=adapter.create_time.ToDatetime(tzinfo=UTC),
+        update_time=adapter.update_time.ToDatetime(tzinfo=UTC),
+        session_id=adapter.session_id,
+    )
 
 
 def _checkpoint_of(response: Any) -> Checkpoint:

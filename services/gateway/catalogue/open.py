@@ -34,13 +34,7 @@ def open_catalogue(database: Database, client: GrpcCheckpoints, *, clock: Clock)
 def checkpoint_jobs(
     database: Database, channel: grpc.aio.Channel | None, *, clock: Clock
 ) -> list[Callable[[], Coroutine[Any, Any, Any]]]:
-    """Return the job that copies checkpoints to the catalogue; no job without a checkpoint service.
-
-    Args:
-        database: database of the catalogue.
-        channel: channel to the checkpoint service for the gateway's own calls; None without such a service.
-        clock: source of deletion times.
-    """
+    """Return the job that copies checkpoints to the catalogue; without a channel to the checkpoint service, no job."""
     if channel is None:
         return []
     feed, store = GrpcCheckpointFeed(channel), SqlCheckpointStore(database)

@@ -1,8 +1,8 @@
 """Paths of saved weights in Tinker's form and in ours; only this module converts between them.
 
-A Tinker path is `tinker://{run}/{kind}/{name}`; ours is `twinkle://{run}/weights/{name}`. Tinker has one namespace for
-each kind and we have one for all kinds, so our names get a suffix for the kind: none, `.sampler` or `.external`.
-Parsers raise InvalidField with the given field.
+A Tinker path is `tinker://{run}/{kind}/{name}`; ours is `twinkle://{run}/weights/{name}`. Tinker has a namespace for
+each kind. We have one namespace for all kinds, so our names end in a suffix for the kind: none, `.sampler` or
+`.external`. Parsers raise InvalidField with the given field.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Runs, checkpoints, filters for lists of them, and the events of the feeds that the catalogue copies.
 
-The model services own runs, and the checkpoint service owns checkpoints. The catalogue also lists runs that no longer
-exist there, so entries are marked as deleted first and removed later.
+The model services own runs, and the checkpoint service owns checkpoints. The catalogue also lists runs that their model
+services have deleted. It therefore marks entries as deleted first, and removes them later.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 Entry = TypeVar('Entry')
 
 EntryKey = tuple[str, str]
-"""Tenant and id of an entry; clients choose the ids, so two tenants may use the same one."""
+"""Tenant and id of an entry. Clients choose the ids, so two tenants may use the same id."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +149,7 @@ class EntryDamaged:
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotComplete:
-    """All entries were reported; changes follow."""
+    """All entries have been reported; changes follow."""
 
     resume_token: str
 

@@ -1,4 +1,4 @@
-"""Tables and stores of runs and checkpoints, and queries over both. Deleted ones are marked first and removed later."""
+"""Tables and stores of runs and checkpoints, and queries over both. A deleted row is marked first and removed later."""
 
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -14,16 +14,14 @@ from services.gateway.sessions.rules import Session, SessionState
 from services.gateway.sessions.sql import SessionRow
 from services.gateway.store.base import (
     Base,
+    SqlStore,
     as_row,
     delete_all,
     fetch_all,
-    fetch_one,
     has_label,
-    insert_into,
     newest_first,
     select_values,
 )
-from services.gateway.store.database import Database
 
 _log = structlog.get_logger('catalogue')
 Item = TypeVar('Item')
@@ -75,22 +73,15 @@ class CheckpointRow(Base):
     """Time at which the gateway learned of the deletion; None while the checkpoint exists."""
 
 
-class SqlRunStore:
+class SqlRunStore(SqlStore):
     """Implements `RunStore`."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
     async def save(self, entry: Run) -> None:
-        row = as_row(entry)
-        async with self._database.write() as connection:
-            insert = insert_into(connection, RunRow).values(row)
-            await connection.execute(insert.on_conflict_do_update(index_elements=['tenant_id', 'run_id'], set_=row))
+        await self._put(RunRow, as_row(entry))
 
     async def mark_deleted(self, key: EntryKey, *, moment: datetime) -> None:
         is_active_run = _is_run(key) & RunRow.is_active
-        async with self._database.write() as connection:
-            await connection.execute(update(RunRow).where(is_active_run).values(is_active=False, update_time=moment))
+        await self._execute(update(RunRow).where(is_active_run).values(is_active=False, update_time=moment))
 
     async def mark_absent_deleted(
         self, present: Collection[EntryKey], *, moment: datetime, base_models: Collection[str] | None = None
@@ -106,17 +97,12 @@ class SqlRunStore:
                 await connection.execute(statement.values(is_active=False, update_time=moment))
 
     async def get(self, tenant_id: str, run_id: str) -> Run | None:
-        query = select_values(RunRow, Run).where(_is_run((tenant_id, run_id)))
-        async with self._database.read() as connection:
-            return await fetch_one(connection, query, Run)
+        return await self._fetch_one(select_values(RunRow, Run).where(_is_run((tenant_id, run_id))), Run)
 
     async def list_newest(self, tenant_id: str, page: Page, wanted: RunFilter) -> Sequence[Run]:
-        query = select_values(RunRow, Run).where(RunRow.tenant_id == tenant_id)
-        for condition in _run_conditions(wanted, self._database.dialect):
-            query = query.where(condition)
-        query = newest_first(query, page, time=RunRow.create_time, item_id=RunRow.run_id)
-        async with self._database.read() as connection:
-            return await fetch_all(connection, query, Run)
+        conditions = _run_conditions(wanted, self._database.dialect)
+        query = select_values(RunRow, Run).where(RunRow.tenant_id == tenant_id, *conditions)
+        return await self._fetch_all(newest_first(query, page, time=RunRow.create_time, item_id=RunRow.run_id), Run)
 
 
 class SqlServiceRuns:
@@ -147,53 +133,37 @@ class SqlServiceRuns:
         await self._store.mark_absent_deleted(present, moment=moment, base_models=base_models)
 
 
-class SqlCheckpointStore:
+class SqlCheckpointStore(SqlStore):
     """Implements `CheckpointStore`."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
     async def save(self, entry: Checkpoint) -> None:
-        row = {**as_row(entry), 'delete_time': None}
-        async with self._database.write() as connection:
-            insert = insert_into(connection, CheckpointRow).values(row)
-            await connection.execute(
-                insert.on_conflict_do_update(index_elements=['tenant_id', 'checkpoint_id'], set_=row)
-            )
+        await self._put(CheckpointRow, {**as_row(entry), 'delete_time': None})
 
     async def mark_deleted(self, key: EntryKey, *, moment: datetime) -> None:
         is_existing = _is_checkpoint(key) & CheckpointRow.delete_time.is_(None)
-        async with self._database.write() as connection:
-            await connection.execute(update(CheckpointRow).where(is_existing).values(delete_time=moment))
+        await self._execute(update(CheckpointRow).where(is_existing).values(delete_time=moment))
 
     async def mark_absent_deleted(self, present: Collection[EntryKey], *, moment: datetime) -> None:
-        is_existing = CheckpointRow.delete_time.is_(None)
+        query = select(CheckpointRow.tenant_id, CheckpointRow.checkpoint_id).where(CheckpointRow.delete_time.is_(None))
         async with self._database.write() as connection:
-            query = select(CheckpointRow.tenant_id, CheckpointRow.checkpoint_id).where(is_existing)
             existing = await connection.execute(query)
             for key in {(row.tenant_id, row.checkpoint_id) for row in existing} - set(present):
                 statement = update(CheckpointRow).where(_is_checkpoint(key))
                 await connection.execute(statement.values(delete_time=moment))
 
     async def list_newest(self, tenant_id: str, page: Page, wanted: CheckpointFilter) -> Sequence[Checkpoint]:
-        is_existing = (CheckpointRow.tenant_id == tenant_id) & CheckpointRow.delete_time.is_(None)
-        query = select_values(CheckpointRow, Checkpoint).where(is_existing)
-        for condition in _checkpoint_conditions(wanted, self._database.dialect):
-            query = query.where(condition)
+        conditions = _checkpoint_conditions(wanted, self._database.dialect)
+        query = select_values(CheckpointRow, Checkpoint).where(is_existing_checkpoint(tenant_id), *conditions)
         query = newest_first(query, page, time=CheckpointRow.create_time, item_id=CheckpointRow.checkpoint_id)
-        async with self._database.read() as connection:
-            return await fetch_all(connection, query, Checkpoint)
+        return await self._fetch_all(query, Checkpoint)
 
 
-class SqlEndedRows:
+class SqlEndedRows(SqlStore):
     """Implements `EndedRows` for checkpoints, runs and sessions.
 
-    A run stays while one of its checkpoints exists, and a session while one of its runs is stored, because the storage
-    of sessions and projects is counted through them.
+    A run stays stored while one of its checkpoints exists, and a session stays stored while one of its runs is stored,
+    because the stored bytes of a session or a project are summed over its runs and their checkpoints.
     """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def purge(self, *, before: datetime) -> int:
         saved = select(CheckpointRow.tenant_id, CheckpointRow.run_id).where(CheckpointRow.delete_time.is_(None))
@@ -247,11 +217,8 @@ def _checkpoint_conditions(wanted: CheckpointFilter, dialect: str) -> Iterator[C
         yield has_label(row.user_metadata, label, dialect)
 
 
-class SqlBrowser:
+class SqlBrowser(SqlStore):
     """Reads the catalogue and the sessions of a tenant, newest first unless a method documents another order."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def runs(self, tenant_id: str, part: Slice, *, project_id: str = '') -> Counted[Run]:
         """Return a slice of the tenant's runs, limited to one project unless `project_id` is empty."""
@@ -262,8 +229,9 @@ class SqlBrowser:
 
     async def checkpoints(self, tenant_id: str, part: Slice) -> Counted[Checkpoint]:
         """Return a slice of the tenant's checkpoints."""
+        condition = is_existing_checkpoint(tenant_id)
         order = (CheckpointRow.create_time, CheckpointRow.checkpoint_id)
-        return await self._slice(Checkpoint, CheckpointRow, _is_existing(tenant_id), order=order, part=part)
+        return await self._slice(Checkpoint, CheckpointRow, condition, order=order, part=part)
 
     async def sessions(self, tenant_id: str, part: Slice, *, project_id: str = '') -> Counted[Session]:
         """Return a slice of the tenant's sessions, as stored, limited to one project unless `project_id` is empty."""
@@ -275,11 +243,10 @@ class SqlBrowser:
 
     async def checkpoints_of(self, tenant_id: str, run_ids: Collection[str]) -> Sequence[Checkpoint]:
         """Return the checkpoints of some runs, newest first."""
-        condition = _is_existing(tenant_id) & CheckpointRow.run_id.in_(run_ids)
-        query = select_values(CheckpointRow, Checkpoint).where(condition)
-        query = query.order_by(CheckpointRow.create_time.desc(), CheckpointRow.checkpoint_id.desc())
-        async with self._database.read() as connection:
-            return await fetch_all(connection, query, Checkpoint)
+        condition = is_existing_checkpoint(tenant_id) & CheckpointRow.run_id.in_(run_ids)
+        order = (CheckpointRow.create_time.desc(), CheckpointRow.checkpoint_id.desc())
+        query = select_values(CheckpointRow, Checkpoint).where(condition).order_by(*order)
+        return await self._fetch_all(query, Checkpoint)
 
     async def run_ids(self, tenant_id: str, *, session_id: str) -> Sequence[str]:
         """Return the ids of the runs that a session created, oldest first."""
@@ -290,7 +257,7 @@ class SqlBrowser:
 
     async def stored(self, tenant_id: str, *, session_id: str = '', project_id: str = '') -> tuple[int, int]:
         """Return the count and total bytes of the tenant's checkpoints, optionally of one session or project."""
-        condition = _is_existing(tenant_id)
+        condition = is_existing_checkpoint(tenant_id)
         of_runs = select(RunRow.run_id).where(RunRow.tenant_id == tenant_id)
         if session_id:
             condition &= CheckpointRow.run_id.in_(of_runs.where(RunRow.session_id == session_id))
@@ -314,13 +281,12 @@ class SqlBrowser:
         query = select_values(row_class, value_class).where(condition).order_by(*(column.desc() for column in order))
         async with self._database.read() as connection:
             items = await fetch_all(connection, query.offset(part.offset).limit(part.limit), value_class)
-            count = (
-                await connection.execute(select(func.count()).select_from(row_class).where(condition))
-            ).scalar_one()
-            return Counted(items, count)
+            count = await connection.scalar(select(func.count()).select_from(row_class).where(condition))
+            return Counted(items, count or 0)
 
 
-def _is_existing(tenant_id: str) -> ColumnElement[bool]:
+def is_existing_checkpoint(tenant_id: str) -> ColumnElement[bool]:
+    """Return the condition for the tenant's checkpoints that are not deleted."""
     return (CheckpointRow.tenant_id == tenant_id) & CheckpointRow.delete_time.is_(None)
 
 

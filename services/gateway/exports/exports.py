@@ -44,7 +44,7 @@ class ExportNotifier:
 
 
 class Exports:
-    """Starts, lists and cancels the exports of a caller; the caller must be the current one of the context."""
+    """Starts, lists and cancels the exports of a caller, which must be the current caller of the context."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class Exports:
     async def start(self, caller: Caller, request: ExportRequest) -> Export:
         """Accept an export durably and return it.
 
-        Idempotency: the same request id returns the same export, even if its checkpoint has been deleted. Another
-        request with the same content and token also returns that export while it is unfinished.
+        Idempotency: the same request id returns the same export, even if the checkpoint has been deleted. While the
+        export is unfinished, another request with the same content and token returns it too.
 
         Raises:
             InvalidField: the target is invalid, or the token is missing or superfluous.
@@ -104,7 +104,7 @@ class Exports:
         return list_page(found, page, cursor_of=lambda item: Cursor(item.create_time, item.export_id))
 
     async def cancel(self, caller: Caller, export_id: str) -> Export:
-        """Cancel an export unless it is finished, and return it; an upload in this process stops immediately.
+        """Cancel an export unless it is finished, and return it. An upload in this process stops immediately.
 
         Raises:
             ExportNotFound: the caller has no such export.

@@ -10,7 +10,7 @@ from services.gateway.exports.rules import Export
 from services.gateway.paging import Page
 
 ReportBytes = Callable[[int, int], None]
-"""Called with the number of bytes read of an archive, and the archive's size in bytes."""
+"""Receives the number of bytes read of an archive, and the size of the archive in bytes."""
 
 
 class ExportStore(Protocol):
@@ -40,7 +40,7 @@ class ExportStore(Protocol):
         ...
 
     async def claim(self, now: datetime, *, lease: timedelta) -> Export | None:
-        """Start an attempt of the export that has been due longest, and return it; None if no export is due.
+        """Claim the export that has been due longest, and start an attempt; return None if no export is due.
 
         No other gateway can claim the export before `lease` has passed.
         """
@@ -59,7 +59,7 @@ class ExportStore(Protocol):
         ...
 
     async def delete_finished(self, *, before: datetime) -> int:
-        """Delete exports that finished before that moment; return their number."""
+        """Delete the exports that finished before a time; return their number."""
         ...
 
 
@@ -67,7 +67,7 @@ class ArchiveSource(Protocol):
     """Fetches checkpoints for the current caller to the local disk."""
 
     async def clear(self) -> None:
-        """Delete the files that an earlier process left; call it only while no folder is open."""
+        """Delete the files of earlier processes. Call this only while no folder is open."""
         ...
 
     def opened(self, path: str, *, digest: str, report: ReportBytes) -> AbstractAsyncContextManager[Path]:

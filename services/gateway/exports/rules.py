@@ -108,7 +108,7 @@ class ExportLimits:
     lease: timedelta
     """Time without renewal after which another gateway may claim an export."""
     poll: timedelta
-    """Pause between polls for exports of other gateways and for retries."""
+    """Interval between polls for exports of other gateways and for retries."""
     keep_for: timedelta
     """Time for which finished exports stay listed."""
 

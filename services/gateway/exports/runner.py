@@ -1,16 +1,16 @@
 """Carries exports out in the background, a few at a time, until each is finished.
 
-A gateway claims an export under a lease and renews the lease while it works. If the process exits, another gateway
-claims the export and starts over. Sending the same files to a hub or a folder again changes nothing, so a repeated
-upload has the same result.
+A gateway claims an export under a lease and renews the lease while the export runs. If the process exits, another
+gateway claims the export and starts over. Sending the same files to a hub or a folder again changes nothing, so a
+repeated upload has the same result.
 
-Exports that were accepted or cancelled in this process wake the runner; exports of other gateways and retries are found
-by polling.
+An export that this process accepts or cancels wakes the runner. The runner polls for exports of other gateways and for
+retries.
 """
 
 import asyncio
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Never
 
 import structlog
@@ -78,7 +78,7 @@ class ExportRunner:
         self._clock = clock
 
     async def run(self) -> Never:
-        """Carry exports out until cancelled; a cancellation makes running exports due again."""
+        """Carry exports out until cancelled. A cancellation makes running exports due immediately."""
         await self._transfer.clear()
         async with asyncio.TaskGroup() as tasks:
             for _ in range(self._limits.at_once):
@@ -134,7 +134,7 @@ class ExportRunner:
             return self._outcome(export, task, progress)
         except asyncio.CancelledError:
             due = replace(export, state=ExportState.WAITING, due_time=self._clock.now())
-            # If the database is unreachable, the lease expires.
+            # If the database is unreachable, the export becomes due when its lease expires.
             with suppress(DomainError):
                 await asyncio.shield(self._store.settle(due))
             raise
@@ -153,16 +153,14 @@ class ExportRunner:
             return True
 
     def _outcome(self, export: Export, task: 'asyncio.Task[SentFolder]', progress: '_Progress') -> Export:
-        now = self._clock.now()
-        error = task.exception()
+        now, error = self._clock.now(), task.exception()
         after = replace(export, read_bytes=progress.read_bytes, size_bytes=progress.size_bytes, update_time=now)
         if error is None:
-            sent = task.result()
-            done = {'url': sent.url, 'commit': sent.commit, 'sealed_token': b'', 'error': None}
-            return replace(after, state=ExportState.DONE, **done)
+            sent, done = task.result(), replace(after, state=ExportState.DONE, sealed_token=b'', error=None)
+            return replace(done, url=sent.url, commit=sent.commit)
         if not isinstance(error, DomainError):
             _log.error('export failed unexpectedly', export=export.export_id, exc_info=error)
-            # A full disk or too many open files are usually temporary.
+            # An OSError, such as a full disk or too many open files, is usually temporary.
             error = ServiceUnreachable('gateway') if isinstance(error, OSError) else Internal(export.export_id)
         if error.disposition.is_transient and export.attempt_count < self._limits.attempts:
             due_time = now + pause_after(export.attempt_count)
@@ -170,10 +168,10 @@ class ExportRunner:
         return replace(after, state=ExportState.FAILED, error=error, sealed_token=b'')
 
 
+@dataclass
 class _Progress:
-    def __init__(self) -> None:
-        self.read_bytes = 0
-        self.size_bytes = 0
+    read_bytes: int = 0
+    size_bytes: int = 0
 
     def report(self, read_bytes: int, size_bytes: int) -> None:
         self.read_bytes, self.size_bytes = read_bytes, size_bytes

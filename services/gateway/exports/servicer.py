@@ -1,4 +1,4 @@
-"""Serves the contract for exports, and converts its messages."""
+"""Serves the contract for exports, and converts the messages of the contract."""
 
 # ruff: noqa: N802 (the methods have the contract's names)
 
@@ -45,8 +45,7 @@ class ExportServicer(export_service_pb2_grpc.ExportServiceServicer):
     async def ListExports(self, request: messages.ListExportsRequest, context: Context) -> messages.ListExportsResponse:
         query = ('ListExports', current_caller().tenant_id, request.checkpoint_path)
         page = page_from_proto(request.page_size, request.page_token, query=query)
-        path = export_filter_from_proto(request)
-        listing = await self._exports.list(current_caller(), page, checkpoint_path=path)
+        listing = await self._exports.list(current_caller(), page, checkpoint_path=export_filter_from_proto(request))
         return export_listing_to_proto(listing, query=query)
 
     async def CancelExport(
@@ -107,9 +106,8 @@ def export_to_proto(export: Export) -> messages.Export:
 
 
 def _failure_to_proto(error: DomainError) -> messages.ExportFailure:
-    name = f'ERROR_REASON_{error.reason}'
-    reasons = error_reason_pb2.ErrorReason
-    # A newer gateway may have stored a reason that this version does not know.
-    is_known = name in reasons.keys()  # noqa: SIM118 (an enum, not a dict)
-    reason = reasons.Value(name if is_known else 'ERROR_REASON_INTERNAL')
-    return messages.ExportFailure(reason=reason, message=str(error))
+    reasons, name = error_reason_pb2.ErrorReason, f'ERROR_REASON_{error.reason}'
+    if name not in reasons.keys():  # noqa: SIM118 (an enum, not a dict)
+        # A newer gateway stored a reason that this version does not know.
+        name = 'ERROR_REASON_INTERNAL'
+    return messages.ExportFailure(reason=reasons.Value(name), message=str(error))

@@ -15,6 +15,7 @@ from services.gateway.store.base import (
     Base,
     EnumName,
     ErrorStatus,
+    SqlStore,
     as_row,
     fetch_all,
     fetch_one,
@@ -22,7 +23,6 @@ from services.gateway.store.base import (
     newest_first,
     select_values,
 )
-from services.gateway.store.database import Database
 from services.kit.errors import DomainError, QuotaExceeded
 
 _UNFINISHED = (ExportState.WAITING, ExportState.RUNNING)
@@ -57,11 +57,8 @@ class ExportRow(Base):
     due_time: Mapped[datetime]
 
 
-class SqlExportStore:
-    """Implements `ExportStore`. The attempt count distinguishes a claim from later ones."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class SqlExportStore(SqlStore):
+    """Implements `ExportStore`. The attempt count distinguishes a claim from later claims of the same export."""
 
     async def add_if_absent(self, export: Export, *, is_same: Callable[[Export], bool], max_unfinished: int) -> Export:
         is_request = _is_request(export.tenant_id, export.request_id)
@@ -80,20 +77,19 @@ class SqlExportStore:
             return await _one(connection, is_request) or export
 
     async def find_request(self, tenant_id: str, request_id: str) -> Export | None:
-        async with self._database.read() as connection:
-            return await _one(connection, _is_request(tenant_id, request_id))
+        query = select_values(ExportRow, Export).where(_is_request(tenant_id, request_id))
+        return await self._fetch_one(query, Export)
 
     async def get(self, tenant_id: str, export_id: str) -> Export | None:
-        async with self._database.read() as connection:
-            return await _one(connection, _is_export(tenant_id, export_id))
+        query = select_values(ExportRow, Export).where(_is_export(tenant_id, export_id))
+        return await self._fetch_one(query, Export)
 
     async def list_newest(self, tenant_id: str, page: Page, *, checkpoint_path: str | None) -> Sequence[Export]:
         query = select_values(ExportRow, Export).where(ExportRow.tenant_id == tenant_id)
         if checkpoint_path is not None:
             query = query.where(ExportRow.checkpoint_path == checkpoint_path)
         query = newest_first(query, page, time=ExportRow.create_time, item_id=ExportRow.export_id)
-        async with self._database.read() as connection:
-            return await fetch_all(connection, query, Export)
+        return await self._fetch_all(query, Export)
 
     async def claim(self, now: datetime, *, lease: timedelta) -> Export | None:
         is_due = ExportRow.state.in_(_UNFINISHED) & (ExportRow.due_time <= now)
@@ -110,39 +106,32 @@ class SqlExportStore:
                 update_time=now,
                 due_time=now + lease,
             )
-            await connection.execute(
-                update(ExportRow).where(ExportRow.export_id == found.export_id).values(as_row(claimed))
-            )
+            is_export = ExportRow.export_id == found.export_id
+            await connection.execute(update(ExportRow).where(is_export).values(as_row(claimed)))
             return claimed
 
     async def renew(self, export: Export, *, read_bytes: int, size_bytes: int, now: datetime, lease: timedelta) -> bool:
         values = {'read_bytes': read_bytes, 'size_bytes': size_bytes, 'update_time': now, 'due_time': now + lease}
-        async with self._database.write() as connection:
-            changed = await connection.execute(update(ExportRow).where(_is_claim(export)).values(values))
-            return changed.rowcount > 0
+        return await self._execute(update(ExportRow).where(_is_claim(export)).values(values)) > 0
 
     async def settle(self, export: Export) -> bool:
-        async with self._database.write() as connection:
-            changed = await connection.execute(update(ExportRow).where(_is_claim(export)).values(as_row(export)))
-            return changed.rowcount > 0
+        return await self._execute(update(ExportRow).where(_is_claim(export)).values(as_row(export))) > 0
 
     async def cancel(self, tenant_id: str, export_id: str, *, now: datetime) -> Export | None:
         is_export = _is_export(tenant_id, export_id)
         values = {'state': ExportState.CANCELLED, 'sealed_token': b'', 'error': None, 'update_time': now}
+        change = update(ExportRow).where(is_export & ExportRow.state.in_(_UNFINISHED)).values(values)
         async with self._database.write() as connection:
-            await connection.execute(
-                update(ExportRow).where(is_export & ExportRow.state.in_(_UNFINISHED)).values(values)
-            )
+            await connection.execute(change)
             return await _one(connection, is_export)
 
     async def delete_finished(self, *, before: datetime) -> int:
         is_old = ExportRow.state.not_in(_UNFINISHED) & (ExportRow.update_time < before)
-        async with self._database.write() as connection:
-            return (await connection.execute(delete(ExportRow).where(is_old))).rowcount
+        return await self._execute(delete(ExportRow).where(is_old))
 
 
 async def _unfinished(connection: AsyncConnection, tenant_id: str) -> Sequence[Export]:
-    """Return a tenant's unfinished exports, oldest first; no other can be added before the transaction ends."""
+    """Return a tenant's unfinished exports, oldest first. Other transactions cannot add one until this one ends."""
     if connection.dialect.name == 'postgresql':
         await connection.execute(select(func.pg_advisory_xact_lock(_lock_of(tenant_id))))
     is_open = (ExportRow.tenant_id == tenant_id) & ExportRow.state.in_(_UNFINISHED)

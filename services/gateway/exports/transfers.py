@@ -22,7 +22,7 @@ from services.kit.ids import new_id
 
 _ARCHIVE = '.archive.tar'
 _NOT_INHERITED = ('HF_TOKEN', 'HUGGING_FACE_HUB_TOKEN', 'HF_TOKEN_PATH')
-"""Environment variables that would give the hub's client a token of the operator."""
+"""Environment variables from which the hub's client would read a token of the operator."""
 _SETTINGS = {'HF_HUB_DISABLE_IMPLICIT_TOKEN': '1', 'HF_HUB_DISABLE_TELEMETRY': '1', 'HF_HUB_DISABLE_PROGRESS_BARS': '1'}
 
 
@@ -51,7 +51,7 @@ class CheckpointArchives:
         archive = folder / _ARCHIVE
         with await asyncio.to_thread(archive.open, 'wb') as file:
             archive_digest = await self._receive(path, file, report)
-        # Checked after the transfer, so that a replacement during the transfer is detected.
+        # The digest is checked after the transfer, so that a replacement during the transfer is detected.
         if (await self._checkpoints.get(path)).digest != digest:
             raise CheckpointChanged(path.partition('://')[2])
         await asyncio.to_thread(_unpack, archive, archive_digest)
@@ -79,16 +79,11 @@ def _unpack(archive: Path, digest: str) -> None:
 class ExportTargets:
     """Sends folders to hubs and to the operator's folder.
 
-    Cancellation: cancelling a call kills its upload process.
+    Cancellation: cancelling `send` kills its upload process.
     """
 
     def __init__(self, *, root: Path | None, seconds: float) -> None:
-        """Create the targets.
-
-        Args:
-            root: folder with one subfolder for each tenant; None disables exports to folders.
-            seconds: time limit of one upload.
-        """
+        """Send to subfolders of `root`, one per tenant; None disables folders. `seconds` limits one upload to a hub."""
         self._root = root
         self._seconds = seconds
 
@@ -114,8 +109,7 @@ class ExportTargets:
             try:
                 return await asyncio.to_thread(_copy, folder, self._root / tenant_id / target.name)
             except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-                problem = 'conflicts with an existing file or folder'
-                raise InvalidField('target', problem) from error
+                raise InvalidField('target', 'conflicts with an existing file or folder') from error
         hub_id = f'{target.kind}://{target.name}'
         job = {'folder': str(folder), 'target': hub_id, 'token': token, 'is_private': is_private}
         result = await self._upload(json.dumps(job).encode())

@@ -2,13 +2,14 @@
 
 Calls over a quota wait or are refused. A creation or a save may repeat an earlier request, which only the model service
 recognizes. Such calls are therefore forwarded with the limit, and the service refuses them if they are new. Serialized
-requests are searched instead of parsed; for a tenant without quotas the check is a dictionary lookup.
+requests are searched instead of parsed. For a tenant without quotas, the check is a dictionary lookup.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import grpc
@@ -25,98 +26,63 @@ _TRAINING = training_service_pb2.DESCRIPTOR.services_by_name['TrainingService'].
 _DATASETS = dataset_service_pb2.DESCRIPTOR.services_by_name['DatasetService'].full_name
 _CHECKPOINTS = checkpoint_service_pb2.DESCRIPTOR.services_by_name['CheckpointService'].full_name
 
+_TRAIN = f'/{_TRAINING}/Train'
+_UPLOADS = (f'/{_CHECKPOINTS}/UploadCheckpoint', f'/{_DATASETS}/Upload')
+
 _grpc: Any = grpc
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler = Any
 """gRPC's handler of a method; its type stubs do not cover asyncio."""
+UnaryCall = Callable[[bytes, Context], Awaitable[bytes]]
 
 
 class AdmittedCalls(grpc.GenericRpcHandler):
-    """Passes calls to another handler once quotas admit them.
-
-    Args:
-        inner: handler of the calls.
-        limits: limits of training.
-        patience_seconds: maximum wait of a unary call whose tenant is over its token rate.
-    """
+    """Passes calls to another handler once quotas admit them."""
 
     def __init__(self, inner: grpc.GenericRpcHandler, limits: TrainingLimits, *, patience_seconds: float) -> None:
+        """Admit calls to `inner`; `patience_seconds` limits how long a unary call waits for its tenant's token rate."""
         self._inner = inner
         self._limits = limits
         self._patience_seconds = patience_seconds
-        self._wrappers: Mapping[str, Callable[[Handler], Handler]] = {
-            f'/{_ADAPTERS}/CreateAdapter': self._around_creation,
-            f'/{_TRAINING}/Execute': self._around_operation,
-            f'/{_TRAINING}/Train': self._around_stream,
-            f'/{_CHECKPOINTS}/UploadCheckpoint': self._around_upload,
-            f'/{_DATASETS}/Upload': self._around_upload,
-            f'/{_DATASETS}/CreateDataset': self._around_dataset,
-            f'/{_DATASETS}/Apply': self._around_dataset,
+        self._unary: Mapping[str, Callable[..., Awaitable[bytes]]] = {
+            f'/{_ADAPTERS}/CreateAdapter': self._create,
+            f'/{_TRAINING}/Execute': self._execute,
+            f'/{_DATASETS}/CreateDataset': self._store,
+            f'/{_DATASETS}/Apply': self._store,
         }
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
         """Return the method's handler, or None if the inner handler does not serve the method."""
-        handler = self._inner.service(handler_call_details)
-        wrap = self._wrappers.get(handler_call_details.method)
-        return handler if handler is None or wrap is None else wrap(handler)
+        method = handler_call_details.method
+        handler: Handler | None = self._inner.service(handler_call_details)
+        if handler is None:
+            return None
+        if handler.unary_unary is not None and method in self._unary:
+            return _grpc.unary_unary_rpc_method_handler(partial(self._unary[method], handler.unary_unary))
+        if handler.stream_unary is not None and method in _UPLOADS:
+            return _grpc.stream_unary_rpc_method_handler(partial(self._store, handler.stream_unary))
+        if handler.stream_stream is not None and method == _TRAIN:
+            return _grpc.stream_stream_rpc_method_handler(partial(self._train, handler.stream_stream))
+        return handler
 
-    def _around_creation(self, handler: Handler) -> Handler:
-        inner = handler.unary_unary
-        if inner is None:
-            return handler
+    async def _create(self, inner: UnaryCall, request: bytes, context: Context) -> bytes:
+        async with self._limits.creating(current_caller().tenant_id) as limit:
+            return await inner(request if limit is None else refused_creation(request, limit), context)
 
-        async def create(request: bytes, context: Context) -> bytes:
-            async with self._limits.creating(current_caller().tenant_id) as limit:
-                request = request if limit is None else refused_creation(request, limit)
-                return await inner(request, context)
+    async def _execute(self, inner: UnaryCall, request: bytes, context: Context) -> bytes:
+        remaining: Any = context.time_remaining()
+        patience = self._patience_seconds if remaining is None else min(remaining, self._patience_seconds)
+        return await inner(await self._admit(request, patience), context)
 
-        return _grpc.unary_unary_rpc_method_handler(create)
+    async def _store(self, inner: Callable[..., Awaitable[bytes]], request: Any, context: Context) -> bytes:
+        """Call a method that stores data; `request` is one request or a stream of them."""
+        await self._limits.check_storage(current_caller().tenant_id)
+        return await inner(request, context)
 
-    def _around_operation(self, handler: Handler) -> Handler:
-        inner = handler.unary_unary
-        if inner is None:
-            return handler
-
-        async def execute(request: bytes, context: Context) -> bytes:
-            remaining: Any = context.time_remaining()
-            patience = self._patience_seconds if remaining is None else min(remaining, self._patience_seconds)
-            return await inner(await self._admit(request, patience), context)
-
-        return _grpc.unary_unary_rpc_method_handler(execute)
-
-    def _around_stream(self, handler: Handler) -> Handler:
-        inner = handler.stream_stream
-        if inner is None:
-            return handler
-
-        async def train(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
-            async with aclosing(inner(self._admitted(requests), context)) as responses:
-                async for response in responses:
-                    yield response
-
-        return _grpc.stream_stream_rpc_method_handler(train)
-
-    def _around_upload(self, handler: Handler) -> Handler:
-        inner = handler.stream_unary
-        if inner is None:
-            return handler
-
-        async def upload(requests: AsyncIterator[bytes], context: Context) -> bytes:
-            await self._limits.check_storage(current_caller().tenant_id)
-            return await inner(requests, context)
-
-        return _grpc.stream_unary_rpc_method_handler(upload)
-
-    def _around_dataset(self, handler: Handler) -> Handler:
-        inner = handler.unary_unary
-        if inner is None:
-            return handler
-
-        async def change(request: bytes, context: Context) -> bytes:
-            await self._limits.check_storage(current_caller().tenant_id)
-            return await inner(request, context)
-
-        return _grpc.unary_unary_rpc_method_handler(change)
+    async def _train(self, inner: Any, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        async with aclosing(inner(self._admitted(requests), context)) as responses:
+            async for response in responses:
+                yield response
 
     async def _admitted(self, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """Yield a stream's operations once they are admitted; back-pressure slows the sender down."""

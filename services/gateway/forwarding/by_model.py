@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
@@ -23,23 +24,21 @@ from twinkle.api.model.v1 import adapter_service_pb2
 _MODEL = 'model'
 _LIST = f'/{adapter_service_pb2.DESCRIPTOR.services_by_name["AdapterService"].full_name}/ListAdapters'
 _SELECTING_FIELDS = ('base_model', 'adapter_id')
-"""Fields that select the service. A request with a base model creates something on it."""
+"""Fields that select the service; a base model takes precedence over an adapter."""
 _MESSAGE_FIELDS = ('operation', 'header')
 """Nested messages that may contain such a field."""
 
-Handler: TypeAlias = 'grpc.RpcMethodHandler[Any, Any]'
+_grpc: Any = grpc
+Handler = Any
+"""gRPC's handler of a method; its type stubs do not cover asyncio."""
+Handlers = Mapping[str, Handler]
+"""Handlers of one method by service."""
 Find = Callable[[bytes], Awaitable[str | None]]
-"""Returns the service for a request; None if any service may refuse it."""
+"""Returns the service for a request; None if any service may refuse the request."""
 
 
 class ModelForwarder(grpc.GenericRpcHandler):
-    """Handles every method of the model service's contracts.
-
-    Args:
-        contracts: contracts of the model services.
-        channels: channel by name of the service, opened by `open_forwarding_channel`.
-        routes: finds the service of a call.
-        internal_token: proves to the services that the forwarded identity is authentic.
+    """Handles every method of the model service's contracts, over channels by name of the model service.
 
     Raises:
         ValueError: the requests of a method have no field that selects the service.
@@ -58,12 +57,12 @@ class ModelForwarder(grpc.GenericRpcHandler):
             name: Forwarder({_MODEL: contracts}, channels={_MODEL: channel}, internal_token=internal_token).handlers
             for name, channel in channels.items()
         }
-        methods = {_path_of(method): method for contract in contracts for method in contract.methods}
+        methods = {f'/{contract.full_name}/{item.name}': item for contract in contracts for item in contract.methods}
         self._handlers: dict[str, Handler] = {}
         for path in next(iter(by_service.values())):
-            handlers = {name: handlers[path] for name, handlers in by_service.items()}
+            handlers: Handlers = {name: handlers[path] for name, handlers in by_service.items()}
             if path == _LIST:
-                calls = {name: _unary(handler) for name, handler in handlers.items()}
+                calls = {name: handler.unary_unary for name, handler in handlers.items()}
                 lists = AdapterLists(calls, base_models_of=routes.known_base_models)
                 self._handlers[path] = grpc.unary_unary_rpc_method_handler(lists)
             else:
@@ -78,92 +77,71 @@ class ModelForwarder(grpc.GenericRpcHandler):
         """Return the method's handler, or None if it is not forwarded."""
         return self._handlers.get(handler_call_details.method)
 
-    def _handler(self, method: MethodDescriptor, by_service: Mapping[str, Handler]) -> Handler:
+    def _handler(self, method: MethodDescriptor, by_service: Handlers) -> Handler:
         find = self._finder(method)
         match (method.client_streaming, method.server_streaming):
             case (False, False):
-                return grpc.unary_unary_rpc_method_handler(self._unary_unary(find, by_service))
+                return _grpc.unary_unary_rpc_method_handler(partial(self._unary_unary, find, by_service))
             case (False, True):
-                return grpc.unary_stream_rpc_method_handler(self._unary_stream(find, by_service))
+                return _grpc.unary_stream_rpc_method_handler(partial(self._unary_stream, find, by_service))
             case (True, False):
-                return grpc.stream_unary_rpc_method_handler(self._stream_unary(find, by_service))
+                return _grpc.stream_unary_rpc_method_handler(partial(self._stream_unary, find, by_service))
             case _:
-                return grpc.stream_stream_rpc_method_handler(self._stream_stream(find, by_service))
+                return _grpc.stream_stream_rpc_method_handler(partial(self._stream_stream, find, by_service))
 
     def _finder(self, method: MethodDescriptor) -> Find:
         paths = paths_of(method)
         adapter_path = paths.get('adapter_id', ())
         if base_model_path := paths.get('base_model'):
-            return self._creator_finder(base_model_path, adapter_path)
-        return self._header_finder(adapter_path) if method.name == 'UploadBatch' else self._owner_finder(adapter_path)
+            return partial(self._creator, base_model_path, adapter_path)
+        return partial(self._header_owner if method.name == 'UploadBatch' else self._owner, adapter_path)
 
-    def _owner_finder(self, path: tuple[int, ...]) -> Find:
-        async def find(request: bytes) -> str | None:
-            return await self._routes.owner_of(current_caller().tenant_id, peek_text(request, *path))
+    async def _owner(self, path: tuple[int, ...], request: bytes) -> str | None:
+        return await self._routes.owner_of(current_caller().tenant_id, peek_text(request, *path))
 
-        return find
+    async def _creator(
+        self, base_model_path: tuple[int, ...], adapter_path: tuple[int, ...], request: bytes
+    ) -> str | None:
+        adapter_id = peek_text(request, *adapter_path) if adapter_path else ''
+        base_model = peek_text(request, *base_model_path)
+        return await self._routes.creator_of(current_caller().tenant_id, base_model, adapter_id)
 
-    def _creator_finder(self, base_model_path: tuple[int, ...], adapter_path: tuple[int, ...]) -> Find:
-        async def find(request: bytes) -> str | None:
-            adapter_id = peek_text(request, *adapter_path) if adapter_path else ''
-            base_model = peek_text(request, *base_model_path)
-            return await self._routes.creator_of(current_caller().tenant_id, base_model, adapter_id)
-
-        return find
-
-    def _header_finder(self, path: tuple[int, ...]) -> Find:
-        find_owner = self._owner_finder(path)
-
-        async def find(request: bytes) -> str | None:
-            if has_field(request, path[0]) and not peek_text(request, *path):
-                problem = 'is required when several base models are served; name the adapter that will use the upload'
-                raise InvalidField('header.adapter_id', problem)
-            return await find_owner(request)
-
-        return find
+    async def _header_owner(self, path: tuple[int, ...], request: bytes) -> str | None:
+        if has_field(request, path[0]) and not peek_text(request, *path):
+            problem = 'is required when several base models are served; name the adapter that will use the upload'
+            raise InvalidField('header.adapter_id', problem)
+        return await self._owner(path, request)
 
     async def _service_of(self, find: Find, request: bytes | None) -> str:
         return (None if request is None else await _found(find, request)) or self._routes.services[0]
 
-    def _unary_unary(self, find: Find, handlers: Mapping[str, Handler]) -> Callable[[bytes, Context], Awaitable[bytes]]:
-        async def forward(request: bytes, context: Context) -> bytes:
-            return await _unary(handlers[await self._service_of(find, request)])(request, context)
+    async def _unary_unary(self, find: Find, handlers: Handlers, request: bytes, context: Context) -> bytes:
+        return await handlers[await self._service_of(find, request)].unary_unary(request, context)
 
-        return forward
+    async def _unary_stream(
+        self, find: Find, handlers: Handlers, request: bytes, context: Context
+    ) -> AsyncGenerator[bytes, None]:
+        handler = handlers[await self._service_of(find, request)]
+        async with aclosing(handler.unary_stream(request, context)) as responses:
+            async for response in responses:
+                yield response
 
-    def _unary_stream(
-        self, find: Find, handlers: Mapping[str, Handler]
-    ) -> Callable[[bytes, Context], AsyncGenerator[bytes, None]]:
-        async def forward(request: bytes, context: Context) -> AsyncGenerator[bytes, None]:
-            handler: Any = handlers[await self._service_of(find, request)]
-            async with aclosing(handler.unary_stream(request, context)) as responses:
-                async for response in responses:
-                    yield response
+    async def _stream_unary(
+        self, find: Find, handlers: Handlers, requests: AsyncIterator[bytes], context: Context
+    ) -> bytes:
+        first, rest = await _split_first(requests)
+        handler = handlers[await self._service_of(find, first)]
+        return await handler.stream_unary(_joined(first, rest), context)
 
-        return forward
-
-    def _stream_unary(
-        self, find: Find, handlers: Mapping[str, Handler]
-    ) -> Callable[[AsyncIterator[bytes], Context], Awaitable[bytes]]:
-        async def forward(requests: AsyncIterator[bytes], context: Context) -> bytes:
-            first, rest = await _split_first(requests)
-            handler: Any = handlers[await self._service_of(find, first)]
-            return await handler.stream_unary(_joined(first, rest), context)
-
-        return forward
-
-    def _stream_stream(
-        self, find: Find, handlers: Mapping[str, Handler]
-    ) -> Callable[[AsyncIterator[bytes], Context], AsyncGenerator[bytes, None]]:
-        async def forward(requests: AsyncIterator[bytes], context: Context) -> AsyncGenerator[bytes, None]:
-            first, rest = await _split_first(requests)
-            name = await self._service_of(find, first)
-            handler: Any = handlers[name]
-            async with aclosing(handler.stream_stream(_same_service(first, rest, name, find), context)) as responses:
-                async for response in responses:
-                    yield response
-
-        return forward
+    async def _stream_stream(
+        self, find: Find, handlers: Handlers, requests: AsyncIterator[bytes], context: Context
+    ) -> AsyncGenerator[bytes, None]:
+        first, rest = await _split_first(requests)
+        name = await self._service_of(find, first)
+        checked = _same_service(first, rest, name, find)
+        async with aclosing(handlers[name].stream_stream(checked, context)) as responses:
+            async for response in responses:
+                yield response
 
 
 def paths_of(method: MethodDescriptor) -> dict[str, tuple[int, ...]]:
@@ -180,15 +158,6 @@ def paths_of(method: MethodDescriptor) -> dict[str, tuple[int, ...]]:
     if not paths:
         raise ValueError(f'{method.full_name} has no field that selects the model service')
     return paths
-
-
-def _path_of(method: MethodDescriptor) -> str:
-    return f'/{method.containing_service.full_name}/{method.name}'
-
-
-def _unary(handler: Handler) -> Callable[[bytes, Context], Awaitable[bytes]]:
-    function: Any = handler.unary_unary
-    return function
 
 
 async def _split_first(requests: AsyncIterator[bytes]) -> tuple[bytes | None, AsyncIterator[bytes]]:

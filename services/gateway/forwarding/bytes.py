@@ -1,8 +1,8 @@
 """Forwards calls to the services behind the gateway without parsing their bytes.
 
-Each direction buffers at most one message and reads the next one after it is written, so back-pressure reaches the
-sender and memory stays bounded. Deadlines and cancellation reach the service; its status, details and trailing metadata
-are returned unchanged.
+Each direction buffers at most one message and reads the next one after writing it, so back-pressure reaches the sender
+and memory stays bounded. Deadlines and cancellation reach the service. The status, details and trailing metadata of the
+service are returned unchanged.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -35,10 +36,7 @@ client as finished. Delete this once grpc.aio distinguishes the two."""
 class Forwarder(grpc.GenericRpcHandler):
     """Handles every method of some contracts by calling the service behind the gateway.
 
-    Args:
-        contracts: contracts by name of the service that serves them.
-        channels: channel by name of the service; calls to a service without a channel are refused as unreachable.
-        internal_token: proves to the services that the forwarded identity is authentic.
+    Contracts and channels are given by service. A call to a service without a channel is refused as unreachable.
     """
 
     def __init__(
@@ -48,7 +46,7 @@ class Forwarder(grpc.GenericRpcHandler):
         channels: Mapping[str, grpc.aio.Channel],
         internal_token: str,
     ) -> None:
-        self._internal_token = internal_token
+        self._outgoing = partial(forwarded_metadata, internal_token)
         self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
         for service, descriptors in contracts.items():
             for method in (method for descriptor in descriptors for method in descriptor.methods):
@@ -141,9 +139,6 @@ class Forwarder(grpc.GenericRpcHandler):
                 await _fail(error, context, service=service)
 
         return forward
-
-    def _outgoing(self) -> Metadata:
-        return forwarded_metadata(self._internal_token)
 
 
 @asynccontextmanager

@@ -1,91 +1,73 @@
-"""Lists the contracts that the gateway serves itself, and the contracts that it forwards."""
+"""Contracts that the gateway serves itself, and contracts that it forwards."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from google.protobuf.descriptor import ServiceDescriptor
 
-from services.gateway.catalogue.servicer import CatalogueServicer
+from services.gateway.catalogue.open import Catalogue
+from services.gateway.exports.exports import Exports
 from services.gateway.exports.servicer import ExportServicer
+from services.gateway.fleet.replicas import Replicas
 from services.gateway.fleet.servicer import FleetServicer
+from services.gateway.keys.open import Accounts
 from services.gateway.keys.servicer import KeyServicer
-from services.gateway.quotas.servicer import QuotaServicer
+from services.gateway.quotas.quotas import Quotas
+from services.gateway.quotas.servicer import QuotaServicer, UsageServicer
 from services.gateway.sessions.servicer import SessionServicer
+from services.gateway.sessions.sessions import Sessions
 from services.kit.rpc.server import Endpoint
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2, version_service_pb2
 from twinkle.api.data.v1 import dataset_service_pb2, loader_service_pb2
 from twinkle.api.gateway.v1 import (
     catalogue_service_pb2,
-    catalogue_service_pb2_grpc,
     export_service_pb2,
-    export_service_pb2_grpc,
     fleet_service_pb2,
-    fleet_service_pb2_grpc,
     key_service_pb2,
-    key_service_pb2_grpc,
     quota_service_pb2,
-    quota_service_pb2_grpc,
     session_service_pb2,
-    session_service_pb2_grpc,
 )
+from twinkle.api.gateway.v1.catalogue_service_pb2_grpc import add_CatalogueServiceServicer_to_server
+from twinkle.api.gateway.v1.export_service_pb2_grpc import add_ExportServiceServicer_to_server
+from twinkle.api.gateway.v1.fleet_service_pb2_grpc import add_FleetServiceServicer_to_server
+from twinkle.api.gateway.v1.key_service_pb2_grpc import add_KeyServiceServicer_to_server
+from twinkle.api.gateway.v1.quota_service_pb2_grpc import add_QuotaServiceServicer_to_server
+from twinkle.api.gateway.v1.session_service_pb2_grpc import add_SessionServiceServicer_to_server
 from twinkle.api.model.v1 import adapter_service_pb2, training_service_pb2
 
+
+def _service_in(contract: Any) -> ServiceDescriptor:
+    """Return the only service of a generated module."""
+    (service,) = contract.DESCRIPTOR.services_by_name.values()
+    return service
+
+
 FORWARDED: Mapping[str, Sequence[ServiceDescriptor]] = {
-    'model': (
-        adapter_service_pb2.DESCRIPTOR.services_by_name['AdapterService'],
-        training_service_pb2.DESCRIPTOR.services_by_name['TrainingService'],
-    ),
-    'data': (
-        dataset_service_pb2.DESCRIPTOR.services_by_name['DatasetService'],
-        loader_service_pb2.DESCRIPTOR.services_by_name['LoaderService'],
-    ),
-    'checkpoint': (
-        checkpoint_service_pb2.DESCRIPTOR.services_by_name['CheckpointService'],
-        version_service_pb2.DESCRIPTOR.services_by_name['VersionService'],
-    ),
+    'model': (_service_in(adapter_service_pb2), _service_in(training_service_pb2)),
+    'data': (_service_in(dataset_service_pb2), _service_in(loader_service_pb2)),
+    'checkpoint': (_service_in(checkpoint_service_pb2), _service_in(version_service_pb2)),
 }
-"""Forwarded contracts by service behind the gateway. Weight streams are not forwarded, and sampling is served by the
-fleet."""
+"""Forwarded contracts by service behind the gateway. Streams of weights are not forwarded, and `sampling` serves the
+contract for sampling."""
 
 
 def make_endpoints(
+    accounts: Accounts,
+    sessions: Sessions,
+    catalogue: Catalogue,
+    quotas: Quotas,
     *,
-    keys: KeyServicer,
-    quotas: QuotaServicer,
-    sessions: SessionServicer,
-    catalogue: CatalogueServicer,
-    exports: ExportServicer,
-    fleet: FleetServicer,
+    exports: Exports,
+    replicas: Replicas,
 ) -> list[Endpoint]:
-    """Return the gateway's own endpoints. Sampling is not one of them, because its responses stay serialized."""
+    """Return the gateway's own endpoints. Sampling is not among them, because its responses stay serialized."""
+    keys = KeyServicer(accounts.tenants, accounts.projects, accounts.keys)
+    runs = UsageServicer(quotas, catalogue.runs, catalogue.checkpoints)
     return [
-        Endpoint(
-            key_service_pb2.DESCRIPTOR.services_by_name['KeyService'],
-            keys,
-            key_service_pb2_grpc.add_KeyServiceServicer_to_server,
-        ),
-        Endpoint(
-            quota_service_pb2.DESCRIPTOR.services_by_name['QuotaService'],
-            quotas,
-            quota_service_pb2_grpc.add_QuotaServiceServicer_to_server,
-        ),
-        Endpoint(
-            session_service_pb2.DESCRIPTOR.services_by_name['SessionService'],
-            sessions,
-            session_service_pb2_grpc.add_SessionServiceServicer_to_server,
-        ),
-        Endpoint(
-            catalogue_service_pb2.DESCRIPTOR.services_by_name['CatalogueService'],
-            catalogue,
-            catalogue_service_pb2_grpc.add_CatalogueServiceServicer_to_server,
-        ),
-        Endpoint(
-            export_service_pb2.DESCRIPTOR.services_by_name['ExportService'],
-            exports,
-            export_service_pb2_grpc.add_ExportServiceServicer_to_server,
-        ),
-        Endpoint(
-            fleet_service_pb2.DESCRIPTOR.services_by_name['FleetService'],
-            fleet,
-            fleet_service_pb2_grpc.add_FleetServiceServicer_to_server,
-        ),
+        Endpoint(_service_in(key_service_pb2), keys, add_KeyServiceServicer_to_server),
+        Endpoint(_service_in(quota_service_pb2), QuotaServicer(quotas), add_QuotaServiceServicer_to_server),
+        Endpoint(_service_in(session_service_pb2), SessionServicer(sessions), add_SessionServiceServicer_to_server),
+        Endpoint(_service_in(catalogue_service_pb2), runs, add_CatalogueServiceServicer_to_server),
+        Endpoint(_service_in(export_service_pb2), ExportServicer(exports), add_ExportServiceServicer_to_server),
+        Endpoint(_service_in(fleet_service_pb2), FleetServicer(replicas), add_FleetServiceServicer_to_server),
     ]

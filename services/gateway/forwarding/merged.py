@@ -30,8 +30,8 @@ _KEY_TYPES = (int, int, str, str)
 class AdapterLists:
     """Serves ListAdapters for all services.
 
-    A page token holds the next page token of each service and the last adapter that was listed. If a service's page
-    was not listed completely, it is read again and continues after that adapter.
+    A page token contains the next page token of each service and the last adapter that was listed. A page of a service
+    that was not listed completely is read again, and the list continues after that adapter.
 
     Args:
         services: ListAdapters of each service by name.
@@ -48,7 +48,7 @@ class AdapterLists:
         Raises:
             InvalidField, InvalidPageToken: the request is invalid.
             BaseModelsUnreachable: a service cannot be reached. The response cannot report that adapters are missing, so
-                clients would mistake a partial list for the complete one.
+                clients would mistake a partial list for a complete list.
             DomainError: a service refused the call.
         """
         request = wire.ListAdaptersRequest.FromString(raw)
@@ -60,12 +60,10 @@ class AdapterLists:
         remaining = {
             name: [item for item in response.adapters if _is_after(item, last)] for name, response in responses.items()
         }
-        adapters = sorted((item for items in remaining.values() for item in items), key=_key_of, reverse=True)[
-            : page.size
-        ]
-        response = wire.ListAdaptersResponse(adapters=adapters)
-        response.next_page_token = _next_token(adapters, remaining, {**tokens}, responses, query=query)
-        return response.SerializeToString()
+        merged = sorted((item for items in remaining.values() for item in items), key=_key_of, reverse=True)
+        adapters = merged[: page.size]
+        token = _next_token(adapters, remaining, {**tokens}, responses, query=query)
+        return wire.ListAdaptersResponse(adapters=adapters, next_page_token=token).SerializeToString()
 
     async def _fetch_all(
         self, request: wire.ListAdaptersRequest, tokens: Mapping[str, str], page: Page, context: Context
@@ -131,7 +129,7 @@ def _key_of(adapter: adapter_pb2.Adapter) -> _Key:
 
 
 def _is_after(adapter: adapter_pb2.Adapter, last: Any) -> bool:
-    """Return whether an adapter comes after `last` in a list sorted from newest to oldest."""
+    """Return whether an adapter comes after `last` in a list from newest to oldest; True without `last`."""
     return last is None or _key_of(adapter) < last
 
 

@@ -11,24 +11,24 @@ from services.gateway.http.call import JSON_TYPE, HttpCall, json_work_bytes
 from services.kit.errors import BytesFull, DeadlinePassed, InvalidField, MessageTooLarge
 
 INLINE_BYTES = 1 << 14
-"""Longer bodies are parsed in a worker thread: 64 KiB of tokens take about 5 ms."""
+"""Longer bodies are parsed in a worker thread, because 64 KiB of tokens take about 5 ms."""
 _LONG_CHARACTERS = 1 << 20
-"""Number of characters from which integers are parsed one by one, although that takes three times as long. The parser
-keeps the interpreter's lock between two calls of Python code, so 64 MiB of integers would stop all calls for 2 s."""
+"""Longer documents are parsed with a Python function for each integer, although that takes three times as long: the
+parser holds the interpreter's lock between calls of Python code, and 64 MiB of integers would block calls for 2 s."""
 _MAX_CHARACTERS = {'[': 500_000, '{': 500_000, '"': 2_000_000}
-"""Maximum numbers of the characters that begin lists, objects and texts, which are also parsed under that lock."""
+"""Maximum counts of the characters that begin lists, objects and strings, which are also parsed under that lock."""
 _DISCARDED_BYTES = 8 << 20
-"""Maximum number of bytes that are read and discarded of a refused body; a longer body closes the connection."""
+"""Maximum number of bytes of a refused body that are read and discarded; a longer body closes the connection."""
 
 Parsed = TypeVar('Parsed')
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """Minimum speed of a body; a slow sender would occupy memory that other calls wait for."""
+    """Minimum speed at which a body must arrive; a slow sender would hold memory that other calls wait for."""
 
     seconds: float = 60.0
-    """Maximum number of seconds for the body."""
+    """Maximum number of seconds for the complete body."""
     grace_seconds: float = 10.0
     slowest_bytes: int = 1 << 14
     """Bytes per second required after the grace period."""
@@ -45,23 +45,18 @@ class ClientDisconnected(Exception):
     """The client closed the connection."""
 
 
-async def read_json(
-    call: HttpCall, make: Callable[[dict[str, Any]], Parsed], *, limit_bytes: int, pace: Pace = PACE
-) -> Parsed:
+async def read_json(call: HttpCall, make: Callable[[dict[str, Any]], Parsed], *, limit_bytes: int) -> Parsed:
     """Apply `make` to the JSON object in the body; long bodies are parsed in a worker thread.
 
     Raises:
-        MessageTooLarge: The body is longer than `limit_bytes`.
-        DeadlinePassed: The body did not arrive in time.
-        InvalidField: The body is not an unambiguous JSON object, or `make` refuses it.
-        ClientDisconnected: The client closed the connection.
+        InvalidField: The body is not an unambiguous JSON object, or `make` refuses it. Other errors: see `read_bytes`.
     """
     kind = call.headers.get('content-type', JSON_TYPE).partition(';')[0].strip().lower()
     if kind != JSON_TYPE:
         raise InvalidField('content-type', f'must be {JSON_TYPE}')
     if call.headers.get('content-encoding', 'identity').lower() != 'identity':
         raise InvalidField('content-encoding', 'must be absent; compressed bodies are not supported here')
-    data = await read_bytes(call, limit_bytes=limit_bytes, pace=pace)
+    data = await read_bytes(call, limit_bytes=limit_bytes)
     await call.reserve_work(json_work_bytes(data))
     try:
         if len(data) > INLINE_BYTES:
@@ -75,8 +70,8 @@ async def read_bytes(call: HttpCall, *, limit_bytes: int, pace: Pace = PACE) -> 
     """Return the body unchanged.
 
     Raises:
-        MessageTooLarge: The body is longer than `limit_bytes`; at most twice that much is read. `call.body_ends` has
-            its ends. Nothing is read if the declared length exceeds that.
+        MessageTooLarge: The body is longer than `limit_bytes`. `call.body_ends` then has its ends, unless the declared
+            length is more than twice the limit; such a body is not read.
         BytesFull: The tenant, or all tenants together, have too many bytes in progress.
         DeadlinePassed: The body did not arrive in time.
         ClientDisconnected: The client closed the connection.
@@ -84,8 +79,8 @@ async def read_bytes(call: HttpCall, *, limit_bytes: int, pace: Pace = PACE) -> 
     declared = int(call.headers.get('content-length', '0'))
     if declared > 2 * limit_bytes:
         raise MessageTooLarge(size_bytes=declared, limit_bytes=limit_bytes)
-    # Many clients read no response before they have sent the complete body, so a refused body is read to its end and
-    # discarded unless it is long.
+    # Many clients read no response before they have sent the complete body, so a refused body that is not too long is
+    # read to its end and discarded.
     refusal = await _reserve(call, declared) if declared <= limit_bytes else None
     if refusal is not None and declared > _DISCARDED_BYTES:
         raise refusal
@@ -119,7 +114,7 @@ def _store_ends(call: HttpCall, chunks: Iterable[bytes]) -> None:
 
 
 async def _reserve(call: HttpCall, size_bytes: int) -> BytesFull | None:
-    """Reserve memory for body bytes; return the error if it is not available."""
+    """Reserve memory for body bytes, and return the error if the memory is not available."""
     try:
         await call.reserve_body(size_bytes)
     except BytesFull as error:
@@ -160,7 +155,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
 
     Raises:
         InvalidField: The bytes are not UTF-8 or not a JSON object, a name occurs twice, a number is not finite, a
-            surrogate is unpaired, the nesting is too deep, or there are too many lists, objects or texts.
+            surrogate is unpaired, the nesting is too deep, or there are too many lists, objects or strings.
     """
     for character, limit in _MAX_CHARACTERS.items():
         if data.count(character.encode()) > limit:

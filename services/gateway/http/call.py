@@ -20,14 +20,13 @@ Send = Callable[[Any], Awaitable[None]]
 JSON_TYPE = 'application/json'
 EVENT_TYPE = 'text/event-stream; charset=utf-8'
 HEAD_BYTES = (1 << 17) + (1 << 8)
-"""Number of first bytes that are stored of a body that is too long; enough for a zstd block of 128 KiB."""
+"""Number of leading bytes that are kept of a body that is too long; enough for a zstd block of 128 KiB."""
 TAIL_BYTES = 1 << 12
 _CHUNK_BYTES = 1 << 18
-"""Maximum number of bytes of a response handed to the transport at a time; the next chunk waits until the client has
-read."""
+"""Maximum number of bytes passed to the transport at a time; a client that does not read delays the next chunk."""
 _WAIT_SECONDS = 5.0
 _MODEL_BYTES = 1280
-"""Upper bound of the memory of a validated model without its values, as measured with messages of a chat."""
+"""Upper bound for the bytes of a validated model without its values, measured with chat messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +55,6 @@ class CallMemory:
         self.work: Hold = gates.work.hold(tenant_id)
 
     def release(self) -> None:
-        """Release everything that the call reserved."""
         self.work.release()
         self.body.release()
 
@@ -67,7 +65,7 @@ def json_work_bytes(data: bytes) -> int:
 
 
 def message_work_bytes(data: bytes) -> int:
-    """Estimate the maximum memory of a parsed protobuf message: an element may be encoded in two bytes."""
+    """Return an upper bound of the memory of a parsed protobuf message; an element may take only two encoded bytes."""
     return 40 * len(data)
 
 
@@ -107,7 +105,7 @@ class Route:
     credentials: Callable[[Mapping[str, str]], Mapping[str, str]] = dict
     """Maps a call's headers to those that the authenticator reads."""
     identify: Callable[[HttpCall], Awaitable[Caller]] | None = None
-    """Derives the caller from the URL alone, or raises; None authenticates by the headers."""
+    """Returns the caller from the URL alone, or raises an error; None authenticates by the headers."""
 
 
 @dataclass
@@ -118,21 +116,20 @@ class BodyEnds:
     tail: bytes = b''
 
     def add(self, chunk: bytes) -> None:
-        """Add the next chunk of the body."""
         self.head.extend(memoryview(chunk)[: HEAD_BYTES - len(self.head)])
         self.tail = (self.tail + chunk[-TAIL_BYTES:])[-TAIL_BYTES:]
 
 
 @dataclass(eq=False)
 class HttpCall:
-    """State of one call, with the functions that read its request and write its response."""
+    """State of one call, with methods that write its response and reserve memory for it."""
 
     route: Route
     scope: Mapping[str, Any]
     receive: Receive
     send: Send
     headers: Mapping[str, str]
-    """Headers; names are in lower case."""
+    """Names are in lower case."""
     request_id: str = field(default_factory=lambda: new_id('rq'))
     """Id of the call in logs and traces; a caller's own id replaces it once the caller is authenticated."""
     caller: Caller | None = None
@@ -153,11 +150,9 @@ class HttpCall:
 
     @property
     def path_values(self) -> Mapping[str, str]:
-        """Values of the path parameters."""
         return self.scope.get('path_params', {})
 
     async def begin(self, status: int, content_type: str, headers: Mapping[str, str] | None = None) -> None:
-        """Write the head of the response."""
         self.status = status
         merged = {'content-type': content_type, 'x-request-id': self.request_id, **(headers or {})}
         if not self.body_done.is_set():
@@ -167,14 +162,13 @@ class HttpCall:
         await self.send({'type': 'http.response.start', 'status': status, 'headers': pairs})
 
     async def write(self, data: bytes, *, is_last: bool) -> None:
-        for begin in range(0, len(data) - _CHUNK_BYTES, _CHUNK_BYTES):
-            chunk = data[begin : begin + _CHUNK_BYTES]
-            await self.send({'type': 'http.response.body', 'body': chunk, 'more_body': True})
-        rest = (len(data) - 1) // _CHUNK_BYTES * _CHUNK_BYTES if data else 0
-        await self.send({'type': 'http.response.body', 'body': data[rest:], 'more_body': not is_last})
+        for begin in range(0, max(len(data), 1), _CHUNK_BYTES):
+            end = begin + _CHUNK_BYTES
+            has_more = end < len(data) or not is_last
+            await self.send({'type': 'http.response.body', 'body': data[begin:end], 'more_body': has_more})
 
     async def reserve_body(self, size_bytes: int) -> None:
-        """Reserve memory for the body, or for a large response, until the call finishes.
+        """Reserve memory for the body, or for a large response, until the call finishes or `release_body` is called.
 
         Raises:
             BytesFull: The memory did not become free in time.
@@ -187,11 +181,7 @@ class HttpCall:
             self.memory.body.shrink_to(0)
 
     async def reserve_work(self, size_bytes: int) -> None:
-        """Reserve memory for parsed values, until the call finishes or they are released.
-
-        Raises:
-            BytesFull: The memory did not become free in time.
-        """
+        """Reserve memory for parsed values until the call finishes or `release_work` is called, or raise BytesFull."""
         if self.memory is not None:
             await self.memory.work.grow(size_bytes)
 

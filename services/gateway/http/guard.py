@@ -1,7 +1,7 @@
 """Wraps every HTTP call: request id, span, log line, authentication, fair share, error response.
 
-The order is that of the RPC interceptors, so a refusal by an inner step is logged, counted and traced, and receives a
-response. A call without valid credentials is only counted, and logged at debug level.
+The order equals the order of the RPC interceptors, so a refusal by an inner step is logged, counted and traced, and
+receives a response. A call without valid credentials is only counted, and logged at debug level.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -40,6 +41,7 @@ from services.kit.rpc.layers import REQUEST_ID_KEY
 from services.kit.rpc.recheck import rechecked
 
 MAX_CONCURRENT_CALLS = 4096
+"""Default number of concurrent calls, which all tenants share."""
 
 _log = structlog.get_logger('http')
 _tracer = trace.get_tracer('twinkle.http')
@@ -57,13 +59,6 @@ class Guard:
     def __init__(
         self, authenticator: Authenticator, *, memory: MemoryGates | None = None, call_limit: int = MAX_CONCURRENT_CALLS
     ) -> None:
-        """Configure the guard.
-
-        Args:
-            authenticator: Resolves credentials to callers.
-            memory: Gates that calls reserve memory from; unset uses `default_gates`.
-            call_limit: Concurrent calls shared by all tenants.
-        """
         self._authenticator = authenticator
         self._memory = memory or default_gates()
         self._call_limit = call_limit
@@ -111,7 +106,9 @@ class Guard:
         set_request_id(call.request_id)
         check = partial(self._authenticated, call)
         async with rechecked(check, interval=self._authenticator.recheck_interval):
-            with self._fair_share(call.caller.tenant_id), self._reserved_memory(call, call.caller.tenant_id):
+            with self._fair_share(call.caller.tenant_id), ExitStack() as stack:
+                call.memory = CallMemory(self._memory, call.caller.tenant_id)
+                stack.callback(call.memory.release)
                 response = await call.route.serve(call)
                 call.body_done.set()
                 await response.write(call)
@@ -119,20 +116,11 @@ class Guard:
     async def _authenticated(self, call: HttpCall) -> Caller:
         if call.route.identify is not None:
             return await call.route.identify(call)
-        credentials = call.route.credentials(call.headers)
-        return await self._authenticator.authenticate(call.route.method, credentials)
-
-    @contextmanager
-    def _reserved_memory(self, call: HttpCall, tenant_id: str) -> Iterator[None]:
-        call.memory = CallMemory(self._memory, tenant_id)
-        try:
-            yield
-        finally:
-            call.memory.release()
+        return await self._authenticator.authenticate(call.route.method, call.route.credentials(call.headers))
 
     @contextmanager
     def _fair_share(self, tenant_id: str) -> Iterator[None]:
-        """Count a call; a tenant may run as many calls as there are free slots, so it cannot take them all."""
+        """Count a call. A tenant may run at most as many calls as there are free slots, so it cannot take them all."""
         running, free = self._counts[tenant_id], self._call_limit - self._counts.total()
         if running >= free:
             raise QueueFull(queue_length=running, queue_limit=free)
@@ -145,16 +133,15 @@ class Guard:
                 del self._counts[tenant_id]
 
 
+@dataclass(frozen=True)
 class _GuardedRoute:
     """ASGI app of one route."""
 
-    def __init__(self, guard: Guard, route: Route) -> None:
-        self._guard = guard
-        self.route = route
+    guard: Guard
+    route: Route
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        headers = dict(Request(scope).headers)
-        await self._guard.serve(HttpCall(self.route, scope, receive, send, headers))
+        await self.guard.serve(HttpCall(self.route, scope, receive, send, dict(Request(scope).headers)))
 
 
 def count_unknown_route() -> None:
@@ -174,9 +161,10 @@ async def _wait_for_disconnect(call: HttpCall) -> None:
 
 @contextmanager
 def _observed(call: HttpCall) -> Iterator[None]:
-    """Record the call; without valid credentials it is only counted, and logged at debug level.
+    """Count, log and trace the call.
 
-    The span of such a call is never ended, so it is not exported, and strangers cannot fill or rotate the trace files.
+    The span of a call without valid credentials is never ended and so not exported, because callers without credentials
+    could otherwise fill the trace files.
     """
     begin = time.perf_counter()
     with _tracer.start_as_current_span(

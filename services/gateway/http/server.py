@@ -1,4 +1,4 @@
-"""HTTP server on the event loop of the process: app, bounded connections, renewable certificates, bounded drain."""
+"""HTTP server on the event loop of the process: app, bounded connections, certificate renewal, bounded drain."""
 
 import asyncio
 import socket
@@ -28,7 +28,7 @@ from services.kit.rpc.auth import Authenticator
 from services.kit.tls import CertificateConfig, TlsFiles
 
 HEAD_SECONDS = 10.0
-"""Maximum number of seconds for the head of a request to arrive."""
+"""Maximum number of seconds in which the head of a request must arrive."""
 UNREAD_SECONDS = 120.0
 """Maximum number of seconds for which a client may read nothing of a pending response."""
 _BACKLOG = 2048
@@ -53,19 +53,13 @@ class HttpOptions:
 
 
 class HttpServer:
-    """HTTP listener, inactive until `start`.
+    """HTTP listener, inactive until `start`. The constructor raises ValueError if the certificate cannot be used.
 
     Concurrency: All methods must be called from the event loop that serves.
     """
 
     def __init__(self, app: Any, guard: Guard, options: HttpOptions) -> None:
-        """Configure the server.
-
-        Raises:
-            ValueError: The certificate cannot be used.
-        """
         self.app = app
-        """ASGI app."""
         self._host, _, port = options.listen.rpartition(':')
         self._port = int(port)
         self._guard = guard
@@ -97,10 +91,7 @@ class HttpServer:
         return f'{self._host}:{self._port}'
 
     async def start(self, *, grpc_ports: Callable[[], Sequence[int]] = tuple) -> None:
-        """Start listening.
-
-        Args:
-            grpc_ports: Returns the gRPC ports of this process; `/healthz` reports the first.
+        """Start listening; `grpc_ports` returns the gRPC ports of this process, and `/healthz` reports the first one.
 
         Raises:
             OSError: The address is in use, or does not belong to this machine.
@@ -112,13 +103,13 @@ class HttpServer:
         await self._server.is_listening.wait()
 
     def begin_stop(self, grace: timedelta | None = None) -> None:
-        """Refuse new calls; running calls may take `grace` to finish, by default the configured drain time."""
+        """Refuse new calls; running calls may finish within `grace`, by default the configured drain time."""
         if self._serving is not None and self._stopping is None:
             seconds = self._drain_seconds if grace is None else grace.total_seconds()
             self._stopping = asyncio.create_task(self._stop(self._serving, seconds))
 
     async def stop(self, grace: timedelta | None = None) -> None:
-        """Call `begin_stop`, and wait until the server has stopped."""
+        """Call `begin_stop` and wait until the server has stopped."""
         self.begin_stop(grace)
         if self._stopping is not None:
             await self._stopping
@@ -163,12 +154,11 @@ def make_app(routes: Iterable[Route], guard: Guard) -> Starlette:
 
     async def show_health(request: Request) -> Response:
         del request
-        status = HTTPStatus.SERVICE_UNAVAILABLE if guard.is_draining else HTTPStatus.OK
         health: dict[str, Any] = {'status': 'draining' if guard.is_draining else 'serving'}
         # gRPC clients that know only the HTTP address discover the gRPC port here.
         if ports := guard.grpc_ports():
             health['grpc_port'] = ports[0]
-        return JSONResponse(health, status_code=status)
+        return JSONResponse(health, status_code=HTTPStatus.SERVICE_UNAVAILABLE if guard.is_draining else HTTPStatus.OK)
 
     guarded = [StarletteRoute(route.path, guard.wrap(route), methods=[route.http_method]) for route in routes]
     app = Starlette(
@@ -216,45 +206,38 @@ class BoundedConnection(H11Protocol):
         if len(self.connections) > self._limit:
             transport.abort()
             return
-        self._restart_head_timer(self._head_seconds)
+        self._head_timer = self._restarted(self._head_timer, self._head_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the timers."""
-        self._restart_head_timer(None)
-        self._restart_unread_timer(None)
+        self._head_timer = self._restarted(self._head_timer, None)
+        self._unread_timer = self._restarted(self._unread_timer, None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Process request bytes."""
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
-            self._restart_head_timer(None)
+            self._head_timer = self._restarted(self._head_timer, None)
 
     def on_response_complete(self) -> None:
         """Start the timer for the head of the next request."""
         super().on_response_complete()
         if self.conn.their_state is h11.IDLE:
-            self._restart_head_timer(self.timeout_keep_alive + self._head_seconds)
+            self._head_timer = self._restarted(self._head_timer, self.timeout_keep_alive + self._head_seconds)
 
     def pause_writing(self) -> None:
         """Start the timer for a client that does not read."""
         super().pause_writing()
-        self._restart_unread_timer(self._unread_seconds)
+        self._unread_timer = self._restarted(self._unread_timer, self._unread_seconds)
 
     def resume_writing(self) -> None:
-        """Cancel the timer for a client that does not read."""
         super().resume_writing()
-        self._restart_unread_timer(None)
+        self._unread_timer = self._restarted(self._unread_timer, None)
 
-    def _restart_head_timer(self, seconds: float | None) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-        self._head_timer = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
-
-    def _restart_unread_timer(self, seconds: float | None) -> None:
-        if self._unread_timer is not None:
-            self._unread_timer.cancel()
-        self._unread_timer = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
+    def _restarted(self, timer: asyncio.TimerHandle | None, seconds: float | None) -> asyncio.TimerHandle | None:
+        """Cancel `timer`, and start a timer that closes the connection after `seconds`; None only cancels."""
+        if timer is not None:
+            timer.cancel()
+        return None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
 
 
 def renewing_context(files: TlsFiles) -> ssl.SSLContext:

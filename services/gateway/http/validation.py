@@ -42,7 +42,8 @@ class JsonModel(BaseModel):
         """Drop nulls, and all unknown fields except the first, so that a hostile body causes few errors."""
         if not isinstance(values, dict):
             return values
-        given, known = cast('dict[str, Any]', values), _names_of(cls)
+        given = cast('dict[str, Any]', values)
+        known = {field.alias or name: None for name, field in cls.model_fields.items()}
         selected = {
             name: given[name] for name in known if name in given and not (cls.is_null_absent and given[name] is None)
         }
@@ -53,17 +54,8 @@ class JsonModel(BaseModel):
         return selected
 
 
-def _names_of(model: type[BaseModel]) -> dict[str, None]:
-    return {field.alias or name: None for name, field in model.model_fields.items()}
-
-
 def read_model(model: type[Model], body: Any, *, path: str = '') -> Model:
-    """Validate a JSON object.
-
-    Args:
-        model: Model of the object.
-        body: Parsed JSON.
-        path: Path of the object within the request body, for errors; empty for the body itself.
+    """Validate a JSON object at `path` in the request body; an empty path is the body itself.
 
     Raises:
         InvalidField: A field is wrong; the error names the first one.
@@ -147,7 +139,7 @@ def _children(value: Any) -> list[Any]:
 
 
 def _text_values(value: Any, info: ValidationInfo) -> Mapping[str, str]:
-    # pydantic would collect an error for each wrong value; a hostile body may have very many.
+    # pydantic would collect an error for each wrong value, and a hostile body may have very many.
     if not isinstance(value, dict):
         raise ValueError('must be an object')
     for name, label in cast('dict[str, Any]', value).items():

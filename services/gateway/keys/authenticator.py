@@ -20,9 +20,9 @@ from services.kit.errors import CredentialsInvalid, CredentialsMissing, NotBuilt
 from services.kit.rpc.auth import Authenticator, bearer_token
 
 MAX_CACHED = 4096
-"""Capacity of each cache; valid and unknown keys have separate ones, so that guesses evict no valid key."""
+"""Capacity of each cache. Valid and unknown keys have separate caches, so that guesses evict no valid key."""
 MAX_LOOKUPS = 64
-"""Largest number of concurrent store lookups; further ones wait, so that guesses cannot overload the store."""
+"""Largest number of concurrent lookups in the store. Further lookups wait, so that guesses cannot overload it."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class _CachedKey:
 class KeyVerifier:
     """Verifies secrets. Unknown, revoked and expired secrets raise the same error.
 
-    Results are cached by digest for `memory`, so that a key that another gateway revoked stays valid here for up to
-    that time.
+    Results are cached by digest for `memory`. A key that another gateway revokes therefore stays valid here for up to
+    this time.
     """
 
     def __init__(self, keys: KeyStore, *, hasher: PepperedHasher, clock: Clock, memory: timedelta) -> None:
@@ -69,7 +69,7 @@ class KeyVerifier:
         return cached.key
 
     def clear(self) -> None:
-        """Clear the caches; lookups in progress are not cached either."""
+        """Clear the caches. The results of lookups in progress are not cached."""
         self._epoch += 1
         self._known.clear()
         self._unknown.clear()
@@ -130,14 +130,11 @@ class GatewayAuthenticator:
     """
 
     def __init__(self, keys: Authenticator, services: Authenticator, *, internal_token: str, is_open: bool) -> None:
-        """Combine two authenticators.
+        """Combine an authenticator of API keys with one of services that hold `internal_token`.
 
         Args:
-            keys: authenticates API keys.
-            services: authenticates holders of `internal_token`.
-            internal_token: the deployment's secret; empty if it has none.
-            is_open: whether a deployment without a secret trusts services that send no credentials. Set it only where
-                other machines cannot reach the gateway.
+            is_open: whether, with an empty `internal_token`, services without credentials are trusted. Set this only
+                if other machines cannot reach the gateway.
         """
         self._keys = keys
         self._services = services
@@ -146,17 +143,9 @@ class GatewayAuthenticator:
 
     @property
     def recheck_interval(self) -> timedelta | None:
-        """Interval at which the key of an open stream is verified again."""
         return self._keys.recheck_interval
 
     async def authenticate(self, method: str, metadata: Mapping[str, str]) -> Caller:
-        """Return the caller.
-
-        Raises:
-            CredentialsMissing, CredentialsInvalid: the credentials are missing or invalid.
-            NotBuiltYet: the method is in no contract.
-            ScopeMissing: the key lacks the scope, or only services may call the method.
-        """
         if requirement_of(method[1:]) is not Access.INTERNAL or not self._is_service(metadata):
             return await self._keys.authenticate(method, metadata)
         caller = await self._services.authenticate(method, metadata)

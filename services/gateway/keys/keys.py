@@ -13,8 +13,7 @@ from services.kit.clock import Clock
 from services.kit.ids import new_id
 
 _BOOTSTRAP_ID_DIGITS = 16
-"""Number of hexadecimal digits of the digest that form the bootstrap key's id: the same secret always has the same
-id."""
+"""Number of hexadecimal digits of the secret's digest in the id of the bootstrap key; equal secrets have equal ids."""
 
 
 class Keys:
@@ -53,7 +52,7 @@ class Keys:
         return IssuedKey(key=key, secret=secret)
 
     async def install_bootstrap_key(self, secret: str) -> None:
-        """Create the default tenant and, unless `secret` is empty, a key of it with all scopes.
+        """Create the default tenant and, unless `secret` is empty, a key of this tenant with all scopes.
 
         Idempotency: repeating the call with the same secret changes nothing, even if the key has been revoked.
         """
@@ -90,8 +89,7 @@ class Keys:
             KeyNotFound: there is no such key.
             KeyEnded: the key is no longer valid.
         """
-        now = self._clock.now()
-        successor_id = new_id('key')
+        now, successor_id = self._clock.now(), new_id('key')
         secret = new_secret(successor_id)
         rotation = await self._store.replace(
             key_id,

@@ -23,10 +23,10 @@ class Accounts:
 
 
 async def open_keys(config: GatewayConfig, database: Database, *, clock: Clock) -> Accounts:
-    """Return the accounts in `database`, after creating the default tenant and the configured bootstrap key.
+    """Create the default tenant and the configured bootstrap key in `database`, and return all accounts.
 
     Raises:
-        PepperUnusable: The pepper of the stored keys is missing or damaged.
+        PepperUnusable: the pepper of the stored keys is missing or damaged.
     """
     store = SqlKeyStore(database)
     hasher = PepperedHasher(pepper_of(config, is_creation_allowed=not await store.has_keys()))
@@ -42,7 +42,7 @@ def pepper_of(config: GatewayConfig, *, is_creation_allowed: bool = True) -> byt
     """Return the configured pepper, or the one in the state folder, which the first call creates.
 
     Raises:
-        PepperUnusable: The stored pepper is damaged, or missing although it may not be created.
+        PepperUnusable: the stored pepper is damaged, or missing although it may not be created.
     """
     stored = config.pepper_file()
     return bytes.fromhex(config.key_pepper) or load_pepper(stored, is_creation_allowed=is_creation_allowed)

@@ -1,7 +1,7 @@
 """Hashes and encrypts secrets under a pepper that is not stored in the database.
 
-Secrets of keys have 256 random bits, so that a plain HMAC-SHA256 (about 2 us) is safe and fast enough to run on every
-call; the slow hashes for passwords are not needed.
+Secrets of keys have 256 random bits. HMAC-SHA256 (about 2 us) is therefore safe, and fast enough to run on every call;
+the slow hashes for passwords are not needed.
 """
 
 import hashlib
@@ -26,14 +26,13 @@ class PepperUnusable(Exception):
 
 
 class PepperedHasher:
-    """Computes digests of secrets that cannot be checked without the pepper."""
+    """Computes digests of secrets, which cannot be verified without the pepper.
+
+    Raises:
+        ValueError: the pepper is shorter than 16 bytes.
+    """
 
     def __init__(self, pepper: bytes) -> None:
-        """Use `pepper`, at least 16 secret bytes.
-
-        Raises:
-            ValueError: the pepper is shorter.
-        """
         if len(pepper) < _MIN_PEPPER_BYTES:
             raise ValueError(f'the pepper has {len(pepper)} bytes; give at least {_MIN_PEPPER_BYTES}')
         self._pepper = pepper
@@ -50,7 +49,7 @@ class PepperedSealer:
         self._cipher = AESGCM(hmac.digest(pepper, b'key of sealed secrets', hashlib.sha256))
 
     def seal(self, secret: str, *, purpose: str) -> bytes:
-        """Return the encrypted secret, which can be decrypted for the same purpose only; empty for an empty secret."""
+        """Return the encrypted secret, which can be decrypted only for the same purpose; empty for an empty secret."""
         if not secret:
             return b''
         nonce = secrets.token_bytes(_NONCE_BYTES)
@@ -76,7 +75,7 @@ def load_pepper(path: Path, *, is_creation_allowed: bool = True) -> bytes:
     The file has a checksum, because a changed pepper would invalidate every key without an error. Files of earlier
     releases have none.
 
-    Concurrency: processes that create the pepper at the same time all get the same one.
+    Concurrency: processes that create the pepper at the same time all get the same pepper.
 
     Raises:
         PepperUnusable: the file is damaged, or missing although it may not be created.

@@ -59,7 +59,7 @@ class KeyStore(Protocol):
         """Store both keys of `rotate(key)` in one transaction, the successor under `digest`; None for an unknown key.
 
         Raises:
-            DomainError: `rotate` raised it; nothing is stored then.
+            DomainError: `rotate` raised the error; nothing is stored.
         """
         ...
 

@@ -1,7 +1,6 @@
 """Tenants, projects and API keys, and the rules for a key's lifetime and rotation."""
 
 import secrets
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
@@ -13,7 +12,7 @@ DEFAULT_TENANT = 'default'
 DEFAULT_OVERLAP = timedelta(days=1)
 """Time for which a replaced key stays valid unless the request sets another time."""
 SECRET_RANDOM_BYTES = 32
-"""Random bytes in a generated secret, enough that a plain keyed hash of it cannot be brute-forced."""
+"""Number of random bytes in a generated secret, enough to make brute force against a plain keyed hash impossible."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +53,13 @@ class ApiKey:
     expire_time: datetime | None = None
     """Time from which the key is invalid; None if it never expires."""
     revoke_time: datetime | None = None
-    """Time at which the key was revoked, or None."""
+    """Time at which the key was revoked; None if it is not revoked."""
     project_id: str = ''
     """Default project of sessions created with the key; empty for none."""
     replaces_key_id: str = ''
     """Key that this one replaces; empty for none."""
     retire_time: datetime | None = None
-    """Time from which the key is invalid because another key replaced it, or None."""
+    """Time from which the key is invalid because another key replaced it; None if it was not replaced."""
 
     @property
     def lifetime(self) -> timedelta | None:
@@ -80,7 +79,7 @@ class ApiKey:
         """
         if not self.is_valid_at(moment):
             raise KeyEnded(self.key_id)
-        # A second rotation, after the first response was lost, must not extend the life of the old key.
+        # If the first response is lost and the rotation is repeated, the old key must not stay valid for longer.
         retire_time = min(moment + overlap, self.retire_time or datetime.max.replace(tzinfo=UTC))
         successor = replace(
             self,
@@ -133,8 +132,3 @@ class RotatedKey:
 def new_secret(key_id: str) -> str:
     """Return a random secret that contains the key's id, so that its owner can identify the key."""
     return f'{SECRET_PREFIX}{key_id}-{secrets.token_hex(SECRET_RANDOM_BYTES)}'
-
-
-def scope_names(scopes: Iterable[Scope]) -> list[str]:
-    """Return the names of the scopes, sorted."""
-    return sorted(scope.value for scope in scopes)

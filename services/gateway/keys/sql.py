@@ -4,29 +4,26 @@ import hmac
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, Dialect, ForeignKey, Index, LargeBinary, String, select, update
+from sqlalchemy import Dialect, ForeignKey, Index, LargeBinary, String, select, update
 from sqlalchemy.orm import Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
 from services.gateway.credentials import Scope
-from services.gateway.keys.rules import ApiKey, Project, Rotation, Tenant, scope_names
+from services.gateway.keys.rules import ApiKey, Project, Rotation, Tenant
 from services.gateway.paging import Page
-from services.gateway.store.base import Base, as_row, fetch_all, fetch_one, insert_into, newest_first, select_values
-from services.gateway.store.database import Database
+from services.gateway.store.base import Base, SqlStore, as_row, fetch_one, insert_into, newest_first, select_values
 
 
 class ScopeSet(TypeDecorator[frozenset[Scope]]):
-    """Set of scopes, stored as their names separated by commas."""
+    """Set of scopes, stored as their sorted names separated by commas."""
 
     impl = String(256)
     cache_ok = True
 
     def process_bind_param(self, value: frozenset[Scope] | None, dialect: Dialect) -> str | None:
-        del dialect
-        return None if value is None else ','.join(scope_names(value))
+        return None if value is None else ','.join(sorted(value))
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> frozenset[Scope] | None:
-        del dialect
         return None if value is None else frozenset(Scope(name) for name in value.split(',') if name)
 
 
@@ -68,61 +65,39 @@ class ApiKeyRow(Base):
     retire_time: Mapped[datetime | None]
 
 
-class SqlTenantStore:
+class SqlTenantStore(SqlStore):
     """Implements `TenantStore`."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
     async def add_if_absent(self, tenant: Tenant) -> Tenant:
-        query = select_values(TenantRow, Tenant).where(TenantRow.tenant_id == tenant.tenant_id)
-        async with self._database.write() as connection:
-            insert = insert_into(connection, TenantRow).values(as_row(tenant))
-            await connection.execute(insert.on_conflict_do_nothing(index_elements=['tenant_id']))
-            return await fetch_one(connection, query, Tenant) or tenant
+        return await self._add_if_absent(TenantRow, tenant, key=['tenant_id'])
 
     async def get(self, tenant_id: str) -> Tenant | None:
-        query = select_values(TenantRow, Tenant).where(TenantRow.tenant_id == tenant_id)
-        async with self._database.read() as connection:
-            return await fetch_one(connection, query, Tenant)
+        return await self._fetch_one(select_values(TenantRow, Tenant).where(TenantRow.tenant_id == tenant_id), Tenant)
 
     async def list_newest(self, page: Page) -> Sequence[Tenant]:
         query = select_values(TenantRow, Tenant)
         query = newest_first(query, page, time=TenantRow.create_time, item_id=TenantRow.tenant_id)
-        async with self._database.read() as connection:
-            return await fetch_all(connection, query, Tenant)
+        return await self._fetch_all(query, Tenant)
 
 
-class SqlProjectStore:
+class SqlProjectStore(SqlStore):
     """Implements `ProjectStore`."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
     async def add_if_absent(self, project: Project) -> Project:
-        query = select_values(ProjectRow, Project).where(_is_project(project.tenant_id, project.project_id))
-        async with self._database.write() as connection:
-            insert = insert_into(connection, ProjectRow).values(as_row(project))
-            await connection.execute(insert.on_conflict_do_nothing(index_elements=['tenant_id', 'project_id']))
-            return await fetch_one(connection, query, Project) or project
+        return await self._add_if_absent(ProjectRow, project, key=['tenant_id', 'project_id'])
 
     async def get(self, tenant_id: str, project_id: str) -> Project | None:
-        query = select_values(ProjectRow, Project).where(_is_project(tenant_id, project_id))
-        async with self._database.read() as connection:
-            return await fetch_one(connection, query, Project)
+        is_project = (ProjectRow.tenant_id == tenant_id) & (ProjectRow.project_id == project_id)
+        return await self._fetch_one(select_values(ProjectRow, Project).where(is_project), Project)
 
     async def list_newest(self, tenant_id: str, page: Page) -> Sequence[Project]:
         query = select_values(ProjectRow, Project).where(ProjectRow.tenant_id == tenant_id)
         query = newest_first(query, page, time=ProjectRow.create_time, item_id=ProjectRow.project_id)
-        async with self._database.read() as connection:
-            return await fetch_all(connection, query, Project)
+        return await self._fetch_all(query, Project)
 
 
-class SqlKeyStore:
+class SqlKeyStore(SqlStore):
     """Implements `KeyStore`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def add(self, key: ApiKey, *, digest: bytes) -> None:
         async with self._database.write() as connection:
@@ -175,9 +150,4 @@ class SqlKeyStore:
     async def list_newest(self, tenant_id: str, page: Page) -> Sequence[ApiKey]:
         query = select_values(ApiKeyRow, ApiKey).where(ApiKeyRow.tenant_id == tenant_id)
         query = newest_first(query, page, time=ApiKeyRow.create_time, item_id=ApiKeyRow.key_id)
-        async with self._database.read() as connection:
-            return await fetch_all(connection, query, ApiKey)
-
-
-def _is_project(tenant_id: str, project_id: str) -> ColumnElement[bool]:
-    return (ProjectRow.tenant_id == tenant_id) & (ProjectRow.project_id == project_id)
+        return await self._fetch_all(query, ApiKey)

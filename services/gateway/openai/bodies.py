@@ -1,4 +1,4 @@
-"""Request bodies of completions and chat completions. A parameter without effect is refused, not ignored."""
+"""Request bodies of completions and chat completions. Unsupported parameters are refused, not ignored."""
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -21,10 +21,9 @@ from services.kit.errors import InvalidField
 MAX_TOKENS = 2**31 - 1
 MAX_TOP_LOGPROBS = 20
 _MAX_DEPTH = 24
-"""Maximum number of levels of client JSON: each takes three levels of a protobuf message, and parsers stop at one
-hundred."""
+"""Maximum depth of client JSON; a level of JSON takes three levels of protobuf, and parsers allow one hundred."""
 MAX_SCHEMA_BYTES = 1 << 16
-"""Maximum number of bytes of a schema; every prompt of a request is sampled with a copy."""
+"""Maximum number of bytes of a schema, which is copied for each prompt of a request."""
 
 _Choices = Annotated[int, Field(ge=1, le=128)]
 _Penalty = Annotated[float, Field(ge=-2, le=2)]

@@ -25,7 +25,7 @@ MIN_LOGPROB = -9999.0
 _FINISH_REASONS = {sampling_pb2.STOP_REASON_LENGTH: 'length', sampling_pb2.STOP_REASON_STOP: 'stop'}
 _Top = Sequence[tuple[int, float]]
 MAX_VOCABULARIES = 16
-"""Base models whose token texts are cached."""
+"""Maximum number of base models whose token texts are cached."""
 _MAX_TOKENS_PER_CALL = 1 << 16
 
 
@@ -35,7 +35,7 @@ class TokenText:
 
     piece: bytes
     is_special: bool
-    """Whether texts omit the token."""
+    """Whether the token is omitted from texts."""
 
     @property
     def text(self) -> str:
@@ -81,7 +81,7 @@ class ScoredToken:
     top: Sequence[tuple[TokenText, float]]
     """Most likely tokens at this position, most likely first."""
     text_offset: int
-    """Characters of the choice's text before the token."""
+    """Number of characters before the token in the choice's text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +91,9 @@ class ChoiceDelta:
     index: int
     text: str = ''
     token_ids: Sequence[int] = ()
-    """New tokens, without those of an echoed prompt."""
+    """New tokens, without the tokens of an echoed prompt."""
     scored: Sequence[ScoredToken] = ()
-    """Scored tokens if requested; those of an echoed prompt come first."""
+    """Scored tokens if requested; the tokens of an echoed prompt come first."""
     finish_reason: str | None = None
     """None until the choice is complete."""
     prompt_token_ids: Sequence[int] | None = None
@@ -102,7 +102,7 @@ class ChoiceDelta:
 
 @dataclass
 class TokenUsage:
-    """Token counts and attribution of a response."""
+    """Token counts of a response, and the adapter versions that produced it."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -124,7 +124,7 @@ class ChoiceReader:
         self.usage = TokenUsage()
 
     async def read(self, indexed: IndexedResponse) -> list[ChoiceDelta]:
-        """Return the parts in one response.
+        """Return the parts of choices that a response contains.
 
         Raises:
             Cancelled: A sequence was aborted.
@@ -156,20 +156,18 @@ class ChoiceReader:
             texts = await self._tokens.get(self._caller, self._base_model, token_ids)
             pieces = (texts[token_id].piece for token_id in token_ids if not texts[token_id].is_special)
             text = b''.join(pieces).decode(errors='replace')
-        logprobs = _floats(prompt.logprobs) if self._is_scored else []
         # All choices of a prompt share one list of scores.
-        scored = await self._score(first_index, token_ids, logprobs, _rows(prompt.top_logprobs))
+        scored = await self._score(first_index, token_ids, prompt)
         for index in indices[1:]:
-            self._offsets[index].add_all(score.token for score in scored)
+            for score in scored:
+                self._offsets[index].add(score.token)
         return [ChoiceDelta(index=index, text=text, scored=scored, prompt_token_ids=token_ids) for index in indices]
 
     async def _read_delta(self, first_index: int, delta: sampling_pb2.TokenDelta) -> ChoiceDelta:
         index = first_index + delta.sequence_index
         token_ids = _ints(delta.token_ids)
         self.usage.completion_tokens += len(token_ids)
-        scored: Sequence[ScoredToken] = ()
-        if self._is_scored:
-            scored = await self._score(index, token_ids, _floats(delta.logprobs), _rows(delta.top_logprobs))
+        scored = await self._score(index, token_ids, delta)
         return ChoiceDelta(index=index, text=delta.text, token_ids=token_ids, scored=scored)
 
     def _read_finish(self, first_index: int, end: sampling_pb2.SequenceFinished) -> ChoiceDelta:
@@ -179,16 +177,14 @@ class ChoiceReader:
         self.usage.spans[index] = list(end.version_spans)
         return ChoiceDelta(index=index, text=end.text, finish_reason=_FINISH_REASONS[end.stop_reason])
 
-    @property
-    def _is_scored(self) -> bool:
-        return self._request.top_logprobs is not None
-
     async def _score(
-        self, index: int, token_ids: Sequence[int], logprobs: Sequence[float], top: Sequence[_Top]
+        self, index: int, token_ids: Sequence[int], scores: sampling_pb2.PromptInfo | sampling_pb2.TokenDelta
     ) -> list[ScoredToken]:
-        if not self._is_scored:
+        """Return the tokens with the log-probabilities in `scores`; empty if the client did not request them."""
+        if self._request.top_logprobs is None:
             return []
-        rows = top or [()] * len(token_ids)
+        logprobs = _floats(scores.logprobs)
+        rows = _rows(scores.top_logprobs) or [()] * len(token_ids)
         used = {*token_ids, *(token_id for row in rows for token_id, _ in row)}
         texts = await self._tokens.get(self._caller, self._base_model, used)
         offsets = self._offsets[index]
@@ -217,10 +213,6 @@ class _TextLength:
             self._length += len(self._decoder.decode(token.piece))
         return length
 
-    def add_all(self, tokens: Iterable[TokenText]) -> None:
-        for token in tokens:
-            self.add(token)
-
 
 class JoinedChoices:
     """Accumulates the parts of each choice."""
@@ -228,10 +220,10 @@ class JoinedChoices:
     def __init__(self) -> None:
         self._choices: dict[int, _JoinedChoice] = {}
         self.logprob_count = 0
-        """Log-probabilities of all choices."""
+        """Number of log-probabilities of all choices."""
 
     def add(self, delta: ChoiceDelta) -> None:
-        """Append the next part of its choice."""
+        """Append a part to its choice."""
         choice = self._choices.setdefault(delta.index, _JoinedChoice())
         choice.text.write(delta.text)
         choice.token_ids.extend(delta.token_ids)
@@ -274,7 +266,7 @@ def _floats(tensor: tensor_pb2.Tensor) -> list[float]:
 
 
 def _rows(top: sampling_pb2.TopLogprobs) -> list[_Top]:
-    """Return `(token, logprob)` pairs of each position, without empty cells."""
+    """Return the `(token, logprob)` pairs at each position, without empty cells."""
     if not top.HasField('logprobs'):
         return []
     width = top.logprobs.shape[1]

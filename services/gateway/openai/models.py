@@ -33,11 +33,11 @@ _MAX_VERSION_DIGITS = 18
 _PAGE_SIZE = 200
 _SERVICE = 'sampler'
 _QUEUE_EVENTS = 64
-"""Events queued for the reader of a request with several prompts."""
+"""Maximum number of queued events of a request with several prompts."""
 
 
 class FleetSamplers:
-    """Samples on the fleet, in the same way as the gateway's SamplerService."""
+    """Samples on the fleet like the gateway's SamplerService, and raises the errors of its contract."""
 
     def __init__(
         self,
@@ -46,39 +46,23 @@ class FleetSamplers:
         *,
         describe: Callable[[], Awaitable[server_service_pb2.ServiceInfo]],
     ) -> None:
-        """Sample with `sampling`.
-
-        Args:
-            sampling: Chooses a replica, and continues on another one if it is lost.
-            membership: Replicas of the fleet.
-            describe: Returns the base models and limits that the fleet reports.
-        """
         self._sampling = sampling
         self._membership = membership
         self._describe = describe
 
     async def sample(self, caller: Caller, request: wire.SampleRequest) -> AsyncGenerator[wire.SampleResponse, None]:
-        """Yield the response. Closing the generator cancels the sampling; a slow reader delays it.
-
-        Raises:
-            DomainError: An error of the SamplerService contract.
-        """
+        """Yield the parts of the response. Closing the generator cancels the sampling; a slow reader delays it."""
         parsed = sample_request_from_bytes(request.SerializeToString())
         async with aclosing(self._sampling.sample(caller, parsed)) as responses:
             async for response in responses:
                 yield wire.SampleResponse.FromString(response.message)
 
     async def describe_tokens(self, caller: Caller, request: wire.DescribeTokensRequest) -> wire.DescribeTokensResponse:
-        """Return the text of tokens.
-
-        Raises:
-            DomainError: An error of the SamplerService contract.
-        """
         parsed = describe_request_from_bytes(request.SerializeToString())
         return wire.DescribeTokensResponse.FromString(await self._sampling.call_one(caller, parsed))
 
     def base_model_names(self) -> Sequence[str]:
-        """Return the names of the base models that can be sampled, sorted; recently lost replicas are included.
+        """Return the sorted names of the base models that can be sampled, including those of recently lost replicas.
 
         Raises:
             Unavailable: The fleet serves no base model.
@@ -102,7 +86,7 @@ class FleetSamplers:
         return [report for report in reports if report.service == _SERVICE]
 
     async def base_models(self) -> Sequence[server_service_pb2.BaseModelInfo]:
-        """Return the base models that can be sampled, by name.
+        """Return the base models that can be sampled, sorted by name.
 
         Raises:
             Unavailable: The fleet serves no base model.
@@ -178,18 +162,11 @@ class ModelResolver:
     """Finds and lists models for a caller: base models, runs, versions of runs, and checkpoints."""
 
     def __init__(self, samplers: FleetSamplers, *, runs: Runs, weights: WeightFacts, started_at: datetime) -> None:
-        """Resolve names.
-
-        Args:
-            samplers: Samplers of the fleet.
-            runs: The catalogue's runs.
-            weights: Finds new runs before the catalogue does, and public checkpoints of other tenants.
-            started_at: Reported creation time of base models.
-        """
         self._samplers = samplers
         self._runs = runs
         self._weights = weights
-        self._started_at = started_at
+        self._created = int(started_at.timestamp())
+        """Reported creation time of base models, in seconds since 1970."""
 
     async def find(self, caller: Caller, name: str) -> ResolvedModel:
         """Resolve a model name: a base model, weights, or a base model and its weights separated by `;`.
@@ -218,30 +195,23 @@ class ModelResolver:
 
     async def list_all(self, caller: Caller) -> list[dict[str, Any]]:
         """Return the base models, then the caller's runs with a version that can be sampled, newest first."""
-        created = int(self._started_at.timestamp())
-        models = [
-            _model(shown_name(info.base_model), created=created, owned_by='twinkle', max_model_len=info.context_tokens)
-            for info in await self._samplers.base_models()
-        ]
+        infos = await self._samplers.base_models()
+        models = [self._base_model(shown_name(info.base_model), info.context_tokens) for info in infos]
         return models + [_run_model(run, run.run_id) for run in await self._listed_runs(caller)]
 
     async def show(self, caller: Caller, name: str) -> dict[str, Any]:
-        """Return one model.
-
-        Raises:
-            BaseModelNotFound: No model of the caller has this name.
-            Unavailable: No sampler is available.
-        """
+        """Return the JSON form of one model; raise the errors of `find`."""
         model = await self.find(caller, name)
         if model.run is not None:
             return _run_model(model.run, name)
-        infos = {info.base_model: info for info in await self._samplers.base_models()}
-        created = int(self._started_at.timestamp())
-        context_tokens = infos[model.base_model].context_tokens if model.base_model in infos else 0
-        return _model(name, created=created, owned_by='twinkle', max_model_len=context_tokens)
+        context_tokens = {info.base_model: info.context_tokens for info in await self._samplers.base_models()}
+        return self._base_model(name, context_tokens.get(model.base_model, 0))
+
+    def _base_model(self, name: str, context_tokens: int) -> dict[str, Any]:
+        return _model(name, created=self._created, owned_by='twinkle', max_model_len=context_tokens)
 
     async def _base_model_of(self, adapter: sampling_pb2.AdapterRef) -> str:
-        """Return the base model of weights outside the catalogue; empty if the current caller may not use them."""
+        """Return the base model of a new run or a public checkpoint; empty if the current caller may not use it."""
         try:
             if adapter.checkpoint_path:
                 return await self._weights.base_of_checkpoint(adapter.checkpoint_path)
@@ -277,7 +247,7 @@ def _model(name: str, **facts: Any) -> dict[str, Any]:
 
 def _candidates(name: str) -> list[tuple[str, sampling_pb2.AdapterRef]]:
     """Return the runs and weights that a name may refer to."""
-    # Databases cannot store NUL in texts.
+    # Databases cannot store NUL in strings.
     if len(name) > MAX_NAME or '\0' in name:
         return []
     if name.startswith(SCHEME):

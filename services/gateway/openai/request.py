@@ -1,4 +1,4 @@
-"""Sampling requests: validated bodies of completions and chats as messages of the sampler contract.
+"""Converts bodies of completions and chats to messages of the sampler contract.
 
 Functions raise InvalidField with the path of the first wrong field.
 """
@@ -11,15 +11,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from services.gateway.http.validation import TokenIds, read_model, read_value
-from services.gateway.openai.bodies import (
-    MAX_TOKENS,
-    ChatBody,
-    ChatMessage,
-    CompletionBody,
-    ResponseFormat,
-    SamplingBody,
-    ToolCall,
-)
+from services.gateway.openai.bodies import MAX_TOKENS, ChatBody, ChatMessage, CompletionBody, SamplingBody
 from services.kit.errors import InvalidField
 from services.kit.rpc.json_values import struct_of
 from services.kit.rpc.tensors import tensor_to_proto
@@ -27,7 +19,7 @@ from twinkle.api.data.v1 import message_pb2
 from twinkle.api.sampler.v1 import sampling_pb2
 
 MAX_CHOICES = 256
-"""Maximum number of completions of one request, over all its prompts."""
+"""Maximum number of completions of a request, summed over its prompts."""
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for completions."""
 _SAMPLING_FIELDS = {
@@ -44,7 +36,7 @@ _SAMPLING_FIELDS = {
     'stop_token_ids': 'stop_token_ids',
     'stop': 'stop_strings',
 }
-"""Parameters and the fields of `SamplingParams` with the same meaning."""
+"""Fields of `SamplingParams` by the parameter with the same meaning."""
 _ROLES = {
     'system': message_pb2.ROLE_SYSTEM,
     'developer': message_pb2.ROLE_SYSTEM,
@@ -102,9 +94,8 @@ def chat_request(body: Mapping[str, Any]) -> GenerationRequest:
         raise InvalidField('max_tokens', 'differs from max_completion_tokens; give one of them')
     top_logprobs = (given.top_logprobs or 0) if given.logprobs else None
     params = _sampling_params(given, max_tokens=max_tokens, top_logprobs=top_logprobs)
-    chat = sampling_pb2.ChatPrompt(
-        trajectory=message_pb2.Trajectory(messages=[_message(message) for message in given.messages])
-    )
+    trajectory = message_pb2.Trajectory(messages=map(_message, given.messages))
+    chat = sampling_pb2.ChatPrompt(trajectory=trajectory)
     if given.chat_template_kwargs.enable_thinking is not None:
         chat.is_thinking_enabled = given.chat_template_kwargs.enable_thinking
     return _request(given, (sampling_pb2.Prompt(chat=chat),), params, top_logprobs=top_logprobs)
@@ -144,17 +135,12 @@ def _sampling_params(
         params.top_k = body.top_k or -1
     if top_logprobs:
         params.top_logprob_count = top_logprobs
-    if form := _structured_output(body.response_format):
-        params.structured_output.CopyFrom(form)
+    form = body.response_format
+    if form is not None and form.json_schema is not None:
+        params.structured_output.json_schema.CopyFrom(struct_of(form.json_schema.content))
+    elif form is not None and form.type == 'json_object':
+        params.structured_output.is_json_object = True
     return params
-
-
-def _structured_output(given: ResponseFormat | None) -> sampling_pb2.StructuredOutput | None:
-    if given is None or given.type == 'text':
-        return None
-    if given.json_schema is None:
-        return sampling_pb2.StructuredOutput(is_json_object=True)
-    return sampling_pb2.StructuredOutput(json_schema=struct_of(given.json_schema.content))
 
 
 def _prompts(value: Any) -> tuple[sampling_pb2.Prompt, ...]:
@@ -185,16 +171,13 @@ def _token_prompt(value: Any, field: str) -> sampling_pb2.Prompt:
 
 
 def _message(message: ChatMessage) -> message_pb2.Message:
-    return message_pb2.Message(
+    native = message_pb2.Message(
         role=_ROLES[message.role],
         parts=[message_pb2.ContentPart(text=part.text) for part in message.content or ()],
-        tool_calls=[_tool_call(call) for call in message.tool_calls],
         tool_call_id=message.tool_call_id,
         reasoning_content=message.reasoning_content,
     )
-
-
-def _tool_call(call: ToolCall) -> message_pb2.ToolCall:
-    return message_pb2.ToolCall(
-        tool_call_id=call.id, name=call.function.name, arguments=struct_of(call.function.arguments)
-    )
+    for call in message.tool_calls:
+        arguments = struct_of(call.function.arguments)
+        native.tool_calls.add(tool_call_id=call.id, name=call.function.name, arguments=arguments)
+    return native

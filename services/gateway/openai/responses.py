@@ -13,7 +13,7 @@ from services.kit.ids import new_id
 from services.kit.rpc.server_info import software_version
 
 MAX_LOGPROBS = 100_000
-"""Maximum number of log-probabilities in a response that is not streamed, over all choices; they take about 60 MB."""
+"""Maximum number of log-probabilities of all choices in a response that is not streamed; they take about 60 MB."""
 _INLINE_LOGPROBS = 1_000
 """Responses with more log-probabilities are built in a worker thread."""
 
@@ -30,11 +30,11 @@ class ChoiceFormat(Protocol):
         ...
 
     def chunk(self, delta: ChoiceDelta) -> dict[str, Any] | None:
-        """Return a part of a choice; None if there is nothing to report."""
+        """Return a part of a choice; None if it has no content."""
         ...
 
     def prompt_fields(self, deltas: Sequence[ChoiceDelta]) -> dict[str, Any]:
-        """Return the fields other than the choices; `deltas` are the first parts of each choice."""
+        """Return fields of the document beside its choices; `deltas` contains the first part of each choice."""
         ...
 
 
@@ -116,7 +116,7 @@ class ResponseWriter:
     def __init__(
         self, request: GenerationRequest, model: ResolvedModel, *, form: ChoiceFormat, usage: TokenUsage, created: int
     ) -> None:
-        """Prepare a response; `usage` must be complete once all deltas are read, `created` is in seconds since 1970."""
+        """Prepare a response; `usage` must be complete after the last delta, and `created` is in seconds since 1970."""
         self._request = request
         self._model = model
         self._form = form
@@ -154,7 +154,7 @@ class ResponseWriter:
         }
 
     async def chunks(self, deltas: AsyncIterator[ChoiceDelta]) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the response in chunks; the chunk that completes the last choice has the attribution."""
+        """Yield the response in chunks; the chunk that completes the last choice names the weights."""
         head: dict[str, Any] = {**self._head, 'object': self._form.chunk_object_name}
         if self._request.is_usage_streamed:
             head['usage'] = None
@@ -225,7 +225,7 @@ def _top_by_text(score: ScoredToken) -> dict[str, float] | None:
 
 
 def _plain_text(token: TokenText) -> str:
-    """Return a token's text; bytes that are not UTF-8 are spelled out, as in OpenAI's API."""
+    """Return a token's text; if it is not UTF-8, the bytes are escaped as in OpenAI's API."""
     try:
         return token.piece.decode()
     except UnicodeDecodeError:

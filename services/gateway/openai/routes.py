@@ -3,6 +3,7 @@
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from services.gateway.catalogue.runs import Runs
@@ -21,9 +22,9 @@ from services.kit.rpc.context import current_caller
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 
 SAMPLE_METHOD = '/twinkle.api.sampler.v1.SamplerService/Sample'
-"""RPC method whose access rules apply to every route."""
+"""RPC method whose access rules apply to all routes."""
 PREFIXES = ('/v1', '/oai/api/v1')
-"""Paths below which the routes are served: OpenAI's, and the one at which Tinker serves this API."""
+"""Prefixes of the routes: OpenAI's, and the prefix under which Tinker serves this API."""
 _STATUSES = {
     Code.INVALID_ARGUMENT: 400,
     Code.UNAUTHENTICATED: 401,
@@ -64,7 +65,7 @@ _PARAMS = (
     (r'prompt\..*', 'prompt'),
     (r'(base_model|adapter)\b.*', 'model'),
 )
-"""Prefixes of sampler fields, and the parameters from which the fields are converted."""
+"""Patterns of sampler fields, and the parameters that the fields are converted from."""
 
 
 class OpenAiErrors:
@@ -113,7 +114,7 @@ class OpenAiRoutes:
     """Routes of models, completions and chat completions."""
 
     def __init__(self, samplers: FleetSamplers, models: ModelResolver, *, clock: Clock, body_bytes: int) -> None:
-        """Create the routes; request bodies may have `body_bytes` bytes."""
+        """Create the routes; a request body may have at most `body_bytes` bytes."""
         self._samplers = samplers
         self._models = models
         self._tokens = TokenTexts(samplers)
@@ -122,11 +123,13 @@ class OpenAiRoutes:
 
     def routes(self) -> list[Route]:
         errors = OpenAiErrors()
+        complete = partial(self._generate, completion_request, CompletionFormat)
+        chat = partial(self._generate, chat_request, ChatFormat)
         rows = (
             ('GET', '/models', 'openai.models.list', self._list_models),
             ('GET', '/models/{model:path}', 'openai.models.get', self._get_model),
-            ('POST', '/completions', 'openai.completions', self._complete),
-            ('POST', '/chat/completions', 'openai.chat.completions', self._chat),
+            ('POST', '/completions', 'openai.completions', complete),
+            ('POST', '/chat/completions', 'openai.chat.completions', chat),
         )
         return [
             Route(path=prefix + path, http_method=verb, name=name, method=SAMPLE_METHOD, serve=serve, errors=errors)
@@ -142,18 +145,11 @@ class OpenAiRoutes:
         call.body_done.set()
         return JsonResponse(await self._models.show(current_caller(), call.path_values['model']))
 
-    async def _complete(self, call: HttpCall) -> Response:
-        return await self._generate(call, read=completion_request, make_form=CompletionFormat)
-
-    async def _chat(self, call: HttpCall) -> Response:
-        return await self._generate(call, read=chat_request, make_form=ChatFormat)
-
     async def _generate(
         self,
-        call: HttpCall,
-        *,
         read: Callable[[Mapping[str, Any]], GenerationRequest],
         make_form: Callable[[GenerationRequest], ChoiceFormat],
+        call: HttpCall,
     ) -> Response:
         request = await read_json(call, read, limit_bytes=self._body_bytes)
         call.body_done.set()

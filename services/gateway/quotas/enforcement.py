@@ -26,10 +26,7 @@ _log = structlog.get_logger('quotas')
 class QuotaTable:
     """Quotas of all tenants in memory. Changes made through another gateway appear after the next `read()`.
 
-    Args:
-        store: stores the quotas that administrators set.
-        default: limits of tenants without a quota.
-        pause: waits for a number of seconds; replaced in tests.
+    `default` has the limits that apply where a tenant's quota has none, and `pause` waits for a number of seconds.
     """
 
     def __init__(
@@ -49,7 +46,7 @@ class QuotaTable:
         self._quotas = {item.tenant_id: item.quota for item in await self._store.list_all()}
 
     async def run_forever(self, *, interval: timedelta) -> Never:
-        """Reload every `interval`; if that fails, the previous quotas stay in effect."""
+        """Reload all quotas every `interval`. If that fails, the previous quotas stay in effect."""
         while True:
             await self._pause(interval.total_seconds())
             try:
@@ -77,7 +74,7 @@ class QuotaTable:
 
 
 class TokenRates:
-    """Token buckets of all tenants with a rate, counted by this gateway alone since its start."""
+    """Token buckets of all tenants with a rate. They count only tokens charged by this gateway since its start."""
 
     def __init__(
         self, quotas: QuotaTable, *, clock: Clock, pause: Callable[[float], Awaitable[None]] = asyncio.sleep
@@ -85,13 +82,11 @@ class TokenRates:
         self._quotas = quotas
         self._clock = clock
         self._pause = pause
-        self._buckets: dict[str, tuple[float, float, TokenBucket]] = {}
-        """Rate, burst and bucket by tenant."""
+        self._buckets: dict[str, TokenBucket] = {}
 
     def charge(self, tenant_id: str, count: int) -> None:
-        """Charge used tokens to a tenant; tenants without a rate are not charged."""
-        bucket = self._bucket(tenant_id)
-        if bucket is not None and count:
+        """Charge used tokens to a tenant, unless the tenant has no rate."""
+        if (bucket := self._bucket(tenant_id)) is not None:
             bucket.charge(count, now=self._clock.monotonic())
 
     def seconds_until_free(self, tenant_id: str) -> float:
@@ -109,17 +104,12 @@ class TokenRates:
         Raises:
             QuotaExceeded: the tenant is over its rate; the error has the time until it is within its rate.
         """
-        seconds = self.seconds_until_free(tenant_id)
-        if seconds > 0:
+        if (seconds := self.seconds_until_free(tenant_id)) > 0:
             limit = self._quotas.of(tenant_id).tokens_per_second or 0
             raise QuotaExceeded(TOKENS, limit, timedelta(seconds=seconds))
 
     async def enter(self, tenant_id: str, *, patience_seconds: float | None) -> None:
-        """Wait until a tenant is within its rate.
-
-        Args:
-            tenant_id: the tenant.
-            patience_seconds: maximum wait; None waits without a limit.
+        """Wait until a tenant is within its rate, for at most `patience_seconds`; None waits without a limit.
 
         Raises:
             QuotaExceeded: the wait would be longer; raised as soon as this is certain.
@@ -135,16 +125,12 @@ class TokenRates:
         if quota.tokens_per_second is None:
             self._buckets.pop(tenant_id, None)
             return None
-        rate, burst = float(quota.tokens_per_second), quota.burst
-        now = self._clock.monotonic()
-        known = self._buckets.get(tenant_id)
-        if known is None:
-            bucket = TokenBucket(rate=rate, burst=burst, now=now)
+        rate, now = float(quota.tokens_per_second), self._clock.monotonic()
+        bucket = self._buckets.get(tenant_id)
+        if bucket is None:
+            bucket = self._buckets[tenant_id] = TokenBucket(rate=rate, burst=quota.burst, now=now)
         else:
-            bucket = known[2]
-            if known[:2] != (rate, burst):
-                bucket.change(rate=rate, burst=burst, now=now)
-        self._buckets[tenant_id] = rate, burst, bucket
+            bucket.change(rate=rate, burst=quota.burst, now=now)
         return bucket
 
 
@@ -171,7 +157,7 @@ class TrainingLimits:
     async def full_limit(self, tenant_id: str) -> int | None:
         """Return a tenant's storage limit in bytes if it is reached, else None. Saves in progress are not counted.
 
-        If the data service is unreachable, the tenant's checkpoints alone count, so that training can save its work.
+        If the data service is unreachable, only the tenant's checkpoints count, so that training can save its work.
         """
         limit = self._quotas.of(tenant_id).stored_bytes
         if not limit:
@@ -195,8 +181,7 @@ class TrainingLimits:
         Raises:
             QuotaExceeded: the tenant's checkpoints, datasets and uploads reach its limit.
         """
-        limit = await self.full_limit(tenant_id)
-        if limit is not None:
+        if (limit := await self.full_limit(tenant_id)) is not None:
             raise QuotaExceeded(STORAGE, limit)
 
     def is_storage_limited(self, tenant_id: str) -> bool:
@@ -205,10 +190,10 @@ class TrainingLimits:
 
     @asynccontextmanager
     async def creating(self, tenant_id: str) -> AsyncIterator[int | None]:
-        """Serialize the creation of a tenant's adapters while the block runs, if it has a limit.
+        """Serialize the creation of a tenant's adapters while the block runs, if the tenant has a limit.
 
-        A repeated request creates no new adapter, and only the model service recognizes it. The service is therefore
-        always called, and refuses a new adapter if it receives the limit.
+        Only the model service recognizes a repeated request, which creates no adapter. The service is therefore called
+        even if the limit is reached, and refuses a new adapter if the request contains the limit.
 
         Yields:
             The limit if it is reached, else None.
@@ -220,7 +205,6 @@ class TrainingLimits:
         if limit is None:
             yield None
             return
-        lock = self._creation_locks.setdefault(tenant_id, asyncio.Lock())
-        async with lock:
+        async with self._creation_locks.setdefault(tenant_id, asyncio.Lock()):
             is_full = len(await self._adapters.adapter_ids(tenant_id)) >= limit
             yield limit if is_full else None

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from services.gateway.catalogue.rules import CatalogueEvent, EntryChanged, EntryDamaged, EntryDeleted, SnapshotComplete
+from services.gateway.catalogue.grpc import entry_events
+from services.gateway.catalogue.rules import CatalogueEvent
 from services.gateway.quotas.rules import Reading
 from services.kit.caller import Caller
 from services.kit.rpc.channel import forwarded_metadata
@@ -19,30 +20,18 @@ _TIMEOUT_SECONDS = 10.0
 
 
 class GrpcMeterFeed:
-    """Follows the meters of all tenants' runs over a channel opened with the internal identity."""
+    """Follows the meters of all tenants' runs over a channel that carries the gateway's internal identity."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = adapter_service_pb2_grpc.AdapterServiceStub(channel)
 
-    async def follow(self, resume_token: str) -> AsyncIterator[CatalogueEvent[Reading]]:
-        """Yield the events after `resume_token`; an empty token yields a snapshot, `SnapshotComplete`, then changes.
-
-        Raises:
-            DomainError: the service is unreachable, or the token has expired.
-        """
+    def follow(self, resume_token: str) -> AsyncIterator[CatalogueEvent[Reading]]:
         call = self._stub.WatchAdapters(adapter_service_pb2.WatchAdaptersRequest(resume_token=resume_token))
-        try:
-            async for message in call:
-                if (event := _event(message)) is not None:
-                    yield event
-        except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, service='model') from error
-        finally:
-            call.cancel()
+        return entry_events(call, _reading_of, id_field='adapter_id', service='model')
 
 
 class GrpcDatasetSizes:
-    """Implements `DatasetSizes` over a channel without credentials; without a channel, nothing is stored."""
+    """Implements `DatasetSizes` over a channel without credentials. Without a channel, all sizes are 0."""
 
     def __init__(self, channel: grpc.aio.Channel | None, *, internal_token: str) -> None:
         self._stub = None if channel is None else dataset_service_pb2_grpc.DatasetServiceStub(channel)
@@ -61,24 +50,10 @@ class GrpcDatasetSizes:
         return stored.dataset_bytes + stored.upload_bytes
 
 
-def _event(message: adapter_service_pb2.WatchAdaptersResponse) -> CatalogueEvent[Reading] | None:
-    """Convert an event; None for a kind that this version does not know."""
-    match message.WhichOneof('event'):
-        case 'adapter':
-            reading = Reading(
-                run_id=message.adapter.adapter_id,
-                tenant_id=message.tenant_id,
-                trained_token_count=message.adapter.trained_token_count,
-                operation_count=message.adapter.sequence_number,
-            )
-            return EntryChanged(
-                key=(reading.tenant_id, reading.run_id), entry=reading, resume_token=message.resume_token
-            )
-        case 'deletion':
-            return EntryDeleted(key=(message.tenant_id, message.deletion.adapter_id), resume_token=message.resume_token)
-        case 'damaged_adapter_id':
-            return EntryDamaged(key=(message.tenant_id, message.damaged_adapter_id))
-        case 'is_synced':
-            return SnapshotComplete(resume_token=message.resume_token)
-        case None:
-            return None
+def _reading_of(message: adapter_service_pb2.WatchAdaptersResponse) -> Reading:
+    return Reading(
+        run_id=message.adapter.adapter_id,
+        tenant_id=message.tenant_id,
+        trained_token_count=message.adapter.trained_token_count,
+        operation_count=message.adapter.sequence_number,
+    )

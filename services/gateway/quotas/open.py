@@ -1,4 +1,4 @@
-"""Opens quotas and usage."""
+"""Opens quotas and usage, and their background jobs."""
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
@@ -34,12 +34,7 @@ async def open_quotas(
 ) -> AsyncIterator[Quotas]:
     """Enforce quotas and count usage while the block runs; the remaining usage is recorded at its end.
 
-    Args:
-        config: the gateway's configuration.
-        database: stores quotas and usage.
-        models: channels without interceptors to all model services, by name.
-        data: channel without interceptors to the data service; None if it is not configured.
-        clock: source of the time.
+    The channels to the model services, by name, and to the data service have no interceptors.
     """
     table, usage = QuotaTable(SqlQuotaStore(database), default=default_quota(config.quotas)), SqlUsageStore(database)
     await table.read()

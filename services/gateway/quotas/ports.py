@@ -25,7 +25,7 @@ class UsageStore(Protocol):
     async def record(self, batch: UsageBatch) -> None:
         """Record a batch completely and exactly once; the batches of one writer arrive in order.
 
-        Only the increase over a run's highest reading so far is counted, whichever writer reported it.
+        A reading counts as its increase over the run's highest earlier reading, from any writer.
         """
         ...
 

@@ -59,7 +59,7 @@ class Quotas:
         return self.table.set_for(tenant_id), self.table.of(tenant_id)
 
     async def usage_of_caller(self, caller: Caller, period: TimeRange) -> Sequence[Usage]:
-        """Return the usage of the caller's tenant, by run. All usage that this gateway has counted is included."""
+        """Return the usage of the caller's tenant, by run, including all usage that this gateway has counted."""
         return await self._usage_of(caller.tenant_id, period)
 
     async def usage_of_tenant(self, tenant_id: str, period: TimeRange) -> Sequence[Usage]:

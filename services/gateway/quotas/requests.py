@@ -1,7 +1,7 @@
 """Inspects serialized requests to the model service, and marks those that a quota refuses.
 
-A marked request is still sent: only the model service knows whether it is a repeat, for which it returns the first
-response. Requests may be large, so they are searched for single fields and not parsed.
+A marked request is still sent, because only the model service knows whether it repeats an earlier request, for which
+the service returns the first response. Requests may be large, so they are searched for single fields and not parsed.
 """
 
 from services.kit.errors import InvalidField
@@ -27,12 +27,9 @@ def is_save(request: bytes) -> bool:
 
 
 def refused_save(request: bytes, limit: int) -> bytes:
-    """Mark a request that saves, so that it is refused unless it is a repeat.
+    """Mark an ExecuteRequest or TrainRequest that saves, so that it is refused unless it is a repeat.
 
-    Args:
-        request: a serialized ExecuteRequest or TrainRequest. The mark is appended, because concatenated protobuf
-            messages are merged.
-        limit: the tenant's storage limit in bytes.
+    The mark is the tenant's storage limit in bytes. It is appended, because concatenated protobuf messages are merged.
     """
     save = operation_pb2.Save(stored_bytes_limit=limit)
     addition = training_service_pb2.ExecuteRequest(operation=operation_pb2.Operation(save=save))
@@ -40,11 +37,7 @@ def refused_save(request: bytes, limit: int) -> bytes:
 
 
 def refused_creation(request: bytes, limit: int) -> bytes:
-    """Mark a CreateAdapterRequest, so that it is refused unless it is a repeat.
-
-    Args:
-        request: the serialized request; the mark is appended.
-        limit: number of adapters that the tenant may have.
+    """Append the tenant's limit of adapters to a CreateAdapterRequest, so that it is refused unless it is a repeat.
 
     Raises:
         InvalidField: the bytes are not a valid message, so an appended field could become part of a truncated one.

@@ -1,8 +1,7 @@
 """Quotas and usage of tenants, and token buckets. An unset limit has the value None."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
 
 BURST_SECONDS = 10
 """Default burst, in seconds of the tenant's rate."""
@@ -28,11 +27,7 @@ class Quota:
 
     def over(self, default: 'Quota') -> 'Quota':
         """Return this quota with unset limits taken from `default`."""
-        values: dict[str, Any] = {}
-        for field in fields(self):
-            own = getattr(self, field.name)
-            values[field.name] = getattr(default, field.name) if own is None else own
-        return Quota(**values)
+        return replace(default, **{name: limit for name, limit in vars(self).items() if limit is not None})
 
     @property
     def burst(self) -> float:
@@ -61,13 +56,7 @@ class Work:
     """Prompts that were sampled from, and sequences that were scored."""
 
     def __add__(self, other: 'Work') -> 'Work':
-        return Work(
-            trained_token_count=self.trained_token_count + other.trained_token_count,
-            sampled_token_count=self.sampled_token_count + other.sampled_token_count,
-            prompt_token_count=self.prompt_token_count + other.prompt_token_count,
-            operation_count=self.operation_count + other.operation_count,
-            prompt_count=self.prompt_count + other.prompt_count,
-        )
+        return Work(**{name: count + getattr(other, name) for name, count in vars(self).items()})
 
     @property
     def token_count(self) -> int:
@@ -92,9 +81,9 @@ class UsageBatch:
     writer_id: str
     """Process that counted the work; unique."""
     number: int
-    """Number of the batch, counted from 1 for each writer; a repeated batch is recorded once."""
+    """Number of the batch, counted from 1 for each writer; a batch that is sent again is recorded once."""
     moment: datetime
-    """UTC; selects the hour that the work is recorded under."""
+    """UTC; selects the hour to which the work is added."""
     works: tuple[tuple[str, str, Work], ...] = ()
     """Tenant, run and work; each pair of tenant and run appears once."""
     readings: tuple[Reading, ...] = ()
@@ -128,8 +117,8 @@ def hour_of(moment: datetime) -> datetime:
 class TokenBucket:
     """A tenant's rate limit: work is admitted while the level is not negative, and charged when its size is known.
 
-    Over time no more tokens are used than the rate allows; the excess is at most the work admitted before it was
-    charged. Times are seconds of any monotonic clock.
+    Over time, the tokens used exceed the rate by at most the work that was admitted before it was charged. Times are
+    seconds of any monotonic clock.
 
     Args:
         rate: tokens added per second, above 0.

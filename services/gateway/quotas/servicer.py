@@ -1,17 +1,16 @@
-"""Serves the contract for quotas, for administrators only, and the usage report of the CatalogueService."""
+"""Serves the contract for quotas, which is for administrators only, and `GetUsage` of the `CatalogueService`."""
 
 # ruff: noqa: N802 (the methods have the contract's names)
 
 import math
 from collections.abc import Iterable
 from dataclasses import fields
-from datetime import UTC, datetime
 from typing import Any
 
 import grpc
-from google.protobuf.timestamp_pb2 import Timestamp
 
 from services.gateway.catalogue.checkpoints import Checkpoints
+from services.gateway.catalogue.convert import time_from_proto
 from services.gateway.catalogue.runs import Runs
 from services.gateway.catalogue.servicer import CatalogueServicer
 from services.gateway.keys.servicer import tenant_id_from_proto
@@ -69,8 +68,8 @@ def quota_from_proto(message: Any, field: str) -> Quota:
     Raises:
         InvalidField: a limit is out of range.
     """
-    values: dict[str, Any] = {item.name: getattr(message, item.name) for item in fields(Quota)}
-    values = {name: value for name, value in values.items() if message.HasField(name)}
+    names = [item.name for item in fields(Quota)]
+    values: dict[str, Any] = {name: getattr(message, name) for name in names if message.HasField(name)}
     for name, minimum in _MINIMUMS.items():
         if values.get(name, minimum) < minimum:
             raise InvalidField(f'{field}.{name}', f'must be at least {minimum}, got {values[name]}')
@@ -91,7 +90,7 @@ def period_from_proto(request: Any) -> TimeRange:
     Raises:
         InvalidField: a time is out of range, or `end_time` is before `begin_time`.
     """
-    begin, end = _moment(request, 'begin_time'), _moment(request, 'end_time')
+    begin, end = time_from_proto(request, 'begin_time'), time_from_proto(request, 'end_time')
     if begin is not None and end is not None and end < begin:
         raise InvalidField('end_time', 'must not be before begin_time')
     return TimeRange(begin=begin, end=end)
@@ -102,13 +101,3 @@ def usages_to_proto(usages: Iterable[Usage]) -> list[catalogue_service_pb2.Usage
         catalogue_service_pb2.Usage(run_id=item.run_id, stored_bytes=item.stored_bytes, **vars(item.work))
         for item in usages
     ]
-
-
-def _moment(request: Any, name: str) -> datetime | None:
-    if not request.HasField(name):
-        return None
-    stamp: Timestamp = getattr(request, name)
-    try:
-        return stamp.ToDatetime(tzinfo=UTC)
-    except (ValueError, OverflowError) as error:
-        raise InvalidField(name, 'is not a time in the years 1 to 9999') from error

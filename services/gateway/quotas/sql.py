@@ -1,4 +1,4 @@
-"""Quotas and usage in SQL. Any number of gateways may add work to the same row at the same time."""
+"""Tables and stores of quotas and usage. Several gateways may add work to the same row at the same time."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -9,10 +9,9 @@ from sqlalchemy import ColumnElement, ForeignKey, Select, String, delete, func, 
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import Mapped, mapped_column
 
-from services.gateway.catalogue.sql import CheckpointRow, RunRow
+from services.gateway.catalogue.sql import CheckpointRow, RunRow, is_existing_checkpoint
 from services.gateway.quotas.rules import Quota, Reading, TenantQuota, Usage, UsageBatch, Work, hour_of
-from services.gateway.store.base import DELETED_AT_ONCE, Base, as_row, delete_all, insert_into
-from services.gateway.store.database import Database
+from services.gateway.store.base import DELETED_AT_ONCE, Base, SqlStore, as_row, delete_all, insert_into
 
 _COUNTS = ('trained_token_count', 'sampled_token_count', 'prompt_token_count', 'operation_count', 'prompt_count')
 _LIMITS = [field.name for field in fields(Quota)]
@@ -34,11 +33,8 @@ class QuotaRow(Base):
     weight: Mapped[float | None]
 
 
-class SqlQuotaStore:
+class SqlQuotaStore(SqlStore):
     """Implements `QuotaStore`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def list_all(self) -> Sequence[TenantQuota]:
         query = select(QuotaRow.tenant_id, *(getattr(QuotaRow, name) for name in _LIMITS)).order_by(QuotaRow.tenant_id)
@@ -50,10 +46,7 @@ class SqlQuotaStore:
         ]
 
     async def put(self, quota: TenantQuota) -> None:
-        row = {'tenant_id': quota.tenant_id, **as_row(quota.quota)}
-        async with self._database.write() as connection:
-            insert = insert_into(connection, QuotaRow).values(row)
-            await connection.execute(insert.on_conflict_do_update(index_elements=['tenant_id'], set_=row))
+        await self._put(QuotaRow, {'tenant_id': quota.tenant_id, **as_row(quota.quota)})
 
 
 class UsageRow(Base):
@@ -88,11 +81,8 @@ class UsageWriterRow(Base):
     number: Mapped[int]
 
 
-class SqlUsageStore:
+class SqlUsageStore(SqlStore):
     """Implements `UsageStore`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def record(self, batch: UsageBatch) -> None:
         async with self._database.write() as connection:
@@ -106,35 +96,30 @@ class SqlUsageStore:
                 await _add(connection, tenant_id, run_id, work, hour=hour_of(batch.moment))
 
     async def forget_writer(self, writer_id: str) -> None:
-        async with self._database.write() as connection:
-            await connection.execute(delete(UsageWriterRow).where(UsageWriterRow.writer_id == writer_id))
+        await self._execute(delete(UsageWriterRow).where(UsageWriterRow.writer_id == writer_id))
 
     async def list_of(self, tenant_id: str, *, begin: datetime | None, end: datetime | None) -> Sequence[Usage]:
         async with self._database.read() as connection:
             rows = (await connection.execute(_work_query(tenant_id, begin, end))).all()
-            stored = [tuple(row) for row in (await connection.execute(_stored_query(tenant_id))).all()]
+            stored: Sequence[Any] = (await connection.execute(_stored_query(tenant_id))).all()
         works = {run_id: Work(**dict(zip(_COUNTS, map(int, counts), strict=True))) for run_id, *counts in rows}
-        sizes: dict[str, int] = {row[0]: int(row[1]) for row in stored}
+        sizes: dict[str, int] = {run_id: int(size_bytes) for run_id, size_bytes in stored}
         return [
             Usage(run_id=run_id, work=works.get(run_id, Work()), stored_bytes=sizes.get(run_id, 0))
             for run_id in sorted({*works, *sizes})
         ]
 
     async def stored_bytes(self, tenant_id: str) -> int:
-        is_existing = (CheckpointRow.tenant_id == tenant_id) & CheckpointRow.delete_time.is_(None)
-        query = select(func.coalesce(func.sum(CheckpointRow.size_bytes), 0)).where(is_existing)
+        query = select(func.sum(CheckpointRow.size_bytes)).where(is_existing_checkpoint(tenant_id))
         async with self._database.read() as connection:
-            return int((await connection.execute(query)).scalar_one())
+            return int(await connection.scalar(query) or 0)
 
 
-class SqlEndedUsage:
+class SqlEndedUsage(SqlStore):
     """Implements `EndedRows` for usage: merges old usage of runs that are no longer stored into usage without a run.
 
     The totals of a tenant stay the same for every period.
     """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def purge(self, *, before: datetime) -> int:
         count, is_last, runs = 0, False, select(RunRow.run_id)
@@ -206,6 +191,5 @@ def _work_query(tenant_id: str, begin: datetime | None, end: datetime | None) ->
 
 
 def _stored_query(tenant_id: str) -> Select[Any]:
-    is_existing = (CheckpointRow.tenant_id == tenant_id) & CheckpointRow.delete_time.is_(None)
-    query = select(CheckpointRow.run_id, func.sum(CheckpointRow.size_bytes)).where(is_existing)
-    return cast('Select[Any]', query.group_by(CheckpointRow.run_id))
+    query = select(CheckpointRow.run_id, func.sum(CheckpointRow.size_bytes)).group_by(CheckpointRow.run_id)
+    return cast('Select[Any]', query.where(is_existing_checkpoint(tenant_id)))

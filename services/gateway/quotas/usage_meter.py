@@ -1,8 +1,8 @@
 """Counts the usage of tenants, and records it every second.
 
 Training usage is never lost: each run has a durable meter at the model service, and its readings are recorded here.
-Sampling usage of the last second is lost if this process is killed. Nothing is counted twice: a batch whose response
-was lost is recorded again under the same number.
+Sampling usage of the last second is lost if this process is killed. No usage is counted twice: a batch whose response
+was lost is sent again under the same number, and the store records a number once.
 """
 
 import asyncio
@@ -22,8 +22,6 @@ from services.kit.ids import new_id
 
 MAX_READINGS = 500
 """Maximum number of readings in one batch, which keeps transactions short."""
-_Key = tuple[str, str]
-"""Tenant and run."""
 
 _log = structlog.get_logger('usage')
 
@@ -48,9 +46,9 @@ class UsageMeter:
         self._pause = pause
         self._writer_id = new_id('uw')
         self._number = 0
-        self._works: dict[_Key, Work] = {}
-        self._readings: dict[_Key, Reading] = {}
-        self._last_readings: dict[_Key, Reading] = {}
+        self._works: dict[EntryKey, Work] = {}
+        self._readings: dict[EntryKey, Reading] = {}
+        self._last_readings: dict[EntryKey, Reading] = {}
         """Last reading of each run; its increase is charged, and unchanged readings are not recorded again."""
         self._batch: UsageBatch | None = None
         """Batch that is being recorded; it stays the same until it succeeds."""
@@ -63,7 +61,7 @@ class UsageMeter:
         self._rates.charge(tenant_id, work.token_count)
 
     async def save(self, entry: Reading) -> None:
-        """Store a run's meter reading. The first reading since the start is not charged, because it is past usage."""
+        """Store a run's meter reading. The first reading since the start is not charged, because it is old usage."""
         key = entry.tenant_id, entry.run_id
         before = self._last_readings.get(key)
         if before is not None and entry.trained_token_count > before.trained_token_count:
@@ -73,12 +71,10 @@ class UsageMeter:
 
     async def mark_deleted(self, key: EntryKey, *, moment: datetime) -> None:
         """Drop the last reading of a deleted run; its usage stays recorded."""
-        del moment
         self._last_readings.pop(key, None)
 
     async def mark_absent_deleted(self, present: Collection[EntryKey], *, moment: datetime) -> None:
-        """Ignore absent runs, because each of several model services reports its own runs only."""
-        del present, moment
+        """Ignore absent runs, because each of several model services reports only its own runs."""
 
     async def flush(self) -> None:
         """Record all counted work.
@@ -98,7 +94,7 @@ class UsageMeter:
             await self._try_flush()
 
     async def close(self) -> None:
-        """Record the remaining usage, if the database responds."""
+        """Record the remaining usage if the database responds."""
         await self._try_flush()
         try:
             await self._store.forget_writer(self._writer_id)

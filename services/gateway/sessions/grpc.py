@@ -1,4 +1,4 @@
-"""Client of the model services that lists and parks the adapters of a tenant."""
+"""Client of the model services, which lists and parks the adapters of a tenant."""
 
 from __future__ import annotations
 
@@ -25,16 +25,11 @@ class GrpcAdapters:
     """Implements `AdapterParker`, and `AdapterLister` of the quotas."""
 
     def __init__(self, channels: Sequence[grpc.aio.Channel], *, internal_token: str) -> None:
-        """Use `channels`, one without credentials to each model service; the caller closes them."""
+        """Use one channel without credentials to each model service; the caller closes the channels."""
         self._stubs = [adapter_service_pb2_grpc.AdapterServiceStub(channel) for channel in channels]
         self._internal_token = internal_token
 
     async def adapter_ids(self, tenant_id: str) -> Collection[str]:
-        """Return the ids of a tenant's adapters of all base models.
-
-        Raises:
-            DomainError: an error of a model service, or ServiceUnreachable.
-        """
         return await self._list(tenant_id, session_id='')
 
     async def of_session(self, tenant_id: str, session_id: str) -> Sequence[str]:

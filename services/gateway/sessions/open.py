@@ -18,13 +18,8 @@ from services.kit.clock import Clock
 
 def open_sessions(config: GatewayConfig, database: Database, projects: Projects, *, clock: Clock) -> Sessions:
     """Return the sessions in `database`."""
-    return Sessions(
-        SqlSessionStore(database),
-        projects,
-        lifetime=config.session_lifetime,
-        heartbeat_interval=config.heartbeat_interval,
-        clock=clock,
-    )
+    store, interval = SqlSessionStore(database), config.heartbeat_interval
+    return Sessions(store, projects, lifetime=config.session_lifetime, heartbeat_interval=interval, clock=clock)
 
 
 def session_job(

@@ -23,7 +23,7 @@ class SessionStore(Protocol):
         """Replace the session by `change(session)` in one transaction and return it; None for an unknown session.
 
         Raises:
-            DomainError: `change` raised it; nothing is stored then.
+            DomainError: `change` raised the error; nothing is stored.
         """
         ...
 
@@ -32,11 +32,9 @@ class SessionStore(Protocol):
         ...
 
     async def list_unsettled(self, *, after: Cursor | None, size: int) -> Sequence[Session]:
-        """Return ended sessions of all tenants that are not settled, the longest silent first.
+        """Return at most `size` ended sessions of all tenants that are not settled, the oldest heartbeat first.
 
-        Args:
-            after: last heartbeat and id of the last session already read; None to start.
-            size: largest number of sessions to return.
+        `after` has the last heartbeat and the id of the last session of the previous page; None for the first page.
         """
         ...
 
@@ -70,7 +68,11 @@ class SessionWork(Protocol):
     """Queued work of sessions."""
 
     async def drop_session(self, session_id: str) -> None:
-        """Drop the queued work of a session of the current caller, or raise a DomainError to try again later."""
+        """Drop the queued work of a session of the current caller.
+
+        Raises:
+            DomainError: the work could not be dropped; try again later.
+        """
         ...
 
 

@@ -1,8 +1,8 @@
 """States of a client's session: active, expired without heartbeats, or finished at the client's request.
 
-An active session counts as expired once its client has been silent for longer than the lifetime; the sweep only stores
-the state. A heartbeat makes an expired session active again, but never a finished one. Each time a session ends, its
-adapters and versions are settled once.
+An active session counts as expired once its last heartbeat is older than the lifetime; the sweep only stores the state.
+A heartbeat makes an expired session active again, but never a finished one. Each time that a session ends, its adapters
+and versions are settled once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -68,18 +68,17 @@ class Session:
 
     @property
     def is_saved(self) -> bool:
-        """Whether unsaved steps are saved when the session ends; a client that reports success saves them itself."""
+        """Whether unsaved steps are saved when the session ends. A client that reports success saves them itself."""
         return self.finish_reason is not FinishReason.SUCCESS
 
     @property
     def is_unsettled(self) -> bool:
-        """Whether it has ended and is not settled."""
+        """Whether the session has ended and is not settled."""
         return self.state is not SessionState.ACTIVE and not self.is_settled
 
     def as_of(self, moment: datetime, *, lifetime: timedelta) -> 'Session':
-        """Return the session with its state at `moment`; it expires if it is silent for longer than `lifetime`."""
-        is_silent = moment - self.heartbeat_time > lifetime
-        if self.state is SessionState.ACTIVE and is_silent:
+        """Return the session with its state at `moment`; it expires if its last heartbeat is older than `lifetime`."""
+        if self.state is SessionState.ACTIVE and moment - self.heartbeat_time > lifetime:
             return replace(self, state=SessionState.EXPIRED)
         return self
 
@@ -101,7 +100,7 @@ class Session:
         return replace(self, state=SessionState.FINISHED, finish_reason=reason, is_settled=False)
 
     def settled(self, ended: 'Session', checkpoint_paths: Sequence[str]) -> 'Session':
-        """Return the session with the settlement of `ended`, an earlier state of it.
+        """Return the session with the settlement of `ended`, an earlier state of this session.
 
         A session whose state has changed since is returned unchanged; its new state is settled separately.
         """

@@ -1,4 +1,4 @@
-"""Serves the contract for sessions, and converts its messages."""
+"""Serves the contract for sessions, and converts the messages of the contract."""
 
 # ruff: noqa: N802 (the methods have the contract's names)
 
@@ -13,14 +13,18 @@ from services.gateway.sessions.rules import FinishReason, Session, SessionReques
 from services.gateway.sessions.sessions import Sessions
 from services.kit.errors import InvalidField
 from services.kit.rpc.context import current_caller
-from services.kit.rpc.fields import duration_to_proto, id_from_proto, text_from_proto, timestamp_to_proto
+from services.kit.rpc.fields import (
+    MAX_LABEL_LENGTH,
+    duration_to_proto,
+    id_from_proto,
+    labels_from_proto,
+    text_from_proto,
+    timestamp_to_proto,
+)
 from twinkle.api.gateway.v1 import session_service_pb2 as messages
 from twinkle.api.gateway.v1 import session_service_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
-MAX_LABEL_LENGTH = 256
-MAX_LABELS = 64
-MAX_LABEL_VALUE_LENGTH = 4096
 _STATES: Mapping[SessionState, messages.SessionState.ValueType] = {
     SessionState.ACTIVE: messages.SESSION_STATE_ACTIVE,
     SessionState.FINISHED: messages.SESSION_STATE_FINISHED,
@@ -79,17 +83,12 @@ def session_request_from_proto(request: messages.CreateSessionRequest) -> Sessio
     """Return the request for a session.
 
     Raises:
-        InvalidField: a field is missing or too long.
+        InvalidField: a field is missing, too long or has too many labels.
     """
-    if len(request.user_metadata) > MAX_LABELS:
-        raise InvalidField('user_metadata', f'has {len(request.user_metadata)} labels; at most {MAX_LABELS}')
-    for name, value in request.user_metadata.items():
-        text_from_proto(name, 'user_metadata', limit=MAX_LABEL_LENGTH)
-        text_from_proto(value, f'user_metadata[{name}]', limit=MAX_LABEL_VALUE_LENGTH)
     return SessionRequest(
         request_id=id_from_proto(request.request_id, 'request_id'),
         client=text_from_proto(request.client, 'client', limit=MAX_LABEL_LENGTH),
-        user_metadata=dict(request.user_metadata),
+        user_metadata=labels_from_proto(request.user_metadata, 'user_metadata'),
         project_id=project_id_from_proto(request.project_id) if request.project_id else '',
     )
 

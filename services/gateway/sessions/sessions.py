@@ -18,8 +18,8 @@ from services.kit.ids import new_id
 class Sessions:
     """Creates, lists, renews and finishes the sessions of a caller.
 
-    `get` and `list` return the state at the moment of the call: a session without a heartbeat for longer than
-    `lifetime` is expired. Clients send a heartbeat every `heartbeat_interval`.
+    `get` and `list` return the state at the moment of the call: a session is expired if its last heartbeat is older
+    than `lifetime`. Clients send a heartbeat every `heartbeat_interval`.
     """
 
     def __init__(

@@ -11,15 +11,13 @@ from services.gateway.sessions.rules import FinishReason, Session, SessionState
 from services.gateway.store.base import (
     Base,
     EnumName,
+    SqlStore,
     TextTuple,
     as_row,
-    fetch_all,
     fetch_one,
-    insert_into,
     newest_first,
     select_values,
 )
-from services.gateway.store.database import Database
 
 
 class SessionRow(Base):
@@ -46,24 +44,15 @@ class SessionRow(Base):
     checkpoint_paths: Mapped[tuple[str, ...]] = mapped_column(TextTuple, server_default='[]')
 
 
-class SqlSessionStore:
+class SqlSessionStore(SqlStore):
     """Implements `SessionStore`."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
     async def add_if_absent(self, session: Session) -> Session:
-        is_same = (SessionRow.tenant_id == session.tenant_id) & (SessionRow.request_id == session.request_id)
-        query = select_values(SessionRow, Session).where(is_same)
-        async with self._database.write() as connection:
-            insert = insert_into(connection, SessionRow).values(as_row(session))
-            await connection.execute(insert.on_conflict_do_nothing(index_elements=['tenant_id', 'request_id']))
-            return await fetch_one(connection, query, Session) or session
+        return await self._add_if_absent(SessionRow, session, key=['tenant_id', 'request_id'])
 
     async def get(self, tenant_id: str, session_id: str) -> Session | None:
         is_session = (SessionRow.tenant_id == tenant_id) & (SessionRow.session_id == session_id)
-        async with self._database.read() as connection:
-            return await fetch_one(connection, select_values(SessionRow, Session).where(is_session), Session)
+        return await self._fetch_one(select_values(SessionRow, Session).where(is_session), Session)
 
     async def change(self, tenant_id: str, session_id: str, change: Callable[[Session], Session]) -> Session | None:
         is_session = (SessionRow.tenant_id == tenant_id) & (SessionRow.session_id == session_id)
@@ -78,22 +67,19 @@ class SqlSessionStore:
 
     async def expire(self, *, silent_since: datetime) -> int:
         is_silent = (SessionRow.state == SessionState.ACTIVE) & (SessionRow.heartbeat_time < silent_since)
-        async with self._database.write() as connection:
-            statement = update(SessionRow).where(is_silent).values(state=SessionState.EXPIRED, is_settled=False)
-            return (await connection.execute(statement)).rowcount
+        return await self._execute(
+            update(SessionRow).where(is_silent).values(state=SessionState.EXPIRED, is_settled=False)
+        )
 
     async def list_unsettled(self, *, after: Cursor | None, size: int) -> Sequence[Session]:
         is_wanted = (SessionRow.state != SessionState.ACTIVE) & SessionRow.is_settled.is_(False)
-        key = tuple_(SessionRow.heartbeat_time, SessionRow.session_id)
+        key = (SessionRow.heartbeat_time, SessionRow.session_id)
         if after is not None:
-            is_wanted &= key > tuple_(after.create_time, after.item_id)
-        query = select_values(SessionRow, Session).where(is_wanted)
-        query = query.order_by(SessionRow.heartbeat_time, SessionRow.session_id).limit(size)
-        async with self._database.read() as connection:
-            return await fetch_all(connection, query, Session)
+            is_wanted &= tuple_(*key) > tuple_(after.create_time, after.item_id)
+        query = select_values(SessionRow, Session).where(is_wanted).order_by(*key).limit(size)
+        return await self._fetch_all(query, Session)
 
     async def list_newest(self, tenant_id: str, page: Page) -> Sequence[Session]:
         query = select_values(SessionRow, Session).where(SessionRow.tenant_id == tenant_id)
         query = newest_first(query, page, time=SessionRow.create_time, item_id=SessionRow.session_id)
-        async with self._database.read() as connection:
-            return await fetch_all(connection, query, Session)
+        return await self._fetch_all(query, Session)

@@ -20,7 +20,7 @@ _log = structlog.get_logger('sessions')
 
 _PAGE_SIZE = 100
 _CONCURRENCY = 16
-"""Number of tenants whose sessions are settled at the same time, one session of each."""
+"""Number of sessions that are settled at the same time, at most one per tenant."""
 _MAX_RECORDED_PATHS = 1000
 """Largest number of checkpoints recorded with a session; the catalogue lists all of them."""
 _PREFIXES = {SessionState.EXPIRED: 'session-expired', SessionState.FINISHED: 'session-ended'}
@@ -29,11 +29,11 @@ _PREFIXES = {SessionState.EXPIRED: 'session-expired', SessionState.FINISHED: 'se
 class SessionSettler:
     """Drops the work of ended sessions, saves and parks their adapters, and unpins the versions that they sample from.
 
-    Failed work is repeated by the next sweep. Several gateways may settle the same session at the same time, because
-    every step can be repeated safely.
+    The next sweep repeats failed work. Several gateways may settle the same session at the same time, because every
+    step can be repeated safely.
 
-    Quotas do not apply to these saves, because unsaved steps could be lost. The checkpoints count as usual, so that a
-    tenant above its quota must delete some before it can save again.
+    Quotas do not apply to these saves, because unsaved steps could be lost. The checkpoints count as usual, so a tenant
+    above its quota must delete some checkpoints before it can save again.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class SessionSettler:
         """Start to settle the ended sessions of each tenant, except tenants whose earlier task is still running.
 
         Returns:
-            One task for each of these tenants, which returns the number of its sessions that were settled.
+            One task for each of these tenants. The result of the task is the number of sessions that it settled.
         """
         waiting: dict[str, list[str]] = {}
         after, is_last = None, False
@@ -77,7 +77,7 @@ class SessionSettler:
         return worker
 
     async def _settle_tenant(self, tenant_id: str, session_ids: Sequence[str]) -> int:
-        """Settle the sessions of a tenant one after the other, so that many of them do not delay other tenants."""
+        """Settle a tenant's sessions one after the other, so that many sessions do not delay other tenants."""
         count = 0
         for session_id in session_ids:
             async with self._slots:
@@ -90,13 +90,11 @@ class SessionSettler:
 
     async def _settle(self, session: Session) -> bool:
         try:
-            await self._drop_work(session)
+            await self._call_if_unchanged(self._work.drop_session, session)
             adapter_ids = await self._adapters.of_session(session.tenant_id, session.session_id)
             paths = await self._park_all(session, adapter_ids)
             # Versions are unpinned even if an adapter cannot be parked, for example because it is damaged.
-            if await self._is_unchanged(session):
-                with acting_for(Caller(tenant_id=session.tenant_id, scopes=frozenset({'train'}))):
-                    await self._versions.unpin_session(session.session_id)
+            await self._call_if_unchanged(self._versions.unpin_session, session)
             if paths is None:
                 return False
         except DomainError as error:
@@ -112,10 +110,10 @@ class SessionSettler:
             _log.info('session settled', session=session.session_id, adapters=len(adapter_ids), saved=len(paths))
         return is_settled
 
-    async def _drop_work(self, session: Session) -> None:
+    async def _call_if_unchanged(self, call: Callable[[str], Awaitable[None]], session: Session) -> None:
         if await self._is_unchanged(session):
             with acting_for(Caller(tenant_id=session.tenant_id, scopes=frozenset({'train'}))):
-                await self._work.drop_session(session.session_id)
+                await call(session.session_id)
 
     async def _park_all(self, session: Session, adapter_ids: Sequence[str]) -> list[str] | None:
         """Return the checkpoints that were saved; None if an adapter must be parked again later."""
@@ -157,7 +155,7 @@ class SessionSweep:
         return await self._sessions.expire(silent_since=self._clock.now() - self._lifetime)
 
     async def run(self, *, interval: timedelta, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> Never:
-        """Sweep every `interval` until cancelled; a failed sweep is repeated by the next one.
+        """Sweep every `interval` until cancelled. The next sweep makes up for a failed one.
 
         No session expires within one lifetime of the start, because clients may have had no reachable gateway before.
         """

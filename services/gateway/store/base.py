@@ -1,4 +1,4 @@
-"""Base class of all tables, the column types that they share, and helpers for the statements of all stores."""
+"""Base classes of all tables and stores, column types that tables share, and helpers for the statements of stores."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -12,10 +12,13 @@ from sqlalchemy import (
     BigInteger,
     ColumnElement,
     DateTime,
+    Delete,
     Dialect,
     LargeBinary,
     Select,
     String,
+    Update,
+    and_,
     delete,
     func,
     select,
@@ -38,17 +41,15 @@ DELETED_AT_ONCE = 500
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """Moment in UTC; a value read from SQLite, which drops time zones, gets the UTC zone again."""
+    """Moment in UTC. A value read from SQLite, which drops time zones, gets the zone UTC again."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        del dialect
         return None if value is None else value.astimezone(UTC)
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        del dialect
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
@@ -66,11 +67,9 @@ class EnumName(TypeDecorator[Member]):
         self.enum_class = enum_class
 
     def process_bind_param(self, value: Member | None, dialect: Dialect) -> str | None:
-        del dialect
         return None if value is None else value.value
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> Member | None:
-        del dialect
         return None if value is None else self.enum_class(value)
 
 
@@ -81,11 +80,9 @@ class TextTuple(TypeDecorator[tuple[str, ...]]):
     cache_ok = True
 
     def process_bind_param(self, value: tuple[str, ...] | None, dialect: Dialect) -> list[str] | None:
-        del dialect
         return None if value is None else list(value)
 
     def process_result_value(self, value: list[str] | None, dialect: Dialect) -> tuple[str, ...] | None:
-        del dialect
         return None if value is None else tuple(value)
 
 
@@ -99,11 +96,9 @@ class ErrorStatus(TypeDecorator[DomainError]):
     cache_ok = True
 
     def process_bind_param(self, value: DomainError | None, dialect: Dialect) -> bytes | None:
-        del dialect
         return None if value is None else status_from_error(value).SerializeToString(deterministic=True)
 
     def process_result_value(self, value: bytes | None, dialect: Dialect) -> DomainError | None:
-        del dialect
         return None if value is None else error_from_status(status_pb2.Status.FromString(value))
 
 
@@ -143,6 +138,42 @@ async def fetch_all(connection: AsyncConnection, query: Select[Any], value_class
 def insert_into(connection: AsyncConnection, row_class: type[Base]) -> sqlite.Insert | postgresql.Insert:
     """Return an insert with `on_conflict_*` methods, in the connection's dialect."""
     return (postgresql if connection.dialect.name == 'postgresql' else sqlite).insert(row_class)
+
+
+class SqlStore:
+    """Base of the stores of all features."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def _fetch_one(self, query: Select[Any], value_class: type[Value]) -> Value | None:
+        async with self._database.read() as connection:
+            return await fetch_one(connection, query, value_class)
+
+    async def _fetch_all(self, query: Select[Any], value_class: type[Value]) -> Sequence[Value]:
+        async with self._database.read() as connection:
+            return await fetch_all(connection, query, value_class)
+
+    async def _execute(self, statement: Update | Delete) -> int:
+        """Run a statement in a transaction and return the number of rows that it changed."""
+        async with self._database.write() as connection:
+            return (await connection.execute(statement)).rowcount
+
+    async def _add_if_absent(self, row_class: type[Base], value: Value, *, key: Sequence[str]) -> Value:
+        """Add a value unless the columns of the unique `key` are in use; return the stored value."""
+        is_same = and_(*(getattr(row_class, name) == getattr(value, name) for name in key))
+        async with self._database.write() as connection:
+            insert = insert_into(connection, row_class).values(as_row(value))
+            await connection.execute(insert.on_conflict_do_nothing(index_elements=key))
+            query = select_values(row_class, type(value)).where(is_same)
+            return await fetch_one(connection, query, type(value)) or value
+
+    async def _put(self, row_class: type[Base], row: Mapping[str, Any]) -> None:
+        """Add a row, or replace the one with the same primary key."""
+        key = [column.name for column in row_class.__table__.primary_key]
+        async with self._database.write() as connection:
+            insert = insert_into(connection, row_class).values(row)
+            await connection.execute(insert.on_conflict_do_update(index_elements=key, set_=row))
 
 
 async def delete_all(database: Database, row_class: type[Base], condition: ColumnElement[bool]) -> int:

@@ -1,7 +1,7 @@
 """Database connections and transactions, on SQLite or PostgreSQL.
 
-The SQLite driver runs statements in a thread. If a caller were cancelled in the middle of a statement, the connection
-could stay open with its transaction begun, and would block all writers until it is garbage-collected. A
+The SQLite driver runs statements in a thread. If a caller were cancelled during a statement, the connection could stay
+open with an unfinished transaction, which would block all writers until the connection is garbage-collected. A
 `ShieldedConnection` therefore finishes each statement.
 """
 
@@ -74,9 +74,9 @@ class ShieldedConnection(AsyncConnection):
 
 
 class Database:
-    """Runs transactions. Committed transactions survive if the process is killed or the power fails.
+    """Runs transactions. Committed transactions survive a kill of the process and a loss of power.
 
-    Concurrency: safe for any number of tasks. On one SQLite file, writers of all processes run one at a time.
+    Concurrency: safe for any number of tasks. On one SQLite file, the writers of all processes run one at a time.
     """
 
     def __init__(self, engine: AsyncEngine) -> None:
@@ -94,7 +94,7 @@ class Database:
 
         Args:
             url: 'sqlite:///<path>' or 'postgresql://<user>:<password>@<host>/<name>'.
-            is_loss_accepted: Whether to open an SQLite database that lost committed transactions or has damaged rows.
+            is_loss_accepted: whether to open an SQLite database that lost committed transactions or has damaged rows.
 
         Raises:
             ValueError: the URL has another scheme or names no file.
@@ -136,7 +136,7 @@ class Database:
         with _converted_connection_errors():
             async with self._writer_lock, self._connected() as connection:
                 # The transaction is begun explicitly, because Alembic would otherwise open its own transactions.
-                await connection.run_sync(_begin)
+                await connection.run_sync(Connection.begin)
                 yield connection
                 await self._commit(connection)
 
@@ -146,14 +146,14 @@ class Database:
             return
         count = await connection.scalar(text(COUNT_COMMIT))
         await connection.commit()
-        # Another gateway on the file may have written a higher number; a mark that is too low does no harm.
+        # Another gateway on this file may have written a higher number. A mark that is too low does no harm.
         self._mark.write(count)
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
         """Open a transaction for reading; it must not write.
 
-        On SQLite it sees one consistent state. On PostgreSQL each statement sees the state at its start.
+        On SQLite, all statements see one consistent state. On PostgreSQL, each statement sees the state at its start.
 
         Raises:
             ServiceUnreachable: the database does not respond.
@@ -193,7 +193,7 @@ class _converted_connection_errors:  # noqa: N801 (used like a function)
 
 
 def _is_read_only(error: BaseException | None) -> bool:
-    """Return whether a write was refused as read-only, as by a PostgreSQL server that was demoted to a replica."""
+    """Return whether a write was refused as read-only, for example because a PostgreSQL server became a replica."""
     return isinstance(error, DBAPIError) and getattr(error.orig, 'sqlstate', None) == _READ_ONLY
 
 
@@ -210,7 +210,6 @@ def _refuse_nul(
     Raises:
         InvalidField: a text has a NUL character.
     """
-    del connection, cursor, statement, context
     rows = cast(Sequence[Any], parameters if executemany else (parameters,))
     for row in rows:
         values = cast(Iterable[Any], row.values() if isinstance(row, dict) else row)
@@ -239,7 +238,7 @@ def _sqlite_engine(address: URL) -> AsyncEngine:
 def _use_wal(path: str) -> None:
     """Switch the file to write-ahead logging, so that readers do not wait for the writer. The file keeps this setting.
 
-    The switch needs exclusive access, for which SQLite does not wait; gateways that start together on a new file retry.
+    The switch needs exclusive access, for which SQLite does not wait. Gateways that start together on a new file retry.
     """
     give_up_at = time.monotonic() + _BUSY_SECONDS
     with closing(sqlite3.connect(path, timeout=_BUSY_SECONDS)) as connection:
@@ -255,7 +254,6 @@ def _use_wal(path: str) -> None:
 
 
 def _prepare_sqlite(connection: Any, record: object) -> None:
-    del record
     # Disables the driver's implicit transactions, which begin too late and never around DDL.
     connection.isolation_level = None
     cursor = connection.cursor()
@@ -263,10 +261,6 @@ def _prepare_sqlite(connection: Any, record: object) -> None:
         cursor.execute(f'PRAGMA {setting}')
     cursor.close()
     sqlite_seals.prepare(connection)
-
-
-def _begin(connection: Connection) -> None:
-    connection.begin()
 
 
 def _begin_sqlite(connection: Connection) -> None:

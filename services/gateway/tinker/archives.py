@@ -1,6 +1,6 @@
 """Archives of saved weights: signed links to them and to their files, resumable downloads, and uploads of adapters.
 
-An upload is the archive of a PEFT folder as the body of one request, or of several.
+An upload sends the archive of a PEFT folder in the bodies of one or more requests.
 """
 
 import base64
@@ -48,7 +48,7 @@ _CHECKPOINT = 'training_runs/{run_id}/checkpoints/{kind}/{name}'
 _FILES = f'{PREFIX}files/'
 _UPLOAD = '/twinkle.api.checkpoint.v1.CheckpointService/UploadCheckpoint'
 _PACE = Pace(seconds=24 * 3600.0)
-"""Uploads may take long, because they are not collected in memory, but must not stall."""
+"""Uploads may take a day, because they are not collected in memory, but must not stall."""
 _LENGTH = re.compile(r'\d{1,15}')
 _CONTENT_RANGE = re.compile(r'bytes (?:(\d{1,15})-(\d{1,15})|\*)/(\d{1,15})')
 
@@ -60,7 +60,7 @@ class Link:
     tenant_id: str
     """Tenant on whose behalf the link reads."""
     path: str
-    """Our path of the checkpoint."""
+    """Native path of the checkpoint."""
     file: str
     """Name of a file in the archive; empty for the archive itself."""
     expire_time: datetime
@@ -70,7 +70,6 @@ class Links:
     """Creates and reads links that need no API key; gateways with the same signing key accept each other's links."""
 
     def __init__(self, key: bytes, *, clock: Clock, lifetime: timedelta = LINK_LIFETIME) -> None:
-        """Sign with `key`; links stay valid for `lifetime`, or until their tenant has no valid API key."""
         self._key = key
         self._clock = clock
         self._lifetime = lifetime
@@ -90,8 +89,7 @@ class Links:
         """
         text, _, signature = token.rpartition('.')
         body = text.encode()
-        is_signed = len(token) <= _MAX_TOKEN and hmac.compare_digest(self._signature(body).encode(), signature.encode())
-        if not is_signed:
+        if len(token) > _MAX_TOKEN or not hmac.compare_digest(self._signature(body).encode(), signature.encode()):
             raise CredentialsInvalid()
         try:
             tenant_id, path, file, seconds = json.loads(base64.urlsafe_b64decode(body + b'=' * (-len(body) % 4)))
@@ -116,12 +114,10 @@ class ByteRange:
 
 @dataclass(frozen=True)
 class ArchiveContents:
-    """Files of an archive."""
+    """Files of an archive by name, and the archive's size."""
 
     files: Mapping[str, ByteRange]
-    """Files by name."""
     size_bytes: int
-    """Size of the archive."""
     digest: str
     """blake3 of the archive, hexadecimal."""
 
@@ -131,7 +127,7 @@ class ArchiveContents:
 
 
 async def read_contents(checkpoints: GrpcCheckpoints, path: str) -> ArchiveContents:
-    """Return the files of an archive, reading only their headers.
+    """Return the files of an archive; only their headers are read.
 
     Raises:
         CheckpointNotFound: The caller may read no checkpoint with this path.
@@ -163,10 +159,11 @@ def _parse_header(header: bytes) -> Any:
 
 @dataclass(frozen=True)
 class FileResponse:
-    """Response that streams bytes of an archive, or only the range that the client requested."""
+    """Response that streams `content`, or only the range of it that the client requested."""
 
     checkpoints: GrpcCheckpoints
     path: str
+    """Native path of the checkpoint."""
     content: ByteRange
     name: str
     """File name for the client."""
@@ -175,7 +172,6 @@ class FileResponse:
 
     @property
     def tag(self) -> str:
-        """Entity tag."""
         return f'{self.digest}-{self.content.begin}'
 
     async def write(self, call: HttpCall) -> None:
@@ -201,7 +197,7 @@ class FileResponse:
         async with aclosing(self.checkpoints.archive(self.path, offset=self.content.begin + part.begin)) as parts:
             async for found in parts:
                 if found.digest != self.digest:
-                    # The checkpoint has been replaced: the response would mix the bytes of both.
+                    # The checkpoint has been replaced, and the response would mix bytes of both archives.
                     break
                 if not call.status:
                     await call.begin(status, 'application/octet-stream', headers)
@@ -210,7 +206,7 @@ class FileResponse:
                 await call.write(chunk, is_last=not remaining)
                 if not remaining:
                     return
-        # The connection is closed, so that the client notices the missing bytes.
+        # The error closes the connection, so that the client notices the missing bytes.
         raise Internal(call.request_id)
 
     def _requested_range(self, call: HttpCall) -> ByteRange | None:
@@ -230,7 +226,6 @@ class ArchiveRoutes:
     def __init__(
         self, checkpoints: GrpcCheckpoints, links: Links, *, has_valid_key: Callable[[str], Awaitable[bool]]
     ) -> None:
-        """Create the routes; `has_valid_key` returns whether a tenant has a valid API key."""
         self._checkpoints = checkpoints
         self._links = links
         self._has_valid_key = has_valid_key
@@ -285,10 +280,7 @@ class ArchiveRoutes:
     async def _identify(self, call: HttpCall) -> Caller:
         """Return the caller of a link: the tenant that created it, without any scope.
 
-        A download that has started continues after its link expires, but not without a valid key.
-
-        Raises:
-            CredentialsInvalid: The link is invalid, or its tenant has no valid API key.
+        A download that has started may outlive its link, but not the last valid key of the tenant.
         """
         started = call.caller
         tenant_id = started.tenant_id if started else self._links.read(call.path_values['token']).tenant_id
@@ -316,10 +308,9 @@ class _Part:
 
 
 class UploadRoutes:
-    """Route of uploads."""
+    """Route that receives uploads."""
 
     def __init__(self, checkpoints: GrpcCheckpoints, base_models: BaseModels, *, pace: Pace = _PACE) -> None:
-        """Create the route; bodies must arrive at `pace`."""
         self._checkpoints = checkpoints
         self._base_models = base_models
         self._pace = pace
@@ -351,28 +342,27 @@ class UploadRoutes:
         return JsonResponse(checkpoint_to_json(checkpoint), 201)
 
 
+@dataclass
 class _Body:
     """Body of a call, read chunk by chunk."""
 
-    def __init__(self, call: HttpCall, pace: Pace) -> None:
-        self._call = call
-        self._pace = pace
-        self.failure: ClientDisconnected | DomainError | None = None
+    call: HttpCall
+    pace: Pace
+    failure: ClientDisconnected | DomainError | None = None
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the chunks; the stream ends early when the client disconnects or is too slow."""
+        """Yield the chunks. If the client disconnects or is too slow, the stream ends early and `failure` is set."""
         try:
-            async for chunk in read_chunks(self._call, self._pace):
+            async for chunk in read_chunks(self.call, self.pace):
                 if chunk:
                     yield chunk
-            self._call.body_done.set()
+            self.call.body_done.set()
         except (ClientDisconnected, DomainError) as error:
-            # An error would cancel the upload to the checkpoint service, which can store the bytes received so far.
+            # Raising here would cancel the upload before the checkpoint service has stored the bytes received so far.
             self.failure = error
 
 
 def _part_of(call: HttpCall) -> _Part:
-    """Return the part of the archive in the body."""
     length = call.headers.get('content-length', '')
     if not _LENGTH.fullmatch(length):
         raise InvalidField('content-length', 'is required')

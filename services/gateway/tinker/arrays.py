@@ -19,7 +19,7 @@ from services.kit.errors import InvalidField
 Array = npt.NDArray[Any]
 
 MAX_ELEMENTS = 1 << 23
-"""Maximum number of elements of all sparse arrays of a request as dense arrays; a few bytes may claim any shape."""
+"""Maximum number of elements that the sparse arrays of a request may expand to; a few bytes can declare any shape."""
 _TYPES: dict[int, str] = {
     wire.DTYPE_FLOAT32: '<f4',
     wire.DTYPE_INT64: '<i8',
@@ -29,7 +29,7 @@ _TYPES: dict[int, str] = {
 _NAMES = {'float32': '<f4', 'int64': '<i8'}
 _INTEGERS, _NUMBERS = frozenset({int}), frozenset({int, float})
 _SLICE = 1 << 18
-"""Number of elements that are checked or converted in one step, which keeps the interpreter's lock for 10 to 20 ms."""
+"""Number of elements that are checked or converted in one step, which holds the interpreter's lock for 10 to 20 ms."""
 
 
 class ElementBudget:
@@ -97,7 +97,7 @@ def array_from_proto(tensor: wire.Tensor, field: str, budget: ElementBudget) -> 
 
 
 def array_from_json(value: Any, field: str, budget: ElementBudget, *, missing: int = 0) -> Array:
-    """Convert a JSON tensor to a dense float32 or int64 array; sparse tensors omit elements that are `missing`."""
+    """Convert a JSON tensor to a dense float32 or int64 array; elements that a sparse tensor omits are `missing`."""
     tensor = read_model(TensorBody, value, path=field)
     data = _array(tensor.data, _NAMES[tensor.dtype], f'{field}.data')
     shape = None if tensor.shape is None else tuple(tensor.shape)
@@ -173,7 +173,6 @@ def _shaped(array: Array, shape: tuple[int, ...] | None, field: str) -> Array:
 def _dense(
     values: Array, indices: tuple[Array, Array], shape: tuple[int, ...], field: str, *, missing: int = 0
 ) -> Array:
-    """Expand a sparse matrix; the elements that it omits are `missing`."""
     rows, columns = indices
     counts = np.diff(rows)
     if len(rows) != shape[0] + 1 or rows[0] != 0 or rows[-1] != len(values) or (counts < 0).any():

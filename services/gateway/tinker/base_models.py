@@ -30,18 +30,17 @@ class BaseModels:
         self._facts = tuple(facts)
 
     async def list_all(self) -> list[BaseModel]:
-        """Return the base models that can be trained or sampled now, by name."""
+        """Return the base models that can be trained or sampled now, sorted by name."""
         return _by_name(await self._describe())
 
     async def _describe(self) -> list[server_service_pb2.ServiceInfo]:
         return await asyncio.gather(*(fact.describe() for fact in self._facts))
 
     async def find(self, name: str) -> BaseModel | None:
-        """Return a base model; None if no service reports it."""
         return next((model for model in await self.list_all() if model.name == name), None)
 
     async def native_name(self, name: str) -> str:
-        """Return the base model that a client names; `name` itself if no service reports it."""
+        """Return the native name of the base model that a client calls `name`; `name` itself if it is unknown."""
         return served_name(name, [model.name for model in await self.list_all()]) or name
 
     async def get_trainable(self, name: str) -> BaseModel:
@@ -49,7 +48,7 @@ class BaseModels:
 
         Raises:
             InvalidField: There is no such base model; the error lists all names.
-            ServiceUnreachable: No base model can be trained now, or a service that does not respond may have this one.
+            ServiceUnreachable: No base model can be trained now, or a service that may have this one does not respond.
         """
         services = await self._describe()
         known = [model for model in _by_name(services) if model.is_trainable]

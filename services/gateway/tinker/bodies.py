@@ -25,28 +25,27 @@ JSON_LIMIT_BYTES = 4 << 20
 MAX_SEQ_ID = (1 << 31) - 1
 _PIECE_BYTES = 1 << 20
 _SLICE_BYTES = 1 << 8
-"""Compressed bytes decoded at a time; they expand to a few MiB at most."""
+"""Number of compressed bytes that are decoded at a time; they expand to a few MiB at most."""
 _WINDOW_BYTES = 1 << 27
-"""Largest decompression window that is accepted, and most bytes of a refused body that are decompressed."""
+"""Maximum size of a decompression window, and maximum number of bytes that are decompressed of a refused body."""
 _MAX_LABELS, _LABEL_NAME, _LABEL_VALUE = 60, 256, 4096
 _DECODER = json.JSONDecoder(strict=False)
 _MEMBER = re.compile(r'\s*[{,]\s*"((?:[^"\\]|\\.)*)"\s*:\s*')
 _POSITION = re.compile(r'(?<!\\)"(?:model_id|seq_id)"\s*:')
 _NUMBER = re.compile(rb'\x10[\x80-\xff]{0,4}[\x00-\x7f]')
-"""Field 2 of an encoded message, a positive number."""
+"""Encoded field 2 of a message, a positive number."""
 
 Parsed = TypeVar('Parsed')
 Body = TypeVar('Body', bound='TinkerModel')
 
 
 class TinkerModel(JsonModel):
-    """JSON object whose unknown fields are ignored, because newer clients add fields."""
+    """JSON object whose unknown fields are ignored, because new versions of the SDK add fields."""
 
     model_config = ConfigDict(extra='ignore')
 
 
 def _labels(value: Any) -> Any:
-    """Return texts unchanged, and other values as JSON."""
     if not isinstance(value, dict):
         return value
     if len(cast('dict[str, Any]', value)) > _MAX_LABELS:
@@ -76,12 +75,12 @@ def _optimizer_kind(kind: str) -> str:
 ShortText = Annotated[str, Field(max_length=1024)]
 ModelId = Annotated[str, Field(min_length=1, max_length=128)]
 SeqId = Annotated[int, Field(ge=1, le=MAX_SEQ_ID)]
-"""Position of an operation among those of its model."""
+"""Position of an operation among the operations of its model."""
 Counter = Annotated[int, Field(ge=0, le=MAX_SEQ_ID)]
 LongCounter = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
 BaseModelName = Annotated[str, Field(min_length=1, max_length=256)]
 Labels = Annotated[dict[str, str], BeforeValidator(_labels)]
-"""Labels that the client chooses; values that are not texts are stored as JSON."""
+"""Labels that the client chooses; values that are not strings are stored as JSON."""
 WeightsPathField = Annotated[WeightsPath, PlainValidator(_weights_path)]
 """Path of saved weights. Use it only for fields at the top level of a body."""
 OptimizerKind = Annotated[str, AfterValidator(_optimizer_kind)]
@@ -95,32 +94,17 @@ class OperationBody(TinkerModel):
 
 
 async def read_body(call: HttpCall, model: type[Body], *, limit_bytes: int = JSON_LIMIT_BYTES) -> Body:
-    """Read and validate a JSON body; an empty body is an empty object.
-
-    Raises:
-        MessageTooLarge: The body is longer than `limit_bytes`, sent or decompressed.
-        InvalidField: The body is not a JSON object, or a field is wrong.
-        DeadlinePassed: The body did not arrive in time.
-        ClientDisconnected: The client closed the connection.
-    """
+    """Read and validate a JSON body; an empty body is an empty object. Raise the errors of `read_message`."""
     return await read_json(call, lambda body: read_model(model, body), limit_bytes=limit_bytes)
 
 
 async def read_object(call: HttpCall, *, limit_bytes: int = JSON_LIMIT_BYTES) -> dict[str, Any]:
-    """Read a JSON body without validating its fields.
-
-    Raises:
-        MessageTooLarge, InvalidField, DeadlinePassed, ClientDisconnected: See `read_body`.
-    """
+    """Read a JSON body without validating its fields. Raise the errors of `read_message`."""
     return await read_json(call, lambda body: body, limit_bytes=limit_bytes)
 
 
 async def read_json(call: HttpCall, make: Callable[[dict[str, Any]], Parsed], *, limit_bytes: int) -> Parsed:
-    """Apply `make` to the JSON object in the body.
-
-    Raises:
-        MessageTooLarge, InvalidField, DeadlinePassed, ClientDisconnected: See `read_body`.
-    """
+    """Apply `make` to the JSON object in the body. Raise the errors of `read_message`."""
     if is_protobuf(call):
         raise InvalidField('content-type', f'must be {JSON_TYPE}')
     return await read_message(call, lambda data: make(parse_object(data or b'{}')), limit_bytes=limit_bytes)
@@ -131,7 +115,7 @@ async def read_message(call: HttpCall, make: Callable[[bytes], Parsed], *, limit
 
     Raises:
         MessageTooLarge: The body is longer than `limit_bytes`, sent or decompressed.
-        InvalidField: The compression is unknown, or `make` refuses the body.
+        InvalidField: The compression is unknown, or the body has the wrong format or a wrong field.
         DeadlinePassed: The body did not arrive in time.
         ClientDisconnected: The client closed the connection.
     """
@@ -148,12 +132,12 @@ async def read_message(call: HttpCall, make: Callable[[bytes], Parsed], *, limit
 
 
 async def position_in(call: HttpCall) -> tuple[Any, Any]:
-    """Return the model and the position that a refused body names at its begin or its end; None if it does not.
+    """Return the model id and the position that a refused body contains at its start or end; None for a missing one.
 
-    The SDK writes them first in protobuf, and first or last in JSON.
+    The SDK writes these fields first in protobuf, and first or last in JSON.
 
     Raises:
-        DeadlinePassed, ClientDisconnected: See `read_body`.
+        DeadlinePassed, ClientDisconnected: See `read_message`.
     """
     if not call.body_ends.head and not call.body_done.is_set():
         async for chunk in read_chunks(call):
@@ -165,7 +149,7 @@ async def position_in(call: HttpCall) -> tuple[Any, Any]:
 
 
 def _decompressed_ends(ends: BodyEnds) -> BodyEnds:
-    """Return the ends of a body, decompressed as far as it is complete."""
+    """Return the ends of a body, decompressed up to the first missing or damaged block."""
     if not ends.head.startswith(zstandard.FRAME_HEADER):
         return ends
     found, size_bytes = BodyEnds(), 0
@@ -190,7 +174,7 @@ def _message_position(ends: BodyEnds) -> tuple[Any, Any]:
 
 
 def _json_position(ends: BodyEnds) -> tuple[Any, Any]:
-    """Find both fields among the members of a damaged JSON object that are complete at its begin or its end."""
+    """Find both fields among the complete members at the start and the end of a damaged JSON object."""
     text, members, end = ends.head.decode(errors='replace'), dict[str, Any](), 0
     with suppress(ValueError, RecursionError):
         while member := _MEMBER.match(text, end):
@@ -199,7 +183,7 @@ def _json_position(ends: BodyEnds) -> tuple[Any, Any]:
             members |= {member[1]: value} if end < len(text) else {}
     text = ends.tail.decode(errors='replace')
     for found in _POSITION.finditer(text):
-        # The rest is an object only if its members are those of the outermost object.
+        # The rest of the text is an object only if this member belongs to the outermost object.
         with suppress(ValueError, RecursionError):
             members |= _DECODER.decode('{' + text[found.start() :])
             break
@@ -207,12 +191,10 @@ def _json_position(ends: BodyEnds) -> tuple[Any, Any]:
 
 
 def is_protobuf(call: HttpCall) -> bool:
-    """Return whether the body is declared as protobuf."""
     return _media_type(call.headers.get('content-type', '')) == PROTOBUF_TYPE
 
 
 def accepts_protobuf(call: HttpCall) -> bool:
-    """Return whether the client accepts a protobuf response."""
     return any(_media_type(part) == PROTOBUF_TYPE for part in call.headers.get('accept', '').split(','))
 
 
@@ -288,7 +270,7 @@ def _media_type(text: str) -> str:
 
 
 def labels_to_json(labels: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the labels that the client chose; None for none."""
+    """Return the labels that the client chose, or None if there are no such labels."""
     return {name: value for name, value in labels.items() if not name.startswith('tinker:')} or None
 
 

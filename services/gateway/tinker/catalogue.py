@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from datetime import UTC, timedelta
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationInfo, field_validator
@@ -26,15 +27,7 @@ from services.gateway.tinker.bodies import (
     read_body,
     time_to_json,
 )
-from services.gateway.tinker.routes import (
-    CATALOGUE,
-    CHECKPOINTS,
-    check_scope,
-    path_of,
-    query_of,
-    slice_of,
-    tinker_route,
-)
+from services.gateway.tinker.routes import CATALOGUE, CHECKPOINTS, checked_query_of, path_of, slice_of, tinker_route
 from services.gateway.tinker.submission import Lookups, model_id_of
 from services.kit.errors import DomainError, InvalidField
 from services.kit.rpc.context import current_caller
@@ -53,7 +46,7 @@ class RunRoutes:
     """Routes that list runs and checkpoints."""
 
     def __init__(self, browser: SqlBrowser, client: GrpcCheckpoints, *, runs: Runs, lookups: Lookups) -> None:
-        """Create the routes; `client` and `lookups` find new checkpoints and models before the catalogue does."""
+        """Create the routes; `client` and `lookups` find checkpoints and models that are not in the catalogue yet."""
         self._browser = browser
         self._client = client
         self._runs = runs
@@ -69,8 +62,7 @@ class RunRoutes:
         return [tinker_route(path, serve, access=CATALOGUE, http_method='GET') for path, serve in rows]
 
     async def _list_runs(self, call: HttpCall) -> Response:
-        query = query_of(call)
-        check_scope(query)
+        query = checked_query_of(call)
         part, tenant_id = slice_of(query, limit=20), current_caller().tenant_id
         found = await self._browser.runs(tenant_id, part, project_id=query.get('project_id', ''))
         checkpoints = await self._browser.checkpoints_of(tenant_id, [run.run_id for run in found.items])
@@ -78,7 +70,7 @@ class RunRoutes:
         return JsonResponse({'training_runs': runs, 'cursor': cursor_to_json(part, found)})
 
     async def _show_run(self, call: HttpCall) -> Response:
-        check_scope(query_of(call))
+        checked_query_of(call)
         run = await self._find(call.path_values['run_id'])
         return JsonResponse(run_to_json(run, await self._browser.checkpoints_of(run.tenant_id, [run.run_id])))
 
@@ -90,19 +82,13 @@ class RunRoutes:
         return JsonResponse({'checkpoints': [checkpoint_to_json(item) for item in found]})
 
     async def _list_checkpoints(self, call: HttpCall) -> Response:
-        query = query_of(call)
-        check_scope(query)
-        part = slice_of(query, limit=100)
+        part = slice_of(checked_query_of(call), limit=100)
         found = await self._browser.checkpoints(current_caller().tenant_id, part)
         checkpoints = [checkpoint_to_json(item) for item in found.items]
         return JsonResponse({'checkpoints': checkpoints, 'cursor': cursor_to_json(part, found)})
 
     async def _find(self, run_id: str) -> Run:
-        """Return a run of the caller.
-
-        Raises:
-            RunNotFound: The caller has no such run.
-        """
+        """Return a run of the caller, even if it is so new that the catalogue does not list it yet."""
         try:
             return await self._runs.get(current_caller(), run_id)
         except RunNotFound as error:
@@ -129,7 +115,7 @@ def _run_of(adapter: adapter_pb2.Adapter) -> Run:
 
 
 def run_to_json(run: Run, checkpoints: Iterable[Checkpoint]) -> dict[str, Any]:
-    """Return the JSON form of a run; `checkpoints` are those of the run, newest first."""
+    """Return the JSON form of a run; `checkpoints` belong to the run, newest first."""
     newest: dict[WeightsKind, Checkpoint] = {}
     for checkpoint in checkpoints:
         newest.setdefault(path_of_native(checkpoint.path).kind, checkpoint)
@@ -149,7 +135,6 @@ def run_to_json(run: Run, checkpoints: Iterable[Checkpoint]) -> dict[str, Any]:
 
 
 def checkpoint_to_json(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the JSON form of a checkpoint."""
     path = path_of_native(checkpoint.path)
     return {
         'checkpoint_id': path.checkpoint_id,
@@ -164,7 +149,7 @@ def checkpoint_to_json(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def cursor_to_json(part: Slice, found: Counted[Any]) -> dict[str, int]:
-    """Return the position of a response in its list."""
+    """Return the position of a page in its list."""
     return {'offset': part.offset, 'limit': part.limit, 'total_count': found.total_count}
 
 
@@ -176,7 +161,6 @@ class TtlBody(TinkerModel):
 
     @property
     def ttl(self) -> timedelta | None:
-        """Time to live from now."""
         return None if self.ttl_seconds is None else timedelta(seconds=self.ttl_seconds)
 
 
@@ -188,7 +172,7 @@ class CopyBody(TtlBody):
     """Ignored, because copies are not assigned to projects."""
     session_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     model_seq_id: Counter | None = Field(default=None, validate_default=True)
-    """Model of the session that owns the copy."""
+    """Number of the model, within the session, that owns the copy."""
     source_path: WeightsPathField
 
     @field_validator('model_seq_id', mode='before')
@@ -209,10 +193,12 @@ class CheckpointRoutes:
         self._sessions = sessions
 
     def routes(self) -> list[Route]:
+        publish = partial(self._set_public, is_public=True)
+        unpublish = partial(self._set_public, is_public=False)
         return [
             tinker_route(_CHECKPOINT, self._delete, access=CHECKPOINTS, http_method='DELETE'),
-            tinker_route(f'{_CHECKPOINT}/publish', self._publish, access=CHECKPOINTS),
-            tinker_route(f'{_CHECKPOINT}/publish', self._unpublish, access=CHECKPOINTS, http_method='DELETE'),
+            tinker_route(f'{_CHECKPOINT}/publish', publish, access=CHECKPOINTS),
+            tinker_route(f'{_CHECKPOINT}/publish', unpublish, access=CHECKPOINTS, http_method='DELETE'),
             tinker_route(f'{_CHECKPOINT}/ttl', self._set_ttl, access=CHECKPOINTS, http_method='PUT'),
             tinker_route('copy_weights', self._copy, access=CHECKPOINTS),
         ]
@@ -220,12 +206,6 @@ class CheckpointRoutes:
     async def _delete(self, call: HttpCall) -> Response:
         await self._checkpoints.delete(current_caller(), path_of(call).native)
         return JsonResponse({'type': 'delete_checkpoint'})
-
-    async def _publish(self, call: HttpCall) -> Response:
-        return await self._set_public(call, is_public=True)
-
-    async def _unpublish(self, call: HttpCall) -> Response:
-        return await self._set_public(call, is_public=False)
 
     async def _set_public(self, call: HttpCall, *, is_public: bool) -> Response:
         await self._checkpoints.set_public(path_of(call).native, is_public=is_public)
@@ -245,7 +225,7 @@ class CheckpointRoutes:
         if given.session_id is not None and given.model_seq_id is not None:
             await self._sessions.get(current_caller(), given.session_id)
             run_id = model_id_of(given.session_id, given.model_seq_id)
-        # Identifies repeated requests; empty if the client sends none.
+        # The key identifies repeated requests; it is empty if the client sends none.
         key = text_from_proto(call.headers.get('x-idempotency-key', ''), 'x-idempotency-key', limit=_KEY_LENGTH)
         source = given.source_path
         copy = await self._checkpoints.copy(

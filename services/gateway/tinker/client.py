@@ -1,14 +1,15 @@
 """Routes for a client's configuration, capabilities, health, telemetry, key and account."""
 
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from services.gateway.catalogue.sql import SqlBrowser
 from services.gateway.fleet.model_routes import shown_name
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.tinker.base_models import BaseModel, BaseModels
-from services.gateway.tinker.bodies import read_object
+from services.gateway.tinker.bodies import JSON_LIMIT_BYTES, read_object
 from services.gateway.tinker.datums import LOSSES
 from services.gateway.tinker.routes import ANY_KEY, CATALOGUE, query_of, tinker_route
 from services.kit.errors import InvalidField
@@ -45,7 +46,10 @@ DYNAMIC_CONFIG: dict[str, Any] = {
     'sample_cancel_enabled': True,
     'sample_cancel_max_batch_size': 64,
 }
-_GIGABYTE = 10**9
+_AUDIT: dict[str, Any] = {'entries': []}
+"""Empty, because no audit log is recorded."""
+_USAGE: dict[str, Any] = {'data': [], 'sessions': {}}
+"""Empty, because nothing is billed."""
 
 
 class ClientRoutes:
@@ -55,25 +59,14 @@ class ClientRoutes:
         self._base_models = base_models
 
     def routes(self) -> list[Route]:
+        telemetry = partial(_constant, {'status': 'accepted'}, limit_bytes=TELEMETRY_LIMIT_BYTES)
         return [
-            tinker_route('client/config', self._show_config, access=ANY_KEY),
-            tinker_route('client/dynamic_config', self._show_dynamic_config, access=ANY_KEY),
-            tinker_route('healthz', self._show_health, access=ANY_KEY, http_method='GET'),
+            tinker_route('client/config', partial(_constant, CLIENT_CONFIG), access=ANY_KEY),
+            tinker_route('client/dynamic_config', partial(_constant, DYNAMIC_CONFIG), access=ANY_KEY),
+            tinker_route('healthz', partial(_constant, {'status': 'ok'}), access=ANY_KEY, http_method='GET'),
             tinker_route('get_server_capabilities', self._show_capabilities, access=ANY_KEY, http_method='GET'),
-            tinker_route('telemetry', self._discard_telemetry, access=ANY_KEY),
+            tinker_route('telemetry', telemetry, access=ANY_KEY),
         ]
-
-    async def _show_config(self, call: HttpCall) -> Response:
-        await read_object(call)
-        return JsonResponse(CLIENT_CONFIG)
-
-    async def _show_dynamic_config(self, call: HttpCall) -> Response:
-        await read_object(call)
-        return JsonResponse(DYNAMIC_CONFIG)
-
-    async def _show_health(self, call: HttpCall) -> Response:
-        call.body_done.set()
-        return JsonResponse({'status': 'ok'})
 
     async def _show_capabilities(self, call: HttpCall) -> Response:
         call.body_done.set()
@@ -81,9 +74,12 @@ class ClientRoutes:
         facts = {'loss_fns': sorted(LOSSES), 'optimizers': ['adamw'], 'server_version': software_version()}
         return JsonResponse({'supported_models': supported, **facts})
 
-    async def _discard_telemetry(self, call: HttpCall) -> Response:
-        await read_object(call, limit_bytes=TELEMETRY_LIMIT_BYTES)
-        return JsonResponse({'status': 'accepted'})
+
+async def _constant(document: Mapping[str, Any], call: HttpCall, *, limit_bytes: int = JSON_LIMIT_BYTES) -> Response:
+    """Return the same document for all calls; a posted body is read and discarded."""
+    if call.route.http_method == 'POST':
+        await read_object(call, limit_bytes=limit_bytes)
+    return JsonResponse(document)
 
 
 def _supported(model: BaseModel) -> dict[str, Any]:
@@ -101,26 +97,22 @@ class AccountRoutes:
     """Routes of the caller's key and account."""
 
     def __init__(self, browser: SqlBrowser, *, revoke: Callable[[str], Awaitable[object]]) -> None:
-        """Create the routes; `revoke` revokes a key by its id."""
         self._browser = browser
         self._revoke = revoke
 
     def routes(self) -> list[Route]:
-        shown = {
-            'auth/apikey/me': (self._show_key, ANY_KEY),
-            'audit': (self._show_audit, CATALOGUE),
-            'billing/usage/events': (self._show_usage, CATALOGUE),
-            'billing/usage/checkpoints/current': (self._show_storage, CATALOGUE),
-        }
         return [
-            *(tinker_route(path, serve, access=access, http_method='GET') for path, (serve, access) in shown.items()),
+            tinker_route('auth/apikey/me', self._show_key, access=ANY_KEY, http_method='GET'),
             tinker_route('auth/apikey/me', self._revoke_key, access=ANY_KEY, http_method='DELETE'),
+            tinker_route('audit', partial(_constant, _AUDIT), access=CATALOGUE, http_method='GET'),
+            tinker_route('billing/usage/events', partial(_constant, _USAGE), access=CATALOGUE, http_method='GET'),
+            tinker_route('billing/usage/checkpoints/current', self._show_storage, access=CATALOGUE, http_method='GET'),
         ]
 
     async def _show_key(self, call: HttpCall) -> Response:
         del call
         caller = current_caller()
-        # Clients expect a number; our ids are texts.
+        # Clients expect a number, but our ids are strings.
         number = int.from_bytes(hashlib.sha256(caller.key_id.encode()).digest()[:6], 'big')
         details = {'org_details': {'name': caller.tenant_id}, 'user_details': {'email': ''}}
         return JsonResponse({'key_id': number, 'name': caller.key_id, 'note': '', 'details': details})
@@ -133,20 +125,8 @@ class AccountRoutes:
         await self._revoke(caller.key_id)
         return JsonResponse({'type': 'delete_api_key'})
 
-    async def _show_audit(self, call: HttpCall) -> Response:
-        """Return no entries, because no audit log is recorded."""
-        del call
-        return JsonResponse({'entries': []})
-
-    async def _show_usage(self, call: HttpCall) -> Response:
-        """Return no events, because nothing is billed."""
-        del call
-        return JsonResponse({'data': [], 'sessions': {}})
-
     async def _show_storage(self, call: HttpCall) -> Response:
         project_id = query_of(call).get('project_id', '')
         count, size_bytes = await self._browser.stored(current_caller().tenant_id, project_id=project_id)
-        gigabytes = size_bytes / _GIGABYTE
-        return JsonResponse(
-            {'data': [{'checkpoint_count': count, 'size_bytes': size_bytes, 'size_gigabytes': gigabytes}]}
-        )
+        stored = {'checkpoint_count': count, 'size_bytes': size_bytes, 'size_gigabytes': size_bytes / 10**9}
+        return JsonResponse({'data': [stored]})

@@ -1,7 +1,7 @@
-"""Examples and losses of training requests and prompts of sampling requests, and their conversion to native messages.
+"""Converts examples and losses of training requests, and prompts of sampling requests, to native messages.
 
-Every check that does not need the trainer is made here, before the request is queued. Functions raise InvalidField
-with the path of the first wrong field.
+All checks that do not need the trainer are made here, before the request is queued. Functions raise InvalidField with
+the path of the first wrong field.
 """
 
 from collections.abc import Mapping, Sequence, Sized
@@ -25,14 +25,13 @@ from twinkle.data_format.prompt_probe import MAX_TARGET_ELEMENTS, NO_TARGET, Inv
 
 TEXT_ONLY = 'must be encoded_text: images and audio are not supported'
 MAX_PARTS = 1 << 16
-"""Maximum number of examples of a request and of chunks of a prompt; each takes two bytes in the request but far more
-in memory."""
+"""Maximum number of examples of a request and of chunks of a prompt; each takes two encoded bytes but more memory."""
 TARGETS, DRAW_COUNT = 'target_prompt_logprobs', 'prompt_alt_tokens_k'
-"""Fields of a sampling request for tokens to score and to draw at each position of its prompt but the first."""
+"""Fields of a sampling request: tokens to score and number of tokens to draw at each prompt position but the first."""
 MAX_INPUTS = 64
 """Maximum number of inputs of a loss."""
 _NATIVE_NAMES = {'weights': 'loss_weights', 'logprobs': 'old_logps', 'advantages': 'advantages'}
-"""Inputs with a field in InputFeature; others become extra tensors."""
+"""Fields of InputFeature by input name; other inputs become extra tensors."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +42,12 @@ class LossRule:
     """Inputs of each datum in addition to target_tokens."""
     optional: frozenset[str] = frozenset()
     options: frozenset[str] = frozenset()
-    """Numbers in loss_fn_config."""
+    """Names of numeric options in loss_fn_config."""
 
 
 _POLICY = frozenset({'logprobs', 'advantages'})
 BOUNDS = frozenset({'clip_low_threshold', 'clip_high_threshold'})
-"""Bounds of the policy ratio: an option for all datums, or an input with a number for each datum or position."""
+"""Bounds of the policy ratio: options for all datums, or inputs with a number for each datum or position."""
 _RULES: Mapping[str, LossRule] = {
     'cross_entropy': LossRule(frozenset(), frozenset({'weights'})),
     'importance_sampling': LossRule(_POLICY),
@@ -64,7 +63,6 @@ LOSSES = tuple(_RULES)
 
 
 def rule_of(loss_fn: str) -> LossRule:
-    """Return the rule of a loss."""
     if loss_fn == 'custom':
         problem = 'custom losses are not run by this server; forward_backward_custom computes them in the client'
         raise InvalidField('loss_fn', problem)
@@ -74,13 +72,7 @@ def rule_of(loss_fn: str) -> LossRule:
 
 
 def loss_config(loss_fn: str, config: Mapping[str, float | str], *, is_wide: bool) -> training_config_pb2.LossConfig:
-    """Return the native loss of one batch.
-
-    Args:
-        loss_fn: Name of the loss, equal to the native name.
-        config: Options.
-        is_wide: Whether each position has several targets.
-    """
+    """Return the native loss of one batch; `is_wide` states whether each position has several targets."""
     rule = rule_of(loss_fn)
     for name, value in config.items():
         field = f'loss_fn_config.{name[:100]}'
@@ -129,7 +121,6 @@ class DatumBody(TinkerModel):
 
 
 def datum_from_proto(message: wire.Datum, field: str, budget: ElementBudget) -> Datum:
-    """Convert an example."""
     check_count(message.model_input, MAX_PARTS, f'{field}.model_input')
     check_count(message.loss_fn_inputs, MAX_INPUTS, f'{field}.loss_fn_inputs')
     _check_spans(message, field)
@@ -141,7 +132,6 @@ def datum_from_proto(message: wire.Datum, field: str, budget: ElementBudget) -> 
 
 
 def datum_from_json(value: Any, field: str, budget: ElementBudget) -> Datum:
-    """Convert an example."""
     body = read_model(DatumBody, value, path=field)
     inputs = {
         name: array_from_json(tensor, f'{field}.loss_fn_inputs.{name[:100]}', budget)
@@ -163,7 +153,6 @@ def joined_tokens(prompt: ModelInput, field: str) -> Array:
 
 
 def check_count(values: Sized, limit: int, field: str) -> None:
-    """Check the number of entries."""
     if len(values) > limit:
         raise InvalidField(field, f'must have at most {limit} entries, got {len(values)}')
 
@@ -182,7 +171,7 @@ def _joined(parts: Sequence[Array]) -> Array:
 
 
 def _check_spans(message: wire.Datum, field: str) -> None:
-    """Check the spans of an example; they have no effect here."""
+    """Check the origins of an example's tokens, which have no effect here."""
     for name in ('model_input_spans', 'loss_fn_input_spans'):
         for index, span in enumerate(getattr(message, name)):
             kind = span.WhichOneof('span')
@@ -192,23 +181,15 @@ def _check_spans(message: wire.Datum, field: str) -> None:
 
 
 class FeatureReader:
-    """Converts examples to features for one loss and one base model."""
+    """Converts examples to features for one loss and one base model, whose unknown limits are 0."""
 
     def __init__(self, rule: LossRule, *, vocabulary_size: int, context_tokens: int) -> None:
-        """Configure the checks.
-
-        Args:
-            rule: Inputs of the loss.
-            vocabulary_size: Number of tokens of the base model; 0 if unknown.
-            context_tokens: Maximum number of tokens of an example; 0 if unknown.
-        """
         self._rule = rule
         self._required = {'target_tokens', *rule.required}
         self._vocabulary_size = vocabulary_size or 1 << 31
         self._context_tokens = context_tokens or 1 << 31
 
     def read(self, datum: Datum, field: str) -> input_feature_pb2.InputFeature:
-        """Convert one example."""
         length = len(datum.tokens)
         if not 1 <= length <= self._context_tokens:
             problem = f'must have 1 to {self._context_tokens} tokens, the context of the base model; got {length}'
@@ -220,7 +201,8 @@ class FeatureReader:
         self._check_targets(targets, length, f'{inputs}.target_tokens')
         feature = input_feature_pb2.InputFeature(input_ids=tensor_to_proto(datum.tokens.astype('<i4')))
         if targets.ndim == 2:
-            _set_candidates(feature, targets, self._weights(datum, inputs))
+            weights = datum.inputs.get('weights', np.ones(targets.shape, '<f4'))
+            _set_candidates(feature, targets, _numbers(weights, targets.shape, f'{inputs}.weights'))
             return feature
         feature.labels.CopyFrom(tensor_to_proto(targets.astype('<i4')))
         for name, array in datum.inputs.items():
@@ -229,7 +211,7 @@ class FeatureReader:
         return feature
 
     def _check_names(self, datum: Datum, field: str) -> None:
-        known = {'target_tokens', *self._rule.required, *self._rule.optional}
+        known = self._required | self._rule.optional
         if unknown := sorted(set(datum.inputs) - known):
             problem = f'is not an input of this loss, which takes {", ".join(sorted(known))}'
             raise InvalidField(f'{field}.{unknown[0][:100]}', problem)
@@ -248,10 +230,6 @@ class FeatureReader:
         if ids.min() < 0 or ids.max() >= self._vocabulary_size:
             raise InvalidField(field, f'token ids must be at least 0 and below {self._vocabulary_size}')
 
-    def _weights(self, datum: Datum, field: str) -> Array:
-        shape = datum.inputs['target_tokens'].shape
-        return _numbers(datum.inputs.get('weights', np.ones(shape, '<f4')), shape, f'{field}.weights')
-
 
 def features_of(datums: Sequence[Datum], reader: FeatureReader) -> input_feature_pb2.FeatureBatch:
     """Convert all examples to one batch."""
@@ -263,9 +241,8 @@ def features_of(datums: Sequence[Datum], reader: FeatureReader) -> input_feature
     names = set(datums[0].inputs)
     for index, datum in enumerate(datums):
         if inconsistent := sorted(names ^ set(datum.inputs)):
-            raise InvalidField(
-                f'data[{index}].loss_fn_inputs.{inconsistent[0][:100]}', 'must be in all datums or in none'
-            )
+            field = f'data[{index}].loss_fn_inputs.{inconsistent[0][:100]}'
+            raise InvalidField(field, 'must be in all datums or in none')
     return input_feature_pb2.FeatureBatch(features=features)
 
 
@@ -292,7 +269,7 @@ def _set(feature: input_feature_pb2.InputFeature, name: str, array: Array) -> No
 
 
 def _set_candidates(feature: input_feature_pb2.InputFeature, targets: Array, weights: Array) -> None:
-    """Set several target tokens for each position; the label only marks positions that count."""
+    """Set several target tokens for each position; the labels only mark the positions that count."""
     feature.labels.CopyFrom(tensor_to_proto(targets[:, 0].astype('<i4')))
     feature.extra_tensors['target_ids'].CopyFrom(tensor_to_proto(targets))
     feature.extra_tensors['target_weights'].CopyFrom(tensor_to_proto(weights))
@@ -301,7 +278,7 @@ def _set_candidates(feature: input_feature_pb2.InputFeature, targets: Array, wei
 def probe_from_json(
     targets: dict[str, Any] | None, draw_count: int, *, prompt_length: int
 ) -> sampling_pb2.PromptProbe | None:
-    """Return the native probe of a prompt; None if a request asks for no values at its positions."""
+    """Return the native probe of a prompt, or None if the request neither has `targets` nor draws tokens."""
     if targets is None and not draw_count:
         return None
     matrix: Array | None = None

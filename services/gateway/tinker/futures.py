@@ -1,4 +1,4 @@
-"""Routes that clients poll for the outcomes of futures. Each call waits for some time, so that clients poll rarely."""
+"""Routes that clients poll for the outcomes of futures. Each call waits for an outcome, so that clients poll rarely."""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
@@ -16,9 +16,9 @@ from services.gateway.tinker.routes import ANY_KEY, category_of, text_of, tinker
 from services.kit.errors import NotBuiltYet
 
 WAIT_SECONDS = 25.0
-"""Seconds that a poll waits for an outcome; clients time out after 45."""
+"""Maximum number of seconds that a poll waits for an outcome; clients time out after 45 s."""
 CREATE, EXECUTE, DELETE, SAMPLE = 'create_adapter', 'execute', 'delete_adapter', 'sample'
-"""Kinds of futures: the native requests that they carry."""
+"""Kinds of futures, named after their native requests."""
 
 
 class Verb(StrEnum):
@@ -42,7 +42,7 @@ class Verb(StrEnum):
 
 @dataclass(frozen=True)
 class FutureNote:
-    """Facts stored with a future to build its response after the request is deleted."""
+    """Facts stored with a future, from which its response is built after the request is deleted."""
 
     verb: str
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -53,7 +53,7 @@ class FutureNote:
 
 
 def note_of(future: Future) -> FutureNote:
-    """Return the note of a future; futures of other APIs have an empty verb."""
+    """Return the note of a future; its verb is empty for futures of other APIs."""
     try:
         facts = json.loads(future.note)
     except ValueError:
@@ -68,7 +68,7 @@ class Outcome:
     future: Future
     note: FutureNote
     result: bytes
-    """Native response."""
+    """Encoded native response."""
     is_protobuf_accepted: bool
 
 
@@ -104,14 +104,7 @@ class FutureRoutes:
         is_rate_limited: Callable[[str], bool] = lambda _: False,
         wait_seconds: float = WAIT_SECONDS,
     ) -> None:
-        """Create the routes.
-
-        Args:
-            futures: Futures of the callers.
-            formats: Response format of each verb.
-            is_rate_limited: Returns whether a tenant's requests wait because of its token rate.
-            wait_seconds: Seconds that a poll waits.
-        """
+        """Create the routes; `is_rate_limited` returns whether a tenant's requests wait because of its token rate."""
         self._futures = futures
         self._formats = formats
         self._is_rate_limited = is_rate_limited

@@ -46,9 +46,9 @@ from twinkle.api.checkpoint.v1 import checkpoint_pb2
 from twinkle.api.model.v1 import adapter_pb2, adapter_service_pb2, operation_pb2, training_config_pb2
 
 LORA_ALPHA = 32.0
-"""Alpha of every adapter; Tinker's clients do not send it, and external files contain it."""
+"""Alpha of all adapters. Tinker's clients do not send it, but the files that they download contain it."""
 _GROUPS = {'train_attn': 'all-attention', 'train_mlp': 'all-mlp', 'train_unembed': 'output-head'}
-"""Groups of layers by the client's switch that enables their training."""
+"""Groups of layers, by the client's switch that enables the training of the group."""
 _GROUP_NAMES = frozenset({*_GROUPS.values(), 'all-linear'})
 _ADAMW = {'type': 'adamw'}
 
@@ -79,7 +79,6 @@ class NewModelBody(TinkerModel):
 
     @property
     def model_id(self) -> str:
-        """Id of the new model."""
         return model_id_of(self.session_id, self.model_seq_id)
 
 
@@ -138,11 +137,10 @@ class ModelRequest:
     lora_config: training_config_pb2.LoraConfig | None = None
     """None uses the configuration of the saved weights."""
     path: WeightsPath | None = None
-    """Saved weights to begin from."""
+    """Saved weights that the model starts from."""
     is_optimizer_included: bool = False
 
     def native(self, base_model: str) -> adapter_service_pb2.CreateAdapterRequest:
-        """Return the native request."""
         return adapter_service_pb2.CreateAdapterRequest(
             request_id=self.body.model_id,
             adapter_id=self.body.model_id,
@@ -157,12 +155,7 @@ class ModelRequest:
 
 
 def native_lora_config(given: LoraConfig, *, is_unembed_trained: bool) -> training_config_pb2.LoraConfig:
-    """Return the native LoRA configuration.
-
-    Args:
-        given: Configuration of the client.
-        is_unembed_trained: Whether `train_unembed` is honored; otherwise the output head is not trained.
-    """
+    """Return the native LoRA configuration; `train_unembed` is ignored unless `is_unembed_trained`."""
     switches = {name: getattr(given, name) for name in _GROUPS if name != 'train_unembed' or is_unembed_trained}
     if not any(switches.values()):
         raise InvalidField('lora_config.train_mlp', f'at least one of {", ".join(switches)} must be true')
@@ -173,7 +166,7 @@ def native_lora_config(given: LoraConfig, *, is_unembed_trained: bool) -> traini
 
 
 def trained_groups(targets: Collection[str]) -> dict[str, bool | None]:
-    """Return the switches of a model with these target modules; None if they are unknown or are not only groups."""
+    """Return the switches for target modules, with None for each if the modules are unknown or not all groups."""
     if not targets or not _GROUP_NAMES.issuperset(targets):
         return dict.fromkeys(_GROUPS)
     is_all = 'all-linear' in targets
@@ -192,7 +185,6 @@ class TinkerModelRoutes:
         lookups: Lookups,
         is_unembed_trained: bool,
     ) -> None:
-        """Create the routes; `train_unembed` adapts the output head only if `is_unembed_trained`."""
         self._operations = operations
         self._known = known
         self._base_models = base_models
@@ -252,7 +244,6 @@ class TinkerModelRoutes:
 
     async def _unload(self, call: HttpCall) -> Response:
         model_id = (await read_body(call, ModelBody)).model_id
-        base_model = await self._known.base_model_of(model_id)
         request = adapter_service_pb2.DeleteAdapterRequest(adapter_id=model_id)
         future = FutureRequest(
             kind=DELETE,
@@ -260,7 +251,7 @@ class TinkerModelRoutes:
             payload=request.SerializeToString(deterministic=True),
             session_id=session_of(model_id),
             note=str(FutureNote(Verb.UNLOAD_MODEL, {'model_id': model_id})),
-            base_model=base_model,
+            base_model=await self._known.base_model_of(model_id),
         )
         return acknowledged(await self._operations.futures.submit(future))
 
@@ -273,7 +264,7 @@ class InfoRoutes:
     """Routes that describe models and saved weights."""
 
     def __init__(self, lookups: Lookups, runs: RunStore, *, tokenizers: Mapping[str, str]) -> None:
-        """Create the routes; `tokenizers` maps base models to hub ids with their tokenizers."""
+        """Create the routes; `tokenizers` maps base models to the hub ids of their tokenizers."""
         self._lookups = lookups
         self._runs = runs
         self._tokenizers = tokenizers
@@ -288,7 +279,7 @@ class InfoRoutes:
         model_id = (await read_body(call, ModelBody)).model_id
         adapter = adapter_pb2.Adapter.FromString(await self._lookups.adapter(model_id))
         name, is_lora = shown_name(adapter.base_model), not adapter.HasField('full_parameters')
-        # Clients cannot read a folder of the server.
+        # Clients cannot load a tokenizer from a folder of the server.
         tokenizer_id = self._tokenizers.get(adapter.base_model, name if name == adapter.base_model else None)
         return JsonResponse(
             {

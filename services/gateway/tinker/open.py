@@ -40,16 +40,7 @@ def open_tinker(
     upstreams: Upstreams,
     samplers: ServiceFacts,
 ) -> list[Route]:
-    """Return the routes for sessions, training, sampling and futures.
-
-    Args:
-        config: Configuration of the gateway.
-        database: Database of runs.
-        sessions: Sessions of clients.
-        service: Futures that run the requests of clients, and their sampling handles.
-        upstreams: Services behind the gateway.
-        samplers: Base models and limits that the samplers report.
-    """
+    """Return the routes for sessions, training, sampling and futures; `samplers` reports what can be sampled."""
     lookups, futures, handles = upstreams.lookups, service.futures, service.handles
     known = KnownModels(futures, lookups, sessions)
     operations = Operations(futures, known)
@@ -80,16 +71,7 @@ def open_tinker_catalogue(
     upstreams: Upstreams,
     clock: Clock,
 ) -> list[Route]:
-    """Return the routes for runs, checkpoints, lists of sessions, and the account.
-
-    Args:
-        database: Database of sessions, runs and checkpoints.
-        catalogue: Runs and checkpoints.
-        accounts: Tenants, projects and keys.
-        sessions: Sessions of clients.
-        upstreams: Services behind the gateway.
-        clock: Clock of the gateway.
-    """
+    """Return the routes for runs, checkpoints, lists of sessions, and the account."""
     handles, browser = SqlHandleStore(database), SqlBrowser(database)
     search = SessionSearch(browser, SqlSessionStore(database), sessions)
 
@@ -97,7 +79,7 @@ def open_tinker_catalogue(
         found = await handles.list_of_session(current_caller().tenant_id, session_id)
         return [handle.handle_id for handle in found]
 
-    # Gateways with the same pepper derive the same signing key, which differs from the digest of every API key.
+    # Gateways with the same pepper derive the same signing key, which differs from the digests of all API keys.
     links = Links(accounts.verifier.digest('key of the links to files'), clock=clock)
     parts = (
         RunRoutes(browser, catalogue.client, runs=catalogue.runs, lookups=upstreams.lookups),

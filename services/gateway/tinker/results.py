@@ -1,12 +1,13 @@
 """Responses for finished futures: protobuf, or JSON for older clients.
 
-Log-probabilities of sampled tokens are those of the model before temperature and filters, equal to those of training.
+Log-probabilities of sampled tokens are computed before temperature and filters, as in training.
 """
 
 import asyncio
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -33,8 +34,8 @@ def training_formats() -> Mapping[str, ResultFormat]:
         Verb.CREATE_MODEL: _created,
         Verb.LOAD_MODEL: _loaded,
         Verb.LOAD_WEIGHTS: _loaded,
-        Verb.FORWARD: _passed,
-        Verb.FORWARD_BACKWARD: _passed,
+        Verb.FORWARD: partial(asyncio.to_thread, _passed),
+        Verb.FORWARD_BACKWARD: partial(asyncio.to_thread, _passed),
         Verb.OPTIM_STEP: _stepped,
         Verb.SAVE_WEIGHTS: _saved,
         Verb.SAVE_FOR_SAMPLER: _saved,
@@ -49,15 +50,11 @@ async def _created(outcome: Outcome) -> Response:
 
 
 async def _loaded(outcome: Outcome) -> Response:
-    facts = {'path': outcome.note.facts.get('path'), 'model_id': outcome.future.lane}
-    return JsonResponse({**facts, 'type': 'load_weights'})
+    path = outcome.note.facts.get('path')
+    return JsonResponse({'path': path, 'model_id': outcome.future.lane, 'type': 'load_weights'})
 
 
-async def _passed(outcome: Outcome) -> Response:
-    return await asyncio.to_thread(_pass_response, outcome)
-
-
-def _pass_response(outcome: Outcome) -> Response:
+def _passed(outcome: Outcome) -> Response:
     result = _result_of(outcome).forward
     if outcome.is_protobuf_accepted:
         return ProtobufResponse(output_to_proto(result).SerializeToString())
@@ -93,7 +90,7 @@ def _result_of(outcome: Outcome) -> operation_result_pb2.OperationResult:
 
 
 def output_to_proto(result: operation_result_pb2.ForwardResult) -> wire.ForwardBackwardOutput:
-    """Return the result of a pass as a message; each record holds consecutive examples of equal trailing dimensions."""
+    """Return the result of a pass as a message; a record holds consecutive examples with equal trailing dimensions."""
     output = wire.ForwardBackwardOutput(loss_fn_output_type=OUTPUT_TYPE, metrics=metrics_of(result))
     for trailing_shape, arrays in groupby(_logprobs(result), key=lambda array: array.shape[1:]):
         group = list(arrays)
@@ -112,7 +109,7 @@ def output_to_json(result: operation_result_pb2.ForwardResult) -> dict[str, Any]
 
 
 def metrics_of(result: operation_result_pb2.ForwardResult) -> dict[str, float]:
-    """Return the metrics of a pass as `name:reduction`; clients combine the parts of a batch by that reduction."""
+    """Return the metrics of a pass by `name:reduction`; clients combine the parts of a batch with the reduction."""
     reported = {_metric_name(name): value for name, value in result.metrics.items()}
     return {**reported, 'loss:sum': result.loss, 'num_tokens:sum': float(result.label_count)}
 
@@ -122,7 +119,7 @@ def _metric_name(name: str) -> str:
 
 
 def _finite_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    # JSON cannot represent other numbers, and clients accept no substitute for them.
+    # JSON cannot represent other numbers, and clients accept no substitutes.
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
@@ -146,23 +143,18 @@ NO_TOKEN, NO_LOGPROB = 0, -99999.0
 
 
 def sampling_formats(handles: SamplingHandles) -> Mapping[str, ResultFormat]:
-    """Return the response format of each sampling verb; `handles` record the published version."""
+    """Return the response format of each sampling verb; published versions are recorded in `handles`."""
 
     async def published(outcome: Outcome) -> Response:
-        handle = str(outcome.note.facts.get('sampling_session_id', ''))
         # An interrupted save may not have created the handle; the client resends the save.
         with suppress(SessionNotFound):
-            await handles.record_published(handle, outcome.result)
-        return JsonResponse({'sampling_session_id': handle, 'type': Verb.SAVE_FOR_SAMPLER})
+            await handles.record_published(str(outcome.note.facts.get('sampling_session_id', '')), outcome.result)
+        return await _published(outcome)
 
-    return {Verb.SAMPLE: _sampled, Verb.PUBLISH: published}
-
-
-async def _sampled(outcome: Outcome) -> Response:
-    return await asyncio.to_thread(_sample_response, outcome)
+    return {Verb.SAMPLE: partial(asyncio.to_thread, _sampled), Verb.PUBLISH: published}
 
 
-def _sample_response(outcome: Outcome) -> Response:
+def _sampled(outcome: Outcome) -> Response:
     result = sampler_service_pb2.SampleBatchResponse.FromString(outcome.result)
     if any(sequence.stop_reason == sampling_pb2.STOP_REASON_ABORT for sequence in result.sequences):
         # Tinker has no stop reason for an abort.
@@ -173,12 +165,7 @@ def _sample_response(outcome: Outcome) -> Response:
 
 
 def sample_to_proto(result: sampler_service_pb2.SampleBatchResponse, facts: Mapping[str, Any]) -> wire.SampleResponse:
-    """Return the sequences as a message.
-
-    Args:
-        result: Response of the sampler to one prompt.
-        facts: Facts of the request, from `TinkerSampleRequest`.
-    """
+    """Return the response to one prompt as a message; `facts` are from the `TinkerSampleRequest`."""
     response = wire.SampleResponse(prompt_cache_hit_tokens=result.prompt.cached_token_count)
     for sequence in result.sequences:
         added = response.sequences.add(
@@ -198,7 +185,7 @@ def sample_to_proto(result: sampler_service_pb2.SampleBatchResponse, facts: Mapp
 
 
 def sample_to_json(result: sampler_service_pb2.SampleBatchResponse, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sequences as a JSON document; see `sample_to_proto`."""
+    """Return the response to one prompt as a JSON document; see `sample_to_proto`."""
     document: dict[str, Any] = {
         'type': 'sample',
         'sequences': [
@@ -225,7 +212,7 @@ def sample_to_json(result: sampler_service_pb2.SampleBatchResponse, facts: Mappi
 
 
 def _add_probe(response: wire.SampleResponse, prompt: sampling_pb2.PromptInfo, *, is_sparse: bool) -> None:
-    """Add the scores of chosen tokens, in the layout of the request, and drawn tokens with their scores."""
+    """Add the scores of the target tokens, in the layout of the request, and the drawn tokens with their scores."""
     if prompt.HasField('target_logprobs'):
         scores = _array(prompt.target_logprobs, '<f4')
         response.target_prompt_logprobs.CopyFrom(_sparse_tensor(scores) if is_sparse else _tensor(_filled(scores)))
@@ -248,12 +235,12 @@ def _sparse_tensor(scores: Array) -> wire.Tensor:
 
 
 def _filled(scores: Array) -> Array:
-    """Return scores with 0 for tokens that were not requested, for which samplers return NaN."""
+    """Replace the NaN that samplers return for tokens that were not requested with 0."""
     return np.nan_to_num(scores, neginf=-np.inf)
 
 
 def _prompt_scores(prompt: sampling_pb2.PromptInfo, facts: Mapping[str, Any]) -> Array | None:
-    """Return float32 [N] log-probabilities of a prompt, NaN for tokens without a score; None if not requested."""
+    """Return float32 [N] log-probabilities of a prompt, NaN for tokens without a score, or None if not requested."""
     if not prompt.HasField('logprobs') or not facts.get('is_scored', True):
         return None
     scores = _array(prompt.logprobs, '<f4').copy()
@@ -266,7 +253,7 @@ def _is_stopped(sequence: sampling_pb2.SampledSequence) -> bool:
 
 
 def _unscored(length: int, facts: Mapping[str, Any]) -> int:
-    """Return the number of leading tokens of a prompt without a score."""
+    """Return the number of tokens at the start of a prompt that have no score."""
     return max(1, length - facts['last_n']) if 'last_n' in facts else 1
 
 
@@ -290,7 +277,6 @@ def _topk_to_proto(ids: Array, logprobs: Array) -> wire.TopkLogprobs:
 
 
 def _pairs(ids: list[int], logprobs: list[float]) -> list[tuple[int, float]] | None:
-    """Return the tokens at one position; None for no tokens."""
     pairs = [(token, logprob) for token, logprob in zip(ids, logprobs, strict=True) if logprob != NO_LOGPROB]
     return pairs or None
 

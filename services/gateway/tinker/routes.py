@@ -1,7 +1,7 @@
 """Paths, access rules, query strings and error responses that all routes of the Tinker API share.
 
 The SDK raises immediately on 400, 401, 403, 404, 410, 413 and 422, and retries for minutes on 408, 409, 429 and from
-500 on. These statuses are used only when a retry can succeed: a permanent conflict returns 400.
+500 on. The latter are used only when a retry can succeed, so a permanent conflict returns 400.
 """
 
 import re
@@ -39,11 +39,11 @@ _STATUSES = {
     Code.UNKNOWN: 500,
     Code.DATA_LOSS: 500,
 }
-"""All other codes return 400, because a retry cannot succeed."""
+"""HTTP status of each error code; all other codes return 400, because a retry cannot succeed."""
 _REASONS = {'MESSAGE_TOO_LARGE': 413, 'SESSION_FINISHED': 410, 'FUTURE_EXPIRED': 410}
 """Reasons with a more specific status than their code."""
 _PARTLY_TRANSIENT = frozenset({Code.RESOURCE_EXHAUSTED, Code.DATA_LOSS})
-"""Codes with temporary and permanent errors: a retry resolves neither a used-up quota nor a damaged checkpoint."""
+"""Codes of both temporary and permanent errors; a used-up quota and a damaged checkpoint are permanent."""
 _FIELDS = (
     (r'(operation\.)?forward_(backward|only)\.batch\.features', 'data'),
     (r'(operation\.)?forward_(backward|only)\.loss', 'loss_fn'),
@@ -55,7 +55,7 @@ _FIELDS = (
     (r'params(?=\.)', 'sampling_params'),
     (r'prompts\[0\]', 'prompt'),
 )
-"""Patterns of native fields, and the fields of Tinker's requests that they are converted from."""
+"""Patterns of native fields, and the fields of Tinker's requests that the native fields are converted from."""
 _TENSORS = {
     'labels': 'target_tokens',
     'target_ids': 'target_tokens',
@@ -113,14 +113,7 @@ _ERRORS = TinkerErrors()
 def tinker_route(
     path: str, serve: Callable[[HttpCall], Awaitable[Response]], *, access: str, http_method: str = 'POST'
 ) -> Route:
-    """Return a route.
-
-    Args:
-        path: Starlette path pattern below `PREFIX`.
-        serve: Handler.
-        access: RPC method, with leading slash, whose access rules apply.
-        http_method: HTTP method.
-    """
+    """Return a route; `path` is below `PREFIX`, and `access` is the RPC method whose access rules apply."""
     name = '.'.join(part.strip('{}') for part in path.split('/'))
     return Route(
         path=PREFIX + path,
@@ -140,7 +133,7 @@ def bearer_from_api_key(headers: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def query_of(call: HttpCall) -> Mapping[str, str]:
-    """Return the query fields; the last one wins when a field is repeated."""
+    """Return the fields of the query string; a repeated field has its last value."""
     return dict(parse_qsl(bytes(call.scope.get('query_string', b'')).decode('latin-1'), keep_blank_values=True))
 
 
@@ -152,14 +145,19 @@ def slice_of(query: Mapping[str, str], *, limit: int) -> Slice:
     )
 
 
-def check_scope(query: Mapping[str, str]) -> None:
-    """Check the access scope; both scopes are equal, because all keys of a tenant may read all its items."""
+def checked_query_of(call: HttpCall) -> Mapping[str, str]:
+    """Return the query fields, and check the access scope.
+
+    Both scopes select the same items, because each key of a tenant may read all items of the tenant.
+    """
+    query = query_of(call)
     if query.get('access_scope', 'owned') not in _SCOPES:
         raise InvalidField('access_scope', f'must be one of {", ".join(_SCOPES)}')
+    return query
 
 
 def path_of(call: HttpCall) -> WeightsPath:
-    """Return the saved weights that the URL names by run, kind and name."""
+    """Return the path of the saved weights that the URL names."""
     values = call.path_values
     return parse_path(f'tinker://{values["run_id"]}/{values["kind"]}/{values["name"]}', 'path')
 

@@ -1,7 +1,6 @@
 """Routes for sampling sessions, sampling requests, and the completions of many requests.
 
-A parameter that the samplers do not support is refused by name, not ignored. Errors carry the path of the first wrong
-field.
+Functions raise InvalidField with the path of the first wrong field.
 """
 
 import asyncio
@@ -32,19 +31,19 @@ from services.gateway.tinker.routes import tinker_route
 from services.gateway.tinker.submission import KnownModels
 from services.kit.errors import DomainError, InvalidField
 from services.kit.ids import new_id
+from services.kit.rpc.tensors import tensor_to_proto
 from twinkle.api.sampler.v1 import sampler_service_pb2, sampling_pb2
-from twinkle.api.tensor.v1 import tensor_pb2
 from twinkle.data_format.prompt_probe import MAX_DRAWS
 
 CLONE_SEQ_IDS = 1_000_000_000
-"""Number of sequence ids that are reserved for each clone of a client."""
+"""Number of sequence ids reserved for each clone of a client."""
 MAX_TOPK = 20
 """Maximum number of alternatives that samplers report for a token."""
 _STOP_STRINGS: TypeAdapter[list[str]] = TypeAdapter(StopStrings)
 _STOP_TOKENS: TypeAdapter[list[int]] = TypeAdapter(StopTokens)
 _SEQ_ID: TypeAdapter[int] = TypeAdapter(LongCounter)
 BODY_BYTES = 16 << 20
-"""Maximum number of bytes of a sampling request; a token takes about seven."""
+"""Maximum number of bytes of a sampling request; a token takes about seven bytes."""
 
 
 def _sampler_path(value: Any, info: ValidationInfo) -> WeightsPath:
@@ -53,12 +52,8 @@ def _sampler_path(value: Any, info: ValidationInfo) -> WeightsPath:
 
 HandleId = Annotated[str, Field(min_length=1, max_length=256)]
 _HANDLE_ID: TypeAdapter[str] = TypeAdapter(HandleId)
-
-
 SamplerPath = Annotated[WeightsPath, PlainValidator(_sampler_path)]
 """Path of weights saved for sampling. Use it only for fields at the top level of a body."""
-
-
 _TopK = Annotated[int, Field(ge=0, le=MAX_TOPK)]
 
 
@@ -71,7 +66,7 @@ class SamplingParamsBody(TinkerModel):
     max_tokens: Annotated[int, Field(ge=1, le=(1 << 31) - 1)] | None = None
     seed: Int64 | None = None
     stop: Any = None
-    """String, strings, or tokens; an empty list ignores even the model's end of sequence."""
+    """A string, strings, or tokens; an empty list ignores even the model's end-of-sequence token."""
 
 
 class SampleBody(TinkerModel):
@@ -85,11 +80,11 @@ class SampleBody(TinkerModel):
     topk_sample_logprobs: _TopK = 0
     prompt_logprobs_last_n: int | None = None
     target_prompt_logprobs: dict[str, Any] | None = None
-    """Matrix of tokens to score, validated with the prompt."""
+    """Matrix of tokens to score at the positions of the prompt."""
     prompt_alt_tokens_k: Annotated[int, Field(ge=0, le=MAX_DRAWS)] = 0
     sampling_session_id: HandleId | None = None
     seq_id: Any = None
-    """Number of the request, validated if it has a sampling session."""
+    """Number of the request within its sampling session; ignored without a session."""
     base_model: BaseModelName | None = None
     model_path: SamplerPath | None = None
 
@@ -101,7 +96,7 @@ class TinkerSampleRequest:
     handle_id: str
     """Sampling session; empty if the request names its weights."""
     seq_id: int
-    """Number of the request within its sampling session."""
+    """Number of the request within its sampling session; 0 without a session."""
     base_model: str
     model_path: WeightsPath | None
     request: sampler_service_pb2.SampleBatchRequest
@@ -111,7 +106,6 @@ class TinkerSampleRequest:
 
     @property
     def sample_count(self) -> int:
-        """Number of sequences."""
         return self.request.params.sample_count
 
     @property
@@ -126,7 +120,7 @@ class TinkerSampleRequest:
 
     @property
     def topic(self) -> str:
-        """Topic of the completion, which all requests of one clone of a client share."""
+        """Topic of the completion; requests from the same clone of a client share a topic."""
         return topic_of(self.handle_id, self.seq_id // CLONE_SEQ_IDS) if self.handle_id else ''
 
 
@@ -151,16 +145,13 @@ def sample_request(body: Mapping[str, Any]) -> TinkerSampleRequest:
     facts = _set_logprob_params(given, params, prompt_length=tokens.size)
     probe = probe_from_json(given.target_prompt_logprobs, given.prompt_alt_tokens_k, prompt_length=tokens.size)
     params.MergeFrom(sampling_pb2.SamplingParams(prompt_probe=probe))
-    request = sampler_service_pb2.SampleBatchRequest(params=params)
-    request.prompts.add().token_ids.CopyFrom(
-        tensor_pb2.Tensor(dtype=tensor_pb2.DTYPE_INT32, shape=[tokens.size], data=tokens.tobytes())
-    )
+    prompt = sampling_pb2.Prompt(token_ids=tensor_to_proto(tokens))
     return TinkerSampleRequest(
         handle_id=handle_id,
         seq_id=seq_id,
         base_model=given.base_model or '',
         model_path=given.model_path,
-        request=request,
+        request=sampler_service_pb2.SampleBatchRequest(params=params, prompts=[prompt]),
         facts=facts,
     )
 
@@ -323,7 +314,7 @@ class SamplingRoutes:
         return JsonResponse({'completions': [_completion(future) for future in completed], 'cursor': cursor})
 
     async def _handle_of(self, request: TinkerSampleRequest) -> SamplingHandle | None:
-        """Return the handle of a request. Without a session, only checkpoints have a handle, one for each."""
+        """Return the handle of a request. Without a sampling session, it is the handle of the checkpoint, if any."""
         if request.handle_id:
             handle = await self._handles.get(request.handle_id)
             await self._known.check_session(handle.session_id)
@@ -342,7 +333,7 @@ class SamplingRoutes:
             raise WeightsNotSaved(str(path_of_native(request.checkpoint_path))) from error
 
     async def _check_length(self, request: TinkerSampleRequest, base_model: str) -> None:
-        """Check tokens and length early, if the base model is known; samplers check them as well."""
+        """Check tokens and length before the request is queued, if the base model is known; samplers check them too."""
         model = await self._samplers.find(base_model) if base_model else None
         if model is None:
             return
@@ -361,7 +352,7 @@ class SamplingRoutes:
 def _future_request(
     request: TinkerSampleRequest, handle: SamplingHandle | None, headers: Mapping[str, str]
 ) -> FutureRequest:
-    """Return the future. Without a sampling session, the idempotency key identifies repeated requests."""
+    """Return the future's request; without a sampling session, the idempotency key identifies repeated requests."""
     request_key = headers.get('x-idempotency-key', '')[:256] or new_id('rq')
     if handle is None:
         request.request.base_model = request.base_model

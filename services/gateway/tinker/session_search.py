@@ -19,7 +19,7 @@ MAX_READ = 5000
 """Maximum number of sessions that one search reads; the next page continues after them, even if none matched."""
 _PAGE_SIZE = 500
 OWN_LABELS = {'display_name': 'tinker:display_name', 'tags': 'tinker:tags'}
-"""Labels of a session that store fields of Tinker that our sessions do not have."""
+"""Labels that store the fields of Tinker's sessions that our sessions do not have."""
 _REASONS = {FinishReason.SUCCESS: 'success', FinishReason.FAILED: 'errored', FinishReason.INTERRUPTED: 'interrupted'}
 
 
@@ -41,7 +41,7 @@ _TextSet = Annotated[frozenset[str], PlainValidator(_text_set)]
 
 
 class SearchOwner(TinkerModel):
-    """Owners whose sessions are searched."""
+    """Owners of the sessions that are searched."""
 
     type: Literal['own', 'accessible', 'user'] = 'own'
     owner_urns: _TextSet | None = None
@@ -61,7 +61,6 @@ class SearchStatus(TinkerModel):
     """Accepted finish reasons; None accepts all."""
 
     def matches(self, session: Session) -> bool:
-        """Return whether a session has this status."""
         return _status_kind(session) == self.type and (self.reasons is None or _finish_kind(session) in self.reasons)
 
 
@@ -73,12 +72,12 @@ class SearchCursor(TinkerModel):
 
 
 class SearchBody(TinkerModel):
-    """Body of `sessions/search`. A session must meet all conditions that are set."""
+    """Body of `sessions/search`; a session must meet all conditions that are set."""
 
     owner: SearchOwner = SearchOwner()
     session_id: _Text | None = None
     display_name: _Text | None = None
-    """Words of the name; if an id is given too, a session with either matches."""
+    """Words of the name. If `session_id` is set too, a session needs to match only one of them."""
     user_metadata: TextLabels = Field(default_factory=dict[str, str])
     project_ids: _TextSet | None = None
     statuses: Annotated[list[SearchStatus], Field(fail_fast=True)] | None = None
@@ -86,7 +85,6 @@ class SearchBody(TinkerModel):
     cursor: SearchCursor | None = None
 
     def matches(self, session: Session) -> bool:
-        """Return whether a session meets the conditions."""
         labels, owners = session.user_metadata, self.owner.owner_urns
         return (
             self._matches_name(session)
@@ -108,7 +106,6 @@ class SessionSearch:
     """Searches the sessions of the current caller, newest first."""
 
     def __init__(self, browser: SqlBrowser, store: SessionStore, sessions: Sessions) -> None:
-        """Search `store`; `sessions` computes the current status, `browser` the stored bytes of a session."""
         self._browser = browser
         self._store = store
         self._sessions = sessions
@@ -120,8 +117,7 @@ class SessionSearch:
         after = Cursor(cursor.last_created_at, cursor.last_session_id) if cursor else None
         read, is_end = 0, False
         while len(found) < search.limit and read < MAX_READ and not is_end:
-            page = Page(size=_PAGE_SIZE, after=after)
-            listed = await self._store.list_newest(current_caller().tenant_id, page)
+            listed = await self._store.list_newest(current_caller().tenant_id, Page(size=_PAGE_SIZE, after=after))
             is_end = len(listed) <= _PAGE_SIZE
             for session in listed[:_PAGE_SIZE]:
                 if len(found) == search.limit:
@@ -129,11 +125,11 @@ class SessionSearch:
                     break
                 read, after = read + 1, Cursor(session.create_time, session.session_id)
                 found += [session] if search.matches(session) and await self._still_matches(search, session) else []
-        documents = [_session_to_json(session, stored=await self._stored(session)) for session in found]
+        documents = [_session_to_json(session, await self._stored(session)) for session in found]
         return {'sessions': documents, 'next_cursor': None if is_end or after is None else _cursor_to_json(after)}
 
     async def _still_matches(self, search: SearchBody, session: Session) -> bool:
-        """Check the current status: the session may have expired since its status was stored."""
+        """Check the current status, because the session may have expired after its status was stored."""
         if search.statuses is None or _status_kind(session) != 'active':
             return True
         try:
@@ -145,8 +141,8 @@ class SessionSearch:
         return await self._browser.stored(session.tenant_id, session_id=session.session_id)
 
 
-def _session_to_json(session: Session, *, stored: tuple[int, int]) -> dict[str, Any]:
-    """Convert a session to JSON. `stored` contains the number of its checkpoints and their total bytes."""
+def _session_to_json(session: Session, stored: tuple[int, int]) -> dict[str, Any]:
+    """Convert a session to JSON; `stored` contains the number of its checkpoints and their total bytes."""
     return {
         'session_id': session.session_id,
         'created_at': time_to_json(session.create_time),
@@ -167,7 +163,6 @@ def _status_kind(session: Session) -> str:
 
 
 def _finish_kind(session: Session) -> str:
-    """Return the kind of finish that the client reported."""
     return _REASONS[session.finish_reason or FinishReason.SUCCESS]
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, field_validator
 
@@ -12,21 +12,21 @@ from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.sessions.rules import FinishReason, SessionRequest
 from services.gateway.sessions.sessions import Sessions
 from services.gateway.tinker.bodies import Labels, ShortText, TinkerModel, labels_to_json, read_body
-from services.gateway.tinker.routes import CATALOGUE, SESSIONS, check_scope, query_of, slice_of, tinker_route
+from services.gateway.tinker.routes import CATALOGUE, SESSIONS, checked_query_of, slice_of, tinker_route
 from services.gateway.tinker.session_search import OWN_LABELS, SearchBody, SessionSearch, own_label
 from services.kit.errors import InvalidField
 from services.kit.ids import new_id
 from services.kit.rpc.context import current_caller
 
 SAVED_LABEL = 'twinkle:saved_checkpoints'
-"""Label with the paths of weights that were saved when a session expired, separated by spaces."""
+"""Label that lists the paths of the weights that were saved when a session expired, separated by spaces."""
 _MAX_TAG_CHARACTERS = 4096
 """Maximum number of characters of all tags, as JSON."""
 _REASONS = {'success': FinishReason.SUCCESS, 'errored': FinishReason.FAILED, 'interrupted': FinishReason.INTERRUPTED}
 _UNEMBED_NOTICE = 'train_unembed has no effect on this server: the output head has the weights of the base model'
 
 SamplerIds = Callable[[str], Awaitable[Sequence[str]]]
-"""Returns the ids of the sampling sessions in a session of the current caller."""
+"""Returns the ids of the sampling sessions of a session, which must belong to the current caller."""
 
 
 class SessionBody(TinkerModel):
@@ -39,7 +39,6 @@ class SessionBody(TinkerModel):
     project_id: ShortText = ''
 
     def request(self, request_id: str) -> SessionRequest:
-        """Return the native request."""
         tags = json.dumps(self.tags) if self.tags else ''
         if len(tags) > _MAX_TAG_CHARACTERS:
             raise InvalidField('tags', f'must have at most {_MAX_TAG_CHARACTERS} characters in total')
@@ -84,10 +83,10 @@ class ProjectBody(TinkerModel):
 
 
 class SessionRoutes:
-    """Routes of the session that a client runs in."""
+    """Routes with which a client creates, renews and finishes its session."""
 
     def __init__(self, sessions: Sessions, *, is_unembed_trained: bool) -> None:
-        """Create the routes; clients are warned if `train_unembed` has no effect."""
+        """Create the routes; new sessions receive a notice unless `is_unembed_trained`."""
         self._sessions = sessions
         self._notice = {} if is_unembed_trained else {'info_message': _UNEMBED_NOTICE}
 
@@ -118,7 +117,7 @@ class SessionRoutes:
 
 
 class SessionListRoutes:
-    """Routes of all sessions of a tenant."""
+    """Routes that list, describe and search the sessions of a tenant, and assign them to projects."""
 
     def __init__(
         self, browser: SqlBrowser, sessions: Sessions, search: SessionSearch, *, sampler_ids: SamplerIds
@@ -138,25 +137,25 @@ class SessionListRoutes:
         ]
 
     async def _list(self, call: HttpCall) -> Response:
-        query = query_of(call)
-        check_scope(query)
+        query = checked_query_of(call)
         part = slice_of(query, limit=20)
         found = await self._browser.sessions(current_caller().tenant_id, part, project_id=query.get('project_id', ''))
         return JsonResponse({'sessions': [session.session_id for session in found.items]})
 
     async def _show(self, call: HttpCall) -> Response:
-        check_scope(query_of(call))
+        checked_query_of(call)
         session = await self._sessions.get(current_caller(), call.path_values['session_id'])
         run_ids = await self._browser.run_ids(session.tenant_id, session_id=session.session_id)
         saved = [str(path_of_native(path)) for path in session.checkpoint_paths]
         labels = {**session.user_metadata, **({SAVED_LABEL: ' '.join(saved)} if saved else {})}
-        document: dict[str, Any] = {
-            'training_run_ids': list(run_ids),
-            'sampler_ids': list(await self._sampler_ids(session.session_id)),
-            'user_metadata': labels_to_json(labels),
-            'display_name': own_label(session, 'display_name') or None,
-        }
-        return JsonResponse(document)
+        return JsonResponse(
+            {
+                'training_run_ids': list(run_ids),
+                'sampler_ids': list(await self._sampler_ids(session.session_id)),
+                'user_metadata': labels_to_json(labels),
+                'display_name': own_label(session, 'display_name') or None,
+            }
+        )
 
     async def _search(self, call: HttpCall) -> Response:
         return JsonResponse(await self._search_sessions(await read_body(call, SearchBody)))

@@ -1,9 +1,10 @@
-"""Submits operations on models: each operation is a future at its position in its model's lane."""
+"""Submits operations on models. Each operation is a future with a position in the lane of its model."""
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from services.gateway.errors import FutureExpired, FutureNotFound, SessionFinished, SessionNotFound
@@ -26,7 +27,7 @@ Body = TypeVar('Body', wire.ForwardBackwardRequest, dict[str, Any])
 _CACHED_NAMES = 4096
 _SEPARATOR = ':train:'
 _NO_LANE = frozenset({'ADAPTER_NOT_FOUND', 'ADAPTER_EXPIRED', 'SESSION_NOT_FOUND'})
-"""Error reasons after which the lane does not exist, so that no position has to be used."""
+"""Reasons of errors after which no position has to be used, because the model has no lane."""
 
 
 class Lookups(Protocol):
@@ -40,7 +41,7 @@ class Lookups(Protocol):
         ...
 
     async def checkpoint(self, checkpoint_path: str) -> bytes:
-        """Return a checkpoint, by our path, as checkpoint.v1.Checkpoint."""
+        """Return the checkpoint with a native path as checkpoint.v1.Checkpoint."""
         ...
 
 
@@ -50,7 +51,7 @@ def model_id_of(session_id: str, model_seq_id: int) -> str:
 
 
 def session_of(model_id: str) -> str:
-    """Return the session of a model; empty for adapters that were created through another API."""
+    """Return the id of a model's session; empty for adapters that were created through another API."""
     return model_id.rpartition(_SEPARATOR)[0]
 
 
@@ -60,7 +61,7 @@ def creation_key(model_id: str) -> str:
 
 
 class KnownModels:
-    """Base models and session states of models, looked up before an operation is queued.
+    """Looks up the base model and the session of a model before an operation is queued.
 
     Concurrency: All methods must be called from the event loop; they act for the current caller.
     """
@@ -72,25 +73,23 @@ class KnownModels:
         self._names: OrderedDict[tuple[str, str], str] = OrderedDict()
 
     async def base_model_of(self, model_id: str) -> str:
-        """Return the name of a model's base model; empty while the model is still being created from saved weights.
+        """Return the name of a model's base model; empty if the request that creates the model did not record it.
 
         Raises:
             AdapterNotFound: The caller has no such model.
             DomainError: The lookup failed.
         """
         key = (current_caller().tenant_id, model_id)
-        if key not in self._names:
-            name = await self._look_up(model_id)
-            if name:
-                self._names[key] = name
-            if len(self._names) > _CACHED_NAMES:
-                self._names.popitem(last=False)
-            return name
-        self._names.move_to_end(key)
-        return self._names[key]
+        name = self._names.get(key) or await self._look_up(model_id)
+        if name:
+            self._names[key] = name
+            self._names.move_to_end(key)
+        if len(self._names) > _CACHED_NAMES:
+            self._names.popitem(last=False)
+        return name
 
     async def check_session(self, session_id: str) -> None:
-        """Check that a session accepts work, which includes expired sessions.
+        """Check that a session is not finished; expired sessions still accept work.
 
         Raises:
             SessionNotFound: The caller has no such session.
@@ -106,10 +105,8 @@ class KnownModels:
         Raises:
             SessionFinished: The client has finished the session.
         """
-        try:
+        with suppress(SessionNotFound):
             await self.check_session(session_of(model_id))
-        except SessionNotFound:
-            return
 
     async def _look_up(self, model_id: str) -> str:
         future_id = future_id_of(current_caller().tenant_id, creation_key(model_id))
@@ -132,12 +129,11 @@ class Operations:
     async def submit(
         self, operation: operation_pb2.Operation, seq_id: int, note: FutureNote, *, is_note_free: bool = False
     ) -> Future:
-        """Accept an operation durably; resubmitting it returns the same future.
+        """Store an operation durably; a repeated request returns the same future.
 
         Args:
             operation: Operation without a sequence number.
             seq_id: Position among the model's operations, from 1.
-            note: Facts for its response.
             is_note_free: Whether a repeated request may have another note; the first note is stored.
 
         Raises:
@@ -148,32 +144,16 @@ class Operations:
         """
         # The trainer may delay the operation, because it has already been accepted.
         request = training_service_pb2.ExecuteRequest(operation=operation, is_waiting_allowed=True)
-        model_id = operation.adapter_id
-        base_model = await self._known.base_model_of(model_id)
-        await self._known.check_session_of(model_id)
-        return await self.futures.submit(
-            FutureRequest(
-                kind=EXECUTE,
-                key=f'{model_id}:{seq_id}',
-                payload=await asyncio.to_thread(request.SerializeToString, deterministic=True),
-                session_id=session_of(model_id),
-                lane=model_id,
-                position=seq_id,
-                note=str(note),
-                is_note_free=is_note_free,
-                base_model=base_model,
-            )
-        )
+        payload = await asyncio.to_thread(request.SerializeToString, deterministic=True)
+        pending = await self._pending(operation.adapter_id, seq_id, kind=EXECUTE, payload=payload)
+        return await self.futures.submit(replace(pending, note=str(note), is_note_free=is_note_free))
 
     @asynccontextmanager
     async def positioned(self, call: HttpCall, reading: Awaitable[Body]) -> AsyncIterator[Body]:
-        """Read an operation, and validate and submit it in this block; if it is refused, its position is still used.
+        """Read an operation, which the block validates and submits; if it is refused, its position is still used.
 
-        Otherwise later operations, which clients number regardless of a refusal, would wait for it forever.
-
-        Args:
-            call: Call of the operation; its position is searched in the body if that cannot be parsed.
-            reading: Reads the unvalidated body.
+        Otherwise later operations, which clients number regardless of a refusal, would wait forever. If `reading` fails
+        to parse the body of `call`, the position is searched in the bytes of the body.
         """
         body = None
         try:
@@ -187,19 +167,23 @@ class Operations:
             raise
 
     async def _submit_refusal(self, model_id: Any, seq_id: Any, error: DomainError) -> None:
-        operation = read_model(OperationBody, {'model_id': model_id, 'seq_id': seq_id})
-        base_model = await self._known.base_model_of(operation.model_id)
-        await self._known.check_session_of(operation.model_id)
-        request = FutureRequest(
-            kind=REFUSED_KIND,
-            key=f'{operation.model_id}:{operation.seq_id}',
-            payload=refusal_payload('request', text_of(error)),
-            session_id=session_of(operation.model_id),
-            lane=operation.model_id,
-            position=operation.seq_id,
+        given = read_model(OperationBody, {'model_id': model_id, 'seq_id': seq_id})
+        payload = refusal_payload('request', text_of(error))
+        await self.futures.submit(await self._pending(given.model_id, given.seq_id, kind=REFUSED_KIND, payload=payload))
+
+    async def _pending(self, model_id: str, seq_id: int, *, kind: str, payload: bytes) -> FutureRequest:
+        """Return the request for a future at a position of a model that accepts operations."""
+        base_model = await self._known.base_model_of(model_id)
+        await self._known.check_session_of(model_id)
+        return FutureRequest(
+            kind=kind,
+            key=f'{model_id}:{seq_id}',
+            payload=payload,
+            session_id=session_of(model_id),
+            lane=model_id,
+            position=seq_id,
             base_model=base_model,
         )
-        await self.futures.submit(request)
 
 
 def _position_of(body: wire.ForwardBackwardRequest | dict[str, Any]) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""Forward, backward and optimizer steps: requests in protobuf, or in the JSON of SDKs up to 0.24, and their routes.
+"""Routes for forward passes, backward passes and optimizer steps, in protobuf or in the JSON of SDKs up to 0.24.
 
 Functions raise InvalidField with the path of the first wrong field.
 """
@@ -7,6 +7,7 @@ import asyncio
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from google.protobuf.message import DecodeError
@@ -61,16 +62,14 @@ class AdamParams(TinkerModel):
     """0 disables clipping."""
 
     def options(self) -> dict[str, Any]:
-        """Return the options of the native optimizer."""
         return {'betas': [self.beta1, self.beta2], 'eps': self.eps, 'weight_decay': self.weight_decay}
 
 
 def default_optimizer() -> training_config_pb2.OptimizerConfig:
     """Return the optimizer of a new model."""
     adam = AdamParams()
-    return training_config_pb2.OptimizerConfig(
-        name='AdamW', learning_rate=adam.learning_rate, options=struct_of(adam.options())
-    )
+    options = struct_of(adam.options())
+    return training_config_pb2.OptimizerConfig(name='AdamW', learning_rate=adam.learning_rate, options=options)
 
 
 class PassInput(TinkerModel):
@@ -96,7 +95,6 @@ class PassRequest:
 
 
 def parse_message(data: bytes) -> wire.ForwardBackwardRequest:
-    """Parse a protobuf body."""
     check_elements(data, wire.ForwardBackwardRequest.DESCRIPTOR, 'body')
     try:
         return wire.ForwardBackwardRequest.FromString(data)
@@ -105,7 +103,6 @@ def parse_message(data: bytes) -> wire.ForwardBackwardRequest:
 
 
 def request_from_proto(message: wire.ForwardBackwardRequest) -> PassRequest:
-    """Convert a protobuf request."""
     check_count(message.data, MAX_PARTS, 'data')
     operation = read_model(OperationBody, {'model_id': message.model_id, 'seq_id': message.seq_id})
     budget = ElementBudget()
@@ -120,7 +117,6 @@ def request_from_proto(message: wire.ForwardBackwardRequest) -> PassRequest:
 
 
 def request_from_json(body: dict[str, Any], *, is_forward_only: bool) -> PassRequest:
-    """Convert a JSON request."""
     name = 'forward_input' if is_forward_only else 'forward_backward_input'
     if body.get(name) is None:
         raise InvalidField(name, 'is required')
@@ -158,7 +154,7 @@ class TrainingRoutes:
     """Routes of passes and optimizer steps."""
 
     def __init__(self, operations: Operations, known: KnownModels, base_models: BaseModels, *, body_bytes: int) -> None:
-        """Create the routes; decompressed bodies of passes may have `body_bytes` bytes."""
+        """Create the routes; the decompressed body of a pass may have at most `body_bytes` bytes."""
         self._operations = operations
         self._known = known
         self._base_models = base_models
@@ -166,16 +162,10 @@ class TrainingRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            tinker_route('forward_backward', self._forward_backward, access=TRAIN),
-            tinker_route('forward', self._forward, access=TRAIN),
+            tinker_route('forward_backward', partial(self._pass, is_forward_only=False), access=TRAIN),
+            tinker_route('forward', partial(self._pass, is_forward_only=True), access=TRAIN),
             tinker_route('optim_step', self._optim_step, access=TRAIN),
         ]
-
-    async def _forward_backward(self, call: HttpCall) -> Response:
-        return await self._pass(call, is_forward_only=False)
-
-    async def _forward(self, call: HttpCall) -> Response:
-        return await self._pass(call, is_forward_only=True)
 
     async def _pass(self, call: HttpCall, *, is_forward_only: bool) -> Response:
         if is_protobuf(call):
@@ -207,12 +197,7 @@ class TrainingRoutes:
 
 
 def pass_of(request: PassRequest, base_model: BaseModel | None) -> operation_pb2.Operation:
-    """Return the native operation; converting a large batch takes long.
-
-    Args:
-        request: Validated request.
-        base_model: Base model of the adapter; None if it is not known yet, so that only the trainer can check.
-    """
+    """Return the native operation. While the `base_model` is unknown, only the trainer checks its limits."""
     reader = FeatureReader(
         rule_of(request.loss_fn),
         vocabulary_size=base_model.vocabulary_size if base_model else 0,

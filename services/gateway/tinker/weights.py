@@ -29,7 +29,7 @@ class SaveBody(OperationBody):
     """Body of every save."""
 
     path: str | None = None
-    """Name of the weights; derived from the position if absent."""
+    """Name of the weights; if absent, it is derived from the position."""
     overwrite: bool = False
     user_metadata: Labels = Field(default_factory=dict[str, str])
     ttl_seconds: Annotated[int, Field(ge=3600, le=10 * 366 * 24 * 3600)] | None = None
@@ -59,7 +59,7 @@ class WeightsRoutes:
     def __init__(
         self, operations: Operations, known: KnownModels, *, open_handle: Callable[[HandleRequest], Awaitable[object]]
     ) -> None:
-        """Create the routes; `open_handle` opens the sampling session of weights without a name, and is idempotent."""
+        """Create the routes; `open_handle` opens the sampling session of weights without a name and is idempotent."""
         self._operations = operations
         self._known = known
         self._open_handle = open_handle
@@ -108,7 +108,7 @@ class WeightsRoutes:
         publish = operation_pb2.PublishVersion(is_pinned=not is_inflight)
         operation = operation_pb2.Operation(adapter_id=given.model_id, publish_version=publish)
         note = FutureNote(Verb.PUBLISH, {'sampling_session_id': f'{session_id}:sample:{given.sampling_session_seq_id}'})
-        # The SDK increments the counter when it resends a save; the save still belongs to its first sampling session.
+        # The SDK increments the counter when it resends a save, which still belongs to the first sampling session.
         future = await self._operations.submit(operation, given.seq_id, note, is_note_free=True)
         await self._open_handle(
             HandleRequest(
