@@ -49,7 +49,7 @@ def test_scales_divide_by_their_deviation() -> None:
     assert batch == pytest.approx(plain / statistics.stdev(rewards))
 
 
-def test_rloo_s_baseline_is_the_mean_of_the_others() -> None:
+def test_rloo_baseline_is_the_mean_of_the_others() -> None:
     """The RLOO baseline is the mean of the other rewards: 3 - (1 + 2 + 6) / 3 = 0."""
     assert RLOOAdvantage()([3.0, 1.0, 2.0, 6.0], num_generations=4) == pytest.approx([0, -8 / 3, -4 / 3, 4])
 
@@ -63,7 +63,7 @@ def test_rloo_is_unbiased() -> None:
 
 
 @given(REWARDS)
-def test_a_group_s_advantages_sum_to_zero(case: tuple[int, list[list[float]]]) -> None:
+def test_advantages_of_a_group_sum_to_zero(case: tuple[int, list[list[float]]]) -> None:
     """The advantages of a group sum to 0 for every estimator and scale."""
     group, rewards = case
     flat = [reward for row in rewards for reward in row]

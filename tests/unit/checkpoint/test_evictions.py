@@ -86,7 +86,7 @@ async def _registry(store: MemoryStore) -> Registry:
 
 
 async def test_unpinning_succeeds_although_the_evicted_version_remains(threads: Threads) -> None:
-    """A version that cannot be deleted does not refuse the change of the pin that evicts it."""
+    """Unpinning a version succeeds even if the version that is evicted cannot be deleted."""
     store = BrokenStore(threads)
     records = [await put(store, number) for number in (1, 2, 3)]
     await store.update(replace(records[2], is_pinned=True))

@@ -77,14 +77,14 @@ def test_command_shows_its_help(command: str) -> None:
     'arguments', [['status'], ['sample', 'hi'], ['runs'], ['estimate', 'm'], ['trace', '--last'], ['fleet']]
 )
 def test_command_without_a_stack_fails_without_a_traceback(arguments: list[str], tmp_path: Path) -> None:
-    """The command exits with status 1 and no traceback if no stack runs in the folder."""
+    """A command that needs a stack exits with status 1 and no traceback if no stack runs in the folder."""
     result = runner.invoke(app, [*arguments, '--state-dir', str(tmp_path)])
     assert result.exit_code == 1
     assert 'Traceback' not in result.output
 
 
 def test_version_without_an_adapter_is_refused_before_any_call() -> None:
-    """The error names the missing option."""
+    """The error for `--version` without `--adapter` names the missing option."""
     result = runner.invoke(app, ['sample', 'hi', '--version', '3'])
     assert result.exit_code == 1
     assert '--adapter' in result.output
@@ -132,7 +132,7 @@ INVALID_FILES = [b'patches: 5', b'base_model: 5', b'model: 5', b'listen: [1]', b
 
 @pytest.mark.parametrize('content', INVALID_FILES)
 def test_stack_file_with_a_wrong_value_is_refused(content: bytes, tmp_path: Path) -> None:
-    """The error message names the file."""
+    """The error for a wrong value in a stack file names the file."""
     path = tmp_path / 'stack.yaml'
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r'stack\.yaml'):
@@ -178,7 +178,7 @@ def _span(
 
 
 def test_fleet_fits_a_terminal() -> None:
-    """The table shows the id, state and load of every replica within 80 columns."""
+    """The table of the fleet shows the id, state and load of every replica within 80 columns."""
     load = EngineLoad(running_sequence_count=12, max_sequence_count=256, waiting_sequence_count=3, kv_usage=0.5)
     ids = ['rp-1m80cb0cxbkp8c2h28xd1v', 'rp-1m80cb4gatnjvjr7zsh8q2']
     replicas = [
@@ -204,7 +204,7 @@ def test_fleet_fits_a_terminal() -> None:
     ],
 )
 def test_list_of_keys_shows_their_state(times: dict[str, int], word: str) -> None:
-    """The state is the first event that invalidated the key, or its expiry. Times are days from now."""
+    """The state of a key is the first event that invalidated it, or its expiry. Times are days from now."""
     key = key_service_pb2.ApiKey()
     for name, days in times.items():
         getattr(key, name).FromDatetime(datetime.now(UTC) + timedelta(days=days))
@@ -221,7 +221,7 @@ def test_durations_are_parsed(text: str, seconds: int) -> None:
 
 @pytest.mark.parametrize('text', ['', '5', 'h', '-1h', '1.5h', '1y', '9' * 12 + 'w', '999999999w'])
 def test_malformed_duration_is_refused(text: str) -> None:
-    """Other text raises BadParameter."""
+    """Text other than a whole number and a unit, and a duration that is too long, raise BadParameter."""
     with pytest.raises(typer.BadParameter):
         parse_duration(text)
 

@@ -39,7 +39,7 @@ CLASSES: dict[str, type[errors.Error]] = {
 
 @pytest.mark.parametrize('reason', COMMENTS)
 def test_reason_has_its_class(reason: str) -> None:
-    """The status code of the reason, and whether it has a retry time, determine the class."""
+    """The status code of a reason, and whether it has a retry time, determine the class of the exception."""
     code_name = COMMENTS[reason].split('.')[0].split(' ')[0]
     has_retry = 'RetryInfo' in COMMENTS[reason].split('.')[0]
     status = _status(grpc.StatusCode[code_name], reason, has_retry=has_retry)
@@ -53,7 +53,7 @@ def test_reason_has_its_class(reason: str) -> None:
 
 
 def test_every_code_of_the_contract_is_mapped() -> None:
-    """The table above contains every code that the comments of the contract name."""
+    """`CLASSES` contains exactly the codes that the comments of the contract name."""
     codes = {comment.split('.')[0].split(' ')[0] for comment in COMMENTS.values()}
     assert codes == {name.split(' ')[0] for name in CLASSES}
 

@@ -94,7 +94,7 @@ def test_per_label_stream_is_aligned_with_the_labels() -> None:
     ],
 )
 def test_invalid_feature_is_named(feature: dict, per_label: dict, field: str) -> None:
-    """The error names the feature and its field."""
+    """The error for an invalid feature names the feature and its field."""
     with pytest.raises(ValueError, match=field):
         features_to_proto([feature], per_label=per_label)
 

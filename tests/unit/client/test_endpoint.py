@@ -74,7 +74,7 @@ def test_stack_is_found_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_nothing_is_found_over_http_without_a_stack() -> None:
-    """The error names the missing argument."""
+    """The error for a missing address names the argument `base_url` if no stack runs."""
     with pytest.raises(ValueError, match='base_url'):
         find_http_endpoint(None, 'tml-mine')
 
@@ -105,7 +105,7 @@ def test_authority_that_cannot_be_used_is_refused(tmp_path: Path, content: bytes
 
 
 def test_stack_that_has_exited_is_not_found(tmp_path: Path) -> None:
-    """A process id that now belongs to another process does not count."""
+    """A stack whose process id now belongs to another process is not found."""
     _write_stack_state(tmp_path, mark='0')
     with pytest.raises(ValueError, match='twinkle up'):
         find_endpoint(None, None)

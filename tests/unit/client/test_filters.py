@@ -48,7 +48,7 @@ def test_empty_time_range_is_refused() -> None:
 
 @pytest.mark.parametrize('values', [{'step': 3}, {3: 'step'}, {'step': None}])
 def test_labels_must_be_strings(values: dict[str, str]) -> None:
-    """A number is not silently converted to a string."""
+    """A label whose name or value is not a string raises TypeError instead of being converted."""
     with pytest.raises(TypeError, match='user_metadata'):
         labels(values)
 

@@ -241,7 +241,7 @@ def test_several_base_models_must_equal_the_running_ones(tmp_path: Path) -> None
 
 
 def test_weights_that_exceed_the_memory_cause_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The warning shows the size of all copies of the weights on the disk."""
+    """Weights that exceed the memory cause a warning with the size of all their copies; small ones cause none."""
     folder = tmp_path / 'model'
     folder.mkdir()
     (folder / 'model.safetensors').write_bytes(b'small')
@@ -267,7 +267,7 @@ def test_relative_model_folder_becomes_absolute(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize('command', [['add'], ['drain', 'rp-1']])
 def test_state_folder_option_before_a_fleet_command_is_used(command: list[str], tmp_path: Path) -> None:
-    """An option before the subcommand is passed on to it."""
+    """The option `--state-dir` before a subcommand of `fleet` is passed on to the subcommand."""
     result = runner.invoke(app, ['fleet', '--state-dir', str(tmp_path / 'named'), *command])
     assert result.exit_code == 1
     assert str(tmp_path / 'named') in result.output

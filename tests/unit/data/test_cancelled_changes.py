@@ -24,19 +24,19 @@ LIMITS = DatasetLimits(decoded=UNLIMITED, stored_bytes=1 << 30, datasets=10, que
 
 
 class Gate:
-    """Stops a thread inside a function."""
+    """A gate that stops a thread inside a function."""
 
     def __init__(self) -> None:
         self.is_reached, self.opened = threading.Event(), threading.Event()
 
     def wait(self) -> None:
-        """Report that the thread is here, and wait until the gate is open."""
+        """Report that the thread has arrived, and wait until the gate is open."""
         self.is_reached.set()
         assert self.opened.wait(timeout=30)
 
 
 class GatedThreads(StoreThreads):
-    """Threads whose functions wait at the gate after they have run, if there is one."""
+    """Threads whose functions wait at the gate after they have run, if a gate is set."""
 
     gate: Gate | None = None
     running = 0

@@ -14,7 +14,7 @@ def decoded(**limits: int) -> DecodedBytes:
 
 @pytest.mark.parametrize(('limits', 'quota'), [({'rows': 2}, 'dataset_rows'), ({'dataset_bytes': 25}, 'dataset_bytes')])
 def test_large_dataset_is_refused_by_quota(limits: dict[str, int], quota: str) -> None:
-    """The row that exceeds a limit of the dataset is refused by the name of the limit, and not counted."""
+    """The row that exceeds a limit of the dataset is refused with the name of the limit, and is not counted."""
     counters = decoded(**limits)
     with counters.meter('alice') as meter:
         meter.charge(10, 1)
@@ -38,7 +38,7 @@ def test_rows_of_other_requests_count(limits: dict[str, int], other: str) -> Non
 
 
 def test_replaced_rows_are_released_after_a_step() -> None:
-    """A step may create as many rows as it replaces; both are in memory until it ends."""
+    """A step may create as many rows as it replaces; old and new rows are in memory until the step ends."""
     counters = decoded(dataset_bytes=10)
     with counters.meter('alice') as meter:
         meter.charge(10, 1)

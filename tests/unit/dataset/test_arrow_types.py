@@ -114,7 +114,7 @@ WRITERS: dict[str, Callable[[Path, pa.Table], None]] = {'parquet': write_parquet
 
 
 class Unlimited:
-    """Accepts all rows."""
+    """Bounds that accept all rows."""
 
     def charge(self, size_bytes: int, row_count: int = 0) -> None:
         """Accept the rows."""
@@ -144,7 +144,7 @@ def test_supported_types_become_json_values(tmp_path: Path, name: str, suffix: s
 @pytest.mark.parametrize('suffix', WRITERS)
 @pytest.mark.parametrize('name', REFUSED)
 def test_other_types_are_refused_by_name(tmp_path: Path, name: str, suffix: str) -> None:
-    """The error names the column, also within other columns, and its type."""
+    """A column of another type is refused with its name, also if the type is nested in the column."""
     array = REFUSED[name]
     path = tmp_path / f'rows.{suffix}'
     WRITERS[suffix](path, pa.table({'n': range(len(array)), 'column': array}))
@@ -157,7 +157,7 @@ def test_other_types_are_refused_by_name(tmp_path: Path, name: str, suffix: str)
 @pytest.mark.parametrize('suffix', WRITERS)
 @pytest.mark.parametrize('name', INVALID)
 def test_invalid_values_are_refused_by_name(tmp_path: Path, name: str, suffix: str) -> None:
-    """A moment that no calendar has, or a repeated key of a map, is refused with the column's name."""
+    """A date or time out of range, or a repeated key of a map, is refused with the column's name."""
     path = tmp_path / f'rows.{suffix}'
     WRITERS[suffix](path, pa.table({'column': INVALID[name]}))
     with pytest.raises(UnreadableFile, match="'column'"):
@@ -221,7 +221,7 @@ def _repeat_name(path: Path) -> None:
 
 @pytest.mark.parametrize('suffix', ['jsonl', 'json', 'parquet', 'csv', 'arrow'])
 def test_two_columns_with_one_name_are_refused(tmp_path: Path, suffix: str) -> None:
-    """A row could contain only one of the columns, so the file is refused, with and without bounds."""
+    """A file with two columns of one name is refused, because a row could contain only one of them."""
     path = tmp_path / f'rows.{suffix}'
     _repeat_name(path)
     for read in (rows_of, read_rows, lambda path: list(iter_rows(path))):
@@ -231,7 +231,7 @@ def test_two_columns_with_one_name_are_refused(tmp_path: Path, suffix: str) -> N
 
 @pytest.mark.parametrize('suffix', WRITERS)
 def test_two_fields_with_one_name_are_refused(tmp_path: Path, suffix: str) -> None:
-    """An object could contain only one of the fields, so the error names the column that contains them."""
+    """Two fields with one name are refused with the name of the column, because an object could contain only one."""
     path = tmp_path / f'rows.{suffix}'
     fields = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], ['name', 'name'])
     WRITERS[suffix](path, pa.table({'column': fields}))

@@ -1,4 +1,4 @@
-"""Files of untrusted callers are read within bounds: what they decode to is refused before it takes memory."""
+"""Files of untrusted callers are read within bounds: content that is too large is refused before it is decoded."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ class Full(Exception):
 
 
 class Counted:
-    """Counts bytes and rows up to a limit."""
+    """Bounds that count bytes and rows up to a limit."""
 
     def __init__(self, limit_bytes: int = 1 << 40) -> None:
         self.limit_bytes = limit_bytes

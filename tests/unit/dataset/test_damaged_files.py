@@ -27,7 +27,7 @@ class Full(Exception):
 
 
 class Bounds:
-    """Counts up to 64 MiB."""
+    """Bounds of 64 MiB."""
 
     size_bytes = 0
 

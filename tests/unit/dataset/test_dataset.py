@@ -79,7 +79,7 @@ def test_malformed_chat_is_named_by_row_and_field(tiny_llama_dir: Path) -> None:
 
 
 def test_too_long_example_is_named_by_row(tiny_llama_dir: Path) -> None:
-    """The error under 'raise' names the first row that is too long."""
+    """The error of the truncation strategy 'raise' names the first row that is too long."""
     with pytest.raises(InvalidExample) as caught:
         encoded(tiny_llama_dir, chats('a', 'x' * 200), max_length=100)
     assert caught.value.row_index == 1

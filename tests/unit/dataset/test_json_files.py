@@ -1,4 +1,4 @@
-"""JSON is read one object at a time, and the memory that a text takes once it is parsed is known before."""
+"""JSON is read one object at a time, and the memory of a parsed text is estimated before it is parsed."""
 
 import io
 import json
@@ -15,7 +15,7 @@ from twinkle.dataset.json_files import parsed_bytes, rows_of_lines, rows_of_list
 
 
 class Counted:
-    """Counts bytes."""
+    """Bounds that count bytes."""
 
     size_bytes = peak_bytes = 0
 
@@ -49,7 +49,7 @@ TEXTS = {
 
 @pytest.mark.parametrize('name', TEXTS)
 def test_parsed_text_takes_at_most_the_estimated_memory(name: str) -> None:
-    """The estimate covers the peak while the text is parsed, and is not useless."""
+    """The estimate is at least the peak memory of parsing the text, and at most about twenty times the peak."""
     line = f'{{"row": {TEXTS[name]}}}'
     tracemalloc.start()
     rows = list(rows_of_lines('a', [line]))

@@ -113,7 +113,7 @@ def test_steps_that_do_not_map_one_to_one_are_refused() -> None:
 
 
 def test_cast_column_and_indexing() -> None:
-    """`cast_column` applies to each row, False keeps stored values, and an index out of range is an IndexError."""
+    """`cast_column` applies to each row, `decode=False` keeps stored values, and invalid indices raise IndexError."""
     dataset = LazyDataset(DatasetMeta(data={'x': ['1', '2']}))
     dataset.cast_column('x', decode=False)
     dataset.cast_column('x', int)

@@ -83,7 +83,7 @@ def test_aliases_are_replaced(root: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_built_in_model_has_a_hub_id_and_an_alias(root: Path) -> None:
-    """Both names select the converted model even if a cache has the repository; `hf://` selects the repository."""
+    """The hub id and the alias select the converted model; the id with `hf://` selects the cached repository."""
     converted = make_model(root / 'cache/models/twinkle/smollm2-135m-instruct')
     (hub_id,) = BUILT_IN_MODELS
     of_hub = make_hf_snapshot(root / 'hf', hub_id)

@@ -53,7 +53,7 @@ except ValueError:
 
 
 def test_lines_of_libraries_have_the_form_of_own_lines() -> None:
-    """Lines of the standard library's loggers are JSON objects if the service's own are, with the same fields."""
+    """Lines of the standard library's loggers have the format and the fields of the service's own lines."""
     own, library = map(json.loads, _stderr(FORMS.replace('IS_JSON', 'True')).splitlines())
     assert own.keys() <= library.keys()
     assert (library['event'], library['level'], library['logger']) == ('line 7 of a library', 'error', 'library')

@@ -52,7 +52,7 @@ def test_options_at_the_limit_are_accepted(message: Message) -> None:
 
 
 async def test_large_messages_are_converted_in_a_thread() -> None:
-    """Only large messages are converted in a thread, because a thread takes longer to start than they take."""
+    """Only large messages are converted in a thread, because starting one takes longer than a small conversion."""
     small, large = [
         await convert_large(lambda _: threading.current_thread(), schedule(text='x' * size))
         for size in (10, THREAD_BYTES)

@@ -73,7 +73,7 @@ def _is_packed(field: Any) -> bool:
 
 
 def test_message_at_the_limit_is_accepted() -> None:
-    """Bytes do not count, elements of a message of some megabytes do, and unknown fields count like others."""
+    """The bytes of a field do not count as elements, and unknown fields count like known ones."""
     request = wire.ExecuteRequest()
     request.operation.forward_backward.batch.features.features.add().input_ids.data = bytes(8 << 20)
     check_elements(request.SerializeToString(), request.DESCRIPTOR)
@@ -85,6 +85,6 @@ def test_message_at_the_limit_is_accepted() -> None:
 
 @given(st.binary(max_size=200), st.integers(0, 1 << 40), st.sampled_from(sorted(REQUESTS)))
 def test_damaged_bytes_pass(damage: bytes, size: int, method: str) -> None:
-    """Bytes that are no message end the count without an error; the parser refuses them."""
+    """Bytes that are not a message end the count without an error, because the parser refuses them later."""
     message = varint(1 << 3 | 2) + varint(size) + damage
     check_elements(message, REQUESTS[method], limit=100)

@@ -31,8 +31,8 @@ def test_repeated_messages_are_merged() -> None:
 
 
 @given(st.text(max_size=40), st.integers(-(2**63), 2**63 - 1))
-def test_text_equals_that_of_the_parser(adapter_id: str, number: int) -> None:
-    """The result equals that of the parser for any text and number."""
+def test_any_text_is_found(adapter_id: str, number: int) -> None:
+    """Any text is found, for any number in the same message."""
     raw = _request(adapter_id, number=number).SerializeToString()
     assert peek_text(raw, 1, 1) == adapter_id
 

@@ -44,7 +44,7 @@ async def test_calls_between_services_are_not_refused() -> None:
 
 
 async def test_refusal_has_a_retry_time() -> None:
-    """A refused call has the code, the metadata and the retry time of a full queue."""
+    """A refused call raises QueueFull with a retry time."""
     share = share_calls(2)
     async with AsyncExitStack() as stack:
         await _fill(share, stack, 'flood')

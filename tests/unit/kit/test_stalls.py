@@ -18,8 +18,8 @@ async def test_blocked_loop_is_a_stall() -> None:
     assert stalls.longest_own_seconds > BLOCKED_SECONDS / 2
 
 
-async def test_other_threads_are_not_the_loop_s_own_stall() -> None:
-    """The own part of a stall is shorter if another thread computes while the loop is blocked."""
+async def test_own_time_of_a_stall_excludes_other_threads() -> None:
+    """`longest_own_seconds` excludes the time in which another thread computes while the loop is blocked."""
     stalls = StallMeter()
     async with stalls.measuring():
         await asyncio.sleep(0)

@@ -26,7 +26,7 @@ def remaining_files(folder: Path) -> set[str]:
 
 
 def test_adopted_segment_outlives_the_name_of_its_creator(folder: Path) -> None:
-    """The receiver links the segment under a new name, read-only, as long as any view of the bytes exists."""
+    """The receiver has a read-only link to the segment until the last view of its bytes is gone."""
     sender, receiver = Segments(folder), Segments(folder)
     assert sender.host_id == receiver.host_id
     created = sender.create(5)

@@ -42,7 +42,7 @@ def test_only_options_of_tinker_are_accepted(name):
 @pytest.mark.parametrize('options', [{}, {'clip_low_threshold': 0.8}, {'clip_high_threshold': 3.0}])
 @pytest.mark.parametrize('advantage', [1.0, -1.0])
 def test_gspo_clips_to_its_default_bounds(options, advantage):
-    """A bound of gspo that is neither an option nor a stream is that of `GSPOLoss`."""
+    """A clip bound of gspo that is neither an option nor a stream defaults to the bound of `GSPOLoss`."""
     high, low = options.get('clip_high_threshold', 1 + 4e-4), options.get('clip_low_threshold', 1 - 3e-4)
     # The ratio of both labels is e for a positive advantage and 1/e for a negative one, which is beyond all bounds
     # but a high one of 3.

@@ -43,8 +43,8 @@ def test_rates_cover_the_time_since_the_last_report():
     assert metric.calculate() == {'elapsed_seconds': 0.0, 'learning_rate': 0.25, 'step_count': 4.0}
 
 
-def test_rate_without_anything_to_count_is_left_out():
-    """No rate of steps is reported before the first step, and none of tokens without tokens."""
+def test_rates_without_steps_or_tokens_are_left_out():
+    """No rate of steps is reported before the first step, and no rate of tokens before the first batch."""
     now = [100.0]
     metric = TrainMetric(clock=lambda: now[0])
     now[0] += 2.0

@@ -90,5 +90,5 @@ def test_batches_are_cut_into_passes() -> None:
 
 
 def test_available_memory_is_plausible() -> None:
-    """The available memory is positive and plausible."""
+    """The available memory is positive and below a pebibyte."""
     assert 0 < available_bytes() < 1 << 50

@@ -110,7 +110,7 @@ def test_only_the_part_that_does_not_fit_is_halved(limited, make_feature):
 
 
 def test_indivisible_part_is_refused(limited, make_feature):
-    """A feature that does not fit refuses its batch without changes; other batches are unaffected."""
+    """A batch with a feature that does not fit is refused without changes; other batches are unaffected."""
     unlimited, constrained = new_engine(limited, 'ab'), new_engine(limited, 'ab')
     items = [
         BatchItem(adapter_id='a', features=[make_feature(9), make_feature(50)], is_training=True),

@@ -301,7 +301,7 @@ class BrokenProcessor(InputProcessor):
 
 
 def test_a_processor_that_fails_does_not_affect_others(model, make_feature):
-    """An exception of a custom processor refuses the batch; other adapters are unaffected."""
+    """A batch whose custom processor raises is refused; other adapters are unaffected."""
     engine = TrainerEngine(model)
     for name in 'ab':
         engine.create_adapter(name, LoraConfig(r=4, seed=2))

@@ -35,7 +35,7 @@ async def create(service: Service, caller: Caller = ALICE, request_id: str = 'r1
 
 
 async def test_the_adapter_has_the_id_and_trains():
-    """An adapter with a chosen id behaves like any other adapter."""
+    """An adapter with a chosen id is found by this id and can be trained."""
     service = await start(MemoryJournal(), StrictStore())
     assert (await create(service)).adapter_id == CHOSEN
     result = await service.execute(journals.step_operation(1, CHOSEN))
@@ -110,7 +110,7 @@ async def test_a_creation_that_fails_leaves_the_id_free():
 
 
 async def test_generated_ids_cannot_be_chosen(tmp_path: Path):
-    """Generated ids cannot be chosen later, as long as the journal exists."""
+    """The journal records a generated id even after its adapter is deleted, so the id cannot be chosen later."""
     journal = await journals.open_journal(tmp_path)
     adapter = await journals.add(journal, journals.make_adapter('ad-7'))
     await journal.remove_adapter('ad-7')

@@ -32,7 +32,7 @@ def test_unset_and_empty_full_parameters_differ():
     ],
 )
 def test_contradiction_is_named(fields, field):
-    """A contradictory request is refused with the path of its field."""
+    """A contradictory or malformed field is refused with its path."""
     with pytest.raises(InvalidField) as refusal:
         create_request_from_proto(request(**fields))
     assert refusal.value.field == field
@@ -67,7 +67,7 @@ def test_session_id_is_stored_and_has_a_length_limit():
 
 @pytest.mark.parametrize('prefix', ['a/b', '.', '-', 'x' * 65, 'a b'])
 def test_a_malformed_save_prefix_is_refused(prefix):
-    """A malformed prefix of a checkpoint's name is refused before the adapter is looked up."""
+    """A malformed prefix of a checkpoint's name is refused, and a valid one is returned unchanged."""
     with pytest.raises(InvalidField):
         save_prefix_from_proto(prefix)
     assert save_prefix_from_proto('session-expired') == 'session-expired'

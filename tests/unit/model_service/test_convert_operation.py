@@ -197,7 +197,7 @@ def test_parameter_groups_round_trip():
     ],
 )
 def test_malformed_group_is_named(group, field):
-    """A group without effect, or with a repeated setting, is refused by its index."""
+    """A group without effect, or with a repeated setting, is refused with its index in the path."""
     config = {'optimizer': {'groups': [{'pattern': 'good', 'learning_rate': 0.1}, group]}}
     verb = wire.Configure(training_config=config)
     assert refused_field(configure=verb) == f'operation.configure.training_config.optimizer.groups[1].{field}'

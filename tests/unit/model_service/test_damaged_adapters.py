@@ -1,4 +1,4 @@
-"""Deletion of adapters whose rows in the journal are damaged, by their owners."""
+"""Owners can delete adapters whose rows in the journal are damaged."""
 
 import sqlite3
 from pathlib import Path

@@ -130,7 +130,7 @@ async def test_a_defect_of_the_engine_fails_only_running_verbs() -> None:
 
 
 class _BrokenScheduler(Scheduler):
-    """Fails when the second batch is requested."""
+    """Scheduler that fails when the second batch is requested."""
 
     batch_count = 0
 
@@ -170,7 +170,7 @@ async def test_cancel_withdraws_waiting_verbs_only() -> None:
 
 
 async def test_a_disconnected_caller_withdraws_its_waiting_verb() -> None:
-    """A verb is withdrawn if its caller disconnects while it waits, and completes if it is already running."""
+    """A verb whose caller disconnects is withdrawn if it is waiting, and completes if it is already running."""
     harness = Harness()
     running, waiting = await harness.adapters(2)
     harness.trainer.gate.clear()
@@ -340,7 +340,7 @@ async def test_the_wait_for_absent_adapters_is_short() -> None:
     assert slow.trainer.batches[-1] == [adapters[0].adapter_id]
 
 
-async def test_passes_are_as_large_as_the_device_runs_in_time() -> None:
+async def test_durations_of_passes_limit_the_next_one() -> None:
     """Durations of earlier passes limit the size of the next one; verbs that do not fit run after it."""
     harness = Harness(Scheduler(batch_tokens=1024), batch_seconds=2.0)
     adapters = await harness.adapters(40)

@@ -144,7 +144,7 @@ class _Run:
             self.outcomes.append(outcome)
             if isinstance(outcome, OperationResult) or not is_refusal(outcome):
                 numbers[adapter_id] += 1
-            # A client whose number is in doubt asks for it, so it must be right after every operation.
+            # A client that does not know its number asks for it, so the number must be right after every operation.
             known = self._service.verbs.directory.find(adapter_id)
             assert known.sequence_number == numbers[adapter_id] - 1, f'operation {place + 1}, {name}'
         states = [await self._retry(lambda service, name=name: _state(service, name)) for name in ids]
@@ -188,7 +188,7 @@ def _assert_same(one: tuple[list[Any], Any], other: tuple[list[Any], Any], where
 
 
 def _of_one_adapter(outcome: Any) -> Any:
-    """Remove the adapter's id, which is random in every run."""
+    """Remove an outcome with a checkpoint path, which contains the random id of the adapter."""
     path = getattr(getattr(outcome, 'outcome', None), 'checkpoint_path', '')
     return replace(outcome, outcome=None) if path else outcome
 

@@ -119,7 +119,7 @@ async def test_unsaved_training_is_saved_before_an_unused_adapter_is_removed(jou
 
 @pytest.mark.parametrize('is_restarted', [False, True])
 async def test_later_requests_name_the_setting_and_the_checkpoint(journal, store, clock, is_restarted):
-    """Requests for a removed adapter fail with its checkpoint; another tenant's requests do not find it."""
+    """The error for a removed adapter names its checkpoint and the setting; another tenant does not find it."""
     service = await _start(journal, store, clock)
     adapter_id = await _trained(service)
     await _end_session(service, adapter_id)
@@ -386,7 +386,7 @@ async def test_adapter_that_crashes_the_service_is_kept(journal, store, clock):
 
 
 async def test_adapter_that_changed_since_it_was_read_is_not_removed(journal, store, clock):
-    """A removal with an old value of the adapter keeps the adapter, and the next sweep removes it."""
+    """A removal that was decided on an outdated adapter is skipped, and the next sweep removes the adapter."""
     service = await _start(journal, store, clock)
     adapter_id = await _trained(service)
     await _end_session(service, adapter_id)

@@ -1,4 +1,4 @@
-"""Batches by loader: fetched once, when the operation's turn comes, and not for recorded operations."""
+"""Batches of loaders: each is fetched once, when its operation's turn comes, and not for a recorded operation."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -82,7 +82,7 @@ async def test_batch_is_fetched_and_the_next_cursor_returned():
 
 
 async def test_repeat_is_answered_without_fetching():
-    """A repeat is answered from the record without the data service; another cursor is other content."""
+    """A repeat is answered from the record without the data service; a repeat with another cursor is refused."""
     harness = Harness()
     adapter_id = await harness.create()
     first = await harness.execute(by_handle(adapter_id, 1))
@@ -129,7 +129,7 @@ async def test_key_without_the_scope_reads_no_data():
 
 
 async def test_without_a_data_service_handles_are_refused():
-    """An operation is refused, and its number stays free, if no data service is configured."""
+    """Loading a batch is refused if no data service is configured."""
     with pytest.raises(NotBuiltYet), acting_for(ALICE):
         await NoDataService().load(by_handle('ad', 1).batch_reference)
 
@@ -140,10 +140,9 @@ def fill_of(batches: FakeBatches, *, tenant_bytes: int) -> FetchBatch:
 
 
 class CountingBatches(FakeBatches):
-    """Counts concurrent fetches."""
+    """Fake loaders that count concurrent fetches, which wait until the gate is open."""
 
     def __init__(self, gate: asyncio.Event) -> None:
-        """Allow fetches while the gate is open."""
         super().__init__({'ld': FakeLoader('alice', [example(token) for token in range(3, 8)], 1)})
         self.gate, self.current, self.most = gate, 0, 0
 
@@ -184,10 +183,9 @@ async def test_one_batch_per_tenant_waits_for_memory():
 
 
 class SlowHarness(Harness):
-    """A harness whose data service blocks."""
+    """A harness whose data service blocks until the gate is open."""
 
     def __init__(self) -> None:
-        """Start with a closed gate."""
         super().__init__()
         self.gate = asyncio.Event()
         self.batches = CountingBatches(self.gate)

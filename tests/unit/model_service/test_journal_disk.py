@@ -248,7 +248,7 @@ async def test_sealed_journal_of_an_older_version_is_upgraded(tmp_path: Path):
 
 
 async def test_journal_knows_whether_its_last_process_closed_it(tmp_path: Path):
-    """A journal that was copied while in use belongs to a process that was killed; a closed one does not."""
+    """A journal that was copied while in use reports that its process was killed; a closed journal does not."""
     journal = await open_journal(tmp_path / 'used')
     assert not journal.was_killed
     shutil.copytree(tmp_path / 'used', tmp_path / 'killed')
@@ -267,8 +267,8 @@ async def test_file_that_is_not_a_database_is_refused(tmp_path: Path):
     assert (tmp_path / 'journal.sqlite').read_bytes() == b'something else' * 100
 
 
-async def test_concurrent_operations_share_transactions(tmp_path: Path):
-    """Concurrent operations are durable once they return, in fewer transactions than operations."""
+async def test_concurrent_operations_are_durable(tmp_path: Path):
+    """Operations that are accepted concurrently are all in the journal after it is reopened."""
     journal = await open_journal(tmp_path)
     names = [f'ad-{index}' for index in range(40)]
     for name in names:

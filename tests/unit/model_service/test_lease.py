@@ -1,4 +1,4 @@
-"""The lease of a replica: a full-parameter adapter uses it exclusively, and no operation waits for its end."""
+"""Leases: a full-parameter adapter has its replica to itself, and no operation waits for the end of a lease."""
 
 import asyncio
 from dataclasses import replace
@@ -173,7 +173,7 @@ async def test_ended_lease_is_not_renewed_by_a_restart(ports: FakePorts) -> None
 
 
 async def test_lease_of_a_busy_run_ends_with_its_session(ports: FakePorts) -> None:
-    """When a session ends, the running operation completes, waiting ones are cancelled, and others continue."""
+    """When a session ends, its running operation completes, waiting ones are cancelled, and the run can resume."""
     verbs, reference = leasing(ports), FakePorts()
     full = await verbs.create_adapter(BOB, FULL)
     ports.trainer.gate.clear()

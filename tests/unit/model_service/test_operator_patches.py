@@ -41,7 +41,7 @@ async def test_trainer_and_sampler_serve_the_longer_context(folder):
 
 
 async def test_trainer_and_sampler_report_their_patches(folder):
-    """Trainer and sampler report the names, options and order of their patches."""
+    """Trainer and sampler report the names and options of their patches."""
     options = LoadOptions(base_model=folder, patches=PATCHES)
     trained = facts_of(options, load_engine(options).model)
     engine = TorchEngine(TorchEngineOptions(base_model='m', folder=folder, patches=PATCHES))

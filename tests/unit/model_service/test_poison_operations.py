@@ -60,7 +60,7 @@ async def _train(service: Service, adapter_id: str, numbers: range) -> list[Oper
 
 @pytest.mark.parametrize('is_culprit_older', [False, True])
 async def test_only_the_poisoned_operation_fails(journal: Journal, *, is_culprit_older: bool) -> None:
-    """Only the poisoned operation of a shared pass fails, and all results of the other adapter are equal."""
+    """Only the poisoned operation of a shared pass fails, and the other adapter is bitwise unaffected."""
     store = StrictStore()
     service = await start(journal, store, trainer=PoisonedTrainer(POISON))
     names = ['culprit', 'innocent'] if is_culprit_older else ['innocent', 'culprit']
@@ -171,7 +171,7 @@ async def test_restore_that_gets_further_each_time_is_no_crash_loop(journal: Jou
 
 
 async def test_operator_can_let_crashed_restores_be_tried_again(tmp_path: Path) -> None:
-    """An adapter that was reported as damaged trains again after a start with new counts, and after later starts."""
+    """An adapter that was reported as damaged trains again once the operator has reset the crash counts."""
     store, folder = StrictStore(), tmp_path / 'journal'
     journal = await journals.open_journal(folder)
     service = await start(journal, store)
@@ -218,8 +218,8 @@ STATE_VERBS: dict[str, tuple[str, Any]] = {
     'load': ('import_state', Load(checkpoint_path='twinkle://first/weights/start')),
     'export': ('export_state', ExportMerged(name='poison')),
 }
-"""Verbs that call other services, and the method of the trainer that crashes the process. An undo that crashes is a
-restore that crashes."""
+"""Verbs that call other services, and the method of the trainer that crashes the process. An undo is not listed,
+because an undo that crashes is a restore that crashes."""
 
 
 @pytest.mark.parametrize('name', STATE_VERBS)
@@ -274,7 +274,7 @@ async def test_creation_that_crashes_each_time_fails(journal: Journal, method: s
 
 
 async def test_operator_can_let_crashed_creations_be_tried_again(tmp_path: Path) -> None:
-    """A creation that crashed the service as often as permitted runs after a start with new counts."""
+    """A creation that crashed the service as often as permitted runs again once the operator has reset the counts."""
     store, journal = StrictStore(), await journals.open_journal(tmp_path / 'journal')
     for _ in range(MAX_ATTEMPTS):
         service = await start(journal, store, trainer=PoisonedTrainer(method='create_adapter'))
@@ -289,7 +289,7 @@ async def test_operator_can_let_crashed_creations_be_tried_again(tmp_path: Path)
 
 
 class _SlowJournal(MemoryJournal):
-    """A journal on a disk that is slower than a crash."""
+    """A journal whose writes take longer than a crash of the process."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -24,7 +24,7 @@ def _verb(**fields: object) -> object:
 
 
 def test_unset_type_is_the_trainers_own() -> None:
-    """An unset dtype means the trainer's, and every supported dtype is accepted."""
+    """An unset dtype means the trainer's, and bfloat16 is accepted."""
     assert _verb() == PublishVersion()
     assert _verb(dtype=tensor_pb2.DTYPE_BFLOAT16, is_pinned=True) == PublishVersion(is_pinned=True, dtype='bfloat16')
 

@@ -19,7 +19,7 @@ REFERENCE = BatchReference(loader_id='ld', cursor=LoaderCursor(consumed_rows=2, 
 
 
 class UploadedBatches:
-    """Stores uploads of alice."""
+    """Uploads of alice."""
 
     def __init__(self, **uploads: bytes) -> None:
         self.uploads = uploads
@@ -56,7 +56,7 @@ async def test_uploaded_batch_is_the_inline_one(length):
     np.testing.assert_array_equal(uploaded.verb.features[0]['input_ids'], inline.verb.features[0]['input_ids'])
 
 
-async def test_other_tenant_s_upload_is_not_found():
+async def test_upload_of_another_tenant_is_not_found():
     """Another tenant's upload is not found."""
     read = OperationReader(UploadedBatches(up=features().SerializeToString()), vocabulary_size=VOCABULARY)
     with pytest.raises(UploadNotFound):
@@ -76,7 +76,7 @@ async def test_other_tenant_s_upload_is_not_found():
     ],
 )
 async def test_invalid_uploaded_batch_is_named(source, field):
-    """An uploaded batch is validated like an inline one."""
+    """A batch with an invalid source or invalid content is refused with the path of the field."""
     uploads = UploadedBatches(garbage=b'\xff' * 9, hostile=features(token=VOCABULARY).SerializeToString())
     with pytest.raises(InvalidField) as refusal:
         await OperationReader(uploads, vocabulary_size=VOCABULARY)(ALICE, operation(**source), 'operation')
@@ -90,8 +90,8 @@ async def test_batches_of_the_sampler_are_refused():
         await read(ALICE, operation(samples={'sequence_ids': ['x']}), 'operation')
 
 
-async def test_loader_s_batch_is_fetched_later():
-    """The operation refers to its loader's batch, and has the same fingerprint with the batch."""
+async def test_batch_of_a_loader_is_fetched_later():
+    """An operation refers to its loader's batch, and keeps its fingerprint when the batch is added."""
     read, codec = (
         OperationReader(UploadedBatches(), vocabulary_size=VOCABULARY),
         ProtoRecordCodec(vocabulary_size=VOCABULARY),
@@ -112,7 +112,7 @@ async def test_loader_s_batch_is_fetched_later():
     assert restored.payload == filled.payload != converted.payload
 
 
-async def test_loader_s_tokens_are_checked_as_inline_ones():
+async def test_tokens_of_a_loader_are_checked_like_inline_ones():
     """Token ids of a loader's batch are validated like inline ones."""
     read, codec = (
         OperationReader(UploadedBatches(), vocabulary_size=VOCABULARY),
@@ -135,7 +135,7 @@ def many(count: int) -> input_feature_pb2.FeatureBatch:
     ('source', 'field'), [({'features': many(3)}, 'batch.features.features'), ({'upload_id': 'up'}, 'batch.upload_id')]
 )
 async def test_too_many_examples_are_refused_before_any_is_checked(source, field):
-    """A batch with too many examples is refused by its source, whether it is inline or uploaded."""
+    """A batch with too many examples is refused with the path of its source, whether it is inline or uploaded."""
     uploads = UploadedBatches(up=many(3).SerializeToString())
     read = OperationReader(uploads, vocabulary_size=VOCABULARY, max_batch_examples=2)
     with pytest.raises(InvalidField) as refusal:

@@ -174,7 +174,7 @@ def sizes(seed: int, low: int, high: int) -> Iterator[int]:
 
 @pytest.mark.parametrize('seed', range(8))
 def test_backlogged_tenants_share_tokens_by_weight(seed: int) -> None:
-    """Tenants with a backlog get their weights' shares within ten percent, for any verb sizes."""
+    """Tenants with a backlog get tokens in proportion to their weights, within ten percent, for any verb sizes."""
     rng = random.Random(seed)
     weights = {f't{index}': rng.choice([0.5, 1.0, 2.0, 3.0]) for index in range(4)}
     ranges = {tenant: rng.choice([(10, 64), (200, 900), (600, 600), (500, 4000)]) for tenant in weights}
@@ -201,7 +201,7 @@ def test_a_thousand_adapters_of_one_tenant_do_not_starve_one_of_another() -> Non
 
 
 def test_adapters_of_a_tenant_take_turns() -> None:
-    """Every other adapter of a tenant is served once between two verbs of one adapter."""
+    """All adapters of a tenant are served equally often, because they take turns."""
     busy = BusyAdapters(Scheduler(batch_tokens=BUDGET), {'many': sizes(1, 1, 400)}, adapters={'many': 50})
     busy.run(400)
     turns = Counter(busy.turns)

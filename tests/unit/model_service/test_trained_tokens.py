@@ -37,7 +37,7 @@ def counted(service: Service) -> int:
 
 
 def script() -> list[Any]:
-    """Return operations that train, step, evaluate and undo; the tokens of all of them count."""
+    """Return operations that train, step and undo; the tokens of all of them count."""
     batches = [journals.batch_operation(2 * index + 1, ADAPTER, length=size) for index, size in enumerate(LENGTHS)]
     steps = [journals.step_operation(2 * index + 2, ADAPTER) for index in range(len(LENGTHS))]
     pairs = [operation for pair in zip(batches, steps, strict=True) for operation in pair]
@@ -72,8 +72,8 @@ async def test_every_token_is_counted_once_across_crashes(tmp_path: Path):
     assert counted(service) == TOTAL > sum(LENGTHS)
 
 
-async def test_refused_operation_is_not_counted():
-    """Refused and failed operations do not count."""
+async def test_refused_and_repeated_operations_are_not_counted():
+    """The tokens of refused and of repeated operations do not count."""
     service = await start(MemoryJournal(), StrictStore())
     await create(service)
     first = journals.batch_operation(1, ADAPTER, length=3)

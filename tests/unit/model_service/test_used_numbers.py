@@ -1,4 +1,4 @@
-"""A number that another operation is using: a later operation waits for it, and is refused if it stays used."""
+"""Two operations with one number: the later one waits for the earlier one, and is refused if that one succeeds."""
 
 import asyncio
 

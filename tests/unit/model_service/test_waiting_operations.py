@@ -40,7 +40,7 @@ async def _state(verbs: ModelService, adapter: Adapter, number: int) -> Operatio
 
 
 async def test_queued_running_done_and_failed_are_distinguished() -> None:
-    """An operation is queued in the scheduler, behind its adapter's operations, and behind a gap."""
+    """The state of an operation is queued, running, done or failed; an operation behind a gap is queued."""
     ports = FakePorts()
     verbs = ports.verbs()
     first, second = await _adapters(verbs, 2)
@@ -358,7 +358,7 @@ def test_restored_sequence_continues_with_the_next_number() -> None:
 
 
 def test_a_restored_sequence_may_have_no_record() -> None:
-    """A sequence can be restored from its last number only."""
+    """A sequence can be restored from its last number alone."""
     sequence = OperationSequence.restored('a', [], 5)
     assert sequence.action_for(_operation(6, Step(), 'f')) is Action.RUN
     with pytest.raises(OperationNotFound):

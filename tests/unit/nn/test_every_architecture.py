@@ -73,7 +73,7 @@ def test_tenants_of_a_pass_are_isolated_or_the_model_is_refused(model_type: str,
     'name', [name if name in IN_SHORT_CHECK else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
 )
 def test_mechanisms_of_an_architecture_are_isolated_or_refused(name: str, tmp_path: Path) -> None:
-    """Scales, biases, windows, kinds of positions and other mechanisms keep tenants apart, too."""
+    """Variants with scales, biases, windows, other positions and other mechanisms keep tenants apart or are refused."""
     plain = build_tiny(VARIANTS[name][0], tmp_path, VARIANTS[name][1])
     check_tenants(plain, tmp_path, is_supported=name not in REFUSED_VARIANTS)
 
@@ -89,7 +89,7 @@ def test_folder_with_towers_is_loaded_as_a_text_model(model_type: str, tmp_path:
 @pytest.mark.slow
 @pytest.mark.filterwarnings('ignore::DeprecationWarning')
 @pytest.mark.parametrize('name', sorted({*SUPPORTED, *VARIANTS} - REFUSED_VARIANTS))
-def test_random_mixes_change_no_bit_of_a_tenant(name: str, tmp_path: Path) -> None:
+def test_random_mixes_leave_each_tenant_bitwise_unchanged(name: str, tmp_path: Path) -> None:
     """Tenants with random ranks, dropout, lengths and tokens get bitwise the same results together and alone."""
     model_type, fields = VARIANTS.get(name, (name, {}))
     build_tiny(model_type, tmp_path, fields)
@@ -105,7 +105,7 @@ def test_random_mixes_change_no_bit_of_a_tenant(name: str, tmp_path: Path) -> No
 def test_the_check_of_an_accelerator_decides_the_same_in_half_precision(
     model_type: str, dtype: str, tmp_path: Path
 ) -> None:
-    """Rounding hides no architecture that leaks, and is no reason to refuse a right one."""
+    """Rounding neither hides an architecture that leaks nor causes the refusal of a correct one."""
     build_tiny(model_type, tmp_path)
     is_right = model_type in SUPPORTED | NOT_BITWISE
     with nullcontext() if is_right else pytest.raises(UnsupportedModel, match='is not supported'):

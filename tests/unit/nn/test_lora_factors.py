@@ -81,7 +81,7 @@ def test_layer_is_one_autograd_node_for_any_number_of_adapters():
 
 @pytest.mark.parametrize('has_bias', [False, True])
 def test_result_can_be_changed_in_place(has_bias):
-    """A model may change the result in place, as those with clipped projections do."""
+    """A model may change the result of a layer in place, as models with clipped projections do."""
     active = ActiveAdapters()
     base = nn.Linear(INPUTS, OUTPUTS, bias=has_bias).requires_grad_(False)
     layer = LoraLinear(base, path='m', layer=0, active=active)

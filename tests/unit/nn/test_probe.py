@@ -67,7 +67,7 @@ def test_sliding_window_longer_than_the_check_is_checked(tmp_path: Path) -> None
     ],
 )
 def test_failure_of_a_model_is_a_refusal(error: Exception, expected: type[Exception], tmp_path: Path) -> None:
-    """An exception in the code of a model is named, and running out of memory is not a refusal."""
+    """An exception in the code of a model becomes a refusal that names it, but running out of memory does not."""
 
     def fail(*_: object) -> None:
         raise error
@@ -82,7 +82,7 @@ def test_failure_of_a_model_is_a_refusal(error: Exception, expected: type[Except
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
 @pytest.mark.parametrize('model_type', ['qwen3', 'qwen3_5_text', 'qwen3_moe'])
 def test_half_precision_is_admitted(model_type: str, dtype: str, tmp_path: Path) -> None:
-    """Rounding in half precision is no reason to refuse a model."""
+    """A correct model is not refused because of its rounding in half precision."""
     build_tiny(model_type, tmp_path)
     assert PackedCausalLM.load(tmp_path, dtype=dtype).dtype_name == dtype
 
@@ -98,7 +98,7 @@ def test_half_precision_hides_no_unsupported_model(model_type: str, tmp_path: Pa
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float32'])
 @pytest.mark.parametrize('model_type', [*LEAKING, *RIGHT])
 def test_accelerators_admit_the_same_models(model_type: str, dtype: str, tmp_path: Path) -> None:
-    """The checks of an accelerator, which allow rounding, separate right models from those that leak."""
+    """The checks of an accelerator, which allow rounding, accept correct models and refuse models that leak."""
     build_tiny(model_type, tmp_path)
     with refusal_of(model_type):
         check_as_accelerator(tmp_path, dtype=dtype)
@@ -109,7 +109,7 @@ def test_accelerators_admit_the_same_models(model_type: str, dtype: str, tmp_pat
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16', 'float32'])
 @pytest.mark.parametrize('model_type', [*LEAKING, *RIGHT])
 def test_an_accelerator_admits_the_same_models(model_type: str, dtype: str, tmp_path: Path) -> None:
-    """A model that is loaded on an accelerator passes if it is right, and is refused if it leaks."""
+    """A model that is loaded on an accelerator is accepted if it is correct, and refused if it leaks."""
     build_tiny(model_type, tmp_path)
     with refusal_of(model_type):
         PackedCausalLM.load(tmp_path, dtype=dtype, device='cuda')
@@ -187,7 +187,7 @@ def mixed(rows: torch.Tensor) -> torch.Tensor:
 
 
 def refusal_of(model_type: str) -> AbstractContextManager[object]:
-    """Return a context that expects a refusal of architectures that leak, and nothing of others."""
+    """Return a context that expects a refusal of architectures that leak, and no error for others."""
     return nullcontext() if model_type in RIGHT else pytest.raises(UnsupportedModel, match='is not supported')
 
 

@@ -29,13 +29,13 @@ class LostStore(Store):
     """Store whose host has ended."""
 
     def set(self, key: str, value: str) -> None:
-        """Fail."""
+        """Raise RuntimeError."""
         raise RuntimeError(f'cannot set {key}')
 
 
 @dataclass
 class FakeClock:
-    """Clock that a test moves."""
+    """Clock that a test advances."""
 
     seconds: float = 0.0
 
@@ -60,7 +60,7 @@ def watch() -> Iterator[Callable[[Store, int, Losses], RankWatch]]:
 
 
 def test_a_rank_without_heartbeats_is_reported_once(watch: Callable[[Store, int, Losses], RankWatch]) -> None:
-    """The report names the rank."""
+    """A rank whose heartbeats stop is reported once, with its number."""
     losses = Losses()
     watch(HashStore(), 0, losses)
     assert losses.reported.wait(LIMIT_SECONDS)
@@ -70,7 +70,7 @@ def test_a_rank_without_heartbeats_is_reported_once(watch: Callable[[Store, int,
 def test_ranks_with_heartbeats_are_not_reported_nor_one_that_closes(
     watch: Callable[[Store, int, Losses], RankWatch],
 ) -> None:
-    """Several times the limit passes without a report, with both ranks and after one has closed."""
+    """Neither a rank with heartbeats nor a rank that has closed is reported, even after several times the limit."""
     store, losses = HashStore(), Losses()
     watch(store, 0, losses)
     other = watch(store, 1, losses)
@@ -80,7 +80,7 @@ def test_ranks_with_heartbeats_are_not_reported_nor_one_that_closes(
 
 
 def test_a_lost_store_is_reported(watch: Callable[[Store, int, Losses], RankWatch]) -> None:
-    """The launcher hosts the store, so the report names it."""
+    """A store that fails is reported as a loss of the launcher, which hosts the store."""
     losses = Losses()
     watch(LostStore(), 0, losses)
     assert losses.reported.wait(LIMIT_SECONDS)

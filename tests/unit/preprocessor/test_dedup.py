@@ -86,7 +86,7 @@ def test_a_new_pass_ignores_earlier_rows() -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.text(max_size=40), max_size=12))
 def test_every_text_is_kept_once(texts: list[str]) -> None:
-    """The kept rows have all different texts, each exactly once."""
+    """Every distinct text is kept exactly once."""
     dedup = DedupFilter(threshold=1)
     kept, dropped = dedup.split(rows(*texts))
     kept_texts = [' '.join(row['messages'][0]['content'].split()) for row in kept]

@@ -183,7 +183,7 @@ def test_datasets_accept_custom_filters_and_the_pipeline() -> None:
 
 
 def test_dropped_rows_are_logged(tmp_path: Path) -> None:
-    """The log has one JSON object per removed row, describes other values, and is overwritten in a new pass."""
+    """The log has one JSON object per removed row, even if its values are not JSON, and a new pass overwrites it."""
     path = tmp_path / 'dropped.jsonl'
     quality = QualityPreprocessor(['HardFilter'], str(path))
     assert not path.exists()

@@ -25,7 +25,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Template:
 
 
 class TwoAnswers:
-    """Answers two turns, then ends the chat."""
+    """Environment that answers two turns and then ends the chat."""
 
     def reset(self, trajectory: Any, *, seed: int | None) -> Any:
         """Return the trajectory unchanged."""

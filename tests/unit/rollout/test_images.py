@@ -22,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class OneAnswer:
-    """Answers one turn, then ends the chat."""
+    """Environment that answers one turn and then ends the chat."""
 
     def reset(self, trajectory: Any, *, seed: int | None) -> Any:
         """Return the trajectory unchanged."""

@@ -101,7 +101,7 @@ def test_a_fact_of_the_environment_is_not_overwritten(sampler: ScriptedSampler) 
     """A success callback conflicts with an environment that reports a fact of the same name."""
 
     class ReportsSuccess:
-        """Ends the chat after one turn and reports success."""
+        """Environment that ends the chat after one turn and reports success."""
 
         def reset(self, trajectory: Any, *, seed: int | None) -> Any:
             """Return the trajectory unchanged."""

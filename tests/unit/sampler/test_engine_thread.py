@@ -29,7 +29,7 @@ class FragileModel:
         return getattr(self._model, name)
 
     def hidden(self, input_ids: torch.Tensor, positions: torch.Tensor, **spans: object) -> torch.Tensor:
-        """Run the model; fails if the poison token is in the batch."""
+        """Run the model, or raise RuntimeError if the failing token is in the batch."""
         if (input_ids == self._failing_token).any():
             raise RuntimeError('broken')
         return self._model.hidden(input_ids, positions, **spans)

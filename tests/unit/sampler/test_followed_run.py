@@ -1,4 +1,4 @@
-"""A sampler of one full-parameter run over fakes: the wait of requests, and the result of each caller."""
+"""A sampler that follows one full-parameter run, over fakes: when requests wait, and which version they get."""
 
 import asyncio
 from collections.abc import AsyncGenerator

@@ -67,7 +67,7 @@ def test_memory_of_a_sequence_is_known(model, length):
 
 
 def test_memory_limits_the_admitted_sequences(model):
-    """The number of running sequences is what the memory holds, and the caches never exceed it."""
+    """The engine runs as many sequences as fit in the memory, and the caches never exceed it."""
     budget = 2 * model.cache_size.of(50)
     engine = make_engine(model, kv_cache_memory_bytes=budget)
     params = SamplingParams(max_tokens=10, ignore_eos=True)
@@ -86,7 +86,7 @@ def test_memory_limits_the_admitted_sequences(model):
 
 
 def test_memory_for_less_than_one_token_is_refused(model):
-    """An engine whose memory holds no token states how much it needs."""
+    """An engine whose memory cannot hold one token is refused with the required size."""
     needed = model.cache_size.of(1)
     with pytest.raises(ValueError, match=f'kv_cache_memory_bytes must be at least {needed}'):
         make_engine(model, kv_cache_memory_bytes=needed - 1)
@@ -94,14 +94,14 @@ def test_memory_for_less_than_one_token_is_refused(model):
 
 
 def test_memory_bounds_the_context():
-    """The context is what the memory holds, and the model's context if tokens need no memory."""
+    """The context is limited by the memory and by the model, and by the model alone if tokens need no memory."""
     assert CacheSize(bytes_per_token=10, bytes_per_sequence=100).longest(1000, limit=512) == 90
     assert CacheSize(bytes_per_token=10, bytes_per_sequence=100).longest(1000, limit=50) == 50
     assert CacheSize(bytes_per_token=10, bytes_per_sequence=100).longest(99, limit=50) == 0
     assert CacheSize(bytes_per_token=0, bytes_per_sequence=100).longest(1000, limit=512) == 512
 
 
-def test_other_prompts_change_no_bit_of_a_sample(model):
+def test_other_requests_leave_samples_bitwise_unchanged(model):
     """Several samples of a prompt of several chunks are bitwise the same beside any other requests."""
     request = {'it': (LONG, SAMPLED, make_adapter(model, 'own', 0))}
     alone = run_all(make_engine(model), request)['it']

@@ -41,7 +41,7 @@ def run_factory(model: PackedCausalLM, tokenizer: Tokenizer, adapter: EngineAdap
 
 
 class RunFactory:
-    """Creates engines and interrupted runs."""
+    """Factory of engines and interrupted runs."""
 
     def __init__(self, model: PackedCausalLM, tokenizer: Tokenizer, adapter: EngineAdapter):
         self._model, self._tokenizer, self._adapter = model, tokenizer, adapter
@@ -166,8 +166,8 @@ def test_finished_sequences_get_no_events(model, tokenizer):
     assert engine.step() == []
 
 
-def test_aborting_a_continued_request_reports_withheld_text_once(model, tokenizer):
-    """The end of an aborted request has the spans of all tokens and the withheld text, in every state."""
+def test_abort_of_a_continued_request_reports_all_spans(model, tokenizer):
+    """The final event of an aborted request has the spans of all tokens, after any number of steps."""
     params = SamplingParams(max_tokens=30, seed=3, ignore_eos=True)
     run = InterruptedRun(make_engine(model, tokenizer), LONG, params, None)
     tokens = run.whole.tokens[0][:9]

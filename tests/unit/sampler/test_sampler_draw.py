@@ -147,7 +147,7 @@ def test_penalties_equal_their_definition(sampled, presence, frequency):
         assert got == draw(number, changed)
 
 
-def test_logits_given_are_not_changed():
+def test_given_logits_are_not_changed():
     """Penalties do not modify the given logits."""
     before = LOGITS.clone()
     draw(0.5, sampled=(0, 1), present=(0,), forbidden=(2,), repetition_penalty=1.5, frequency_penalty=1.0, min_p=0.1)

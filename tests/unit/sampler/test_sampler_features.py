@@ -73,7 +73,7 @@ def test_features_are_the_same_from_both(sampler, prompt):
         check_same(local, remote)
 
 
-def test_second_turn_keeps_the_first_turn_s_feature(sampler):
+def test_second_turn_keeps_the_feature_of_the_first_turn(sampler):
     """A feature that is sampled from again keeps the first turn's tokens, labels and log-probabilities."""
     first = sampler.sample([[5, 6, 7]], PARAMS)[0].sequences[0]
     (response,) = sampler.sample([first.new_input_feature], PARAMS)

@@ -15,7 +15,7 @@ LEASE = timedelta(seconds=0.3)
 
 
 class FakeGateway:
-    """Implements `ports.FleetGateway`; a test sets its responses."""
+    """Fake `ports.FleetGateway` whose responses a test sets."""
 
     address = 'gateway:1'
 
@@ -54,7 +54,7 @@ class FakeGateway:
 
 
 class Sampler:
-    """The objects that a membership reports to and acts on."""
+    """A sampler that a membership reports on and configures."""
 
     def __init__(self, *gateways: FakeGateway) -> None:
         self.checkpoints: list[str] = []

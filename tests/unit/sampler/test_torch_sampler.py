@@ -145,7 +145,7 @@ def test_a_model_on_another_device_is_refused(tiny_llama_dir):
     assert TorchSampler(str(tiny_llama_dir), model=model, device='cpu', remote_group='default').model_id
 
 
-def test_torch_sampler_is_a_sampler():
-    """`TorchSampler` implements the common sampler interface."""
+def test_both_samplers_implement_the_interface():
+    """`TorchSampler` and `vLLMSampler` implement the common sampler interface."""
     assert issubclass(TorchSampler, Sampler)
     assert issubclass(vLLMSampler, Sampler)

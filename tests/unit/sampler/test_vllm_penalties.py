@@ -51,7 +51,7 @@ def configs(tiny_qwen3_dir: Path, monkeypatch: pytest.MonkeyPatch) -> dict[bool,
 
 
 def expected_logits() -> torch.Tensor:
-    """Return the logits of one sequence after the penalties, all 4 before."""
+    """Return the logits of one sequence after the penalties; all of them are 4 before."""
     logits = torch.full((VOCABULARY,), 4.0)
     logits[torch.tensor([1, 2, 3, 5, 7])] = 2.0
     for token in (*BEGUN, *SAMPLED):

@@ -68,7 +68,7 @@ def test_both_import_paths_give_the_same_function() -> None:
     assert older_name is input_feature_to_datum
 
 
-def test_importing_it_loads_no_sdk() -> None:
+def test_import_of_the_function_loads_no_sdk() -> None:
     """Importing the function imports neither the Tinker SDK nor torch."""
     program = "import sys, twinkle.server.common; sys.exit('tinker' in sys.modules or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, '-c', program], check=False).returncode == 0

@@ -291,7 +291,7 @@ def test_preprocess_image_can_be_overridden(folder):
     """A subclass can change every image before it is converted."""
 
     class Inverted(Template):
-        """Inverts every image."""
+        """Template that inverts every image."""
 
         def preprocess_image(self, image, place='images[0]'):
             """Return the inverted image."""

@@ -69,7 +69,7 @@ def hermes(body: str) -> str:
     ],
 )
 def test_a_tagged_call_is_found(body: str, expected: tuple[str, dict[str, Any]]) -> None:
-    """The arguments may contain braces, quotes and the tags themselves."""
+    """A tagged call is found, even if its arguments contain braces, quotes or the tags themselves."""
     assert find_calls(HERMES, f'so {hermes(body)} and') == [expected]
 
 
@@ -305,7 +305,7 @@ def test_the_parser_is_chosen_by_chat_template_or_option(build: Build) -> None:
 
 
 class _UppercaseParser:
-    """Parses a text in capital letters as a call of the tool with that name."""
+    """Parser that reads a text in capital letters as a call of the tool with that name."""
 
     name = 'uppercase'
 

@@ -33,7 +33,7 @@ def report(replica_id: str, *, base_model: str = 'm', running: int = 0) -> Repli
 
 @given(st.lists(st.sampled_from(['ready', 'full', 'draining', 'lost', 'failed', 'other']), min_size=1, max_size=6))
 def test_find_prefers_free_then_full_then_failed_replicas(kinds: list[str]) -> None:
-    """Draining and lost replicas, and those of other models, are never found; full or failed ones are a fallback."""
+    """`find_for` returns a free replica, else a full one, else a failed one, and never a draining or lost one."""
     membership = new_membership()
     for index, kind in enumerate(kinds):
         name = f'{kind}-{index}'

@@ -44,7 +44,7 @@ async def test_other_addresses_are_given_to_every_replica() -> None:
     assert await registered_address('', '192.0.2.7:7103') == ''
 
 
-async def test_addresses_of_this_host_are_recognised() -> None:
+async def test_addresses_of_this_host_are_recognized() -> None:
     """Loopback addresses and names belong to this host, and a remote address does not."""
     assert await is_this_host('127.0.0.1')
     assert await is_this_host('localhost')

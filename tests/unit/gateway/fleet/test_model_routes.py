@@ -94,7 +94,7 @@ async def test_service_that_changes_its_base_model_is_routed_by_the_new_one() ->
 
 
 async def test_unknown_base_model_is_not_denied_before_all_services_responded() -> None:
-    """The error is ServiceUnreachable, because the service that was never reached may hold the base model."""
+    """An unknown base model raises ServiceUnreachable, because a service that was never reached may hold it."""
     services = Services(one={'tiny'}, two={'small'})
     services.down = {'two'}
     routes = _routes(services)
@@ -105,7 +105,7 @@ async def test_unknown_base_model_is_not_denied_before_all_services_responded() 
 
 
 async def test_adapter_in_the_catalogue_is_routed_to_an_unreachable_service() -> None:
-    """The catalogue gives the base model of the adapter, so no service is queried."""
+    """An adapter in the catalogue is routed by its base model, so no service is queried."""
     services, runs = Services(one={'tiny'}, two={'small'}), MemoryRunStore()
     await runs.save(_run('ad-1', 'small'))
     routes = _routes(services, runs)
@@ -116,7 +116,7 @@ async def test_adapter_in_the_catalogue_is_routed_to_an_unreachable_service() ->
 
 
 async def test_adapter_id_cannot_be_reused_for_another_base_model() -> None:
-    """The refusal applies only within a tenant, and creating the id again for the same base model is allowed."""
+    """An adapter id is refused only for another base model of the same tenant."""
     services, runs = Services(one={'tiny'}, two={'small'}), MemoryRunStore()
     await runs.save(_run('ad-1', 'tiny'))
     routes = _routes(services, runs)
@@ -128,7 +128,7 @@ async def test_adapter_id_cannot_be_reused_for_another_base_model() -> None:
 
 
 async def test_adapter_is_created_while_another_service_is_unreachable() -> None:
-    """No service is queried for an id that is not in the catalogue."""
+    """Creating an adapter whose id is not in the catalogue queries no service."""
     services = Services(one={'tiny'}, two={'small'})
     routes = _routes(services)
     await routes.refresh()
@@ -173,7 +173,7 @@ async def test_absent_adapters_and_adapters_of_other_tenants_are_indistinguishab
 
 
 async def test_adapter_of_an_unserved_base_model_is_not_reported_absent() -> None:
-    """The error is ServiceUnreachable, because the adapter exists in the catalogue."""
+    """An adapter in the catalogue whose base model no service holds raises ServiceUnreachable."""
     services, runs = Services(one={'tiny'}, two={'small'}), MemoryRunStore()
     await runs.save(_run('ad-1', 'large'))
     with pytest.raises(ServiceUnreachable):
@@ -181,7 +181,7 @@ async def test_adapter_of_an_unserved_base_model_is_not_reported_absent() -> Non
 
 
 def test_first_configured_service_keeps_the_base_model_on_a_conflict() -> None:
-    """The order of the configuration decides, not the order of the responses, and the conflict is reported once."""
+    """The first configured service keeps a base model that two services hold, and the conflict is reported once."""
     table = ModelTable(['one', 'two'])
     assert table.update('two', ['tiny', 'small']) == []
     assert table.update('one', ['tiny']) == [Conflict('tiny', 'one', 'two')]

@@ -1,4 +1,4 @@
-"""Futures that end the gateway's process each time they run, beside others."""
+"""Futures that crash the gateway's process each time they run, and the futures that run beside them."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -33,7 +33,7 @@ class _Crashing(Recorder):
 
 
 class _Disk(MemoryPayloadStore):
-    """Payloads of a process that may have ended: then it writes nothing more."""
+    """Payload store that refuses writes once its process is dead."""
 
     is_process_dead = False
 
@@ -96,7 +96,7 @@ async def test_only_the_crashing_future_fails(keys: list[str]) -> None:
 
 
 async def test_restarts_without_a_crash_are_not_counted() -> None:
-    """A future that many processes run until each of them stops regularly never fails."""
+    """A future that is interrupted by any number of regular stops does not fail."""
     machine, waiting = _Machine(), Recorder()
     waiting.gate.clear()
     async with machine.process(waiting) as gateway:

@@ -235,7 +235,7 @@ async def test_futures_are_cancelled_unless_they_are_finished() -> None:
 
 
 async def test_work_of_a_session_is_dropped() -> None:
-    """The unfinished futures of a session are cancelled, except deletions, and other tenants' futures continue."""
+    """Dropping a session cancels its unfinished futures except deletions, and has no effect for another tenant."""
     async with running_futures(unordered=Bounds(per_tenant=1, total=1)) as gateway:
         gateway.recorder.gate.clear()
         gateway.futures.add_executor('delete_adapter', gateway.recorder, on_settled=lambda *_: None)

@@ -94,7 +94,7 @@ def test_idle_tenant_accumulates_no_share() -> None:
 
 
 def test_tenant_with_one_request_at_a_time_gets_its_weight() -> None:
-    """A tenant that submits its next request when its last one is done gets no more than its share."""
+    """A tenant that submits its next request only when its last one is done gets its weighted share."""
     weights = {'single': 1.0, 'heavy': 3.0}
     queue = FutureQueue(Bounds(per_tenant=1, total=1), weight_of=weights.__getitem__)
     for number in range(1000):
@@ -246,7 +246,7 @@ class _StalledModel(Recorder):
 
 
 async def test_stalled_base_model_does_not_starve_another_one() -> None:
-    """Futures run although those of another base model use all its slots forever, in lanes and outside lanes."""
+    """Futures run although those of another base model never release their slots, in lanes and outside lanes."""
     for has_lanes in (True, False):
         async with running_futures(_StalledModel()) as gateway:
             for index in range(3 * BOUNDS.per_tenant):

@@ -1,4 +1,4 @@
-"""Finished futures of a topic are returned in pages by any gateway, and each of them is returned."""
+"""Any gateway returns the finished futures of a topic in pages and omits none."""
 
 from collections import Counter
 from datetime import timedelta

@@ -13,7 +13,7 @@ from services.kit.errors import InvalidField
 
 MIB = 1 << 20
 SIZE = 32 * MIB
-"""Size of the bodies; without care, parsing one keeps the interpreter's lock for one to five seconds."""
+"""Size of the bodies. Parsing one in a single step would hold the interpreter's lock for one to five seconds."""
 
 
 def tensor(item: str) -> bytes:
@@ -42,14 +42,14 @@ def longest_pause_beside(work: Callable[[], Any]) -> float:
 
 @pytest.mark.parametrize('item', ['7', *(pytest.param(item, marks=pytest.mark.slow) for item in ('123456', '0.5'))])
 def test_other_threads_run_while_a_long_body_is_parsed_and_converted(item: str) -> None:
-    """Other threads get the interpreter's lock again and again while the numbers of a body are parsed."""
+    """No pause of another thread takes a quarter of the time in which the numbers of a body are parsed."""
     body = tensor(item)
     assert longest_pause_beside(lambda: convert(body)) < 0.25
 
 
 @pytest.mark.parametrize('item', ['[]', '{}', '""'])
 def test_bodies_with_too_many_lists_objects_or_texts_are_refused(item: str) -> None:
-    """Elements that cannot be parsed in short steps are counted by their first characters, before they are parsed."""
+    """A body with too many elements that cannot be parsed in short steps is refused before it is parsed."""
     body = f'{{"a":[{",".join([item] * (SIZE // 3))}]}}'.encode()
     with pytest.raises(InvalidField, match='may have the character'):
         parse_object(body)

@@ -241,7 +241,7 @@ async def test_adapters_are_not_counted_without_an_adapter_quota() -> None:
 
 
 async def test_creations_of_futures_at_the_adapter_limit_carry_the_limit() -> None:
-    """The model service still receives the request, because only it can recognise a repeated creation."""
+    """The model service still receives the request, because only it can recognize a repeated creation."""
     harness, trainer = Harness(max_adapters=1), RecordTrainer()
     limited = LimitedTrainer(trainer, harness.training)
     await limited.create_adapter('alice', creation('one'), request_id='f1')

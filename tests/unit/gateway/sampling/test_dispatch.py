@@ -1,4 +1,4 @@
-"""Requests that wait for a replica while the gateway stops, and those that run beside one that crashes samplers."""
+"""Dispatch of requests to samplers: refusals while the gateway stops, and blame for lost samplers."""
 
 import asyncio
 from collections.abc import Iterator

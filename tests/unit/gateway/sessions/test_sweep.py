@@ -201,7 +201,7 @@ async def test_two_gateways_can_settle_the_same_sessions() -> None:
 
 
 async def test_slow_sessions_of_a_tenant_delay_no_other_tenant() -> None:
-    """Sweeps settle the sessions of other tenants while those of one tenant take long; those are settled once each."""
+    """Sweeps settle other tenants' sessions while those of one tenant take long, and settle each slow session once."""
     harness, released, park = Harness(), asyncio.Event(), FakeAdapters.park
 
     async def park_slowly(tenant_id, adapter_id, *, save_prefix):

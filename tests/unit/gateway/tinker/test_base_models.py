@@ -1,4 +1,4 @@
-"""Base models that Tinker clients name, while services respond or not."""
+"""Lookup of the base models that Tinker clients name, with reachable and with unreachable services."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def _facts(service: str, *names: str) -> FixedFacts:
 
 
 async def test_unknown_name_is_refused_only_if_all_model_services_respond() -> None:
-    """A name that a silent model service may have is a temporary error; otherwise an unknown name is refused."""
+    """An unknown name is a temporary error while a model service is unreachable, and is refused otherwise."""
     silent = BaseModels([_facts('model', 'a'), _facts('model'), _facts('sampler', 'a', 'b')])
     assert (await silent.get_trainable('a')).name == 'a'
     with pytest.raises(ServiceUnreachable):

@@ -50,7 +50,7 @@ def dense(data: list[Any], shape: list[int] | None, dtype: str = 'int64') -> dic
 
 @given(targets=TARGETS, is_compressed=st.booleans())
 def test_scores_have_the_layout_of_the_request(*, targets: np.ndarray, is_compressed: bool) -> None:
-    """Matrices of the SDK reach the sampler equal, and the SDK reads scores of the same layout; JSON is dense."""
+    """Target matrices reach the sampler unchanged, and the SDK reads scores in the same layout; JSON is dense."""
     matrix = torch.from_numpy(targets)
     sent = TensorData.from_torch_sparse(matrix, pad_value=-1) if is_compressed else TensorData.from_torch(matrix)
     body = json_of(sent)
@@ -118,7 +118,7 @@ def test_sdk_reads_drawn_tokens() -> None:
     ],
 )
 def test_wrong_values_are_refused_by_name(field: str, fields: dict[str, Any]) -> None:
-    """A matrix of a wrong shape, type or content, and a wrong count, are refused by the path of the field."""
+    """A matrix with a wrong shape, type or content, or a wrong count, is refused with the path of its field."""
     body = {'prompt': {'chunks': [{'tokens': [3, 4, 5, 6]}]}, 'base_model': 'tiny', **fields}
     with pytest.raises(InvalidField) as refusal:
         sample_request(body)
