@@ -25,14 +25,10 @@ _HOST_NAME = re.compile(r'(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9-]{1,63
 
 
 def report_from_proto(message: wire.Replica, *, peer: str) -> ReplicaReport:
-    """Convert a replica's report.
-
-    Args:
-        message: the replica as the replica reports it.
-        peer: gRPC's description of the caller; a replica that listens on all addresses is reached at this host.
+    """Convert a replica's report; `peer` is gRPC's description of the caller.
 
     Raises:
-        InvalidField: a field is invalid; the error names it.
+        InvalidField: A field is invalid; the error names it.
     """
     if message.service not in _SERVICES:
         raise InvalidField('replica.service', f'must be one of {", ".join(_SERVICES)}')
@@ -56,10 +52,10 @@ def report_from_proto(message: wire.Replica, *, peer: str) -> ReplicaReport:
 
 
 def address_from_proto(address: str, *, peer: str) -> str:
-    """Return 'host:port' at which this gateway reaches a replica.
+    """Return 'host:port' at which this gateway reaches a replica: at the host of `peer` if it listens on all addresses.
 
     Raises:
-        InvalidField: the address is malformed, or is reachable only from the replica's host.
+        InvalidField: The address is malformed, or is reachable only from the replica's host.
     """
     host, _, port = address.rpartition(':')
     bare = host.removeprefix('[').removesuffix(']')
@@ -77,8 +73,8 @@ def address_from_proto(address: str, *, peer: str) -> str:
     if number.is_unspecified:
         number = peer_host or ipaddress.ip_address('127.0.0.1')
     elif number.is_loopback and peer_host is not None and not peer_host.is_loopback:
-        message = f'{bare} is reachable only from its host; configure another listen address'
-        raise InvalidField('replica.address', message)
+        problem = f'{bare} is reachable only from its host; configure another listen address'
+        raise InvalidField('replica.address', problem)
     return f'[{number}]:{int(port)}' if number.version == 6 else f'{number}:{int(port)}'
 
 

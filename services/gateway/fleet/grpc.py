@@ -26,10 +26,9 @@ RESPONSE_SECONDS = 2.0
 
 
 class ReplicaChannels:
-    """Channels to replicas by address, without interceptors and retries.
+    """Channels to replicas by address, without interceptors and retries; plaintext without `tls`.
 
-    A channel is opened when it is first needed, and closed when its address leaves the fleet. `tls` is the gateway's
-    configuration; None means plaintext.
+    A channel is opened when it is first needed, and closed when its address leaves the fleet.
     """
 
     def __init__(self, tls: TlsConfig | None = None) -> None:
@@ -40,10 +39,9 @@ class ReplicaChannels:
         """Return the connected channel to an address.
 
         Raises:
-            ReplicaNotReached: no connection could be made in time.
+            ReplicaNotReached: No connection could be made in time.
         """
-        channel = self._channels.get(address)
-        if channel is None:
+        if (channel := self._channels.get(address)) is None:
             channel = open_forwarding_channel(address, tls=self._tls, service='sampler')
             self._channels[address] = channel
         if channel.get_state(try_to_connect=True) is not grpc.ChannelConnectivity.READY:
@@ -56,7 +54,6 @@ class ReplicaChannels:
             await self._channels.pop(address).close()
 
     async def close(self) -> None:
-        """Close all channels."""
         await self.keep_only(())
 
 
@@ -75,10 +72,7 @@ async def _connect(channel: grpc.aio.Channel) -> None:
 class StaticSampler:
     """Polls the sampler that the configuration names, because such a sampler sends no reports itself.
 
-    Args:
-        report: report with the values that the configuration defines.
-        channel: a channel opened with the internal identity.
-        pause: waits between polls; replaced in tests.
+    `report` contains the values that the configuration defines; `channel` was opened with the internal identity.
     """
 
     def __init__(
@@ -97,7 +91,7 @@ class StaticSampler:
         """Yield a report immediately, and then about every second.
 
         Raises:
-            DomainError: the sampler can no longer be reached.
+            DomainError: The sampler can no longer be reached.
         """
         while True:
             try:

@@ -12,7 +12,9 @@ from services.gateway.fleet.rules import Fleet, Replica, ReplicaReport, ReplicaS
 class Membership:
     """Stores the fleet, the load of its replicas and the prefixes sent to them, and wakes waiters after each change.
 
-    Concurrency: use it from one event loop only. All methods except `wait_for_change` return immediately.
+    `Fleet` documents the methods of the same names. All methods except `wait_for_change` return immediately.
+
+    Concurrency: use it from one event loop only.
     """
 
     def __init__(self, fleet: Fleet) -> None:
@@ -27,42 +29,28 @@ class Membership:
         """Set when the gateway begins to stop; watches and leases then finish."""
 
     def register(self, report: ReplicaReport, *, is_static: bool = False) -> Replica:
-        """Add or update a replica."""
         with self._changing():
             return self.fleet.register(report, is_static=is_static)
 
     def renew(self, report: ReplicaReport) -> Replica:
-        """Store a replica's report.
-
-        Raises:
-            ReplicaNotFound: the replica must register first.
-        """
         with self._changing():
             replica = self.fleet.renew(report)
             self._loads.reported(report.replica_id)
             return replica
 
     def end_lease(self, replica_id: str, lease_number: int) -> None:
-        """End a lease: a draining replica leaves the fleet, any other is marked lost."""
         with self._changing():
             self.fleet.end_lease(replica_id, lease_number)
 
     def drain(self, replica_id: str) -> Replica:
-        """Stop sending requests to a replica.
-
-        Raises:
-            ReplicaNotFound: no replica has this id, or it is lost.
-        """
         with self._changing():
             return self.fleet.drain(replica_id)
 
     def mark_lost(self, replica_id: str) -> None:
-        """Mark a replica as lost."""
         with self._changing():
             self.fleet.mark_lost(replica_id)
 
     def expire(self) -> None:
-        """Mark silent replicas as lost, and remove those that were lost long ago."""
         with self._changing():
             self.fleet.expire()
         self._loads.keep_only({replica.replica_id for replica in self.fleet.replicas()})
@@ -89,11 +77,10 @@ class Membership:
 
     @property
     def known_load_count(self) -> int:
-        """Number of replicas whose load is tracked."""
         return len(self._loads)
 
     def addresses_in_use(self) -> set[str]:
-        """Return the addresses of all replicas, and of departed ones that still have open calls."""
+        """Return the addresses of all replicas, and of departed replicas that still have open calls."""
         return {replica.address for replica in self.fleet.replicas()} | set(self._open_calls)
 
     def ready_ids(self) -> set[str]:
@@ -102,7 +89,6 @@ class Membership:
         return {replica.replica_id for replica in serving if replica.state is not ReplicaState.DRAINING}
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Call `listener` after each change."""
         self._listeners.append(listener)
 
     async def wait_for_change(self, revision: int) -> None:

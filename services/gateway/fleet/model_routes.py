@@ -1,9 +1,9 @@
 """Finds the model service for a call, by base model or by adapter.
 
-The latest report of each service determines which base models it holds. A service that cannot be reached
-keeps its base models, because its adapters exist nowhere else. The base model of an adapter never changes, so it is
-remembered once it is known. The services themselves check that an adapter exists; they refuse unknown adapters and
-those of other tenants with the same error.
+The latest report of each service determines which base models the service holds. A service that cannot be reached keeps
+its base models, because its adapters exist nowhere else. The base model of an adapter never changes, so it is
+remembered once it is known. The services themselves check that an adapter exists. They refuse unknown adapters and
+adapters of other tenants with the same error.
 """
 
 import asyncio
@@ -34,8 +34,8 @@ _log = structlog.get_logger('models')
 def served_name(name: str, served: Collection[str]) -> str | None:
     """Return the served base model that a client's `name` refers to; None if no model or several models match.
 
-    An exact match, or the alias of a built-in model, wins. Otherwise a model matches if the ids differ only in that one
-    of them omits its hub, or if `name` is the shown name of a folder.
+    An exact match, or the alias of a built-in model, wins. Otherwise a model matches if only one of the two ids has a
+    hub prefix and they are equal apart from the prefix, or if `name` is the shown name of a folder.
     """
     name = base_model_id(name)
     if name in served:
@@ -74,11 +74,7 @@ class Conflict:
 
 
 class ModelTable:
-    """Base models by service. If two services hold the same one, the first in the configuration is used.
-
-    Args:
-        services: names of the services in order of precedence; at least one.
-    """
+    """Base models by service. If several of the `services` hold the same base model, the first of them is used."""
 
     def __init__(self, services: Sequence[str]) -> None:
         self.services = tuple(services)
@@ -98,7 +94,6 @@ class ModelTable:
         ]
 
     def holder_of(self, base_model: str) -> str | None:
-        """Return the service that holds a base model, or None."""
         return next((item for item in self.services if base_model in self._held.get(item, ())), None)
 
     def held_by(self, service: str) -> frozenset[str] | None:
@@ -129,7 +124,7 @@ class ModelFacts(Protocol):
         """Return whether a service has a tenant's adapter, or has removed it because it was unused.
 
         Raises:
-            DomainError: the service cannot be reached now.
+            DomainError: The service cannot be reached now.
         """
         ...
 
@@ -143,15 +138,15 @@ class ModelRoutes(Protocol):
         ...
 
     def known_base_models(self, service: str) -> Collection[str]:
-        """Return the base models that a service reported last; empty if it has never reported."""
+        """Return the base models that a service is used for, according to its latest report; empty if unknown."""
         ...
 
     async def holder_of(self, base_model: str) -> str:
-        """Return the service that holds a base model. For an empty name, return the first one, which refuses the call.
+        """Return the service that holds a base model, or for an empty name the first service, which refuses the call.
 
         Raises:
-            BaseModelNotFound: no service holds it; the error lists those that exist.
-            ServiceUnreachable: a service that has never reported may hold it.
+            BaseModelNotFound: No service holds it; the error lists the base models that exist.
+            ServiceUnreachable: A service that has never reported may hold it.
         """
         ...
 
@@ -159,16 +154,16 @@ class ModelRoutes(Protocol):
         """Return the service that creates an adapter; `adapter_id` may be empty.
 
         Raises:
-            BaseModelNotFound, ServiceUnreachable: see `holder_of`.
-            AdapterIdTaken: the tenant has or had an adapter with this id at another service.
+            BaseModelNotFound, ServiceUnreachable: See `holder_of`.
+            AdapterIdTaken: The tenant has or had an adapter with this id and another base model.
         """
         ...
 
     async def owner_of(self, tenant_id: str, adapter_id: str) -> str | None:
-        """Return the service that has a tenant's adapter; None if no service has it and any may refuse the call.
+        """Return the service that has a tenant's adapter; None if no service has it, so that any may refuse the call.
 
         Raises:
-            ServiceUnreachable: a service that cannot be reached may have it.
+            ServiceUnreachable: A service that cannot be reached may have it.
         """
         ...
 
@@ -198,12 +193,9 @@ class OneModel:
 class SeveralModels:
     """Implements `ModelRoutes` for several model services.
 
-    Concurrency: use it from one event loop only.
+    `services` are the names in order of precedence; `runs` stores the base model of each run in the catalogue.
 
-    Args:
-        services: names of the model services in order of precedence.
-        facts: queries the services.
-        runs: store of the catalogue's runs, with the base model of each.
+    Concurrency: use it from one event loop only.
     """
 
     def __init__(self, services: Sequence[str], *, facts: ModelFacts, runs: RunStore) -> None:
@@ -215,7 +207,6 @@ class SeveralModels:
 
     @property
     def services(self) -> Sequence[str]:
-        """Names of the model services."""
         return self.table.services
 
     async def refresh(self) -> None:
@@ -267,7 +258,7 @@ class SeveralModels:
         base_model = base_model_id(base_model)
         creator = await self.holder_of(base_model)
         known = await self._base_model_of(tenant_id, adapter_id) if adapter_id else ''
-        # A request with the same base model may be a repeated one, which the service recognizes.
+        # A request with the same base model may be a repetition, which the service recognizes.
         if known and known != base_model:
             raise AdapterIdTaken(adapter_id)
         return creator
@@ -275,9 +266,13 @@ class SeveralModels:
     async def owner_of(self, tenant_id: str, adapter_id: str) -> str | None:
         if not adapter_id:
             return None
-        if base_model := await self._base_model_of(tenant_id, adapter_id):
-            return await self._known_holder_of(base_model)
-        return await self._search(tenant_id, adapter_id)
+        if not (base_model := await self._base_model_of(tenant_id, adapter_id)):
+            return await self._search(tenant_id, adapter_id)
+        try:
+            return await self.holder_of(base_model)
+        except BaseModelNotFound as error:
+            # The run exists, so its service is unreachable.
+            raise ServiceUnreachable(MODEL) from error
 
     async def _base_model_of(self, tenant_id: str, adapter_id: str) -> str:
         """Return the base model of an adapter from the catalogue; empty if it is unknown there."""
@@ -290,13 +285,6 @@ class SeveralModels:
             if len(self._base_models) > _REMEMBERED:
                 self._base_models.popitem(last=False)
         return self._base_models[key]
-
-    async def _known_holder_of(self, base_model: str) -> str:
-        """Return the holder of a run's base model. If no service holds it now, its service is unreachable."""
-        try:
-            return await self.holder_of(base_model)
-        except BaseModelNotFound as error:
-            raise ServiceUnreachable(MODEL) from error
 
     async def _search(self, tenant_id: str, adapter_id: str) -> str | None:
         """Query all services for an adapter that is not in the catalogue yet."""

@@ -1,7 +1,7 @@
 """Opens the services behind a gateway: channels to them, the fleet of samplers, and the background jobs of both."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, aclosing
 from datetime import timedelta
 from typing import Any, Never
@@ -15,7 +15,7 @@ from services.gateway.catalogue.sql import SqlRunStore, SqlServiceRuns
 from services.gateway.config import GatewayConfig
 from services.gateway.fleet.grpc import ReplicaChannels, StaticSampler, is_this_host
 from services.gateway.fleet.members import Membership
-from services.gateway.fleet.model_routes import MODEL, OneModel, SeveralModels
+from services.gateway.fleet.model_routes import MODEL, SeveralModels
 from services.gateway.fleet.replicas import Replicas
 from services.gateway.fleet.rules import Fleet, ReplicaReport
 from services.gateway.fleet.upstreams import GrpcFleetFacts, GrpcUpstreamFacts, Upstreams
@@ -56,22 +56,13 @@ async def open_upstreams(
 
 def upstream_jobs(config: GatewayConfig, database: Database, upstreams: Upstreams, *, clock: Clock) -> list[Job]:
     """Return the background jobs that follow the runs of the model services."""
-    routes = upstreams.routes
-    if isinstance(routes, OneModel):
-        stores: Mapping[str, SqlRunStore | SqlServiceRuns] = {
-            name: SqlRunStore(database) for name in upstreams.internal_models
-        }
-    else:
-        stores = {
-            name: SqlServiceRuns(SqlRunStore(database), name, routes.base_models_of)
-            for name in upstreams.internal_models
-        }
-    jobs: list[Job] = [
-        FeedFollower(
-            'runs' if name == MODEL else f'runs of {name}', feed=GrpcRunFeed(channel), store=stores[name], clock=clock
-        ).run
-        for name, channel in upstreams.internal_models.items()
-    ]
+    routes, jobs = upstreams.routes, list[Job]()
+    for name, channel in upstreams.internal_models.items():
+        store = SqlRunStore(database)
+        if isinstance(routes, SeveralModels):
+            store = SqlServiceRuns(store, name, routes.base_models_of)
+        title = 'runs' if name == MODEL else f'runs of {name}'
+        jobs.append(FeedFollower(title, feed=GrpcRunFeed(channel), store=store, clock=clock).run)
     if isinstance(routes, SeveralModels):
         interval = max(config.server_info_freshness.total_seconds(), _SHORTEST_REFRESH_SECONDS)
         jobs.append(lambda: routes.run_forever(interval_seconds=interval))
@@ -98,7 +89,6 @@ async def open_fleet(
 
 
 def open_replicas(config: GatewayConfig, membership: Membership) -> Replicas:
-    """Return the operations on replicas."""
     return Replicas(
         membership,
         lease=config.fleet.lease,

@@ -52,12 +52,13 @@ class FleetEvent:
 class Replicas:
     """Adds replicas to the fleet, renews their leases, and lists them for operators.
 
+    Every method raises ScopeMissing, unless the caller is a service of this deployment (`register` and `lease`) or an
+    operator (the other methods). `is_this_host` returns whether a host name or address is this machine.
+
     Args:
-        membership: the live fleet.
-        lease: maximum time between two reports; a replica that exceeds it is marked lost.
-        relay_fan_out: number of samplers that each sampler relays weights to; 0 disables relaying.
-        checkpoint_address: 'host:port' of the checkpoint service; empty without one.
-        is_this_host: returns whether a host name or address is this machine.
+        lease: Maximum time between two reports; a replica that exceeds it is marked lost.
+        relay_fan_out: Number of samplers that each sampler relays weights to; 0 disables relaying.
+        checkpoint_address: 'host:port' of the checkpoint service; empty without a checkpoint service.
     """
 
     def __init__(
@@ -77,13 +78,7 @@ class Replicas:
         self._watch_epoch = new_id('fl')
 
     async def register(self, caller: Caller, report: ReplicaReport) -> Registration:
-        """Add a replica to the fleet.
-
-        Idempotency: the same replica may register again.
-
-        Raises:
-            ScopeMissing: the caller is not a service of this deployment.
-        """
+        """Add a replica to the fleet. Idempotency: the same replica may register again."""
         require_internal(caller)
         return Registration(self._membership.register(report), await self._checkpoint_address_for(report))
 
@@ -93,8 +88,7 @@ class Replicas:
         When `reports` end, a draining replica leaves the fleet and any other is lost.
 
         Raises:
-            ScopeMissing: the caller is not a service of this deployment.
-            ReplicaNotFound: the replica must register first, or a report names another replica than the first one.
+            ReplicaNotFound: The replica must register first, or a report names another replica than the first one.
         """
         require_internal(caller)
         replica_id, number = '', 0
@@ -115,18 +109,13 @@ class Replicas:
         Idempotency: draining again has no effect.
 
         Raises:
-            ScopeMissing: the caller is not an operator.
-            ReplicaNotFound: no replica has this id, or it is lost.
+            ReplicaNotFound: No replica has this id, or it is lost.
         """
         require_scope(caller, 'operator')
         return self._membership.drain(replica_id)
 
     async def list(self, caller: Caller, page: Page) -> tuple[list[Replica], tuple[str] | None]:
-        """Return one page of replicas by id, and the sort key of its last item unless it is the last page.
-
-        Raises:
-            ScopeMissing: the caller is not an operator.
-        """
+        """Return one page of replicas by id, and the sort key of its last item; None for the last page."""
         require_scope(caller, 'operator')
         found = sorted(self._membership.fleet.replicas(), key=lambda replica: replica.replica_id)
         if page.after is not None:
@@ -135,13 +124,12 @@ class Replicas:
         return items, (items[-1].replica_id,) if len(found) > page.size else None
 
     async def watch(self, caller: Caller, resume_token: str) -> AsyncGenerator[FleetEvent, None]:
-        """Yield all replicas, an event with only a token, and then changes; with a token, the changes after it.
+        """Yield all replicas, an event with only a token, and then the changes; with a token, only later changes.
 
         A slow watcher sees only the latest state of each replica. The stream ends when the gateway begins to stop.
 
         Raises:
-            ScopeMissing: the caller is not an operator.
-            InvalidField: the token is too old, or was issued before a restart.
+            InvalidField: The token is too old, or was issued before a restart.
         """
         require_scope(caller, 'operator')
         fleet = self._membership.fleet
@@ -185,7 +173,7 @@ class Replicas:
         closing = asyncio.ensure_future(self._membership.is_closing.wait())
         try:
             while True:
-                pending = asyncio.ensure_future(_next(reports))
+                pending = asyncio.ensure_future(anext(reports, None))
                 try:
                     await asyncio.wait({pending, closing}, return_when=asyncio.FIRST_COMPLETED)
                     report = await pending if pending.done() else None
@@ -198,8 +186,7 @@ class Replicas:
             closing.cancel()
 
     def _terms_for(self, replica: Replica) -> LeaseTerms:
-        fan_out = self._relay_fan_out
-        sources = weight_sources(self._membership.fleet.replicas(), fan_out=fan_out) if fan_out else {}
+        sources = weight_sources(self._membership.fleet.replicas(), fan_out=self._relay_fan_out)
         return LeaseTerms(
             duration=self.lease_duration,
             is_drain_requested=replica.state is ReplicaState.DRAINING,
@@ -221,10 +208,6 @@ class Replicas:
 
 def _token_expired() -> InvalidField:
     return InvalidField('resume_token', 'is too old or was issued before a restart; start with an empty one')
-
-
-async def _next(reports: AsyncIterator[ReplicaReport]) -> ReplicaReport | None:
-    return await anext(reports, None)
 
 
 def _host_of(address: str) -> str:

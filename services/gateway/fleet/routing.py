@@ -23,7 +23,7 @@ LOAD_FACTOR = 1.25
 RESIDENT_FLOOR = 4
 """A replica that holds the adapter may always run this many sequences, even beyond its fair share."""
 DEFAULT_CAPACITY = 256
-"""Assumed number of concurrent sequences of a replica that does not report it."""
+"""Assumed number of concurrent sequences of a replica that reports no maximum."""
 MAX_REMEMBERED_BLOCKS = 1 << 16
 
 _MASK = (1 << 64) - 1
@@ -39,7 +39,7 @@ class AdapterRequest:
     exact: int | None = None
     at_least: int | None = None
     is_checkpoint: bool = False
-    """Whether `adapter_id` is a path. A checkpoint may be replaced, so no other sampler continues its streams."""
+    """Whether `adapter_id` is a path. A checkpoint may be overwritten, so no other sampler continues its streams."""
 
     def is_satisfied_by(self, version: int) -> bool:
         """Return whether a version satisfies the request."""
@@ -133,7 +133,6 @@ class LoadTable:
             del self._since_report[replica_id]
 
     def __len__(self) -> int:
-        """Return the number of replicas with a count."""
         return len(self._open.keys() | self._since_report.keys())
 
     def sequences_at(self, replica: Replica) -> int:
@@ -154,9 +153,9 @@ def choose(
 ) -> Replica | None:
     """Return the replica for a request and remember the choice; None if no replica is usable.
 
-    A full replica is chosen only if all are full. Otherwise replicas below their fair share are preferred in
-    this order: those that hold the adapter and received this prefix, those that hold the adapter, those that received
-    this prefix, all others. A hash of the prefix's first block breaks ties.
+    A full replica is chosen only if all are full. Otherwise replicas below their fair share are preferred in this
+    order: those that hold the adapter and received this prefix, those that hold the adapter, those that received this
+    prefix, all others. A hash of the prefix's first block breaks ties.
     """
     if not usable:
         return None
@@ -193,7 +192,7 @@ def candidates(key: RouteKey, replicas: Iterable[Replica]) -> list[Replica]:
 
 
 def is_holder(replica: Replica, base_model: str) -> bool:
-    """Return whether a replica holds a base model, or does not report which it holds."""
+    """Return whether a replica holds a base model, or does not report its base models."""
     return not replica.report.base_models or base_model in replica.report.base_models
 
 
@@ -220,9 +219,8 @@ def _capacity(replica: Replica) -> int:
 def _score(key: RouteKey, replica_id: str) -> int:
     """Return a pseudorandom number that depends on the prefix and the replica only."""
     first = key.blocks[0] if key.blocks else 0
-    seed = _seed_of(replica_id)
     # The finalizer of splitmix64 (Steele, Lea and Flood, 2014).
-    mixed = (first ^ seed) & _MASK
+    mixed = (first ^ _seed_of(replica_id)) & _MASK
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _MASK
     return mixed ^ mixed >> 31

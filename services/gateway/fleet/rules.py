@@ -88,12 +88,10 @@ class Replica:
 
     @property
     def replica_id(self) -> str:
-        """Id that the replica registered with."""
         return self.report.replica_id
 
     @property
     def address(self) -> str:
-        """'host:port' at which this gateway reaches the replica."""
         return self.report.address
 
 
@@ -111,12 +109,9 @@ class _Member:
 
 
 class Fleet:
-    """All replicas, in memory. Every change increments the revision, which starts at 1.
+    """All replicas, in memory. Each change increments the revision, which is 0 while no replica has registered.
 
-    Args:
-        clock: source of the time.
-        lease: a replica that is silent for longer is lost.
-        forget_after: time for which a lost replica stays listed.
+    A replica that is silent for longer than `lease` is lost; a lost replica stays listed for `forget_after`.
     """
 
     def __init__(self, *, clock: Clock, lease: timedelta, forget_after: timedelta) -> None:
@@ -135,15 +130,11 @@ class Fleet:
         return sorted(found, key=lambda replica: (replica.join_time, replica.replica_id))
 
     def find(self, replica_id: str) -> Replica:
-        """Return the replica with this id.
-
-        Raises:
-            ReplicaNotFound: no replica has this id.
-        """
+        """Return the replica with this id, or raise ReplicaNotFound."""
         return self._member(replica_id).replica
 
     def register(self, report: ReplicaReport, *, is_static: bool = False) -> Replica:
-        """Add or update a replica. A leased replica with another id at the same address was restarted: remove it."""
+        """Add or update a replica, and remove a leased replica with another id at its address, which was restarted."""
         for other in self.replicas():
             if other.address == report.address and other.replica_id != report.replica_id and not other.is_static:
                 self._remove(other.replica_id)
@@ -166,7 +157,7 @@ class Fleet:
         """Return the number of a new lease, which supersedes the replica's earlier leases.
 
         Raises:
-            ReplicaNotFound: the replica must register first.
+            ReplicaNotFound: The replica must register first.
         """
         member = self._member(replica_id)
         member.lease_number += 1
@@ -176,7 +167,7 @@ class Fleet:
         """Store a replica's report; a lost replica is ready again.
 
         Raises:
-            ReplicaNotFound: the replica must register first.
+            ReplicaNotFound: The replica must register first.
         """
         member = self._member(report.replica_id)
         is_drain_requested = member.replica.state is ReplicaState.DRAINING
@@ -201,7 +192,7 @@ class Fleet:
         """Stop sending requests to a replica.
 
         Raises:
-            ReplicaNotFound: no replica has this id, or it is lost.
+            ReplicaNotFound: No replica has this id, or it is lost.
         """
         member = self._member(replica_id)
         if member.replica.state is ReplicaState.LOST:
@@ -236,9 +227,7 @@ class Fleet:
         """Return the replicas that changed after `revision`, oldest change first, and the ids of those that left."""
         members = sorted(self._members.values(), key=lambda member: member.revision)
         changed = [member.replica for member in members if member.revision > revision]
-        return changed, [
-            replica_id for replica_id, left_revision in self._departures.items() if left_revision > revision
-        ]
+        return changed, [replica_id for replica_id, left in self._departures.items() if left > revision]
 
     def serving(self, service: str) -> list[Replica]:
         """Return the replicas of a service that may be called, draining ones included.
@@ -297,7 +286,7 @@ class Fleet:
         return self._members[replica_id]
 
     def _record_report(self, member: _Member, replica: Replica) -> None:
-        """Record a report. It is a change if a field other than the heartbeat differs, or if a back-off ends."""
+        """Record a report, which is a change if a field other than the heartbeat differs or if a back-off ends."""
         before = replace(member.replica, heartbeat_time=replica.heartbeat_time)
         is_change = not member.revision or member.failure_count > 0 or replica != before
         member.report_seconds = self._clock.monotonic()
@@ -329,12 +318,9 @@ def serving_run(adapter_id: str, replicas: Sequence[Replica]) -> list[Replica]:
 def weight_sources(replicas: Sequence[Replica], *, fan_out: int) -> dict[str, str]:
     """Return the address that each replica should fetch weights from, by replica id; empty for the checkpoint service.
 
-    Samplers with the same base models and run form a tree in join order: at most `fan_out` of them fetch from the
-    checkpoint service, and at most `fan_out` from each sampler.
-
-    Args:
-        replicas: all replicas, in join order.
-        fan_out: children of each node; 0 sends all samplers to the checkpoint service.
+    Samplers with the same base models and run form a tree in the order of `replicas`: at most `fan_out` of them fetch
+    from the checkpoint service, and at most `fan_out` from each sampler. With a `fan_out` of 0, all samplers fetch from
+    the checkpoint service.
     """
     sources: dict[str, str] = {}
     groups: dict[tuple[tuple[str, ...], str], list[Replica]] = {}

@@ -38,15 +38,11 @@ class ServiceFacts(Protocol):
 
 
 class GrpcUpstreamFacts:
-    """Requests the description of one service, and caches it.
+    """Requests the description of one service, and caches the description for `freshness`.
+
+    `channel` is an internal channel; None if the service is not part of this deployment.
 
     Concurrency: concurrent calls share one request.
-
-    Args:
-        service: name of the service.
-        channel: internal channel to it; None if it is not part of this deployment.
-        clock: source of the time.
-        freshness: maximum age of a cached description.
     """
 
     def __init__(self, service: str, *, channel: grpc.aio.Channel | None, clock: Clock, freshness: timedelta) -> None:
@@ -80,14 +76,9 @@ class GrpcUpstreamFacts:
 
 
 class GrpcFleetFacts:
-    """Describes all samplers of the fleet as one service.
+    """Describes all samplers of the fleet as one service; plaintext without `tls`.
 
-    Args:
-        addresses: returns the current addresses of the samplers.
-        internal_token: proves the gateway's identity to them.
-        clock: source of the time.
-        freshness: maximum age of a cached description.
-        tls: the gateway's TLS configuration; None means plaintext.
+    `addresses` returns the current addresses of the samplers. Their descriptions are cached for `freshness`.
     """
 
     def __init__(
@@ -115,7 +106,6 @@ class GrpcFleetFacts:
         return merged([description for description in descriptions if description.is_reachable])
 
     async def close(self) -> None:
-        """Close all channels."""
         await self._keep_only(())
 
     def _facts_of(self, address: str) -> GrpcUpstreamFacts:
@@ -160,7 +150,7 @@ def merged(descriptions: Sequence[server_service_pb2.ServiceInfo]) -> server_ser
 
 
 class ModelChannels:
-    """Chooses the channel to a model service; `channels` have no interceptors and are keyed by service name."""
+    """Chooses the channel to a model service. `channels` have no interceptors and are keyed by service name."""
 
     def __init__(self, routes: ModelRoutes, channels: Mapping[str, grpc.aio.Channel]) -> None:
         self._routes = routes
@@ -170,7 +160,7 @@ class ModelChannels:
         """Return the channel to the service that has a tenant's adapter, or to any service if no service has it.
 
         Raises:
-            ServiceUnreachable: a service that cannot be reached may have it.
+            ServiceUnreachable: A service that cannot be reached may have it.
         """
         return self._channels[await self._routes.owner_of(tenant_id, adapter_id) or self._routes.services[0]]
 
@@ -178,21 +168,15 @@ class ModelChannels:
         """Return the channel to the service that creates an adapter; `adapter_id` may be empty.
 
         Raises:
-            BaseModelNotFound: no service holds the base model.
-            ServiceUnreachable: a service that has never reported may hold it.
-            AdapterIdTaken: the tenant has or had an adapter with this id at another service.
+            BaseModelNotFound: No service holds the base model.
+            ServiceUnreachable: A service that has never reported may hold it.
+            AdapterIdTaken: The tenant has or had an adapter with this id and another base model.
         """
         return self._channels[await self._routes.creator_of(tenant_id, base_model, adapter_id)]
 
 
 class GrpcModelFacts:
-    """Implements `ModelFacts`.
-
-    Args:
-        facts: description of each model service by name.
-        channels: channels without interceptors, for queries on behalf of a tenant.
-        internal_token: proves the gateway's identity to the services.
-    """
+    """Implements `ModelFacts`. `channels` have no interceptors, because queries are sent on behalf of a tenant."""
 
     def __init__(
         self, facts: Mapping[str, GrpcUpstreamFacts], channels: Mapping[str, grpc.aio.Channel], *, internal_token: str
@@ -224,10 +208,7 @@ class GrpcModelFacts:
 class GrpcLookups:
     """Single calls on behalf of the current caller; each raises the service's error, or ServiceUnreachable.
 
-    Args:
-        models: chooses the model service; None if there is no model service.
-        checkpoint: channel without interceptors to the checkpoint service; None if there is no such service.
-        internal_token: proves the gateway's identity to the services.
+    `checkpoint` is a channel without interceptors. Pass None for a service that is not part of this deployment.
     """
 
     def __init__(
@@ -240,54 +221,46 @@ class GrpcLookups:
     async def adapter(self, adapter_id: str) -> bytes:
         """Return an adapter as a serialized `model.v1.Adapter`."""
         request = adapter_service_pb2.GetAdapterRequest(adapter_id=adapter_id)
-        method = 'twinkle.api.model.v1.AdapterService/GetAdapter'
         if self._models is None:
             raise ServiceUnreachable('model')
         channel = await self._models.of_adapter(current_caller().tenant_id, adapter_id)
-        raw = await self._call(channel, 'model', method, request.SerializeToString())
+        raw = await self._call(channel, 'model', _GET_ADAPTER, request.SerializeToString())
         return adapter_service_pb2.GetAdapterResponse.FromString(raw).adapter.SerializeToString()
 
     async def checkpoint(self, checkpoint_path: str) -> bytes:
         """Return a checkpoint as a serialized `checkpoint.v1.Checkpoint`."""
         request = checkpoint_service_pb2.GetCheckpointRequest(checkpoint_path=checkpoint_path)
-        method = 'twinkle.api.checkpoint.v1.CheckpointService/GetCheckpoint'
+        method = '/twinkle.api.checkpoint.v1.CheckpointService/GetCheckpoint'
         raw = await self._call(self._checkpoint, 'checkpoint', method, request.SerializeToString())
         return checkpoint_service_pb2.GetCheckpointResponse.FromString(raw).checkpoint.SerializeToString()
 
     async def unpin(self, adapter_id: str, version: int) -> None:
         """Unpin a version, so that newer versions may replace it in the ring."""
         request = version_service_pb2.UnpinVersionRequest(adapter_id=adapter_id, version=version)
-        method = 'twinkle.api.checkpoint.v1.VersionService/UnpinVersion'
+        method = '/twinkle.api.checkpoint.v1.VersionService/UnpinVersion'
         await self._call(self._checkpoint, 'checkpoint', method, request.SerializeToString())
 
     async def _call(self, channel: grpc.aio.Channel | None, service: str, method: str, request: bytes) -> bytes:
         if channel is None:
             raise ServiceUnreachable(service)
-        call = cast(Any, channel).unary_unary(f'/{method}')
+        call = cast(Any, channel).unary_unary(method)
+        metadata = forwarded_metadata(self._internal_token)
         try:
-            response: bytes = await call(
-                request, timeout=_LOOKUP_SECONDS, metadata=forwarded_metadata(self._internal_token)
-            )
+            return await call(request, timeout=_LOOKUP_SECONDS, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             raise error_from_call(error, service=service) from error
-        return response
 
 
 class Upstreams:
     """The services behind the gateway, by the names of the configuration.
 
     Args:
-        channels: channels without interceptors, for calls on behalf of clients.
-        internal: channels for the gateway's own calls.
-        model_names: names of the model services in order of precedence.
-        facts: descriptions of the services, including services that are not deployed.
-        runs: store of runs, with the base model of each.
-        internal_token: proves the gateway's identity to the services.
-
-    Attributes:
-        routes: finds the model service of a call.
-        calls: finds the channel of a call to a model service; None if there is no model service.
-        lookups: single calls on behalf of the current caller.
+        channels: Channels without interceptors, for calls on behalf of clients.
+        internal: Channels for calls of the gateway itself.
+        model_names: Names of the model services in order of precedence.
+        facts: Descriptions of the services, including services that are not deployed.
+        runs: Store of runs, with the base model of each.
+        internal_token: Proves the gateway's identity to the services.
     """
 
     def __init__(
@@ -306,10 +279,12 @@ class Upstreams:
         self.models = {name: channels[name] for name in model_names}
         self.internal_models = {name: internal[name] for name in model_names}
         self.routes: OneModel | SeveralModels = OneModel()
+        """Finds the model service of a call."""
         if len(model_names) > 1:
             queries = GrpcModelFacts(facts, self.models, internal_token=internal_token)
             self.routes = SeveralModels(model_names, facts=queries, runs=runs)
         self.calls = ModelChannels(self.routes, self.models) if self.models else None
+        """Finds the channel of a call to a model service; None without a model service."""
         self.lookups = GrpcLookups(self.calls, channels.get('checkpoint'), internal_token=internal_token)
 
     def all_facts(self, samplers: ServiceFacts) -> list[ServiceFacts]:

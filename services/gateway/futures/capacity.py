@@ -15,7 +15,7 @@ from services.kit.errors import BytesFull, QueueFull
 
 UNBOUNDED = Bounds(per_tenant=1 << 62, total=1 << 62)
 _MAX_UNSETTLED = 1 << 16
-"""Maximum number of sampling futures whose usage is remembered; many more than may run at the same time."""
+"""Maximum number of sampling futures whose usage is remembered; far more than run at the same time."""
 
 
 @dataclass
@@ -28,19 +28,13 @@ class _Entry:
 
 
 class FutureCapacity:
-    """Unfinished futures and the bytes of their requests; requests beyond the bounds are refused.
+    """Limits the number of unfinished futures to `bounds`, and the total bytes of their requests to `sizes`.
 
-    A future counts once, until `leave` has been called as often as `enter`.
+    A future counts once, until `leave` has been called as often as `enter`. `gate` also counts the futures that sample,
+    and applies quotas to them.
     """
 
     def __init__(self, bounds: Bounds, *, sizes: Bounds = UNBOUNDED, gate: SamplingGate | None = None) -> None:
-        """Create an empty capacity.
-
-        Args:
-            bounds: Number of futures.
-            sizes: Total bytes of their requests.
-            gate: Admits and counts futures that sample; None without quotas.
-        """
         self._bounds = bounds
         self._sizes = sizes
         self._gate = gate
@@ -56,8 +50,7 @@ class FutureCapacity:
             BytesFull: The requests of the tenant, or of all tenants, are too large in total.
             QuotaExceeded: The future samples, and its tenant may not sample now.
         """
-        gate = self._gate_of(future)
-        if gate is not None:
+        if (gate := self._gate_of(future)) is not None:
             gate.check(future.tenant_id, future.future_id)
         entries = self._entries.get(future.tenant_id, {})
         if future.future_id not in entries:
@@ -68,12 +61,10 @@ class FutureCapacity:
 
     def enter_accepted(self, future: Future, size_bytes: int = 0) -> None:
         """Count a future that was accepted before, even beyond the bounds."""
-        gate = self._gate_of(future)
-        if gate is not None:
+        if (gate := self._gate_of(future)) is not None:
             gate.enter(future.tenant_id, future.future_id)
         entries = self._entries.setdefault(future.tenant_id, {})
-        known = entries.get(future.future_id)
-        if known is not None:
+        if (known := entries.get(future.future_id)) is not None:
             known.holders += 1
             return
         entries[future.future_id] = _Entry(size_bytes)
@@ -82,12 +73,10 @@ class FutureCapacity:
 
     def leave(self, future: Future) -> None:
         """Undo one `enter`; an unknown future is ignored."""
-        gate = self._gate_of(future)
-        if gate is not None:
+        if (gate := self._gate_of(future)) is not None:
             gate.leave(future.tenant_id, future.future_id)
         entries = self._entries.get(future.tenant_id, {})
-        known = entries.get(future.future_id)
-        if known is None:
+        if (known := entries.get(future.future_id)) is None:
             return
         known.holders -= 1
         if known.holders:
@@ -115,7 +104,7 @@ def _check(used: int, more: int, total: int, bounds: Bounds, refusal: type[Queue
 
 
 class SampleTally:
-    """Usage of sampling futures that ran here, counted when they are settled, so that each counts once."""
+    """Counts the usage of the sampling futures that run here. Each counts once, when it is settled."""
 
     def __init__(self, meter: UsageMeter) -> None:
         self._meter = meter
@@ -131,21 +120,20 @@ class SampleTally:
     def settled(self, future: Future, stored: Future) -> None:
         """Count a future after an attempt to settle it, unless another gateway ran the stored one."""
         work = self._works.pop(future.future_id, None)
-        # The first attempt may have succeeded although its response was lost, so the two times may differ.
-        is_done_here = stored.state is FutureState.DONE and stored.owner == future.owner
-        if work is not None and is_done_here:
+        # An earlier attempt may have succeeded although its response was lost, so the finish times may differ.
+        if work is not None and stored.state is FutureState.DONE and stored.owner == future.owner:
             self._meter.count(future.tenant_id, *work)
 
 
 class LimitedTrainer:
-    """A `Trainer` that applies quotas to the operations of futures: they wait while the tenant is over its rate."""
+    """A `Trainer` that applies quotas: an operation waits while its tenant is over its token rate."""
 
     def __init__(self, trainer: Trainer, limits: TrainingLimits) -> None:
         self._trainer = trainer
         self._limits = limits
 
     async def create_adapter(self, tenant_id: str, request: bytes, *, request_id: str) -> bytes:
-        """Create an adapter and return the response. Repeating a request returns the adapter that it created.
+        """Create an adapter and return the response; a repeated request returns the adapter that it created.
 
         Raises:
             QuotaExceeded: The adapter would be new, and the tenant's limit is reached.

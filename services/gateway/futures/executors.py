@@ -32,11 +32,11 @@ _LENGTH_BYTES = 2
 class ExecuteOperation:
     """Runs a training operation exactly once. The lane of its future is the adapter.
 
-    An operation gets the next number of its adapter, which is stored before it is sent. After any failure it is sent
-    again under that number with the same content, and the model service returns the recorded response if the operation
-    ran. An operation gets another number only if the service reports that it did *not* run under its number: another
-    caller's operation has the number (SEQUENCE_REUSED), or the operations before it are lost (SEQUENCE_GAP). A refused
-    operation leaves its number unused, and the next one of the lane takes it.
+    An operation gets the next number of its adapter, and the number is stored before the operation is sent. After any
+    failure the operation is sent again under that number with the same content, and the model service returns the
+    recorded response if it ran. An operation gets another number only if the service reports that it did *not* run
+    under its number: another caller's operation has the number (SEQUENCE_REUSED), or earlier operations are lost
+    (SEQUENCE_GAP). A refused operation leaves its number unused, and the next operation of the lane takes that number.
     """
 
     def __init__(self, trainer: Trainer, store: FutureStore, retry: Retry) -> None:
@@ -63,7 +63,7 @@ class ExecuteOperation:
         if number is None:
             number = await self._renumber(future, last=last, instead_of=None)
         while (response := await self._send(future, payload, number)) is None:
-            # Another caller's operation may run under the number: the adapter reports it once it is done.
+            # Another caller's operation may still run under the number; `last_number` counts it only once it is done.
             number = await self._renumber(future, last=None, instead_of=number, failures=failures)
             failures += 1
         reach('future.executed')
@@ -83,10 +83,9 @@ class ExecuteOperation:
 
     async def _send(self, future: Future, payload: bytes, number: int) -> bytes | None:
         """Return the response; None if the operation did not run under this number."""
-        trainer = self._trainer
         self._sent[future.future_id] = number
         try:
-            return await self._retry.call(lambda: trainer.execute(future.tenant_id, payload, number=number))
+            return await self._retry.call(partial(self._trainer.execute, future.tenant_id, payload, number=number))
         except DomainError as error:
             if error.reason in _NOT_RUN:
                 return None
@@ -120,26 +119,24 @@ class ExecuteOperation:
             self._stopped.discard(future.future_id)
 
     async def _take_number(self, future: Future, *, last: int | None, instead_of: int | None) -> int:
-        trainer, store, retry = self._trainer, self._store, self._retry
         if last is None:
-            last = await retry.call(lambda: trainer.last_number(future.tenant_id, future.lane))
-        proposed = last + 1
+            last = await self._retry.call(partial(self._trainer.last_number, future.tenant_id, future.lane))
         reach('future.numbering')
-        number = await retry.call(lambda: store.number(future, proposed, instead_of=instead_of))
+        number = await self._retry.call(partial(self._store.number, future, last + 1, instead_of=instead_of))
         reach('future.numbered')
         return number
 
 
 class CreateAdapter:
-    """Creates an adapter exactly once: the future's id is the request id, unless the request has one."""
+    """Creates an adapter exactly once. The future's id is the request id, unless the request already has one."""
 
     def __init__(self, trainer: Trainer, retry: Retry) -> None:
         self._trainer = trainer
         self._retry = retry
 
     async def __call__(self, future: Future, payload: bytes) -> bytes:
-        trainer, tenant_id = self._trainer, future.tenant_id
-        return await self._retry.call(lambda: trainer.create_adapter(tenant_id, payload, request_id=future.future_id))
+        create = partial(self._trainer.create_adapter, future.tenant_id, payload, request_id=future.future_id)
+        return await self._retry.call(create)
 
     async def stop(self, future: Future) -> bool:
         """Return False: a creation is not interrupted."""
@@ -184,11 +181,7 @@ class FailRefused:
     """
 
     async def __call__(self, future: Future, payload: bytes) -> bytes:
-        """Raise the refusal.
-
-        Raises:
-            InvalidField: Always.
-        """
+        """Raise the InvalidField that is stored in the payload."""
         del future
         raise InvalidField(**json.loads(payload))
 
@@ -209,7 +202,7 @@ class SampleTask:
     handle_id: str
     """Handle of the weights; empty if the request names them."""
     request: bytes
-    """Serialized SampleBatchRequest of one prompt; it names no weights if there is a handle."""
+    """Serialized SampleBatchRequest of one prompt; without weights if there is a handle."""
 
     def to_bytes(self) -> bytes:
         """Return the serialized payload: the length of the handle's id, the id and the request."""
@@ -218,7 +211,6 @@ class SampleTask:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> 'SampleTask':
-        """Return the task that `to_bytes` serialized."""
         end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], 'big')
         return cls(data[_LENGTH_BYTES:end].decode(), data[end:])
 
@@ -226,8 +218,9 @@ class SampleTask:
 class SamplePrompt:
     """Completes one prompt on any sampler.
 
-    An interrupted attempt has no effect. Another attempt samples from the same distribution, or returns the same tokens
-    if the request has a seed, and no client has received the tokens of the first attempt.
+    An interrupted attempt has no effect: its tokens reached no client. Another attempt samples from the same
+    distribution, or returns the same tokens if the request has a seed. Transient failures are retried for `patience`.
+    `on_result` is called with each result before its future is settled.
     """
 
     def __init__(
@@ -240,16 +233,6 @@ class SamplePrompt:
         on_result: Callable[[Future, BatchRequest, PromptResult], None] | None = None,
         patience: timedelta = SAMPLE_PATIENCE,
     ) -> None:
-        """Create an executor.
-
-        Args:
-            complete: Completes the prompts of a batch.
-            handles: Resolves handles to weights.
-            retry: Waits between attempts.
-            acting_for: Sets the current caller for a block.
-            on_result: Called with each result before the future is settled.
-            patience: Time during which transient failures are retried.
-        """
         self._complete = complete
         self._handles = handles
         self._retry = retry

@@ -25,7 +25,11 @@ _RESULT_SECONDS = 60.0
 
 
 class Futures:
-    """Accepts requests, and returns their outcomes."""
+    """Accepts requests, and returns their outcomes.
+
+    `peers` are the other gateways on the database; None if the database cannot be shared. `grace` is the maximum wait
+    of `close` for requests that are being accepted.
+    """
 
     def __init__(
         self,
@@ -35,14 +39,6 @@ class Futures:
         caller: Callable[[], Caller],
         grace: timedelta = timedelta(seconds=1),
     ) -> None:
-        """Create the operations on futures.
-
-        Args:
-            runner: Runs the accepted futures.
-            peers: Other gateways on the same database; None if the database cannot be shared.
-            caller: Returns the current caller.
-            grace: Maximum wait of `close` for requests that are being accepted.
-        """
         self._runner = runner
         self._records = runner.records
         self._capacity = runner.capacity
@@ -60,17 +56,11 @@ class Futures:
 
     @property
     def is_disowned(self) -> asyncio.Event:
-        """Event that is set when another gateway is found to own futures that run here."""
+        """See `Runner.is_disowned`."""
         return self._runner.is_disowned
 
     def add_executor(self, kind: str, executor: Executor, *, on_settled: Callable[[Future, Future], None]) -> None:
-        """Add an executor before the first future runs.
-
-        Args:
-            kind: Kind of the futures that it runs.
-            executor: Runs them.
-            on_settled: Called after each attempt to settle a future of any kind; see `FutureRecords.on_settled`.
-        """
+        """Add an executor before the first future runs, and set `FutureRecords.on_settled`, which all kinds share."""
         self._runner.executors[kind] = executor
         self._records.on_settled = on_settled
 
@@ -97,7 +87,7 @@ class Futures:
         future = await self._future_of(request)
         known = self._runner.find(future.future_id)
         if known is None:
-            # A caller that disconnects in between must not leave a row that no gateway runs.
+            # The task is shielded: a caller that disconnects must not leave a row that no gateway runs.
             task = asyncio.create_task(self._accept(future, request.payload))
             self._accepting.add(task)
             task.add_done_callback(self._accepting.discard)
@@ -178,9 +168,9 @@ class Futures:
 
     async def resume(self) -> int:
         """Run all waiting futures of this gateway that are not known here; return the number of waiting futures."""
-        store, retry = self._records.store, self._records.retry
+        records = self._records
         with self._runner.recording_finished() as finished_ids:
-            waiting = await retry.call(partial(store.list_waiting, self._owner))
+            waiting = await records.retry.call(partial(records.store.list_waiting, self._owner))
             waiting = [future for future in waiting if future.future_id not in finished_ids]
         for future in waiting:
             await self._resume_one(future)
@@ -188,7 +178,7 @@ class Futures:
         return len(waiting)
 
     async def handle(self, notification: Notification) -> None:
-        """Handle a notification of a gateway."""
+        """Handle a notification; the sender may be this gateway."""
         match notification.kind:
             case NotificationKind.ACCEPTED if notification.owner == self._owner:
                 await self._run_accepted(notification)
@@ -209,8 +199,8 @@ class Futures:
     async def close(self) -> None:
         """Stop, and leave unfinished futures to the next process."""
         self.begin_stop()
-        # The next process runs the futures that are stored by now. The others are refused, because the wait for an
-        # unreachable database could take forever.
+        # The next process runs the futures that are stored by now. Requests that are still being accepted are refused,
+        # because an unreachable database could delay them indefinitely.
         if self._accepting:
             _, unfinished = await asyncio.wait(self._accepting, timeout=self._grace_seconds)
             for task in unfinished:
@@ -260,7 +250,7 @@ class Futures:
         return stored
 
     async def _resume_one(self, future: Future, *, is_new: bool = False) -> None:
-        """Run a waiting future, unless it is known here or has another owner; a new one was never run."""
+        """Run a waiting future, unless it is known here or has another owner; `is_new` means that it has never run."""
         if self._runner.find(future.future_id) is not None:
             return
         records = self._records
@@ -313,7 +303,7 @@ class Futures:
         self._waiters.wake_all()
 
     def _find_running(self, future_id: str) -> Future | None:
-        """Return the caller's future that waits or runs here; this needs no database query."""
+        """Return the caller's future that waits or runs here, without a database query."""
         future = self._runner.find(future_id)
         return future if future is not None and future.tenant_id == self._caller().tenant_id else None
 

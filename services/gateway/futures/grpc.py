@@ -78,13 +78,12 @@ class GrpcTrainer:
             metadata = forwarded_metadata(self._internal_token, is_internal=True)
         call = cast(Any, channel).unary_unary(f'/{method}')(request, timeout=seconds, metadata=metadata)
         try:
-            response: bytes = await call
+            return await call
         except grpc.aio.AioRpcError as error:
             raise _failure(error) from error
         except grpc.aio.UsageError as error:
             # The channel was closed because this gateway is stopping.
             raise ServiceUnreachable('model') from error
-        return response
 
 
 def _failure(error: grpc.aio.AioRpcError) -> DomainError:

@@ -19,7 +19,7 @@ from services.kit.retry import Retry
 _MAX_IDLE = 1000
 """Number of lanes in memory above which idle lanes are dropped."""
 _IDLE_SECONDS = 600.0
-"""Minimum idle time before a lane is dropped; much longer than the delay until its last write can be read."""
+"""Minimum idle time before a lane is dropped; much longer than the delay until the lane's last write can be read."""
 
 _Key = tuple[str, str]
 
@@ -36,14 +36,14 @@ class Admission(Enum):
 
 
 class Lane:
-    """Futures of one lane. One future runs at a time and finishes before the next starts.
+    """Futures of one lane. Each future starts after the previous one has finished.
 
     Times are seconds on the caller's clock.
     """
 
     def __init__(self, next_position: int = 0, *, now: float) -> None:
-        """Create a lane that starts at `next_position`; all earlier positions are finished or were given up."""
         self.next_position = next_position
+        """All earlier positions are finished or were given up."""
         self._waiting: dict[int, Future] = {}
         self._arrival_times: dict[int, float] = {}
         self._running: str | None = None
@@ -51,7 +51,6 @@ class Lane:
 
     @property
     def is_running(self) -> bool:
-        """Whether a future is running."""
         return self._running is not None
 
     @property
@@ -76,7 +75,7 @@ class Lane:
         return Admission.QUEUED
 
     def start(self) -> Future | None:
-        """Start the next future and return it; None if one is running or the next position is missing."""
+        """Start the next future and return it; None if a future is running or the next position is missing."""
         if self._running is not None or self.next_position not in self._waiting:
             return None
         future = self._take(self.next_position)
@@ -109,13 +108,11 @@ class Lane:
     def give_up(self) -> list[Future]:
         """Return, in order, the futures that directly follow the gap, which must fail; call `end` once for all of them.
 
-        They were submitted to run after the missing future, and without it their effect would differ.
+        They were submitted to run after the missing future, and without that future their effect would differ.
         """
-        position = min(self._waiting)
-        failed: list[Future] = []
-        while position in self._waiting:
-            failed.append(self._take(position))
-            position += 1
+        failed = [self._take(min(self._waiting))]
+        while failed[-1].position + 1 in self._waiting:
+            failed.append(self._take(failed[-1].position + 1))
         self._running = failed[-1].future_id
         self.next_position = failed[-1].position
         return failed
@@ -144,8 +141,9 @@ class LaneListener(Protocol):
 class Lanes:
     """Lanes by tenant and name.
 
-    A lane belongs to one gateway only while futures wait or run in it. If several gateways share a database, an idle
-    lane is therefore dropped immediately. Its position is read again later, and before a gap is given up.
+    A lane belongs to one gateway only while futures wait or run in it. If other gateways may run its futures
+    (`is_shared`), an idle lane is therefore dropped immediately, and its position is read again when it is needed. The
+    position is also read before a gap is given up, after a future has waited for `patience` in an idle lane.
 
     Concurrency: use it from one event loop.
     """
@@ -153,15 +151,6 @@ class Lanes:
     def __init__(
         self, store: FutureStore, retry: Retry, *, patience: timedelta, is_shared: bool, listener: LaneListener
     ) -> None:
-        """Create lanes.
-
-        Args:
-            store: Stores the positions that lanes reached.
-            retry: Repeats reads of the store.
-            patience: Maximum wait of a future for an earlier position while the lane is idle.
-            is_shared: Whether other gateways may run futures of the same lanes.
-            listener: Acts on decisions.
-        """
         self._store = store
         self._retry = retry
         self._patience = patience.total_seconds()
@@ -173,10 +162,9 @@ class Lanes:
         self._checks: set[asyncio.Task[None]] = set()
 
     async def add(self, future: Future) -> Admission:
-        """Add a future to its lane, which starts it when it is next."""
+        """Add a future to its lane, which starts the future when its turn comes."""
         key = _key_of(future)
-        opening = self._opening.setdefault(key, asyncio.Lock())
-        async with opening:
+        async with self._opening.setdefault(key, asyncio.Lock()):
             lane = self._lanes.get(key) or await self._open(key)
         admission = lane.add(future, now=_now())
         self._advance(key, lane)
@@ -242,8 +230,7 @@ class Lanes:
 
     def _drop_idle(self) -> None:
         limit = _now() - _IDLE_SECONDS
-        idle = [key for key, lane in self._lanes.items() if (lane.idle_since() or limit) < limit]
-        for key in idle:
+        for key in [key for key, lane in self._lanes.items() if (lane.idle_since() or limit) < limit]:
             del self._lanes[key]
 
 

@@ -1,11 +1,11 @@
 """Opens futures with their stores and executors, and the sampling handles that depend on them."""
 
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from services.gateway.config import FuturesConfig, GatewayConfig
+from services.gateway.fleet.open import Job
 from services.gateway.futures.capacity import FutureCapacity, SampleTally
 from services.gateway.futures.executors import (
     REFUSED_KIND,
@@ -37,12 +37,9 @@ from services.kit.retry import Retry
 from services.kit.rpc.context import acting_for, current_caller
 
 _HEARTBEATS = 10
-"""Heartbeats per lease."""
+"""Number of heartbeats per lease."""
 _SILENT_HEARTBEATS = 3
-"""Missed heartbeats after which a gateway without its connection counts as dead."""
-
-Job = Callable[[], Coroutine[Any, Any, Any]]
-"""Starts a background task that runs until it is cancelled."""
+"""Number of missed heartbeats after which a gateway that has also lost its connection counts as dead."""
 
 
 @dataclass(frozen=True)
@@ -63,17 +60,10 @@ async def open_futures(
     quotas: Quotas,
     clock: Clock,
 ) -> AsyncIterator[tuple[Futures, list[Job]]]:
-    """Yield futures, and the jobs that run and expire them.
+    """Yield futures, and the jobs that run and expire them; without a model service, pass None for `trainer`.
 
-    Sampling futures need `open_handles` before the jobs start. Unfinished futures resume at the next start.
-
-    Args:
-        config: Configuration of the gateway.
-        database: Stores the futures.
-        trainer: Calls the model service; None if the deployment has no model service.
-        sampling: Admits futures that sample.
-        quotas: Weights and token rates of tenants.
-        clock: Source of the time.
+    Call `open_handles` before the jobs start, so that sampling futures can run. The next start of the gateway resumes
+    unfinished futures.
 
     Raises:
         SystemExit: Another gateway on the database stores payloads elsewhere; the message names the setting.
@@ -105,13 +95,7 @@ async def open_futures(
 
 
 def open_handles(
-    database: Database,
-    futures: Futures,
-    *,
-    sampling: Sampling,
-    weights: WeightFacts,
-    quotas: Quotas,
-    clock: Clock,
+    database: Database, futures: Futures, *, sampling: Sampling, weights: WeightFacts, quotas: Quotas, clock: Clock
 ) -> SamplingHandles:
     """Return the sampling handles, and let `futures` sample from them."""
     store, tally = SqlHandleStore(database), SampleTally(quotas.meter)
@@ -124,10 +108,9 @@ def open_handles(
 def _executors(trainer: Trainer | None, records: FutureRecords) -> dict[str, Executor]:
     executors: dict[str, Executor] = {REFUSED_KIND: FailRefused()}
     if trainer is not None:
-        store, retry = records.store, records.retry
-        executors['create_adapter'] = CreateAdapter(trainer, retry)
-        executors[DELETE_KIND] = DeleteAdapter(trainer, store, retry)
-        executors['execute'] = ExecuteOperation(trainer, store, retry)
+        executors['create_adapter'] = CreateAdapter(trainer, records.retry)
+        executors[DELETE_KIND] = DeleteAdapter(trainer, records.store, records.retry)
+        executors['execute'] = ExecuteOperation(trainer, records.store, records.retry)
     return executors
 
 

@@ -31,7 +31,7 @@ _TEMPORARY = '.half-'
 _STORE_ID = 'store-id'
 """Name of the file with the id of the folder."""
 _SHARD = slice(-2, None)
-"""Part of a name, without its suffix, that names the subfolder: each has some hundreds of files at most."""
+"""Part of a name, without its suffix, that names the subfolder. Each subfolder has at most some hundreds of files."""
 
 _Arguments = ParamSpec('_Arguments')
 _Result = TypeVar('_Result')
@@ -45,13 +45,6 @@ class PayloadFiles:
     """
 
     def __init__(self, folder: Path, *, thread_count: int = 4, sync: Callable[[int], None] = os.fsync) -> None:
-        """Create a store, which the caller closes.
-
-        Args:
-            folder: Folder that contains the files, in subfolders; created when needed.
-            thread_count: Number of files that are read or written at a time.
-            sync: Flushes a file descriptor to disk.
-        """
         self._folder = folder
         self._sync = sync
         self._threads = Threads('payloads', count=thread_count)
@@ -77,7 +70,7 @@ class PayloadFiles:
         return await self._run(_size, self._path(name))
 
     async def delete(self, name: str) -> None:
-        await self._run(_drop, self._path(name))
+        await self._run(self._path(name).unlink, missing_ok=True)
 
     async def list_old(self, *, stored_before: datetime) -> Sequence[str]:
         """Return the names of data that was stored before a time, and delete temporary files of that age."""
@@ -160,10 +153,6 @@ def _digest(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
 
 
-def _drop(path: Path) -> None:
-    path.unlink(missing_ok=True)
-
-
 def _list_old(folder: Path, stored_before: float) -> list[str]:
     found: list[str] = []
     for path in folder.glob('*/*'):
@@ -172,7 +161,7 @@ def _list_old(folder: Path, stored_before: float) -> list[str]:
         except FileNotFoundError:
             continue
         if is_old and path.name.startswith(_TEMPORARY):
-            _drop(path)
+            path.unlink(missing_ok=True)
         elif is_old and _NAME.fullmatch(path.name):
             found.append(path.name)
     return found

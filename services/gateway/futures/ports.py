@@ -55,7 +55,7 @@ class FutureStore(Protocol):
     async def list_by_topic(
         self, tenant_id: str, topic: str, *, since: datetime | None, limit: int
     ) -> Sequence[Future]:
-        """Return a topic's unexpired futures that finished at `since` or later, in that order."""
+        """Return a topic's unexpired futures that finished at `since` or later, in the order of their finish times."""
         ...
 
     async def expire(self, future_ids: Collection[str]) -> None:

@@ -1,6 +1,6 @@
 """Queue of the futures that may start: tenants share slots by weight, and each base model has separate slots.
 
-A busy or unavailable base model therefore takes no slots from the others. The queue does no I/O and never waits.
+A busy or unavailable base model therefore takes no slots from other base models. The queue does no I/O and never waits.
 """
 
 from collections import OrderedDict
@@ -10,18 +10,21 @@ from services.gateway.futures.rules import Bounds, Future
 from services.gateway.sampling.slots import FairSlots, equal_weight
 
 MAX_QUEUES = 64
-"""Base models with separate slots. Clients choose the names, so further ones share a queue."""
+"""Maximum number of base models with separate slots. Clients choose the names, so further base models share a queue."""
 _SHARED = ''
 
 
 def never_rate_limited(tenant_id: str) -> bool:
-    """Return False: no tenant is rate-limited."""
     del tenant_id
     return False
 
 
 class FutureQueue:
-    """Futures that wait for a slot or have one. The futures of one tenant start in the order of arrival."""
+    """Futures that wait for a slot or have one. The futures of one tenant start in the order of arrival.
+
+    `bounds` limits the slots of each base model. While `is_rate_limited` returns True for a tenant, its waiting futures
+    stay in the queue.
+    """
 
     def __init__(
         self,
@@ -30,13 +33,6 @@ class FutureQueue:
         weight_of: Callable[[str], float] = equal_weight,
         is_rate_limited: Callable[[str], bool] = never_rate_limited,
     ) -> None:
-        """Create an empty queue.
-
-        Args:
-            bounds: Number of slots, for each base model.
-            weight_of: Returns a tenant's current weight, above 0.
-            is_rate_limited: Returns whether a tenant's futures may not start now; they stay in the queue.
-        """
         self._bounds = bounds
         self._weight_of = weight_of
         self._is_rate_limited = is_rate_limited
@@ -46,7 +42,6 @@ class FutureQueue:
         """Name of the slots that each future uses, by its id."""
 
     def add(self, future: Future) -> None:
-        """Append a future to its tenant's queue."""
         name = future.base_model
         if name not in self._slots and len(self._slots) >= MAX_QUEUES:
             name = _SHARED
@@ -80,7 +75,6 @@ class FutureQueue:
         return any(self._is_rate_limited(tenant) for slots in self._slots.values() for tenant in slots.waiting_tenants)
 
     def release(self, future: Future) -> None:
-        """Free the slot of a future."""
         name = self._names.pop(future.future_id)
         self._slots[name].release(future.tenant_id)
         self._drop_empty(name)

@@ -19,11 +19,12 @@ from services.kit.failpoints import reach
 from services.kit.retry import Retry
 
 MAX_CRASHES = 3
-"""Number of times that the process may end while it runs a resumed future, until the future fails."""
+"""A resumed future fails once the process has ended this many times while it ran the future."""
 SUSPECTED_CRASHES = 2
-"""Number of such crashes after which a future runs alone among suspected ones, so that others do not fail with it."""
+"""Number of such crashes after which a future is suspected. Suspected futures run one at a time, so that only the cause
+fails."""
 _ALONE_WAIT_SECONDS = 30.0
-"""Maximum wait of a suspected future for another one."""
+"""Maximum wait of a suspected future for another suspected future."""
 _EXPIRED_AT_ONCE = 200
 _ORPHAN_AGE = timedelta(hours=1)
 """Age after which a payload without a row is deleted: its process was killed before it wrote the row."""
@@ -34,10 +35,12 @@ Outcome = bytes | DomainError
 
 
 class FutureRecords:
-    """Reads and writes rows and payloads in an order that keeps them consistent even if the process is killed."""
+    """Reads and writes rows and payloads in an order that keeps them consistent even if the process is killed.
+
+    Calls that run or settle a future are retried; reads for clients are not.
+    """
 
     def __init__(self, store: FutureStore, payloads: PayloadStore, *, retry: Retry, clock: Clock) -> None:
-        """Create records over both stores; `retry` repeats writes that must not be lost."""
         self.store = store
         self.payloads = payloads
         self.retry = retry
@@ -103,7 +106,7 @@ class FutureRecords:
 
 
 class Attempts:
-    """Counts durably how often the process ended while it ran a resumed future, which may be the cause."""
+    """Counts durably how often the process ended while it ran a resumed future, which may be the cause of the crash."""
 
     def __init__(self, payloads: PayloadStore, retry: Retry) -> None:
         self._payloads = payloads
@@ -115,15 +118,14 @@ class Attempts:
         """The suspected future that runs alone, until its outcome is stored."""
 
     async def begin(self, future: Future) -> None:
-        """Count an attempt. The count remains until `end`, unless the process ends before.
+        """Count an attempt. `end` deletes the stored count, which therefore remains only if the process crashes.
 
         Raises:
-            RequestCrashed: The process ended during each of the last attempts.
+            RequestCrashed: The process ended during `MAX_CRASHES` attempts.
         """
         if future.future_id in self._counted:
             return
-        stored = await self._retry.call(partial(self._payloads.get, future.attempts_name))
-        crashes = int(stored or b'0')
+        crashes = int(await self._retry.call(partial(self._payloads.get, future.attempts_name)) or b'0')
         self._counted.add(future.future_id)
         if crashes >= MAX_CRASHES:
             raise RequestCrashed(crashes)
@@ -141,7 +143,7 @@ class Attempts:
             self._alone.release()
 
     async def _wait_for_others(self, future: Future) -> None:
-        """Wait until no other suspected future runs, or for some time."""
+        """Wait until no other suspected future runs, at most for `_ALONE_WAIT_SECONDS`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_ALONE_WAIT_SECONDS):
                 await self._alone.acquire()

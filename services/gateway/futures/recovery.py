@@ -16,26 +16,18 @@ from services.kit.retry import Retry
 _STABLE_SECONDS = 60.0
 """A notification connection that lasted this long resets the back-off."""
 _POLL_HEARTBEATS = 10
-"""Heartbeats between polls for missed work, in case a notification was lost."""
+"""Number of heartbeats between polls for missed work, in case a notification was lost."""
 
 _log = structlog.get_logger('peers')
 
 
 class GatewayLease:
-    """Joins the gateways, renews the lease, rejoins after losing it, and adopts futures of stopped gateways.
+    """Joins the gateways, renews the lease every `heartbeat`, rejoins after losing it, and adopts orphaned futures.
 
     Concurrency: one task runs `run`, between `join` and `leave`.
     """
 
     def __init__(self, peers: SqlPeers, futures: Futures, retry: Retry, *, heartbeat: timedelta) -> None:
-        """Create a lease that is not acquired yet.
-
-        Args:
-            peers: The gateways on the database.
-            futures: Runs the futures that this gateway owns.
-            retry: Waits between attempts.
-            heartbeat: Interval of renewals.
-        """
         self._peers = peers
         self._futures = futures
         self._back_off = retry.back_off
@@ -87,7 +79,7 @@ class GatewayLease:
             await self._futures.resume()
 
     async def _rejoin(self) -> None:
-        """Join under a new id: other gateways run the previous futures, or this one adopts them."""
+        """Join under a new id. The futures of the previous id are adopted by other gateways or by this one."""
         _log.warning('gateway lease lost; rejoining', gateway=self._gateway_id)
         if self._listening is not None:
             self._listening.cancel()

@@ -26,7 +26,7 @@ class Bounds:
 
 
 class FutureTaken(Exception):
-    """Another gateway owns the future now, because this gateway's lease expired. Changes made here have no effect."""
+    """Another gateway owns the future, because this gateway's lease expired. Changes made here have no effect."""
 
 
 class PayloadsNotShared(Exception):
@@ -58,7 +58,7 @@ class FutureRequest:
     session_id: str
     """Session that sent the request; empty for none."""
     lane: str = ''
-    """Name of the queue in which the future keeps its position, such as an adapter's id; empty: no order."""
+    """Name of the queue in which the future keeps its position, such as an adapter's id; empty for no order."""
     position: int = 0
     """Counts from 0 without gaps within the lane; ignored without a lane."""
     note: str = ''
@@ -73,7 +73,7 @@ class FutureRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Future:
-    """Accepted request."""
+    """Accepted request. See `FutureRequest` for the fields without a description."""
 
     future_id: str
     """Derived from tenant and key, so that a repeated request finds it: see `future_id_of`."""
@@ -96,16 +96,12 @@ class Future:
     error: DomainError | None = None
     """Error of a failed future."""
     topic: str = ''
-    """See `FutureRequest`."""
     base_model: str = ''
-    """See `FutureRequest`."""
-
     owner: str = ''
     """Gateway that runs the future if several share one database; otherwise empty."""
 
     @classmethod
     def accepted(cls, request: FutureRequest, *, tenant_id: str, moment: datetime) -> 'Future':
-        """Return the future of a request that was just accepted."""
         return cls(
             future_id=future_id_of(tenant_id, request.key),
             tenant_id=tenant_id,
@@ -124,7 +120,6 @@ class Future:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the future is done, failed or expired."""
         return self.state is not FutureState.WAITING
 
     @property
@@ -150,7 +145,6 @@ class Future:
         return replace(self, state=FutureState.DONE, finish_time=moment)
 
     def failed(self, error: DomainError, *, moment: datetime) -> 'Future':
-        """Return the future as failed."""
         return replace(self, state=FutureState.FAILED, finish_time=moment, error=error)
 
     def check_repeat(self, fingerprint: str) -> None:
@@ -170,11 +164,9 @@ def future_id_of(tenant_id: str, key: str) -> str:
 
 def fingerprint_of(request: FutureRequest) -> str:
     """Return a digest of a request, for the comparison of repeated requests."""
-    digest = hashlib.blake2b(digest_size=20)
     note = '' if request.is_note_free else request.note
-    head = (request.kind, request.key, request.lane, str(request.position), note)
-    digest.update('\0'.join(head).encode())
-    digest.update(b'\0')
+    head = '\0'.join((request.kind, request.key, request.lane, str(request.position), note))
+    digest = hashlib.blake2b(f'{head}\0'.encode(), digest_size=20)
     digest.update(request.payload)
     return digest.hexdigest()
 
@@ -188,13 +180,13 @@ class NotificationKind(StrEnum):
     """Event that a notification reports."""
 
     ACCEPTED = 'accepted'
-    """A gateway accepted a future that another gateway owns."""
+    """A gateway accepted a future for another gateway, which owns the lane."""
     FINISHED = 'finished'
     """A future is finished."""
     CANCELLED = 'cancelled'
     """The owner of a future should stop it."""
     LEFT = 'left'
-    """A gateway stopped; others should adopt its futures."""
+    """A gateway stopped; other gateways should adopt its futures."""
     MISSED = 'missed'
     """Notifications may have been lost."""
 

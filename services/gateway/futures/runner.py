@@ -1,6 +1,6 @@
 """Runs futures: those of a lane one after the other, all others as soon as slots are free.
 
-A waiting future has only its record in memory; its request is read when it starts.
+Only the record of a waiting future is in memory; its request is read when the future starts.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class RunnerLimits:
     weight_of: Callable[[str], float] = equal_weight
     """Returns a tenant's weight, for both kinds of slots."""
     is_rate_limited: Callable[[str], bool] = never_rate_limited
-    """Returns whether futures of a tenant's lanes wait; while they wait, they use neither slots nor memory."""
+    """Returns whether the futures of a tenant's lanes must wait; waiting futures use neither slots nor memory."""
     poll: timedelta = timedelta(seconds=1)
     """Interval of checks whether tenants are still rate-limited."""
 
@@ -54,8 +54,8 @@ class RunnerLimits:
 class Runner:
     """Runs each added future once and settles it.
 
-    Futures that run when it is closed are not settled: the next process runs them again, and executors ensure that no
-    request takes effect twice.
+    Futures that still run when the runner is closed are not settled: the next process runs them again, and executors
+    ensure that no request takes effect twice. The runner is the `LaneListener` of its lanes.
 
     Concurrency: use it from one event loop.
     """
@@ -70,21 +70,13 @@ class Runner:
         waiters: Waiters,
         is_shared: bool,
     ) -> None:
-        """Create a runner without futures.
-
-        Args:
-            records: Stores futures.
-            capacity: Counts unfinished futures.
-            executors: Executors by kind; more may be added until the first future arrives.
-            limits: Slots and memory.
-            waiters: Notified of finished futures.
-            is_shared: Whether other gateways share the database.
-        """
         self.records = records
         self.capacity = capacity
         self.waiters = waiters
         self.is_shared = is_shared
+        """Whether other gateways share the database."""
         self.executors = executors
+        """Executors by kind; more may be added until the first future arrives."""
         self.limits = limits
         self._lanes = Lanes(records.store, records.retry, patience=limits.patience, is_shared=is_shared, listener=self)
         self._ordered = FutureQueue(limits.lanes, weight_of=limits.weight_of, is_rate_limited=limits.is_rate_limited)
@@ -104,12 +96,7 @@ class Runner:
     def successor(self) -> 'Runner':
         """Return an empty runner with the same configuration."""
         return Runner(
-            self.records,
-            self.capacity,
-            self.executors,
-            self.limits,
-            waiters=self.waiters,
-            is_shared=self.is_shared,
+            self.records, self.capacity, self.executors, self.limits, waiters=self.waiters, is_shared=self.is_shared
         )
 
     async def add(self, future: Future, *, is_resumed: bool = False) -> None:
@@ -132,7 +119,7 @@ class Runner:
 
     @contextmanager
     def recording_finished(self) -> Iterator[set[str]]:
-        """Collect the ids of futures that finish during the block: rows read in it may be outdated."""
+        """Collect the ids of the futures that finish during the block: rows that are read in it may be outdated."""
         log = object()
         try:
             yield self._finished_logs.setdefault(log, set())
@@ -173,7 +160,7 @@ class Runner:
             await asyncio.wait(self._background_tasks, timeout=1)
         for background_task in self._background_tasks:
             background_task.cancel()
-        # The process does not end by a crash, so no attempt counts.
+        # The process does not crash, so the attempts do not count.
         with suppress(DomainError, TimeoutError):
             async with asyncio.timeout(1):
                 await asyncio.gather(*map(self.records.attempts.end, self._known.values()))
@@ -182,16 +169,13 @@ class Runner:
         self._known.clear()
 
     def start(self, future: Future) -> None:
-        """Run a future as soon as a slot is free."""
         self._ordered.add(future)
         self._start_more()
 
     def fail_passed(self, future: Future) -> None:
-        """Fail a future whose lane advanced without it."""
         self._spawn(self._settle_unstarted(future, PositionPassed(future.lane, future.position)))
 
     def fail_after_gap(self, futures: list[Future], missing: int) -> None:
-        """Fail futures that waited for a position that did not arrive."""
         self._spawn(self._settle_after_gap(futures, missing))
 
     def _start_more(self) -> None:
@@ -234,7 +218,7 @@ class Runner:
 
     def _on_task_done(self, future: Future, task: asyncio.Task[bytes]) -> None:
         if self._is_closed:
-            # The next process runs it, even if it just finished: the service that ran it has recorded the result.
+            # The next process runs the future again, even if it just finished: the service has recorded the result.
             if not task.cancelled():
                 task.exception()
             return
@@ -259,8 +243,8 @@ class Runner:
         await self.records.delete_request(future)
 
     async def _settle_after_gap(self, futures: list[Future], missing: int) -> None:
-        # Settle the last one first: if the process is killed in between, the lane has passed the earlier ones, and they
-        # fail too.
+        # The last future is settled first: if the process is killed in between, the lane has passed the earlier ones,
+        # so that they fail too.
         for future in reversed(futures):
             await self._settle_unstarted(future, PositionMissing(future.lane, future.position, missing))
         self._lanes.end(futures[-1])

@@ -13,14 +13,7 @@ from sqlalchemy import Index, String, delete, func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import Mapped, aliased, mapped_column
 
-from services.gateway.futures.rules import (
-    Future,
-    FutureState,
-    FutureTaken,
-    Notification,
-    NotificationKind,
-    topic_name,
-)
+from services.gateway.futures.rules import Future, FutureState, FutureTaken, Notification, NotificationKind, topic_name
 from services.gateway.store.base import (
     Base,
     EnumName,
@@ -42,7 +35,7 @@ for an owner that is losing its lease."""
 WAITING = text("futures.state = 'waiting'")
 """Literal condition, so that the partial index of waiting futures applies."""
 _IDS_AT_ONCE = 500
-"""Ids per statement; databases limit the number of parameters."""
+"""Maximum number of ids per statement, because databases limit the number of parameters."""
 _IS_WAITING = text("state = 'waiting'")
 
 
@@ -116,15 +109,12 @@ class SqlFutureStore:
         is_future = FutureRow.future_id == future.future_id
         is_owned = FutureRow.owner == future.owner
         is_free = FutureRow.number.is_(None) if instead_of is None else FutureRow.number == instead_of
+        numbered = update(FutureRow).where(is_future & is_owned & is_free).values(number=number)
         async with self._database.write() as connection:
-            changed = await connection.execute(
-                update(FutureRow).where(is_future & is_owned & is_free).values(number=number)
-            )
-            if changed.rowcount:
+            if (await connection.execute(numbered)).rowcount:
                 return number
-            stored = (
-                await connection.execute(select(FutureRow.number, FutureRow.owner).where(is_future))
-            ).one_or_none()
+            query = select(FutureRow.number, FutureRow.owner).where(is_future)
+            stored = (await connection.execute(query)).one_or_none()
             if stored is not None and stored.owner != future.owner:
                 raise FutureTaken
             return number if stored is None or stored.number is None else stored.number
@@ -132,13 +122,11 @@ class SqlFutureStore:
     async def settle(self, future: Future) -> Future:
         is_future = FutureRow.future_id == future.future_id
         is_owned = FutureRow.owner == future.owner
-        outcome = {'state': future.state, 'finish_time': future.finish_time, 'error': future.error}
         is_waiting = FutureRow.state == FutureState.WAITING
+        outcome = {'state': future.state, 'finish_time': future.finish_time, 'error': future.error}
+        settled = update(FutureRow).where(is_future & is_owned & is_waiting).values(outcome)
         async with self._database.write() as connection:
-            changed = await connection.execute(
-                update(FutureRow).where(is_future & is_owned & is_waiting).values(outcome)
-            )
-            if changed.rowcount:
+            if (await connection.execute(settled)).rowcount:
                 if future.owner:
                     await _announce(connection, NotificationKind.FINISHED, future)
                 return future
@@ -206,7 +194,7 @@ class SqlFutureStore:
 
 
 async def _owner_of(connection: AsyncConnection, future: Future) -> str:
-    """Return the owner of a new future: the owner of its lane while futures wait there, else the owner that it names.
+    """Return the owner of the futures that wait in a new future's lane, or else the owner that the new future names.
 
     Until the transaction ends, no other gateway accepts a future of the lane, and no gateway loses its lease.
     """
@@ -214,7 +202,7 @@ async def _owner_of(connection: AsyncConnection, future: Future) -> str:
     if is_postgres:
         locks = [func.pg_advisory_xact_lock_shared(TAKEOVER_LOCK)]
         if future.lane:
-            locks.append(func.pg_advisory_xact_lock(_lock_of(future)))
+            locks.append(func.pg_advisory_xact_lock(lock_key(f'{future.tenant_id}\0{future.lane}')))
         await connection.execute(select(*locks))
     is_waiting = WAITING & (FutureRow.tenant_id == future.tenant_id) & (FutureRow.lane == future.lane)
     of_lane = select(FutureRow.owner).where(is_waiting & (FutureRow.lane != '')).limit(1)
@@ -242,10 +230,9 @@ async def _announce(connection: AsyncConnection, kind: NotificationKind, future:
         await announce(connection, notification)
 
 
-def _lock_of(future: Future) -> int:
-    """Return the key of a lane's advisory lock."""
-    digest = hashlib.blake2s(f'{future.tenant_id}\0{future.lane}'.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, 'big', signed=True)
+def lock_key(name: str) -> int:
+    """Return the key of the advisory lock with this name."""
+    return int.from_bytes(hashlib.blake2s(name.encode(), digest_size=8).digest(), 'big', signed=True)
 
 
 def _chunks(future_ids: Collection[str]) -> list[list[str]]:

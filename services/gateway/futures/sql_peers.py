@@ -1,12 +1,11 @@
 """Gateways that share a PostgreSQL database: a row for each lease, and PostgreSQL notifications between them.
 
 A gateway is live while it renews its row, or while its listening connection holds its advisory lock, which the server
-releases when the process dies. So the futures of a killed process are adopted after a few heartbeats, and those of a
-lost machine after the lease. The adopting gateway deletes the row and takes the futures in one transaction, and
+releases when the process dies. Therefore the futures of a killed process are adopted after a few heartbeats, and those
+of a lost machine after the lease. The adopting gateway deletes the row and takes the futures in one transaction, and
 `SqlFutureStore` rejects later writes of the previous owner.
 """
 
-import hashlib
 import json
 from collections.abc import AsyncGenerator, Sequence
 from datetime import timedelta
@@ -17,31 +16,27 @@ from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.gateway.futures.rules import Notification, NotificationKind, PayloadsNotShared
-from services.gateway.futures.sql import CHANNEL, TAKEOVER_LOCK, WAITING, FutureRow, GatewayRow, announce
+from services.gateway.futures.sql import CHANNEL, TAKEOVER_LOCK, WAITING, FutureRow, GatewayRow, announce, lock_key
 from services.gateway.store.database import KEEPALIVE_OPTIONS, Database
 from services.kit.errors import ServiceUnreachable
 from services.kit.ids import new_id
 
+_NOW = func.clock_timestamp()
+
 
 class SqlPeers:
-    """Leases of the gateways on one database, and notifications between them.
+    """Leases of the gateways on one PostgreSQL database, and notifications between them.
 
-    Every method raises ServiceUnreachable if the database does not respond. A gateway without its lease cannot
-    change futures.
+    A gateway counts as dead after `lease` without a heartbeat, and already after `silence` if it has also lost its
+    listening connection, which is opened to `url`. All gateways must share the payload folder with the id
+    `payload_store_id`. A gateway without its lease cannot change futures.
+
+    Every method raises ServiceUnreachable if the database does not respond.
     """
 
     def __init__(
         self, database: Database, url: str, *, payload_store_id: str, silence: timedelta, lease: timedelta
     ) -> None:
-        """Create the peers.
-
-        Args:
-            database: A PostgreSQL database.
-            url: URL of the same database, for the connection that listens.
-            payload_store_id: Id of the folder of payloads, which all gateways must share.
-            silence: Time without a heartbeat after which a gateway without its connection counts as dead.
-            lease: Time without a heartbeat after which any gateway counts as dead.
-        """
         self._database = database
         self._url = url
         self._payload_store_id = payload_store_id
@@ -99,7 +94,6 @@ class SqlPeers:
             await announce(connection, Notification(kind=NotificationKind.LEFT, owner=gateway_id))
 
     async def notify(self, notification: Notification) -> None:
-        """Notify all gateways."""
         async with self._database.write() as connection:
             await announce(connection, notification)
 
@@ -136,33 +130,23 @@ class SqlPeers:
         """Open a connection that holds the gateway's advisory lock."""
         try:
             connection = await psycopg.AsyncConnection.connect(self._url, autocommit=True, **KEEPALIVE_OPTIONS)
-            await connection.execute('SELECT pg_try_advisory_lock(%s)', [_lock_of(gateway_id)])
+            await connection.execute('SELECT pg_try_advisory_lock(%s)', [lock_key(gateway_id)])
         except psycopg.OperationalError as error:
             raise ServiceUnreachable('database') from error
         return connection
 
     async def _dead(self, connection: AsyncConnection) -> Sequence[str]:
-        """Return the gateways that are no longer live."""
         silent_for = _NOW - GatewayRow.heartbeat_time
         query = select(GatewayRow.gateway_id, silent_for > self._lease).where(silent_for > self._silence)
         dead: list[str] = []
         for other, is_expired in (await connection.execute(query)).all():
             # The lock of a killed process can be acquired immediately; it is released at the end of this transaction.
-            free = select(func.pg_try_advisory_xact_lock(_lock_of(other)))
+            free = select(func.pg_try_advisory_xact_lock(lock_key(other)))
             if is_expired or (await connection.execute(free)).scalar_one():
                 dead.append(other)
         return dead
 
 
-_NOW = func.clock_timestamp()
-
-
 def _notification_of(payload: str) -> Notification:
     facts: dict[str, Any] = json.loads(payload)
     return Notification(**{**facts, 'kind': NotificationKind(facts['kind'])})
-
-
-def _lock_of(gateway_id: str) -> int:
-    """Return the key of a gateway's advisory lock."""
-    digest = hashlib.blake2s(gateway_id.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, 'big', signed=True)

@@ -1,9 +1,9 @@
 """Callers that wait in this process for futures to finish. Waiting needs no database query.
 
-`Waiters` waits for one future or the next of a topic. `Topics` returns the finished futures of a topic after a cursor.
-A cursor is a time; its client has received all futures that finished up to it. Every gateway on the database, and the
-next process, can therefore continue from it. A future that finished shortly before the cursor is returned again unless
-this process returned it, so that clients miss no future.
+A waiter is resolved when its future, or the next future of its topic, finishes. `Topics` returns the finished futures
+of a topic after a cursor. A cursor is a time: the client has received all futures that finished up to that time. Every
+gateway on the database, and the next process, can therefore continue from a cursor. A future that finished shortly
+before the cursor is returned again unless this process returned it before, so that clients miss no future.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ from services.kit.caller import Caller
 Waiter = asyncio.Future[Future | None]
 """Resolves to the finished future, or to None if the caller has to read the store again."""
 _OVERLAP = timedelta(seconds=2)
-"""Maximum delay with which finished futures may appear out of order: gateways' clocks differ, and transactions may
-overtake each other."""
+"""Maximum delay with which finished futures may become visible out of order: gateways' clocks differ, and transactions
+may overtake each other."""
 _PAGE_SIZE = 1000
-"""Maximum number of futures per read, and per response in addition to those of the overlap."""
+"""Maximum number of futures per read, and per response in addition to the overlap."""
 _MAX_REMEMBERED = 4096
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -69,7 +69,6 @@ class Waiters:
         return name in self._waiting
 
     def close(self) -> None:
-        """Wake all waiters; later ones are resolved immediately."""
         self.is_closed = True
         self.wake_all()
 
@@ -94,7 +93,6 @@ class Topics:
     """Returns the finished futures of a topic, each at least once."""
 
     def __init__(self, records: FutureRecords, waiters: Waiters, *, caller: Callable[[], Caller]) -> None:
-        """Create topics over the stored futures; `caller` returns the current caller."""
         self._store = records.store
         self._waiters = waiters
         self._caller = caller
@@ -103,12 +101,8 @@ class Topics:
     async def finished_after(self, topic: str, *, cursor: int, seconds: float) -> tuple[Sequence[Future], int]:
         """Return the caller's futures of a topic that finished after a cursor, and the next cursor.
 
-        One response has at most one page of futures in addition to those of the overlap.
-
-        Args:
-            topic: Topic of the futures.
-            cursor: Cursor of the previous response; 0 for the first.
-            seconds: Maximum wait for a finished future.
+        The first cursor is 0. Wait up to `seconds` for a finished future. One response has at most one page of futures
+        in addition to the overlap.
         """
         tenant_id = self._caller().tenant_id
         last = self._deliveries.get((tenant_id, topic))
@@ -128,7 +122,7 @@ class Topics:
         return finished, self._record(tenant_id, topic, cursor, {**known, **_times(finished)}) if finished else cursor
 
     async def _read(self, tenant_id: str, topic: str, cursor: int, known: Mapping[str, datetime]) -> list[Future]:
-        """Return the unknown futures since shortly before a cursor: all up to the cursor, and some after it."""
+        """Return the unknown futures from shortly before the cursor: all up to the cursor, and some later ones."""
         reached = _time_of(cursor)
         since = reached - _OVERLAP if cursor else None
         found: dict[str, Future] = {}

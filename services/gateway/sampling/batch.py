@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack, aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import cast
 
 from services.gateway.fleet.rules import Replica
@@ -30,11 +30,7 @@ class BatchDivision:
         self.samplers = samplers
 
     async def resolve_version(self, request: BatchRequest, batch: Attempt) -> int | None:
-        """Return the version for all prompts; None if the request names it. The resolving replica stores it.
-
-        Args:
-            request: The batch.
-            batch: State of the batch, whose first call this is.
+        """Return the version for all prompts, which one replica chooses and loads; None if the request names a version.
 
         Raises:
             DomainError: The sampler's error, or no replica is available.
@@ -52,7 +48,7 @@ class BatchDivision:
                 continue
             if (adapter := request.keys[0].adapter) is not None:
                 self.dispatch.membership.fleet.note_resident(replica.replica_id, adapter.adapter_id, version)
-            # The batch is not finished: its failures and its turn remain.
+            # The batch is not finished, so it keeps its failures and its turn.
             batch.consecutive_failures, batch.turn = attempt.consecutive_failures, attempt.turn
             return version
 
@@ -122,11 +118,7 @@ class BatchCompletion:
             self._tasks.create_task(self._run(replica, share, replace(attempt, tried=set(attempt.tried))))
 
     async def _run(self, replica: Replica, part: BatchPart, attempt: Attempt) -> None:
-        """Pass on the results of a replica once its slot is granted, and restart the prompts it left unfinished.
-
-        Raises:
-            DomainError: The caller must see the error.
-        """
+        """Pass on the results of a replica once its slot is granted, and restart the prompts without a result."""
         unfinished = dict.fromkeys(part.positions)
         dispatch = self._division.dispatch
         try:
@@ -136,44 +128,32 @@ class BatchCompletion:
             ):
                 if not slot.is_granted:
                     await self._running.unless_aborted(slot.wait())
-                # A request that was aborted earlier had no replica yet that could be notified.
+                # If the request was aborted earlier, no replica was running this part, so none was notified.
                 if not self._running.aborted.is_set():
-                    await self._pass_on(replica, part, _Share(attempt, slot, unfinished))
+                    await self._pass_on(replica, part, attempt=attempt, slot=slot, unfinished=unfinished)
         except DomainError as error:
             dispatch.record_failure(attempt, replica, error)
-            # A request that a sampler has started waits longer for another sampler.
+            # A sampler that failed had started the request, which then waits longer for another sampler.
             if attempt.consecutive_failures:
                 attempt.start()
             part = replace(part, positions=tuple(unfinished), is_retry=True)
         if unfinished:
             await self._start(part, attempt)
 
-    async def _pass_on(self, replica: Replica, part: BatchPart, share: '_Share') -> None:
-        """Pass on the results of a replica.
-
-        Raises:
-            DomainError: The replica failed, or its response is incomplete.
-        """
+    async def _pass_on(
+        self, replica: Replica, part: BatchPart, *, attempt: Attempt, slot: Slot, unfinished: dict[int, None]
+    ) -> None:
+        """Pass on the results of a replica, and remove the indices of their prompts from `unfinished`."""
         dispatch = self._division.dispatch
-        results = self._division.samplers.complete(replica.address, part, deadline=share.attempt.deadline)
+        results = self._division.samplers.complete(replica.address, part, deadline=attempt.deadline)
         async with aclosing(results):
             async for result in results:
-                del share.unfinished[result.position]
-                dispatch.slots.finish(share.slot, part.request.keys[result.position].weight)
-                dispatch.record_success(share.attempt, replica, has_tokens=True)
+                del unfinished[result.position]
+                dispatch.slots.finish(slot, part.request.keys[result.position].weight)
+                dispatch.record_success(attempt, replica, has_tokens=True)
                 await self._results.put(result)
-        if share.unfinished:
+        if unfinished:
             raise ServiceUnreachable('sampler')
-
-
-@dataclass(frozen=True)
-class _Share:
-    """State of a part at its replica."""
-
-    attempt: Attempt
-    slot: Slot
-    unfinished: dict[int, None]
-    """Indices of the prompts without a result."""
 
 
 class BatchScoring:
@@ -222,7 +202,7 @@ def _all_of(request: BatchRequest, version: int | None) -> BatchPart:
 
 
 def _subset(part: BatchPart, positions: list[int]) -> BatchPart:
-    """Return a subset of a part. It gets a new id, except for a complete batch at its first attempt."""
+    """Return a subset of a part under a new id; a complete batch keeps its id at the first attempt."""
     is_all = len(positions) == len(part.request.keys) and not part.is_retry
     return replace(part, positions=tuple(positions), request_id='' if is_all else new_id('rq'))
 
@@ -236,11 +216,7 @@ def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 async def _next_result(results: asyncio.Queue[PromptResult], work: asyncio.Task[None]) -> PromptResult:
-    """Return the next result.
-
-    Raises:
-        BaseException: The error of `work`.
-    """
+    """Return the next result, or raise the error of `work`."""
     pending = asyncio.ensure_future(results.get())
     try:
         await asyncio.wait({pending, work}, return_when=asyncio.FIRST_COMPLETED)

@@ -109,18 +109,13 @@ def score_request_from_bytes(raw: bytes) -> BatchRequest:
 
 
 def load_request_from_bytes(raw: bytes) -> RoutedRequest:
-    """Return the request in a serialized LoadAdapterRequest."""
-    message = wire.LoadAdapterRequest.FromString(raw)
-    key = RouteKey(base_model='', adapter=adapter_from_proto(message.adapter))
+    key = RouteKey(base_model='', adapter=adapter_from_proto(wire.LoadAdapterRequest.FromString(raw).adapter))
     return RoutedRequest(method='LoadAdapter', message=raw, key=key)
 
 
 def describe_request_from_bytes(raw: bytes) -> RoutedRequest:
-    """Return the request in a serialized DescribeTokensRequest."""
-    message = wire.DescribeTokensRequest.FromString(raw)
-    return RoutedRequest(
-        method='DescribeTokens', message=raw, key=RouteKey(base_model=base_model_id(message.base_model))
-    )
+    key = RouteKey(base_model=base_model_id(wire.DescribeTokensRequest.FromString(raw).base_model))
+    return RoutedRequest(method='DescribeTokens', message=raw, key=key)
 
 
 def join_scores(scores: Iterable[tuple[tuple[int, ...], bytes]]) -> bytes:
@@ -133,9 +128,8 @@ def join_scores(scores: Iterable[tuple[tuple[int, ...], bytes]]) -> bytes:
         for positions, raw in responses
         for position, item in zip(positions, wire.ComputeLogprobsResponse.FromString(raw).sequences, strict=True)
     }
-    return wire.ComputeLogprobsResponse(
-        sequences=[by_position[position] for position in sorted(by_position)]
-    ).SerializeToString()
+    sequences = [by_position[position] for position in sorted(by_position)]
+    return wire.ComputeLogprobsResponse(sequences=sequences).SerializeToString()
 
 
 def join_resets(responses: Iterable[bytes]) -> bytes:
@@ -162,9 +156,8 @@ def interval_from_proto(request: wire.WatchLoadRequest) -> timedelta:
 
 
 def is_version_open(message: sampling_pb2.AdapterRef) -> bool:
-    """Return whether samplers may resolve the reference to different versions."""
-    is_named = bool(message.adapter_id)
-    return is_named and message.WhichOneof('version') in {None, 'at_least'}
+    """Return whether different samplers may resolve the reference to different versions."""
+    return bool(message.adapter_id) and message.WhichOneof('version') in {None, 'at_least'}
 
 
 def adapter_from_proto(message: sampling_pb2.AdapterRef) -> AdapterRequest:

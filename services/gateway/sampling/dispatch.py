@@ -4,7 +4,7 @@
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from enum import Enum
@@ -28,8 +28,8 @@ from services.kit.errors import (
 )
 
 _TRANSIENT_WHEN_STARTED = frozenset({'ID_TAKEN', 'VERSION_NOT_READY'})
-"""Temporary errors of a started request on another replica: its previous attempt still runs, or its version has not
-arrived."""
+"""Errors that are temporary for a started request on another replica: the previous attempt still runs, or the adapter
+version has not arrived."""
 _FIRST_WAIT_SECONDS = 0.05
 _LONGEST_WAIT_SECONDS = 1.0
 _MAX_DOUBLINGS = 10
@@ -51,12 +51,7 @@ class Verdict(Enum):
 
 
 def verdict_on(error: DomainError, *, is_started: bool) -> Verdict:
-    """Return the meaning of a sampler's error.
-
-    Args:
-        error: Error of the sampler, or ServiceUnreachable if the connection failed.
-        is_started: Whether part of the response was delivered.
-    """
+    """Return the meaning of a sampler's error; `is_started` is true once part of the response was delivered."""
     if isinstance(error, ReplicaNotReached):
         return Verdict.UNREACHED
     if error.reason == 'SERVICE_UNREACHABLE' or error.disposition is Disposition.UNKNOWN:
@@ -69,7 +64,11 @@ def verdict_on(error: DomainError, *, is_started: bool) -> Verdict:
 
 
 class Dispatch:
-    """Finds a replica for each request."""
+    """Finds a replica for each request.
+
+    A request waits up to `begin_wait` for a replica, or up to `replica_wait` once its response has started. Up to
+    `waiting_per_tenant` requests of a tenant wait for a slot at a busy replica.
+    """
 
     def __init__(
         self,
@@ -80,15 +79,6 @@ class Dispatch:
         waiting_per_tenant: int = 1024,
         weight_of: Callable[[str], float] = equal_weight,
     ) -> None:
-        """Create a dispatcher over the fleet.
-
-        Args:
-            membership: Replicas to choose from.
-            replica_wait: Maximum wait for a replica of a request whose response has started.
-            begin_wait: Maximum wait for a replica of a new request.
-            waiting_per_tenant: Maximum number of requests of a tenant that wait for a busy replica.
-            weight_of: Returns a tenant's current weight, above 0, which sets its share of a replica's slots.
-        """
         self.membership = membership
         self.suspects = Suspects()
         self.slots = ReplicaSlots(waiting_per_tenant=waiting_per_tenant, weight_of=weight_of)
@@ -99,9 +89,9 @@ class Dispatch:
     async def find(self, attempt: Attempt) -> Replica:
         """Return the replica to try next.
 
-        Without an available replica, a started request waits longer than a new one. A new request does not wait if all
-        replicas refused it, or if no replica was ever registered. A request with which several samplers failed waits
-        until other requests have made progress; meanwhile, and for a short time while it runs, new requests wait.
+        A new request does not wait if all replicas refused it, or if no replica was ever registered. A request with
+        which several samplers failed waits until other requests have made progress. Meanwhile, and for a short time
+        while the suspected request runs, new requests wait.
 
         Raises:
             RequestCrashed: Too many samplers failed in a row with this request, now or when a client sent it before.
@@ -125,13 +115,13 @@ class Dispatch:
             raise
 
     async def _wait_for(self, replica: Replica | None, attempt: Attempt) -> None:
-        """Wait until a request may run at a replica, which may leave meanwhile; without a replica, wait for one.
-
-        Raises:
-            DomainError: See `find`.
-        """
+        """Wait until a request may run at a replica, which may leave meanwhile; without a replica, wait for one."""
         if replica is not None:
-            await self._before_deadline(attempt, self.suspects.wait(attempt, replica.replica_id))
+            try:
+                async with asyncio.timeout_at(attempt.deadline):
+                    await self.suspects.wait(attempt, replica.replica_id)
+            except TimeoutError as error:
+                raise DeadlinePassed() from error
             return
         if not self._is_worth_waiting(attempt):
             raise self._refusal(attempt)
@@ -140,7 +130,7 @@ class Dispatch:
 
     @contextmanager
     def reserve(self, replica: Replica, attempt: Attempt, sequence_count: int) -> Iterator[Slot]:
-        """Reserve a slot at a replica for the duration of the block, and count its sequences as running there."""
+        """Reserve a slot at a replica for the duration of the block, and count the sequences as running there."""
         with (
             self.membership.track_sequences(replica, sequence_count),
             self.slots.reserve(replica, attempt.tenant_id, sequence_count) as slot,
@@ -174,7 +164,7 @@ class Dispatch:
         verdict = verdict_on(error, is_started=attempt.is_started)
         if verdict is Verdict.FINAL:
             raise error
-        # A service that the sampler calls may be unreachable instead, which no request causes.
+        # If a service that the sampler calls is unreachable instead, no request is the cause.
         is_lost = verdict is Verdict.BROKEN and error.metadata().get('service') == 'sampler'
         blame = self.suspects.blame(attempt, replica) if is_lost else float(verdict is Verdict.BROKEN)
         attempt.is_delivering = False
@@ -206,30 +196,13 @@ class Dispatch:
             return True
         if attempt.refusal is not None and attempt.refusal.reason != Draining.reason:
             return False
-        had_members = self.membership.fleet.revision > 0
-        return had_members and isinstance(self.unavailable(attempt.key), NoReplica)
+        return self.membership.fleet.revision > 0 and isinstance(self.unavailable(attempt.key), NoReplica)
 
     def _refusal(self, attempt: Attempt) -> DomainError:
         return attempt.refusal or self.unavailable(attempt.key)
 
-    async def _before_deadline(self, attempt: Attempt, waiting: Awaitable[None]) -> None:
-        """Wait within the deadline of a request.
-
-        Raises:
-            DeadlinePassed: The deadline passed.
-        """
-        try:
-            async with asyncio.timeout_at(attempt.deadline):
-                await waiting
-        except TimeoutError as error:
-            raise DeadlinePassed() from error
-
     async def _wait(self, attempt: Attempt) -> None:
-        """Wait for a change of the fleet, or for a short time if replicas can be tried again.
-
-        Raises:
-            DomainError: See `find`.
-        """
+        """Wait for a change of the fleet, or for a short time if replicas can be tried again."""
         if self.membership.is_closing.is_set():
             # The membership reports no further changes: the client retries at another gateway or after the restart.
             raise Draining()

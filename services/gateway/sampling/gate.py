@@ -20,24 +20,18 @@ RETRY_AFTER = timedelta(seconds=1)
 class SamplingGate:
     """Admits sampling requests, and counts those in flight by tenant. Futures and direct calls count together.
 
+    A direct call waits up to `patience` until its tenant is within its token rate.
+
     Concurrency: use it from one event loop.
     """
 
     def __init__(self, table: QuotaTable, rates: TokenRates, *, patience: timedelta) -> None:
-        """Create a gate without requests in flight.
-
-        Args:
-            table: Quotas of tenants.
-            rates: Token rates of tenants.
-            patience: Maximum wait of a request until its tenant is within its token rate.
-        """
         self._table = table
         self._rates = rates
         self._patience_seconds = patience.total_seconds()
         self._in_flight: dict[str, Counter[str]] = {}
 
     def count(self, tenant_id: str) -> int:
-        """Return the number of a tenant's requests in flight."""
         return len(self._in_flight.get(tenant_id, ()))
 
     def enter(self, tenant_id: str, key: str) -> None:
@@ -70,9 +64,7 @@ class SamplingGate:
     async def admitted(self, tenant_id: str, *, deadline: float | None) -> AsyncIterator[None]:
         """Count a request as in flight for the duration of the block, after a wait if the tenant is over its rate.
 
-        Args:
-            tenant_id: Tenant of the request.
-            deadline: Time on the event loop's clock; None for no deadline.
+        `deadline` is a time on the event loop's clock, or None.
 
         Raises:
             QuotaExceeded: Too many requests are in flight, or the wait would take too long.

@@ -42,11 +42,10 @@ class SamplerClient:
 
     Addresses are 'host:port' of a replica; deadlines are times on the event loop's clock, or None. Every method
     raises the sampler's error as a DomainError, or ServiceUnreachable if the connection was refused or lost.
-    Closing a generator cancels its call.
+    Closing a generator cancels its call. `lookups` distinguishes unpublished adapters from unknown ones.
     """
 
     def __init__(self, channels: ReplicaChannels, lookups: GrpcLookups, *, internal_token: str) -> None:
-        """Create a client over `channels`, which the caller closes; `lookups` distinguishes unpublished adapters."""
         self._channels = channels
         self._lookups = lookups
         self._internal_token = internal_token
@@ -55,9 +54,8 @@ class SamplerClient:
         self, address: str, request: SampleRequest, *, progress: Progress, deadline: float | None
     ) -> AsyncGenerator[SampleChunk, None]:
         """Yield the response, or the rest of it after `progress`."""
-        message = request.message
-        if progress.has_tokens or request.is_renamed:
-            message = continued_request(request, progress)
+        is_changed = progress.has_tokens or request.is_renamed
+        message = continued_request(request, progress) if is_changed else request.message
         raws = self._stream(address, 'Sample', message, deadline=deadline, is_internal=progress.has_tokens)
         async with aclosing(raws):
             async for raw in raws:
@@ -66,7 +64,7 @@ class SamplerClient:
     async def complete(
         self, address: str, part: BatchPart, *, deadline: float | None
     ) -> AsyncGenerator[PromptResult, None]:
-        """Yield the results of a part of a SampleBatch, as they finish."""
+        """Yield the results of a part of a SampleBatch, in the order in which they finish."""
         missing = set(range(len(part.positions)))
         raws = self._stream(address, 'SampleBatch', batch_message(part), deadline=deadline)
         with _indices_of(part):
@@ -98,12 +96,11 @@ class SamplerClient:
             message, timeout=_seconds_until(deadline), metadata=forwarded_metadata(self._internal_token)
         )
         try:
-            response: bytes = await call
+            return await call
         except grpc.aio.AioRpcError as error:
             raise await self._refusal(error) from error
         except grpc.aio.UsageError as error:
             raise ServiceUnreachable('sampler') from error
-        return response
 
     async def abort(self, address: str, request_id: str) -> bool:
         """Abort a request and return whether it was running there; False for an unreachable replica."""
@@ -121,7 +118,7 @@ class SamplerClient:
             message = wire.ListResidentAdaptersRequest(page_size=MAX_PAGE_SIZE, page_token=token).SerializeToString()
             raw = await self.call(address, 'ListResidentAdapters', message, deadline=deadline)
             page = wire.ListResidentAdaptersResponse.FromString(raw)
-            found += [resident_from_proto(item) for item in page.adapters]
+            found += map(resident_from_proto, page.adapters)
             token = page.next_page_token
             if not token:
                 return found
@@ -161,7 +158,7 @@ class SamplerClient:
             call.cancel()
 
     async def _refusal(self, failure: grpc.aio.AioRpcError) -> DomainError:
-        """Return the sampler's error. Samplers know only versions, so they cannot find an unpublished adapter."""
+        """Return the sampler's error. A sampler knows only versions, so an unpublished adapter is unknown to it."""
         error = error_from_call(failure, service='sampler')
         if error.reason == AdapterNotFound.reason:
             adapter_id = error.metadata().get('adapterId', '')

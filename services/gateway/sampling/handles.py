@@ -14,16 +14,13 @@ from services.kit.clock import Clock
 from services.kit.errors import Code, DomainError, InvalidField, RequestIdReused, ServiceUnreachable
 
 PublishedResult = Callable[[str], Awaitable[bytes | None]]
-"""Waits up to a minute for a future of the current caller, by its id; returns its result, or None if it is not
-finished.
-
-It raises the DomainError that the future failed with.
-"""
+"""Waits up to a minute for a future of the current caller, given by id. Returns the result, None if the future is not
+finished, or raises the DomainError that the future failed with."""
 _CACHE_SIZE = 4096
 _PINNED_SNAPSHOTS = 32
 """Number of the newest handles of a session's adapter whose versions stay pinned, because pins are limited."""
 _UNPINNED_AT_ONCE = 4
-"""Maximum number of versions to unpin per new version: usually one, and more after failed attempts."""
+"""Maximum number of versions to unpin per new version: usually one is due, and more after failed attempts."""
 
 _log = structlog.get_logger('sampling')
 
@@ -43,15 +40,6 @@ class SamplingHandles:
         caller: Callable[[], Caller],
         clock: Clock,
     ) -> None:
-        """Create the operations on handles.
-
-        Args:
-            store: Stores the handles.
-            weights: Looks up base models and unpins versions.
-            published: Returns the results of the futures that publish versions.
-            caller: Returns the current caller.
-            clock: Source of the time.
-        """
         self._store = store
         self._weights = weights
         self._published = published

@@ -61,14 +61,14 @@ def token_count(tensor: tensor_pb2.Tensor) -> int:
 def continued_request(request: SampleRequest, progress: Progress) -> bytes:
     """Return the message that continues a request after the delivered tokens, or restarts it before the first token.
 
-    It names the version that the request started with, and a new id: an earlier attempt may still run under the
-    previous id.
+    The message names the version that the request started with, and a new id, because an earlier attempt may still run
+    under the previous id.
     """
     message = wire.SampleRequest.FromString(request.message)
     message.request_id = request.request_id
     if not progress.has_tokens:
         return message.SerializeToString()
-    _fix_version(message.adapter if message.HasField('adapter') else None, progress.version)
+    _fix_version(message, progress.version)
     for index, sequence in enumerate(progress.sequences):
         token_ids = tensor_pb2.Tensor(
             dtype=tensor_pb2.DTYPE_INT32, shape=[len(sequence.token_data) // 4], data=bytes(sequence.token_data)
@@ -84,7 +84,7 @@ def batch_message(part: BatchPart) -> bytes:
     message = wire.SampleBatchRequest.FromString(part.request.message)
     if part.request_id:
         message.request_id = part.request_id
-    _fix_version(message.adapter if message.HasField('adapter') else None, part.version)
+    _fix_version(message, part.version)
     if not part.is_complete:
         prompts = [message.prompts[position] for position in part.positions]
         copy = wire.SampleBatchRequest(
@@ -101,7 +101,7 @@ def score_message(part: BatchPart) -> bytes:
     if part.is_complete and part.version is None:
         return part.request.message
     message = wire.ComputeLogprobsRequest.FromString(part.request.message)
-    _fix_version(message.adapter if message.HasField('adapter') else None, part.version)
+    _fix_version(message, part.version)
     if not part.is_complete:
         sequences = [message.token_ids[position] for position in part.positions]
         copy = wire.ComputeLogprobsRequest(base_model=message.base_model, token_ids=sequences)
@@ -179,7 +179,10 @@ def aborted_results(part: BatchPart) -> Iterator[PromptResult]:
         yield PromptResult(position, response.SerializeToString())
 
 
-def _fix_version(adapter: sampling_pb2.AdapterRef | None, version: int | None) -> None:
-    """Set the exact version, unless the reference is a checkpoint path or the base model, which have none."""
-    if adapter is not None and version is not None and adapter.WhichOneof('version') != 'checkpoint_path':
-        adapter.exact = version
+def _fix_version(
+    message: wire.SampleRequest | wire.SampleBatchRequest | wire.ComputeLogprobsRequest, version: int | None
+) -> None:
+    """Set the exact version of the adapter; base models and checkpoint paths have no version."""
+    is_adapter = message.HasField('adapter') and message.adapter.WhichOneof('version') != 'checkpoint_path'
+    if is_adapter and version is not None:
+        message.adapter.exact = version

@@ -14,15 +14,7 @@ from services.gateway.sampling.sampling import Sampling
 def open_sampling(
     config: GatewayConfig, membership: Membership, channels: ReplicaChannels, *, lookups: GrpcLookups, quotas: Quotas
 ) -> Sampling:
-    """Return the sampling operations; their gate also admits futures that sample.
-
-    Args:
-        config: Configuration of the gateway.
-        membership: Replicas to choose from.
-        channels: Connections to them.
-        lookups: Client of the model services.
-        quotas: Quotas of tenants, and the meter of their usage.
-    """
+    """Return the sampling operations; their gate also admits futures that sample."""
     options = config.fleet
     dispatch = Dispatch(
         membership,

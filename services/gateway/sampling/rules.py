@@ -91,7 +91,6 @@ class BatchPart:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the part has all prompts of the batch."""
         return len(self.positions) == len(self.request.keys)
 
     @property
@@ -131,17 +130,15 @@ class Progress:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether tokens were delivered; without tokens the request may start over unnoticed."""
+        """Whether tokens were delivered; without tokens, another sampler may start the request over."""
         return self.version is not None
 
     @property
     def is_complete(self) -> bool:
-        """Whether every sequence is finished."""
         return all(sequence.is_finished for sequence in self.sequences)
 
     @property
     def open_count(self) -> int:
-        """Number of sequences that are not finished."""
         return sum(not sequence.is_finished for sequence in self.sequences)
 
     def record(self, chunk: SampleChunk) -> bool:
@@ -195,7 +192,7 @@ class SamplingHandle:
     version: int | None = None
     """Published version; None while it is unknown."""
     is_inflight: bool = False
-    """Whether newer versions may be used; otherwise exactly this one."""
+    """Whether newer versions may be used instead of exactly this version."""
     clone_count: int = 0
     """Number of copies of the client."""
     create_time: datetime
@@ -203,7 +200,7 @@ class SamplingHandle:
 
     @property
     def is_version_due(self) -> bool:
-        """Whether the version is not known yet."""
+        """Whether a future publishes the version, which is not known yet."""
         return bool(self.future_id) and self.version is None
 
     @property

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from datetime import timedelta
+from itertools import chain
 
 from services.gateway.errors import NoReplica, SamplingNotFound
 from services.gateway.fleet.routing import RouteKey
@@ -42,19 +43,11 @@ _LONGEST_PAUSE_SECONDS = 0.5
 class Sampling:
     """Implements the operations of the sampler contract over the fleet.
 
-    Every method except `complete` raises ScopeMissing for a caller without the scope, NoReplica if no sampler is
-    available, and the sampler's error as a DomainError. Deadlines are times on the event loop's clock, or None.
+    Every method raises ScopeMissing for a caller without the scope, NoReplica if no sampler is available, and the
+    sampler's error as a DomainError. Deadlines are times on the event loop's clock, or None.
     """
 
     def __init__(self, dispatch: Dispatch, samplers: SamplerClient, *, gate: SamplingGate, meter: UsageMeter) -> None:
-        """Create the operations.
-
-        Args:
-            dispatch: Finds replicas.
-            samplers: Calls them.
-            gate: Admits requests by quota.
-            meter: Counts the tokens that are passed on.
-        """
         self._dispatch = dispatch
         self._membership = dispatch.membership
         self._samplers = samplers
@@ -66,7 +59,7 @@ class Sampling:
     async def sample(
         self, caller: Caller, request: SampleRequest, *, deadline: float | None = None
     ) -> AsyncGenerator[SampleChunk, None]:
-        """Yield the chunks of the response; another sampler continues it if its sampler is lost.
+        """Yield the chunks of the response; if its sampler is lost, another sampler continues the response.
 
         Raises:
             QuotaExceeded: The tenant may not sample now.
@@ -130,10 +123,7 @@ class Sampling:
     async def abort(self, caller: Caller, request_id: str, message: bytes) -> None:
         """Abort a request on all replicas that run it; its sequences finish with the stop reason 'abort'.
 
-        Args:
-            caller: Caller that owns the request.
-            request_id: Id of the request.
-            message: Serialized AbortRequest, sent to all replicas if another gateway runs the request.
+        If another gateway runs the request, `message`, the serialized AbortRequest, is sent to all replicas.
 
         Raises:
             SamplingNotFound: No request of the caller with that id is running.
@@ -147,8 +137,7 @@ class Sampling:
                 raise SamplingNotFound(request_id) from error
             return
         running.aborted.set()
-        parts = list(running.parts.items())
-        await asyncio.gather(*(self._abort_part(running, part, address) for part, address in parts))
+        await asyncio.gather(*(self._abort_part(running, part, address) for part, address in running.parts.items()))
 
     async def call_one(self, caller: Caller, request: RoutedRequest, *, deadline: float | None = None) -> bytes:
         """Return the response of the chosen replica, or of another one if it fails."""
@@ -203,16 +192,16 @@ class Sampling:
     async def list_resident_adapters(
         self, caller: Caller, page: Page, *, deadline: float | None = None
     ) -> tuple[list[ResidentAdapter], AdapterKey | None]:
-        """Return a page of the caller's adapter versions, by adapter and version, and the last key.
+        """Return a page of the caller's adapter versions, by adapter and version, and its last key.
 
-        A version that several replicas have is listed once. There is no key after the last page.
+        A version that several replicas have is listed once. The last page has no key.
         """
         require_scope(caller, 'sample')
         lists = await asyncio.gather(
             *(self._samplers.resident_adapters(item.address, deadline=deadline) for item in self._members())
         )
         merged: dict[AdapterKey, ResidentAdapter] = {}
-        for item in (item for items in lists for item in items):
+        for item in chain.from_iterable(lists):
             key = (item.adapter_id, item.version)
             count = item.sequence_count + (merged[key].sequence_count if key in merged else 0)
             merged[key] = replace(item, sequence_count=count)
@@ -245,7 +234,7 @@ class Sampling:
                     await is_closing.wait()
 
     def _members(self) -> list[Replica]:
-        """Return the replicas for a call to all; unreachable static ones only if all are unreachable."""
+        """Return the replicas for a call to all, without unreachable static ones unless all are unreachable."""
         serving = self._membership.fleet.serving('sampler')
         members = [replica for replica in serving if replica.state is not ReplicaState.LOST] or serving
         if not members:
@@ -253,7 +242,7 @@ class Sampling:
         return members
 
     async def _abort_part(self, running: RunningRequest, part: str, address: str) -> None:
-        """Abort a part. The replica may not know a part whose call has just been sent, so this retries."""
+        """Abort a part. Retry while the replica does not know the part, because its call may have just been sent."""
         pause = _FIRST_PAUSE_SECONDS
         while running.parts.get(part) == address and not await self._samplers.abort(address, part):
             await asyncio.sleep(pause)
@@ -280,11 +269,7 @@ def _attempt_of(
     caller: Caller, request: SampleRequest | BatchRequest, key: RouteKey, deadline: float | None
 ) -> Attempt:
     return Attempt(
-        key=key,
-        tenant_id=caller.tenant_id,
-        message=request.message,
-        request_id=request.request_id,
-        deadline=deadline,
+        key=key, tenant_id=caller.tenant_id, message=request.message, request_id=request.request_id, deadline=deadline
     )
 
 
@@ -304,8 +289,8 @@ def _responses_among(results: Sequence[bytes | BaseException]) -> list[bytes]:
     responses = [result for result in results if isinstance(result, bytes)]
     errors = [result for result in results if isinstance(result, BaseException)]
     relevant = [error for error in errors if not (isinstance(error, DomainError) and error.code is Code.NOT_FOUND)]
-    for error in sorted(relevant, key=lambda error: isinstance(error, ServiceUnreachable)):
-        raise error
+    if relevant:
+        raise min(relevant, key=lambda error: isinstance(error, ServiceUnreachable))
     if not responses:
         raise errors[0]
     return responses

@@ -23,7 +23,6 @@ advantage."""
 
 
 def equal_weight(tenant_id: str) -> float:
-    """Return the same weight for every tenant."""
     del tenant_id
     return 1.0
 
@@ -31,16 +30,11 @@ def equal_weight(tenant_id: str) -> float:
 class FairShares:
     """Service that each tenant received, relative to its weight. A tenant gains no priority while it is idle.
 
-    The rule is start-time fair queueing (Goyal, Vin and Cheng, 1996).
+    `weight_of` returns a tenant's current weight, above 0. Tenants for whom `is_active` returns True, because they have
+    waiting or running items, are never forgotten. The rule is start-time fair queueing (Goyal, Vin and Cheng, 1996).
     """
 
     def __init__(self, weight_of: Callable[[str], float], *, is_active: Callable[[str], bool]) -> None:
-        """Create shares that start equal.
-
-        Args:
-            weight_of: Returns a tenant's current weight, above 0.
-            is_active: Returns whether a tenant has waiting or running items; active tenants are never forgotten.
-        """
         self._weight_of = weight_of
         self._is_active = is_active
         self._now = 0.0
@@ -64,17 +58,14 @@ class FairShares:
 
 
 class FairSlots(Generic[Item]):
-    """Items that wait for slots, by tenant and in order of arrival, and the number of slots that each tenant has."""
+    """Items that wait for slots, by tenant and in order of arrival, and the number of slots that each tenant has.
+
+    `weight_of` returns a tenant's current weight, above 0; `cost_of` returns the number of slots that an item takes.
+    """
 
     def __init__(
         self, *, weight_of: Callable[[str], float] = equal_weight, cost_of: Callable[[Item], int] = lambda _: 1
     ) -> None:
-        """Create an empty queue.
-
-        Args:
-            weight_of: Returns a tenant's current weight, above 0.
-            cost_of: Returns the number of slots that an item takes.
-        """
         self._cost_of = cost_of
         self._waiting: OrderedDict[str, deque[Item]] = OrderedDict()
         """Least recently served tenant first."""
@@ -90,19 +81,15 @@ class FairSlots(Generic[Item]):
 
     @property
     def waiting_tenants(self) -> Collection[str]:
-        """Tenants that have items waiting."""
         return self._waiting.keys()
 
     def waiting_count(self, tenant_id: str) -> int:
-        """Return the number of a tenant's waiting items."""
         return len(self._waiting.get(tenant_id, ()))
 
     def slots_of(self, tenant_id: str) -> int:
-        """Return the number of slots that a tenant has."""
         return self._running[tenant_id]
 
     def add(self, tenant_id: str, item: Item) -> None:
-        """Append an item to the tenant's queue."""
         self._waiting.setdefault(tenant_id, deque()).append(item)
 
     def take(self, is_eligible: Callable[[str], bool]) -> Item | None:
@@ -124,7 +111,6 @@ class FairSlots(Generic[Item]):
         return item
 
     def release(self, tenant_id: str, count: int = 1) -> None:
-        """Free slots of a tenant."""
         self._running[tenant_id] -= count
         self.running_count -= count
         if not self._running[tenant_id]:
@@ -168,7 +154,7 @@ class Slot:
         """Return when the slot is granted.
 
         Raises:
-            Draining: the replica left the fleet first.
+            Draining: The replica left the fleet first.
         """
         if not self.is_granted:
             await self._is_resolved.wait()
@@ -176,7 +162,6 @@ class Slot:
             raise self._error
 
     def grant(self) -> None:
-        """Allow the request to run."""
         self.is_granted = True
         self._is_resolved.set()
 
@@ -196,11 +181,9 @@ class ReplicaQueue:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are no waiting and no running items."""
         return self._slots.is_empty
 
     def waiting_count(self, tenant_id: str) -> int:
-        """Return the number of a tenant's waiting requests."""
         return self._slots.waiting_count(tenant_id)
 
     def add(self, slot: Slot) -> None:
@@ -210,9 +193,9 @@ class ReplicaQueue:
     def grant(self) -> list[Slot]:
         """Grant slots while there is capacity and return them.
 
-        A request that is larger than the remaining capacity is granted too: otherwise smaller ones would always
-        overtake it, and the engine queues the excess. A tenant without slots never waits. Otherwise other tenants'
-        responses could block it for a long time, because a response that no client reads does not finish.
+        A request that is larger than the remaining capacity is granted too, and the engine queues the excess; otherwise
+        smaller requests would always overtake a large one. A tenant without slots never waits. Otherwise other tenants'
+        responses could block the tenant for a long time, because a response that no client reads does not finish.
         """
         granted: list[Slot] = []
         while (slot := self._slots.take(self._is_eligible)) is not None:
@@ -230,7 +213,6 @@ class ReplicaQueue:
             self._slots.remove(slot.tenant_id, slot)
 
     def clear_waiting(self) -> list[Slot]:
-        """Remove all waiting requests and return them."""
         return self._slots.clear_waiting()
 
     def _is_eligible(self, tenant_id: str) -> bool:
@@ -241,17 +223,14 @@ class ReplicaQueue:
 class ReplicaSlots:
     """Slots at all replicas, which tenants share by weight. Excess requests wait here and not in the sampler's queue.
 
-    Concurrency: use it from one event loop. Each gateway grants slots independently: several gateways together may send
-    a replica more requests than one gateway would, and each shares slots fairly among its callers.
+    At most `waiting_per_tenant` requests of a tenant wait for one replica. Each gateway grants slots independently:
+    several gateways together may send a replica more requests than one gateway would, and each gateway shares slots
+    fairly among its callers.
+
+    Concurrency: use it from one event loop.
     """
 
     def __init__(self, *, waiting_per_tenant: int, weight_of: Callable[[str], float] = equal_weight) -> None:
-        """Create empty queues.
-
-        Args:
-            waiting_per_tenant: Maximum number of requests of a tenant that wait for one replica.
-            weight_of: Returns a tenant's current weight, above 0.
-        """
         self._waiting_per_tenant = waiting_per_tenant
         self._weight_of = weight_of
         self._queues: dict[str, ReplicaQueue] = {}
@@ -261,7 +240,7 @@ class ReplicaSlots:
         """Queue a request at a replica for the duration of the block; `Slot.wait` returns when it may run.
 
         Raises:
-            QueueFull: too many requests of the tenant wait there.
+            QueueFull: Too many requests of the tenant wait there.
         """
         queue = self._queues.setdefault(replica.replica_id, ReplicaQueue(weight_of=self._weight_of))
         load = replica.report.load

@@ -20,7 +20,7 @@ Result = TypeVar('Result')
 
 @dataclass
 class RunningRequest:
-    """One request of a caller. Several replicas may run parts of it."""
+    """One request of a caller. Several replicas may run parts of the request."""
 
     parts: dict[str, str] = field(default_factory=dict[str, str])
     """Addresses of the replicas, by the ids of the parts."""
@@ -76,12 +76,11 @@ class RunningRequests:
             del self._named[key]
 
     def find(self, tenant_id: str, request_id: str) -> RunningRequest | None:
-        """Return the tenant's request with that id, or None."""
         return self._named.get((tenant_id, request_id))
 
 
 class SampleStream:
-    """One Sample request. The next sampler continues from the tokens that were delivered."""
+    """One Sample request. If its sampler fails, the next one continues after the tokens that were delivered."""
 
     def __init__(
         self,
@@ -125,11 +124,7 @@ class SampleStream:
         self._request = replace(self._request, request_id=new_id('rq'), is_renamed=True)
 
     async def _chunks_of(self, replica: Replica) -> AsyncGenerator[SampleChunk, None]:
-        """Yield the chunks of one replica; return early if another replica may continue.
-
-        Raises:
-            DomainError: The caller must receive the error.
-        """
+        """Yield the chunks of one replica; return early if another replica may continue."""
         progress, attempt = self._progress, self._attempt
         incoming = self._samplers.sample(replica.address, self._request, progress=progress, deadline=attempt.deadline)
         try:

@@ -19,15 +19,15 @@ SUSPECTED_FAILURES = 2
 SUSPECT_SECONDS = 600.0
 """Time for which the failures of a request count if a client sends it again."""
 _ALONE_SECONDS = 3.0
-"""Maximum time for which a suspected request waits for the requests at its sampler, and for which others then wait for
-it. A few seconds suffice, because crashes occur early."""
+"""Maximum time for which a suspected request waits for the requests at its sampler, and for which other requests then
+wait for the suspected one. A few seconds suffice, because crashes occur early."""
 _SENDING_SECONDS = 0.05
 """Time for which a suspected request waits for requests that are about to be sent, before it counts those in flight."""
 _LOST_SECONDS = 3.0
-"""Time after the loss of a static sampler for which further failures there count as the same loss, because its id does
-not change when it restarts."""
+"""Time for which further failures of a lost static sampler count as the same loss, because the sampler's id does not
+change when it restarts."""
 _SHARED_BLAME = 0.25
-"""Number of failures that the last one counts as, if another request may be its cause."""
+"""Weight of the last failure before a request is given up, if another request may be the cause."""
 _MAX_SUSPECTS = 4096
 
 
@@ -39,7 +39,7 @@ class Attempt:
     tenant_id: str = ''
     """Tenant that sent the request."""
     message: bytes = b''
-    """The serialized request, which identifies it if a client sends it again; empty if it is not recognised."""
+    """Serialized request, by which a request that a client sends again is recognized; empty to recognize none."""
     request_id: str = ''
     """Id in the message, which may differ when a client sends the request again."""
     deadline: float | None = None
@@ -63,7 +63,7 @@ class Attempt:
     give_up_at: float | None = None
     """Time on the event loop's clock at which the request stops waiting; None while it does not wait."""
     yields_until: float | None = None
-    """Time on the event loop's clock until which the request waits for suspected ones; None if it met none."""
+    """Time on the event loop's clock until which the request waits for suspected ones; None before its first wait."""
     turn: 'Turn | None' = None
     """Turn of a suspected request while it runs."""
 
@@ -90,35 +90,31 @@ class Attempt:
 
 
 class Turn:
-    """The turn of a suspected request to run. It ends by itself after some time."""
+    """The turn of a suspected request to run, which ends after some time. The caller has acquired `lock`."""
 
     def __init__(self, lock: asyncio.Lock) -> None:
-        """Begin the turn of the caller, which has acquired the lock."""
-        self._lock: asyncio.Lock | None = lock
+        self._lock = lock
         self._timer = asyncio.get_running_loop().call_later(2 * _ALONE_SECONDS, self.end)
         self._ended = asyncio.Event()
 
     @property
     def is_over(self) -> bool:
-        """Whether other requests may run."""
         return self._ended.is_set()
 
     async def wait(self) -> None:
-        """Wait until the turn has ended."""
         await self._ended.wait()
 
     def end(self) -> None:
         """Let the next suspected request and new requests run."""
-        self._timer.cancel()
-        self._ended.set()
-        if self._lock is not None:
+        if not self._ended.is_set():
+            self._timer.cancel()
+            self._ended.set()
             self._lock.release()
-            self._lock = None
 
 
 @dataclass(frozen=True)
 class _Loss:
-    """Loss of a sampler: its time, and the number of requests there that had made no progress and may be the cause."""
+    """Loss of a sampler: the time, and the number of requests there that had made no progress and may be the cause."""
 
     time: float
     suspect_count: int
@@ -128,8 +124,10 @@ class Suspects:
     """Requests that were running on samplers that failed, and that may be the cause.
 
     A request that crashes samplers would otherwise crash every sampler, as often as clients send it again, and the
-    requests that run beside it would fail with it. Suspected requests therefore run one after the other, each until its
-    first progress, and no other request starts meanwhile. Concurrency: use it from one event loop only.
+    requests that run beside it would fail too. Suspected requests therefore run one after the other, each until its
+    first progress, and no other request starts meanwhile.
+
+    Concurrency: use it from one event loop only.
     """
 
     def __init__(self) -> None:
@@ -137,7 +135,7 @@ class Suspects:
         """Failures in a row, and the time of the last one, by request."""
         self._lock = asyncio.Lock()
         self._turn: Turn | None = None
-        self._in_flight: dict[str, list[tuple[Attempt, Slot]]] = {}
+        self._in_flight: dict[str, dict[Slot, Attempt]] = {}
         """Requests at each replica."""
         self._losses: dict[str, _Loss] = {}
         """Recent losses by replica."""
@@ -155,14 +153,13 @@ class Suspects:
     def track(self, replica_id: str, attempt: Attempt, slot: Slot) -> Iterator[None]:
         """Count a request as in flight at a replica while the block runs."""
         attempt.begin_time = asyncio.get_running_loop().time()
-        entry = attempt, slot
-        self._in_flight.setdefault(replica_id, []).append(entry)
+        requests = self._in_flight.setdefault(replica_id, {})
+        requests[slot] = attempt
         try:
             yield
         finally:
-            remaining = [item for item in self._in_flight[replica_id] if item is not entry]
-            self._in_flight[replica_id] = remaining
-            if not remaining:
+            del requests[slot]
+            if not requests:
                 del self._in_flight[replica_id]
             self._changed.set()
             self._changed = asyncio.Event()
@@ -170,8 +167,8 @@ class Suspects:
     def blame(self, attempt: Attempt, replica: Replica) -> float:
         """Return how much the loss of a replica counts as a failure of one of its requests.
 
-        A loss does not count for requests that reached the replica later. The failure after which a request fails
-        counts less if another request may be the cause, so that a request that only ran beside that one succeeds.
+        A loss does not count for requests that reached the replica later. The last failure before a request is given
+        up counts less if another request may be the cause, so that a request that only ran beside the cause succeeds.
         """
         now, own_count = asyncio.get_running_loop().time(), 0 if attempt.is_delivering else 1
         loss = self._losses.get(replica.replica_id)
@@ -187,7 +184,6 @@ class Suspects:
         return _SHARED_BLAME if is_last and is_shared else 1.0
 
     def record_failure(self, attempt: Attempt) -> None:
-        """Record the failures of an attempt."""
         if attempt.message:
             name = _fingerprint(attempt)
             count = max(attempt.consecutive_failures, self.failures_of(attempt))
@@ -223,7 +219,7 @@ class Suspects:
                     await self._turn.wait()
 
     async def _take_turn(self, attempt: Attempt, replica_id: str) -> None:
-        """Wait for the turn of a suspected request, and then briefly for the progress of the others at its replica."""
+        """Wait for the turn of a suspected request, and then briefly for progress of the others at its replica."""
         await self._lock.acquire()
         self._turn = attempt.turn = Turn(self._lock)
         # Requests that have just found the replica get their slots meanwhile.
@@ -235,8 +231,8 @@ class Suspects:
 
     def _count_without_progress(self, replica_id: str) -> int:
         """Return the number of requests at a replica that have a slot and have made no progress."""
-        requests = self._in_flight.get(replica_id, ())
-        return sum(slot.is_granted and not attempt.is_delivering for attempt, slot in requests)
+        requests = self._in_flight.get(replica_id, {})
+        return sum(slot.is_granted and not attempt.is_delivering for slot, attempt in requests.items())
 
 
 def _fingerprint(attempt: Attempt) -> bytes:
