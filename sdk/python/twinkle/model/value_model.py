@@ -9,9 +9,9 @@ from twinkle.model.verbs.handle import WHOLE_MODEL
 class TransformersValueModel(TransformersModel):
     """Causal language model with a scalar value head, the critic of PPO.
 
-    Without an adapter, the whole model is trained, including the head. The first method that needs an adapter creates
-    a full-parameter adapter named 'default'. If a LoRA adapter was added before, only it and the head are trained.
-    Both start with `PPOValueLoss` and a head of zeros, so all initial values are 0. Every forward method returns
+    Without an adapter, the whole model is trained, including the head. The first method that needs an adapter creates a
+    full-parameter adapter named 'default'. If a LoRA adapter was added before, only it and the head are trained. Either
+    critic starts with `PPOValueLoss` and a head of zeros, so all initial values are 0. Every forward method returns
     values.
 
     A policy and a critic on one base model need less memory as two adapters of a `MultiLoraTransformersModel`, one of

@@ -32,7 +32,7 @@ def _host_bytes() -> int:
 
 
 def _container_bytes() -> int:
-    """Return the memory left within the container's limit; without a limit, more than any machine has."""
+    """Return the memory left within the container's limit, or a number above any machine's memory without a limit."""
     unlimited = 1 << 62
     try:
         limit = (_CGROUP / 'memory.max').read_text().strip()

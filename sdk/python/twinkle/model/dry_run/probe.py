@@ -93,7 +93,7 @@ class Probe:
         return Measurement(seconds=min(seconds), peak_bytes=peak.value)
 
     def _now(self) -> float:
-        """Return the device's time in seconds; on the CPU, the CPU time of this thread."""
+        """Return a time in seconds: wall time after the GPU has completed its work, or this thread's CPU time."""
         if self._engine.model.device.type != 'cuda':
             return time.thread_time()
         torch.cuda.synchronize(self._engine.model.device)

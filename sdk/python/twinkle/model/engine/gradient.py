@@ -1,4 +1,4 @@
-"""Accumulated gradient of an adapter: adding to it, clipping it, applying it.
+"""Accumulation, clipping and application of an adapter's gradient.
 
 The gradient is stored as a sum with its divisor. Only the optimizer step divides it, so batches can still be added
 after clipping or stepping.
@@ -96,7 +96,7 @@ def accumulate(state: AdapterState, totals: Sequence[Tensor], *, divisor: int) -
 
 
 def clip_gradient(state: AdapterState, limits: ClipOptions) -> float:
-    """Clip each element of the divided gradient, then its norm; return the norm after the first clipping.
+    """Clip each element of the divided gradient, then its norm; return the norm before it is clipped.
 
     Raises:
         AdapterNotReady: the norm is not finite; nothing was changed.

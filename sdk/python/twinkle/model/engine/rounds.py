@@ -1,4 +1,4 @@
-"""Passes of several batches that have not run yet, and the rounds in which the ranks of a group run them."""
+"""Queue of the passes of several batches, which the ranks of a group run in rounds."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -89,7 +89,7 @@ class ItemRun:
 
 
 class Worklist:
-    """Passes that have not run yet: those of `PassPlanner`, and before them the halves of passes that did not fit.
+    """Queue of passes: first the halves of passes that did not fit in memory, then the passes of `PassPlanner`.
 
     Every rank of a group keeps an equal worklist. Dropout is sampled when a pass is planned, so an adapter's random
     state does not depend on the ranks that run its passes.

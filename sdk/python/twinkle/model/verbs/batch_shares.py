@@ -21,7 +21,7 @@ class BatchShares(Protocol):
     """Exchange between the processes of a program. Every process must make the same calls; values are pickled."""
 
     def gather(self, call: str, make: Callable[[], Sequence[_Value]]) -> tuple[list[_Value], slice]:
-        """Call `make` in every process; return all values in the order of the ranks, and the position of this rank's.
+        """Call `make` in every process; return all values in the order of the ranks, and the slice of this rank's.
 
         Args:
             call: description of the call, equal in all processes.
