@@ -74,7 +74,7 @@ class TwinkleModel(ABC):
 
     @abstractmethod
     def backward(self, *, logprob_gradients: Sequence[Any] | None = None, adapter_name: str | None = None) -> None:
-        """Accumulate the gradient of the last `calculate_loss`, or of the custom loss that `logprob_gradients` belong to."""
+        """Accumulate the gradient of the last `calculate_loss`, or of the custom loss of `logprob_gradients`."""
 
     @abstractmethod
     def forward_backward(self, inputs: Inputs, *, adapter_name: str | None = None, **options: Any) -> ModelOutput:
