@@ -37,7 +37,7 @@ REFUSED_VARIANTS = frozenset({
     'llama with dynamic positions', 'llama with longrope',
 })
 """`model_type` of the architectures that run, of those that cannot be built from `fixtures.architectures.SIZES`, and of
-those that are refused only because gradients on a CPU are not bitwise the same in every pack; and refused variants."""
+those that are refused on CPUs on which their gradients are not bitwise the same in every pack; and refused variants."""
 COMPOSITE = ('gemma3', 'gemma4', 'qwen3_5', 'qwen3_5_moe')
 """Architectures with towers for other media whose folders are loaded as text models."""
 IN_SHORT_CHECK = frozenset({
@@ -65,7 +65,8 @@ def test_tenants_of_a_pass_are_isolated_or_the_model_is_refused(model_type: str,
             raise
         return
     assert model_type not in NOT_BUILT
-    check_tenants(plain, tmp_path, is_supported=model_type in SUPPORTED)
+    is_supported = model_type in SUPPORTED or (model_type in NOT_BITWISE and is_loaded(tmp_path))
+    check_tenants(plain, tmp_path, is_supported=is_supported)
 
 
 @pytest.mark.filterwarnings('ignore::DeprecationWarning')
@@ -112,6 +113,15 @@ def test_the_check_of_an_accelerator_decides_the_same_in_half_precision(
         check_as_accelerator(tmp_path, dtype=dtype)
 
 
+def is_loaded(folder: Path) -> bool:
+    """Return whether the model in a folder is not refused."""
+    try:
+        PackedCausalLM.load(folder)
+    except UnsupportedModel:
+        return False
+    return True
+
+
 def check_tenants(plain: Any, folder: Path, *, is_supported: bool) -> None:
     """Compare a tenant beside others with the tenant alone and with transformers, or check the refusal.
 
@@ -136,7 +146,7 @@ def check_tenants(plain: Any, folder: Path, *, is_supported: bool) -> None:
     with torch.no_grad():
         expected = torch.cat([plain(ids[None], use_cache=False).logits[0] for ids in own])
     base = Tenant.run(model, own, before=others, after=[], is_adapted=False)
-    torch.testing.assert_close(base.logits_TV, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(base.logits_TV, expected, atol=2e-5, rtol=1e-5)
 
 
 class Tenant:

@@ -16,6 +16,7 @@ from twinkle_client.stack.options import StackOptions
 from twinkle_client.stack.spawning import (
     Report,
     Spawner,
+    read_address,
     service_of,
 )
 from twinkle_client.stack.startup import Launch, numbered, service_paths, wait_for_fleet
@@ -98,26 +99,37 @@ def revive_stack(state_dir: Path, *, report: Report, waiting: Collection[str] = 
             spawner.wait_for(name)
             state = state.with_service(spawner.state_of(name))
             state.save()
-        state = _follow_moved_trainers(state, ended, spawner)
+        if state.placement is not None:
+            state = _follow_moved_trainers(_with_current_addresses(state, spawner), spawner)
         wait_for_fleet(state, spawner, waiting)
         return state
 
 
-def _follow_moved_trainers(state: StackState, before: Collection[ServiceState], spawner: Spawner) -> StackState:
+def _with_current_addresses(state: StackState, spawner: Spawner) -> StackState:
+    """Return the stack with the addresses that its processes report; a start that was interrupted recorded old ones."""
+    for service in state.services:
+        address = read_address(spawner.address_file(service.name))
+        if address and address != service.address and service.is_running():
+            state = state.with_service(replace(service, address=address))
+    state.save()
+    return state
+
+
+def _follow_moved_trainers(state: StackState, spawner: Spawner) -> StackState:
     """Restart the gateway if trainers have other addresses, because they run on other machines of a cluster now."""
-    addresses = {item.name: item.address for item in state.services}
-    moved = {item.address: addresses[item.name] for item in before if service_of(item.name) == 'model'}
-    if all(old == new for old, new in moved.items()):
-        return state
+    trainers = [item.address for item in state.services if service_of(item.name) == 'model']
     settings = yaml.safe_load(spawner.config_path('gateway').read_text(encoding='utf-8'))
-    settings['upstreams']['models'] = [moved.get(old, old) for old in settings['upstreams']['models']]
+    if settings['upstreams']['models'] == trainers:
+        return state
+    settings['upstreams']['models'] = trainers
     spawner.configure('gateway', settings)
     (gateway,) = (item for item in state.services if item.name == 'gateway')
     gateway.process.end(grace_seconds=STOP_GRACE_SECONDS)
     spawner.spawn('gateway', listen=gateway.address)
-    spawner.wait_for('gateway')
+    spawner.addresses['gateway'] = gateway.address
     state = state.with_service(spawner.state_of('gateway'))
     state.save()
+    spawner.wait_for('gateway')
     return state
 
 

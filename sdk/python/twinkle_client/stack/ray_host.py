@@ -7,7 +7,10 @@ and checkpoints are files there.
 import hashlib
 import logging
 import os
+import secrets
+import signal
 import socket
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -15,7 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from twinkle_client.stack.hosts import ANY_HOST, KILLED_STATUS, Command, RayPlacement, StackError, start_child
@@ -31,9 +34,10 @@ _CALL_SECONDS = 10.0
 _END_WITH_PARENT = (
     'import ctypes, os, signal, sys\n'
     'ctypes.CDLL(None).prctl(1, signal.SIGTERM)\n'  # PR_SET_PDEATHSIG, see prctl(2); it survives exec
-    'os.execv(sys.executable, [sys.executable, *sys.argv[1:]])\n'
+    'os.getppid() == int(sys.argv[1]) or sys.exit(1)\n'  # the parent may have ended before
+    'os.execv(sys.executable, [sys.executable, *sys.argv[2:]])\n'
 )
-"""Program that runs another one, which receives SIGTERM when the parent process ends."""
+"""Program that runs another one, which receives SIGTERM when the parent, whose id is the first argument, ends."""
 
 
 class ServiceActor:
@@ -54,7 +58,7 @@ class ServiceActor:
         # A process that is started again may be on another machine than before.
         is_here = command.listen.rpartition(':')[0].strip('[]') in (host, *ANY_HOST)
         listen = command.listen if is_here else f'{host}:0'
-        self._child = start_child(replace(command, listen=listen), prefix=('-c', _END_WITH_PARENT))
+        self._child = start_child(replace(command, listen=listen), prefix=('-c', _END_WITH_PARENT, str(os.getpid())))
         return self._child.pid, start_mark(self._child.pid), host
 
     def exit_status(self) -> int | None:
@@ -70,6 +74,10 @@ class ServiceActor:
         has_exited = end_process(self._child.pid, start_mark(self._child.pid), grace_seconds=grace_seconds)
         self._child.wait()
         return has_exited
+
+
+class _ActorEnded(Exception):
+    """An actor does not exist any more."""
 
 
 class RayProcess:
@@ -118,16 +126,22 @@ class RayProcess:
         """Return the actor.
 
         Raises:
-            ValueError: There is no such actor any more.
-            StackError: The cluster cannot be reached.
+            _ActorEnded: There is no such actor any more.
+            StackError: The cluster cannot be reached, so the process may still be running.
         """
         cluster, _, name = self.actor.partition('/')
-        _connect(cluster)
-        return cast('Any', ray).get_actor(name, namespace=NAMESPACE)
+        try:
+            _connect(cluster)
+        except StackError as error:
+            raise StackError(f'{error}; if that cluster has ended, delete stack.json in the state folder') from error
+        try:
+            return cast('Any', ray).get_actor(name, namespace=NAMESPACE)
+        except ValueError as error:
+            raise _ActorEnded from error
 
 
-_LOST = (RayActorError, ValueError, StackError)
-"""Errors of calls to an actor that does not exist any more, because it, its machine or its cluster ended."""
+_LOST = (RayActorError, _ActorEnded)
+"""Errors of calls to an actor that does not exist any more, because it or its machine ended."""
 
 
 class RayHost:
@@ -146,7 +160,6 @@ class RayHost:
         _connect(placement.cluster)
         self._placement = placement
         self._prefix = hashlib.blake2s(str(state_dir).encode(), digest_size=4).hexdigest()
-        self._starts = 0
         self.address = cast('Any', ray.util).get_node_ip_address()
 
     def start(self, name: str, command: Command, *, count: int = 1) -> RayProcess:
@@ -156,8 +169,7 @@ class RayHost:
             StackError: There were no resources in time, or the machine does not have the state folder.
         """
         resources = self._resources_of(name, count)
-        self._starts += 1
-        actor_name = f'{self._prefix}-{name}-{os.getpid()}-{self._starts}'
+        actor_name = f'{self._prefix}-{name}-{secrets.token_hex(4)}'
         actor = (
             cast('Any', ray)
             .remote(ServiceActor)
@@ -170,8 +182,10 @@ class RayHost:
             ray.kill(actor)
             if isinstance(error, RayTaskError) and isinstance(error.cause, StackError):
                 raise StackError(str(error.cause)) from None
-            if isinstance(error, GetTimeoutError | RayActorError):
+            if isinstance(error, GetTimeoutError):
                 raise StackError(_no_resources(name, resources)) from error
+            if isinstance(error, RayError):
+                raise StackError(f'{name}: {error}') from error
             raise
         return RayProcess(pid, mark, f'{self._placement.cluster}/{actor_name}')
 
@@ -212,7 +226,13 @@ def _connect(address: str) -> None:
     """
     runtime = cast('Any', ray)
     if runtime.is_initialized():
+        connected = runtime.get_runtime_context().gcs_address
+        if address not in ('auto', connected):
+            raise StackError(f'this program uses the Ray cluster at {connected}, not the one at {address}')
         return
+    # Ray replaces the handler of SIGTERM.
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGTERM) if is_main else None
     try:
         if address != 'auto':
             # Ray itself would try for minutes.
@@ -222,6 +242,9 @@ def _connect(address: str) -> None:
     except (OSError, ValueError, RuntimeError) as error:
         where = 'on this machine' if address == 'auto' else f'at {address}'
         raise StackError(f'no Ray cluster {where}; start one with `ray start --head`: {error}') from error
+    finally:
+        if handler is not None:
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _result(reference: Any, *, seconds: float = _CALL_SECONDS) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 from twinkle.data_format import base_model_id
 from twinkle_client.stack.certificates import renewed_certificates, tls_settings
-from twinkle_client.stack.hosts import FREE_PORT, find_cluster, open_host
+from twinkle_client.stack.hosts import FREE_PORT, StackError, find_cluster, open_host
 from twinkle_client.stack.joining import wait_until_joined
 from twinkle_client.stack.options import SERVICES, StackOptions
 from twinkle_client.stack.spawning import Report, Spawner, mesh_size, read_address, service_of, with_port, write_private
@@ -61,7 +61,13 @@ class Launch:
         return state
 
     def _fixed(self, listen: str) -> str:
-        """Return an address of this machine with a port that is known before the service starts."""
+        """Return an address of this machine with a port that is known before the service starts.
+
+        Raises:
+            StackError: Other machines of the cluster cannot reach the address, which is on loopback.
+        """
+        if self._placement and listen != FREE_PORT and listen.startswith(('127.', 'localhost:', '[::1]')):
+            raise StackError(f'listen: other machines cannot reach {listen}; use 0.0.0.0 as the host')
         return with_port(f'{self._host.address}:0' if listen == FREE_PORT else listen)
 
     def _on_all_machines(self, listen: str) -> str:
@@ -77,15 +83,21 @@ class Launch:
         threads = max(1, _trainer_threads() // processes)
         model = {'base_model': base_model, **addresses, **patches, 'thread_count': threads}
         model = {**model, 'full_parameters': True} if options.full_parameters else model
+        # A process that reserves a GPU of a cluster uses it.
+        model = {**model, 'device': 'cuda'} if self._has_gpu('model') else model
         self._start(numbered('model', index + 1), model)
         shared = {'base_model': base_model, 'checkpoint_address': addresses['checkpoint_address']}
         sampler = {**shared, 'engine': options.engine_of(base_model), 'gateways': [gateway]}
-        sampler = {**sampler, 'torch': patches} if patches else sampler
+        torch = {**patches, **({'device': 'cuda'} if self._has_gpu('sampler') else {})}
+        sampler = {**sampler, 'torch': torch} if torch else sampler
         if index == 0:
             # Samplers that are added later use this configuration, even if the stack starts without samplers.
             self._spawner.configure('sampler', self._settings('sampler', sampler))
         for number in range(index * options.sampler_count, (index + 1) * options.sampler_count):
             self._start(numbered('sampler', number + 1), sampler)
+
+    def _has_gpu(self, service: str) -> bool:
+        return self._placement is not None and bool(self._placement.resources[service].get('GPU'))
 
     def current_state(self, *, http_address: str = '') -> StackState:
         """Return the started services; the stack counts as up once it has the gateway's address."""
