@@ -23,7 +23,7 @@ class TransformersModel(ConfiguringVerbs, TrainingVerbs, SteppingVerbs, SavingVe
 
     In a program of several processes, every process makes the same calls and passes its share of each batch. All
     processes train on the whole batch. On CPUs, losses, metrics and adapters are bitwise those of one process with all
-    shares; for custom losses see `forward_backward_custom`. Each process gets the outputs of its own examples.
+    shares; for custom losses see `forward_backward_custom`. Each process gets the outputs of its examples.
 
     Args:
         model_id: hub id or folder.
