@@ -35,7 +35,9 @@ LIGHT_EXTRAS = ['', 'kit', 'data', 'gateway', 'checkpoint', 's3']
 @pytest.mark.parametrize('package', PARTS)
 def test_extra_names_every_import(package: str) -> None:
     """Every library that a package imports is listed by its extra or by the base distribution."""
-    declared = _declared(PARTS[package]) | (_declared(OPTIONAL[package]) if package in OPTIONAL else set())
+    declared = _declared(PARTS[package])
+    if package in OPTIONAL:
+        declared |= _declared(OPTIONAL[package])
     owners = importlib.metadata.packages_distributions()
     missing = {
         library
