@@ -8,6 +8,7 @@ import pytest
 
 from fixtures.fake_gateway import FakeGateway
 from fixtures.fake_wire import failure
+from twinkle.api.model.v1.operation_pb2 import ForwardBackward
 from twinkle_client import QuotaError, TwinkleClient
 from twinkle_client.model import MultiLoraTransformersModel
 from twinkle_client.transfer import CHUNK_BYTES
@@ -38,6 +39,22 @@ async def test_large_batch_is_uploaded(gateway: FakeGateway, model: MultiLoraTra
     np.testing.assert_array_equal(received_tokens(gateway), FEATURE['input_ids'])
     assert gateway.operations[1].forward_backward.options.temperature == 0.5
     assert len(gateway.memory.batches) == 1
+
+
+async def test_uploaded_and_small_batches_have_the_same_operation(
+    gateway: FakeGateway, model: MultiLoraTransformersModel
+) -> None:
+    """Apart from the batch, the operation of an uploaded batch has every field of one whose batch fits."""
+    verbs: list[ForwardBackward] = []
+    for number, length in enumerate((2, LENGTH), start=1):
+        feature = {name: column[:length] for name, column in FEATURE.items()}
+        await model.forward_backward.aio([feature], loss='CrossEntropyLoss', temperature=0.5)
+        verb = ForwardBackward()
+        verb.CopyFrom(gateway.operations[number].forward_backward)
+        verb.ClearField('batch')
+        verbs.append(verb)
+    assert verbs[0].HasField('loss')
+    assert verbs[1] == verbs[0]
 
 
 async def test_small_batch_is_sent_in_the_operation(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:

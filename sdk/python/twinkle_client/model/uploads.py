@@ -24,7 +24,7 @@ _RESUMABLE = frozenset({'CHUNK_CORRUPT', 'IN_USE', 'STREAM_OUT_OF_ORDER'})
 
 
 class BatchUploads:
-    """Makes operations fit into messages.
+    """Uploads the batches of operations that do not fit into one message.
 
     Concurrency: to be used by coroutines of the clients' event loop.
     """
@@ -51,8 +51,12 @@ class BatchUploads:
         features = verb.batch.features.SerializeToString(deterministic=True)
         upload_id = await self._upload(features, adapter_id=operation.adapter_id)
         fitted = Operation(adapter_id=operation.adapter_id, sequence_number=operation.sequence_number)
-        getattr(fitted, name).options.CopyFrom(verb.options)
-        getattr(fitted, name).batch.upload_id = upload_id
+        fitted_verb = getattr(fitted, name)
+        for field, value in verb.ListFields():
+            # The batch may be large, so it is not copied.
+            if field.name != 'batch':
+                getattr(fitted_verb, field.name).CopyFrom(value)
+        fitted_verb.batch.upload_id = upload_id
         return fitted
 
     async def _message_limit(self) -> int:
@@ -73,7 +77,7 @@ class BatchUploads:
         header = training_service_pb2.BatchHeader(
             upload_id=f'up-{digest[:40]}', size_bytes=len(data), digest=digest, adapter_id=adapter_id
         )
-        # The first stream carries only the header: the response reports how much a previous attempt has uploaded.
+        # The first stream carries only the header: the response reports the bytes that a previous attempt has uploaded.
         committed, is_query = 0, True
         with self._connection.backoff() as backoff:
             while committed < len(data):
