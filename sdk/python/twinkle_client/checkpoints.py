@@ -79,7 +79,7 @@ class CheckpointLibrary:
 
     @remote_method
     async def verify(self, path: str) -> checkpoint_pb2.Checkpoint:
-        """Compare all files of a checkpoint with the digests of when it was saved, and return the checkpoint.
+        """Compare all files of a checkpoint with the digests stored when it was saved, and return the checkpoint.
 
         Raises:
             NotFoundError: There is no checkpoint at this path.

@@ -69,7 +69,7 @@ class FieldViolation:
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorFacts:
-    """Facts about a failed call."""
+    """Properties of a failed call."""
 
     code: grpc.StatusCode
     message: str
@@ -113,7 +113,7 @@ class Error(Exception):
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """Facts that belong to the reason, such as `adapterId`."""
+        """Details of the reason by name, such as `adapterId`."""
         return self._facts.metadata
 
     @property
@@ -133,7 +133,7 @@ class Error(Exception):
 
     @property
     def disposition(self) -> Disposition:
-        """Whether the request took effect and whether to repeat it, from the server or else the status code."""
+        """Whether the request took effect and may be repeated, as sent by the server or else implied by `code`."""
         return self._facts.disposition or _disposition_by_code(self._facts)
 
 
@@ -174,11 +174,11 @@ class AccessError(Error):
 
 
 class DeadlineError(Error, TimeoutError):
-    """The deadline passed first; the request may still complete."""
+    """The deadline passed before a response arrived. The request may still complete."""
 
 
 class CancelledError(Error):
-    """Another authorized caller cancelled the call."""
+    """This client or another authorized client cancelled the request."""
 
 
 class ServerError(Error):

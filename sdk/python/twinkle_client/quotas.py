@@ -16,7 +16,7 @@ from twinkle_client.rpc import LoopThread, remote_method
 class Quotas:
     """Reads and sets quotas, and reads usage.
 
-    The API key needs the scope 'admin', except for the usage of its tenant. `client` defaults to the client
+    The API key needs the scope 'admin', except to read the usage of the key's tenant. `client` defaults to the client
     initialized last.
     """
 

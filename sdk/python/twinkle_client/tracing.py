@@ -1,4 +1,4 @@
-"""Writes the client's spans to the folder of the services' spans, so that a trace can be displayed completely."""
+"""Export of the client's spans to the folder of the services' spans, so that a trace can be displayed completely."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,7 +58,7 @@ def tracing_to(folder: Path) -> Iterator[None]:
 
 
 def _is_provider_ours() -> bool:
-    """Return whether the process uses our tracer provider, installing it if necessary."""
+    """Return whether the process uses this module's tracer provider, installing it if necessary."""
     if not isinstance(trace.get_tracer_provider(), TracerProvider):
         trace.set_tracer_provider(_own)
     return trace.get_tracer_provider() is _own

@@ -19,7 +19,7 @@ BLOCK_BYTES = 4 << 20
 """Maximum number of bytes of a state in one block."""
 
 _PARAMETERS = zstandard.ZstdCompressionParameters.from_level(1, min_match=7, hash_log=6, write_content_size=1)
-"""Level 1 with almost no search for repetitions. The lower planes have none, and encoding the accidental ones costs
+"""Level 1 with almost no search for repetitions. The lower planes have only accidental ones, and encoding these costs
 about 10 % of size and speed (docs/LOG.md, 2026-11-22)."""
 _STORED = 0
 _COMPRESSED = 1

@@ -7,7 +7,7 @@ class ModelOutput(TypedDict, total=False):
     """Result of a forward pass over a batch of N features, padded to their longest T."""
 
     loss: float
-    """Loss of the batch; a sum unless the loss defines it otherwise."""
+    """Loss of the batch with the scaling of the optimizer step; see `ForwardResult.loss`."""
     logps: list[Any]
     """N arrays, float32 [T]: natural log-probability of each label, 0.0 where it is ignored."""
     logits: Any
@@ -28,8 +28,7 @@ class LossOutput(TypedDict, total=False):
     loss: Any
     """Scalar with a gradient."""
     num_tokens: int
-    """The optimizer step divides the gradient of the summed losses by the sum of these numbers. 0 if `loss` is already
-    an average."""
+    """The optimizer step divides the gradient of the summed losses by the sum of these numbers. 0 means no division."""
     metrics: dict[str, float]
     """Values to report, by name. A value is a mean unless its name ends with `:sum`, `:min` or `:max`."""
     metric_weight: float

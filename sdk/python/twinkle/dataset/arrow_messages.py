@@ -21,7 +21,7 @@ _DATA = 1
 _LENGTH, _NODES, _BUFFERS, _COMPRESSION = range(4)
 """Indices of the fields of a record batch."""
 _NOT_COMPRESSED = -1
-"""Decoded size of a buffer that is stored as it is in a compressed batch."""
+"""Declared size of a buffer that a compressed batch stores uncompressed."""
 _PREFIX_BYTES = 8
 
 
@@ -46,7 +46,7 @@ def batch_sizes(stream: Any) -> Iterator[BatchSize]:
 
     Raises:
         UnreadableFile: a message is damaged.
-        pyarrow.ArrowException: as above, found by pyarrow.
+        pyarrow.ArrowException: pyarrow found a damaged message.
     """
     for message in pa.ipc.MessageReader.open_stream(stream):
         if message.type in ('record batch', 'dictionary'):

@@ -45,7 +45,7 @@ def _halved(batch: Any) -> Iterator[tuple[Any, int]]:
 
 
 def size_as_values(array: Any) -> int:
-    """Return about the memory that the values of an array take as Python objects, in bytes; repeated ones count."""
+    """Estimate the memory of an array's values as Python objects, in bytes; repeated values count each time."""
     kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
     size_bytes = len(array) * _value_bytes(kind) + sum(map(size_as_values, parts_of(array)))
     return size_bytes + _length_of_texts(array) if _is_text(kind) else size_bytes
@@ -83,7 +83,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def _length_of_texts(array: Any) -> int:
-    """Return the memory of all characters; a text takes up to four bytes for each one unless all are ASCII."""
+    """Return an upper bound on the memory of all characters: one byte each in ASCII texts, four in others."""
     texts = array.dictionary if pa.types.is_dictionary(array.type) else array
     byte_counts = _COMPUTE.binary_length(texts).cast(pa.int64())
     character_counts = _COMPUTE.utf8_length(texts).cast(pa.int64())

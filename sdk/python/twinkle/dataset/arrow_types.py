@@ -1,4 +1,4 @@
-"""Which types of Arrow columns rows can have, and how their values are converted to JSON values.
+"""Supported types of Arrow columns, and the conversion of their values to JSON values.
 
 Dates, times and decimals become texts, and maps with texts as keys become objects; docs/datasets.md has all types.
 All other types are refused with an error that names the column.
@@ -47,7 +47,7 @@ def refuse_duplicates(names: Sequence[str], location: str = '') -> None:
 
 
 def json_types(schema: Any) -> tuple[Any, Any]:
-    """Return two schemas to which a table is cast, one after the other, before its rows are JSON values.
+    """Return two schemas; casting a table to the first and then to the second makes its rows JSON values.
 
     The first one converts time zones to UTC, and the second one converts values to texts.
 

@@ -17,7 +17,7 @@ _UNITS = {'s': 1, 'ms': 1_000, 'us': 1_000_000, 'ns': 1_000_000_000}
 _DAY_SECONDS = 24 * 60 * 60
 _EPOCH = date(1970, 1, 1)
 _FIRST_DAY, _END_DAY = (date.min - _EPOCH).days, (date.max - _EPOCH).days + 1
-"""Days since 1970 of the years 1 to 9999; pyarrow cannot write all other years as text."""
+"""Days since 1970 of the years 1 to 9999; pyarrow cannot write other years as text."""
 
 
 def check_values(batch: Any) -> None:

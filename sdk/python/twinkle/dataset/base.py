@@ -176,7 +176,7 @@ class BaseDataset(ABC, Generic[RowsT]):
         """Convert chats to token features; the other columns are kept.
 
         Args:
-            add_generation_prompt: end with the opening of an assistant turn and omit the labels (for sampling).
+            add_generation_prompt: whether to end with the opening of an assistant turn, without labels, for sampling.
                 Default: False.
             hints: options of `map` in other libraries; options without effect here are logged.
 

@@ -21,7 +21,7 @@ from twinkle.dataset.row_bounds import Row, RowBounds, bounded_lines, held, refu
 
 _BATCH_ROWS = 1000
 _VALUE_BYTES = 8
-"""Memory that each value of a column takes at least."""
+"""Minimum memory of each value of a column."""
 _FILE_MAGIC = b'ARROW1\0\0'
 """First bytes of an Arrow file with random access; an Arrow stream follows."""
 
@@ -72,7 +72,7 @@ def parquet_rows(path: Path, bounds: RowBounds) -> Iterator[Row]:
             _check_metadata(file.metadata, at_least, bounds)
             json_types(file.schema_arrow)
             texts = _text_columns(file.metadata)
-        # A repeated text stays a dictionary index, so a batch takes little memory until its texts were charged.
+        # A repeated text stays a dictionary index, so a batch takes little memory until its texts are charged.
         with pa_parquet.ParquetFile(path, read_dictionary=texts) as file:
             types = json_types(file.schema_arrow)
             for batch in file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
@@ -110,11 +110,11 @@ def arrow_rows(path: Path, bounds: RowBounds) -> Iterator[Row]:
                 yield from _rows_of(reader.read_next_batch(), types, bounds)
             batch_count -= 1
         if batch_count > 0:
-            raise UnreadableFile(f'{path.name} is not a complete Arrow file: it has {batch_count} batches less')
+            raise UnreadableFile(f'{path.name} is not a complete Arrow file: {batch_count} batches are missing')
 
 
 def _stream_in(file: Any) -> tuple[Any, int]:
-    """Return the stream in an Arrow file, and the number of batches that it has at least."""
+    """Return the stream in an Arrow file, and its minimum number of batches."""
     content = file.read_buffer()
     if content.slice(0, len(_FILE_MAGIC)).to_pybytes() != _FILE_MAGIC:
         return content, 0

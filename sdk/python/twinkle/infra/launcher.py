@@ -1,4 +1,4 @@
-"""Processes that a launcher such as torchrun has started, and the mesh that they form."""
+"""Processes started by a launcher such as torchrun, and their mesh."""
 
 import os
 
@@ -11,7 +11,7 @@ _SUPPORTED_AXES = ('dp', 'fsdp')
 
 
 def process_count() -> int:
-    """Return the number of processes of the program, as its launcher says; 1 without a launcher.
+    """Return the number of processes that the launcher started; 1 without a launcher.
 
     Raises:
         ValueError: the environment variable WORLD_SIZE is not a number.

@@ -123,7 +123,7 @@ def remote_function(
             A function `(results, device_mesh)` returns the combined result.
         sync: whether a call waits for its completion even if `lazy_collect` is True.
         lazy_collect: whether a call returns a `LazyResult` before it completes. None: the setting of `initialize`.
-        timeout: time limit of a call in seconds; all workers of the group end after it. None: no limit.
+        timeout: time limit of a call in seconds, after which all workers of the group are killed. None: no limit.
 
     Raises:
         ValueError: an option has an unknown value.

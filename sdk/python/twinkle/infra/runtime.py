@@ -92,7 +92,7 @@ def initialize(
             each group in worker processes on a Ray cluster: that of the environment variable RAY_ADDRESS, or a new one
             on this machine.
         seed: seed of `random`, numpy and, if it is already imported, torch.
-        full_determinism: make torch raise an error for nondeterministic algorithms.
+        full_determinism: whether torch raises an error for nondeterministic algorithms.
         groups: named groups that components can be placed on. In mode 'ray', each rank is a worker process;
             otherwise, a group of one rank is this process, with one device.
         global_device_mesh: default mesh of components, with one rank per process. None: data parallel over the

@@ -10,8 +10,8 @@ from twinkle.loss.reporting import mean_of
 class CPOLoss(PairLoss):
     """`-log sigmoid(beta (log p(chosen) - log p(rejected))) - bc_coef * mean log p(chosen)`.
 
-    arXiv 2401.08417, equation 5: a preference without a reference model plus behavior cloning of the chosen response.
-    Cloning is averaged per label and then over pairs, so that long responses do not outweigh the preference.
+    arXiv 2401.08417, equation 5: a preference term without a reference model, plus behavior cloning of the chosen
+    response. Cloning is averaged per label and then over pairs, so that long responses do not outweigh the preference.
 
     `num_tokens`: the pairs. Metrics: see `PairLoss`; rewards are beta times the log-probability. `sft_loss` is the
     chosen response's negative log-probability per label, in nats.

@@ -19,7 +19,7 @@ class DRGRPOLoss(ClippedPolicyLoss):
 
     "GRPO done right", arXiv 2503.20783, section 3.2: dividing by each sequence's length penalizes long wrong answers
     less than short ones. The paper also does not divide advantages by the group's standard deviation; use
-    `scale='none'` for that.
+    `scale='none'` of `GRPOAdvantage` for that.
 
     `num_tokens`: the sequences times `max_completion_length`. Streams and metrics: see `PolicyLoss`.
 

@@ -1,4 +1,4 @@
-"""Settings of the CPU libraries with which each row of a matrix product is independent of the other rows.
+"""Settings of CPU libraries that make each row of a matrix product independent of the other rows.
 
 On Intel CPUs, MKL and oneDNN choose a kernel by the number of rows, so the bits of a row depend on the other rows. The
 strict mode of MKL's reproducible results prevents this without a measured cost. oneDNN has no such mode, but only its

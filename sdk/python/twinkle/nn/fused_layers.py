@@ -1,4 +1,4 @@
-"""Replacement of layers by our own: norms and gated layers with one autograd node, and layers for packs."""
+"""Replacement of a model's layers: norms and gated layers of one autograd node, and layers for packs."""
 
 from torch import nn
 

@@ -47,7 +47,7 @@ class RecurrentState:
 class KVCache:
     """Keys and values of one sequence per layer, `[n_kv_heads, length, head_dim]`, grown by doubling.
 
-    Tensors are written in place, so it must not be used under autograd.
+    Tensors are written in place, so a cache must not be used under autograd.
 
     Args:
         max_length: maximum number of tokens, which also bounds the memory; None is unbounded.

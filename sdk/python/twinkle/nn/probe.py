@@ -1,12 +1,12 @@
-"""Check of a loaded model: a pack of sequences computes what transformers computes for each of them.
+"""Check of a loaded model: a pack must give the results that transformers gives for each of its sequences.
 
-Architectures are admitted, not assumed. Before a model is wrapped, transformers runs a few sequences of random tokens,
-each alone. The wrapped model must then compute the same in one pack, and token by token with a cache. A
-half-precision model is also compared in float32, where an error cannot be mistaken for rounding. Sliding windows are
+An architecture is supported only if it passes this check. Before a model is wrapped, transformers runs a few sequences
+of random tokens, each alone. The wrapped model must then compute the same in one pack, and token by token with a cache.
+A half-precision model is also compared in float32, where an error cannot be mistaken for rounding. Sliding windows are
 shortened for the check, so that the sequences exceed them.
 
-A sequence must not depend on its neighbours in a pack: on their number, on their tokens, or on a single value of them.
-The last check needs no tolerance: the neighbours' embeddings and gradients are NaN, and the sequence's are not.
+A sequence must not depend on its neighbours in a pack: on their number, on their tokens, or on any of their values. The
+last check needs no tolerance: NaN in the neighbours' embeddings and gradients must not reach the sequence.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,7 +43,7 @@ _MEDIAN_LIMIT = 0.1
 """Admitted differences of a row's logits, relative to their norm: of every row in float32, and of the median row
 of each sequence in half precision, where rounding alone changes some rows of a deep model completely."""
 _MEDIAN_ROWS = 5
-"""Minimum number of rows whose median is judged."""
+"""Minimum number of rows for a comparison by the median."""
 _FAILURES = (
     ArithmeticError,
     AssertionError,
@@ -76,7 +76,7 @@ def refusing(model: PreTrainedModel) -> Iterator[None]:
 
 
 def check_configuration(packed: PackedModel) -> None:
-    """Check that no layer fails to run packed at lengths that `check_packed` does not try.
+    """Check for layers that cannot run packed at lengths that `check_packed` does not try.
 
     Raises:
         UnsupportedModel: a layer has an unknown type, or a position's embedding depends on other sequences.

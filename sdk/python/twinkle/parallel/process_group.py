@@ -42,7 +42,7 @@ def join_ranks(device_type: str) -> None:
     has_devices = device_type == 'cuda' and torch.cuda.device_count() >= local_count
     if device_type == 'cuda' and not has_devices:
         get_logger().warning(
-            'processes share a GPU, which needs the memory of all of them processes=%d gpus=%d',
+            'several processes share a GPU and its memory processes=%d gpus=%d',
             local_count,
             torch.cuda.device_count(),
         )

@@ -206,7 +206,7 @@ class FeatureReader:
             raise self._error(field, f'must have {length} elements like input_ids, got {len(values)}')
 
     def _positions(self, mask: npt.NDArray[np.bool_], kept: Ints) -> Ints:
-        """Return [K], or [3, K] if a model with several position axes got them."""
+        """Return [K], or [3, K] if positions on three axes were given to a model that has these axes."""
         given = self._array('position_ids', np.cumsum(mask) - 1)
         if self.media is None or not self.media.has_axes or given.ndim != 2:
             positions = self._integers('position_ids', np.cumsum(mask) - 1)[kept]

@@ -38,7 +38,7 @@ class Sampler(ABC):
             adapter_name: an added adapter. Empty: the adapter received from a trainer (see `receive_weights`), or the
                 base model if no adapter was received.
             num_samples: number of completions per input. None: `sampling_params.num_samples`.
-            use_base_model: sample from the base model even if an adapter was received.
+            use_base_model: whether to sample from the base model even if an adapter was received.
 
         Raises:
             UnknownAdapter: no adapter of this name was added.
@@ -57,7 +57,7 @@ class Sampler(ABC):
 
         An adapter's state becomes the newest version of `adapter_name`; running requests keep their version. The state
         of a model replaces the base weights and removes all adapters, because they belong to the previous base model.
-        Later requests use nothing that was cached for earlier weights.
+        Results cached for earlier weights are not reused.
 
         Args:
             state: state of an adapter or a model; read-only, and not needed after the call.
@@ -104,7 +104,7 @@ class Sampler(ABC):
 
     @abstractmethod
     def reset_prefix_cache(self) -> None:
-        """Ensure that later requests use nothing that was computed for earlier ones."""
+        """Discard cached prefixes, so that later requests reuse no results of earlier requests."""
 
     def encode_trajectory(self, trajectory: Trajectory, *, add_generation_prompt: bool = True) -> InputFeature:
         """Convert a chat to tokens with the template.

@@ -172,7 +172,8 @@ class vLLMSampler(Sampler):  # noqa: N801 - public name
             level: 1 keeps the weights in host memory, 2 discards them.
 
         Raises:
-            SleepUnavailable: the engine runs on a CPU, or the engine argument `enable_sleep_mode` is not set.
+            SleepUnavailable: the engine runs on a CPU, the engine argument `enable_sleep_mode` is not set, or level 2
+                would discard weights that were replaced from memory.
         """
         self._loop.run(self._engine.sleep(level))
 
@@ -181,7 +182,7 @@ class vLLMSampler(Sampler):  # noqa: N801 - public name
         self._loop.run(self._engine.wake_up())
 
     def reset_prefix_cache(self) -> None:
-        """Ensure that later requests use nothing that was computed for earlier ones."""
+        """Discard cached prefixes, so that later requests reuse no results of earlier requests."""
         self._loop.run(self._engine.reset_prefix_cache())
 
     def load_full_weights_from_path(self, folder: str | PathLike[str]) -> None:

@@ -153,7 +153,7 @@ class Template(ReadsMedia):
 
         Args:
             trajectory: the chat.
-            add_generation_prompt: end the text with the opening of an assistant turn. Default: False.
+            add_generation_prompt: whether to end the text with the opening of an assistant turn. Default: False.
 
         Raises:
             InvalidTrajectory: names the field, such as `messages[1].role`.
@@ -166,7 +166,7 @@ class Template(ReadsMedia):
 
         Args:
             trajectory: the chat.
-            add_generation_prompt: end with the opening of an assistant turn and omit the labels (for sampling).
+            add_generation_prompt: whether to end with the opening of an assistant turn, without labels, for sampling.
                 Default: False.
 
         Returns:

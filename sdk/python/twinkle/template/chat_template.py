@@ -66,7 +66,7 @@ class ChatTemplate:
 
         Args:
             messages: the chat.
-            add_generation_prompt: end with the opening of an assistant turn.
+            add_generation_prompt: whether to end with the opening of an assistant turn.
             context: further variables of the template, such as `tools`.
 
         Raises:

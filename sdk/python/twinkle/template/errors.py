@@ -43,7 +43,7 @@ class InvalidTrajectory(TemplateError):
     "truncation_strategy of 'left', 'right', 'split' or 'delete'"
 )
 class ExampleTooLong(TemplateError):
-    """The chat has more tokens than the template allows, and `truncation_strategy` is 'raise'."""
+    """The chat has more tokens than the template allows and must not be cut; see `Template.encode`."""
 
     token_count: int
     """Number of tokens in the chat, or a lower bound if the chat was not tokenized."""

@@ -57,7 +57,7 @@ def verify(
     path: Annotated[str, typer.Argument(help='Checkpoint path. Default: all checkpoints.')] = '',
     state_dir: StateDirOption = None,
 ) -> None:
-    """Compare the stored files with the digests of when they were saved. Fails if a checkpoint is damaged."""
+    """Compare the stored files with the digests recorded when they were saved. Fails if a checkpoint is damaged."""
     damaged = list[str]()
     with open_client(state_dir) as client:
         library = CheckpointLibrary(client=client)

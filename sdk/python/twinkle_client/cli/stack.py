@@ -270,7 +270,7 @@ def _stop(folder: Path) -> bool:
 
 
 class Restarts:
-    """When to restart each service that exited: soon, or later if it could not start.
+    """Schedule of the restarts of exited services: soon, or later if a service could not start.
 
     Each service is restarted for as long as the stack runs. A service that keeps exiting must not stop the others. The
     pauses after successful starts are short: a service that crashes whenever it runs certain work skips that work after
@@ -284,7 +284,7 @@ class Restarts:
         """Number of restarts in a row after which the service did not become ready, by service."""
 
     def seconds_until_due(self, service: str, now: float) -> float:
-        """Return how long the restart of an exited service has to wait; 0 if it is due."""
+        """Return the seconds until the restart of an exited service is due; 0 if it is due now."""
         if service not in self._last:
             return 0.0
         pause = min(_SHORTEST_PAUSE_SECONDS * 2 ** min(self._failures[service], 10), _LONGEST_PAUSE_SECONDS)

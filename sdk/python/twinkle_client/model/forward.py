@@ -23,7 +23,7 @@ class ForwardOutput(TypedDict):
     """Result of a forward pass over N examples."""
 
     loss: float
-    """Loss of the batch: a weighted sum over labels, unless the loss class documents another scaling."""
+    """Loss of the batch, averaged or summed over labels as the loss defines; see `set_loss`."""
     num_tokens: int
     """Number of labels that are not ignored."""
     logps: list[npt.NDArray[np.float32]]
@@ -44,9 +44,9 @@ def forward_fields(inputs: Inputs, options: Mapping[str, Any]) -> dict[str, Any]
 
     Args:
         inputs: One or more features or chats, or a loader's `BatchHandle`.
-        options: `advantages`, `old_logps`, `ref_logps`, `loss_weights` with one entry per example, and
-            `temperature`, `disable_lora`, `return_logps`. `micro_batch_size` is accepted and ignored, because the
-            service packs tokens into batches itself.
+        options: The fields of `convert.features.PER_LABEL` with one entry per example, and `temperature`,
+            `disable_lora`, `return_logps`. `micro_batch_size` is accepted and ignored, because the service packs
+            tokens into batches itself.
 
     Raises:
         TypeError: An option is unknown.

@@ -51,8 +51,8 @@ class MultiLoraTransformersModel(
             adapter_name: Name within this handle; other handles may use the same name.
             config_or_dir: A `LoraConfig` of peft or of `twinkle`, or the `twinkle://` path of a checkpoint to start
                 from. Unset: a `LoraConfig` with default values.
-            full_parameters: Train all weights of the base model (True) or the named ones instead of an adapter.
-                The run leases the replica exclusively until it is removed or its session ends; see docs/training.md.
+            full_parameters: Train weights of the base model instead of an adapter: all (True) or the named ones. The
+                run leases the replica exclusively until it is removed or its session ends; see docs/training.md.
             gradient_accumulation_steps: Number of batches whose gradients are summed before a step is applied.
             user_metadata: Labels in the catalogue.
 

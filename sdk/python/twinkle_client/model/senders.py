@@ -92,7 +92,7 @@ class StreamSender:
         self._task: asyncio.Task[None] | None = None
 
     async def send(self, operation: Operation) -> OperationResult:
-        """Send an operation; all are of one adapter and are passed in the order of their numbers."""
+        """Send an operation. All operations belong to one adapter and are passed in the order of their numbers."""
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
         entry = _PendingOperation(operation, asyncio.get_running_loop().create_future())

@@ -1,7 +1,7 @@
 """The transport: a connection, the four kinds of gRPC calls, and the blocking and asyncio forms of remote methods.
 
-Remote methods are written once, as coroutines that run on the clients' event loop (`loop`); `remote_methods`
-derives the blocking form of each.
+Remote methods are written once, as coroutines that run on the clients' event loop (`loop`). `remote_methods`
+derives the forms in which they are called.
 """
 
 from twinkle_client.rpc.address import Address

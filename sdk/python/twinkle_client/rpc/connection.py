@@ -30,7 +30,7 @@ _Request = TypeVar('_Request', bound=Message)
 _Response = TypeVar('_Response')
 
 _QUESTION_TIMEOUT = timedelta(seconds=5)
-"""Timeout of the question which services respond."""
+"""Timeout of the request for the services that respond."""
 DEFAULT_RETRY_TIMEOUT = timedelta(seconds=120)
 """Enough time for a service to restart and restore its state."""
 _TRANSPORT_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -116,7 +116,7 @@ class Connection:
             deadline: Deadline of one attempt. Unset: the timeout in the service config.
 
         Raises:
-            Error: see `twinkle_client.errors`.
+            Error: See `twinkle_client.errors`.
         """
         seconds = None if deadline is None else deadline.total_seconds()
         with _client_span(type(request)) as context, self.backoff() as backoff:
@@ -137,11 +137,11 @@ class Connection:
         Args:
             call: Method of a stub.
             request: Message to send. It may be sent more than once.
-            service: Service that is reported if it is unavailable while the stream is silent. Empty: none is, as for
+            service: Service that is reported if it is unavailable while the stream is silent. Empty: none, for
                 streams that are usually silent.
 
         Raises:
-            Error: see `twinkle_client.errors`.
+            Error: See `twinkle_client.errors`.
         """
         with (
             _client_span(type(request)) as context,
@@ -176,7 +176,7 @@ class Connection:
         """Send a stream and return the response; the caller resumes a broken stream.
 
         Raises:
-            Error: see `twinkle_client.errors`.
+            Error: See `twinkle_client.errors`.
         """
         with _client_span(request_type) as context:
             try:
@@ -196,7 +196,7 @@ class Connection:
         `requests` is not read after the stream has ended.
 
         Raises:
-            Error: see `twinkle_client.errors`.
+            Error: See `twinkle_client.errors`.
         """
         with _client_span(request_type) as context:
             responses = call(metadata=context.metadata(self._api_key))

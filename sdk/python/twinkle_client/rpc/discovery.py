@@ -21,13 +21,13 @@ def grpc_address(text: str, *, timeout: timedelta = _TIMEOUT) -> str:
     """Return the gRPC address for the address that a user gave.
 
     Users of both APIs need only one address. `http://host:port` may be the port of the gateway's HTTP APIs, whose
-    `/healthz` reports the gRPC port on the same host. The given address is returned unchanged when the server is not
-    a gateway's HTTP port, does not respond, or reports a port that cannot be reached, for example behind a proxy.
-    Addresses of other schemes are returned unchanged without a request.
+    `/healthz` reports the gRPC port on the same host. The given address is returned unchanged if it is not a
+    gateway's HTTP port, if the server does not respond, or if the reported port cannot be reached, for example
+    behind a proxy. Addresses of other schemes are returned unchanged without a request.
 
     Args:
-        text: address in a form that `Address.parse` accepts.
-        timeout: limit for all requests together, without the DNS lookup.
+        text: Address in a form that `Address.parse` accepts.
+        timeout: Limit for all requests together, without the DNS lookup.
 
     Raises:
         ValueError: `text` is not an address.

@@ -1,8 +1,8 @@
 """The event loop that runs the calls of all clients, in one background thread per process.
 
 grpc.aio has one completion queue per process and delivers its events through any loop that is registered with
-it. A loop that closes while another one still delivers events makes that one fail with "Event loop is closed",
-so the clients share a loop that stays open until the interpreter exits.
+the queue. If one loop closes, calls on the others fail with "Event loop is closed". Therefore all clients share a
+loop that stays open until the interpreter exits.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ _EXIT_TIMEOUT_SECONDS = 5.0
 class LoopThread:
     """One client's access to the loop thread of the process.
 
-    Coroutines start in the order they are submitted and see the submitter's context variables. Stopping cancels
-    the tasks of this client only. A client does not survive `os.fork`: in the child it counts as stopped.
+    Coroutines start in the order they are submitted and see the submitter's context variables. Stopping cancels the
+    tasks of this client only. A client cannot be used in a child of `os.fork`, where it counts as stopped.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class LoopThread:
         """Start `coroutine`; cancelling the future cancels it.
 
         Raises:
-            RuntimeError: the client has been stopped.
+            RuntimeError: The client has been stopped.
         """
         context = copy_context()
         context.run(_owner.set, self)
@@ -59,7 +59,7 @@ class LoopThread:
         """Run `coroutine` and wait for it; an interrupt of the waiting thread cancels it.
 
         Raises:
-            RuntimeError: the caller is on the loop thread, which would wait for itself, or the client has been
+            RuntimeError: The caller is on the loop thread, which would wait for itself, or the client has been
                 stopped.
         """
         if self._shared.is_current:
@@ -75,7 +75,7 @@ class LoopThread:
         """Cancel the client's tasks and wait until they have finished; stopping again does nothing.
 
         Raises:
-            RuntimeError: the caller is on the loop thread, which would wait for itself.
+            RuntimeError: The caller is on the loop thread, which would wait for itself.
         """
         if self._shared.is_current:
             raise RuntimeError('a client cannot be stopped inside a coroutine of a client')
@@ -152,7 +152,7 @@ def _create_task(
 
 
 _shared: list[_SharedLoop] = []
-"""The open loop of this process, if a client has been made. A loop inherited by a fork is kept but not used."""
+"""The open loop of this process, once a client exists. A loop inherited by a fork is kept but not used."""
 _shared_lock = threading.Lock()
 
 

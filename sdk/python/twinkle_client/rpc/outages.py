@@ -1,7 +1,7 @@
-"""Retries while a service is unavailable, and warnings: one for each outage, however many calls wait for the service.
+"""Retries while a service is unavailable, and one warning per outage, regardless of how many calls wait.
 
-The gateway continues a running response once its service is back. Until then the stream is silent, as it also is while
-a slow model computes. The client therefore asks the gateway which services respond.
+The gateway continues a running response once its service is back. Until then the stream is silent. Because streams are
+also silent while a slow model computes, the client asks the gateway which services respond.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ _log = logging.getLogger('twinkle_client')
 
 _UNREACHABLE = 'SERVICE_UNREACHABLE'
 _EXPECTED = ('VERSION_NOT_READY', 'ENGINE_PAUSED')
-"""Reasons of temporary refusals in normal work."""
+"""Reasons of temporary refusals that are not outages."""
 _SILENT_SECONDS = 1.0
 """Time without a message after which the gateway is asked, and the minimum time between two questions."""
 _FIRST_DELAY = 0.2
 _LAST_DELAY = 5.0
 _WORK_SECONDS = 10.0
-"""Shortest attempt that proves the server was working: an attempt to connect may take several seconds."""
+"""Duration after which a failed attempt counts as work of the server; connecting alone may take several seconds."""
 _UNREPORTED_SECONDS = 1.0
 """Outages that end within this time are not reported."""
 
@@ -49,7 +49,7 @@ class Outages:
 
         Args:
             waiter: Identifies the call.
-            error: Failure of the last attempt. Only services that are unavailable are reported.
+            error: Failure of the last attempt. Errors that do not mean an unavailable service are ignored.
             seconds: Time for which the call is retried.
         """
         if error.code is not grpc.StatusCode.UNAVAILABLE or error.reason in _EXPECTED:
@@ -61,7 +61,7 @@ class Outages:
         self._begin(waiter, _unavailable(service), 'the response continues when it is back')
 
     def remove(self, waiter: object) -> None:
-        """Record that a call does not wait any more."""
+        """Record that a call no longer waits."""
         for problem, waiters in list(self._waiters.items()):
             waiters.discard(waiter)
             if not waiters:
@@ -152,13 +152,13 @@ def _unavailable(service: str) -> str:
 
 
 class Backoff:
-    """Growing pauses between attempts until an outage has lasted too long.
+    """Growing delays between attempts until an outage has lasted too long.
 
     Use it in a `with` block around the attempts, or call `reset` after the last one, so that the outage ends.
 
     Args:
         seconds: Longest outage that is tolerated, counted from its first failure.
-        outages: Receives the outages that last for a second.
+        outages: Receives the outages that last for more than a second.
 
     Concurrency: to be used by coroutines of one event loop.
     """
@@ -184,7 +184,7 @@ class Backoff:
         self._outages.remove(self)
 
     async def wait_or_raise(self, error: Error, *, may_retry: bool = False) -> None:
-        """Pause before the next attempt, at least for the retry delay that the server requested.
+        """Wait before the next attempt, at least for the retry delay that the server requested.
 
         Args:
             error: Failure of the last attempt.
@@ -194,7 +194,7 @@ class Backoff:
             Error: `error` itself, if it is not retryable or the outage has lasted too long.
         """
         now = self._clock()
-        # The server worked on a long attempt, so its failure begins a new outage.
+        # The server worked during a long attempt, so its failure begins a new outage.
         if self._end is None or now - self._resumed > max(self._seconds / 2, _WORK_SECONDS):
             self._end, self._delay = now + self._seconds, _FIRST_DELAY
             self._begin = self._resumed

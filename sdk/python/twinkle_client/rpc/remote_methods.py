@@ -1,6 +1,6 @@
-"""One implementation, two forms: `handle.method(...)` blocks, `handle.method.aio(...)` is a coroutine.
+"""Forms of remote methods: `handle.method(...)` blocks, `.aio(...)` is a coroutine, `.submit(...)` returns a future.
 
-A method is written once, as a coroutine or an asynchronous generator, and decorated. Both forms run it on the
+A method is written once, as a coroutine or an asynchronous generator, and decorated. All forms run it on the
 clients' event loop, so they can be mixed and called from any thread and from any other loop.
 """
 
@@ -58,7 +58,7 @@ class RemoteMethod(Generic[_Params, _Result]):
         try:
             return self._owner.loop_thread.run(self._traced(*args, **kwargs))
         except Error as error:
-            # The frames below are those of the transport; the message says what failed.
+            # The traceback contains only frames of the transport; the message states the failure.
             raise error.with_traceback(None) from None
         finally:
             IS_BLOCKING.reset(token)

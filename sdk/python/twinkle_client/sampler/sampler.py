@@ -35,7 +35,8 @@ class Sampler:
     optionally with `version` or `min_version`) or with `adapter_uri` (the path of a checkpoint). A name that several
     model handles use is ambiguous, unless exactly one of these adapters was synced to this sampler. Without a
     selection, the version last synced by `CheckpointEngineManager.sync_weights` is used; the base model is used if
-    no version was synced or if `use_base_model` is true. The server never substitutes other weights.
+    no version was synced or if `use_base_model` is true. The server never substitutes other weights. `wait`, a
+    timedelta, limits the time until the version is available; the default is 10 seconds.
 
     Args:
         model_id: Name of the base model, as reported by `TwinkleClient.get_server_info`.

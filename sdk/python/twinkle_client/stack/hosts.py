@@ -1,4 +1,4 @@
-"""Where the processes of a stack run: on this machine, or on a Ray cluster."""
+"""Hosts of a stack's processes: this machine or a Ray cluster."""
 
 import importlib
 import os
@@ -73,7 +73,7 @@ class ServiceProcess(Protocol):
     def end(self, *, grace_seconds: float) -> bool:
         """Terminate the process, kill it if it does not exit in time, and return whether it exited by itself.
 
-        A process that is not running leaves nothing behind afterwards either.
+        For a process that is not running, release the resources that it has left.
         """
         ...
 
@@ -141,7 +141,7 @@ class LocalHost:
 
 
 def start_child(command: Command, *, prefix: Sequence[str] = ()) -> 'subprocess.Popen[bytes]':
-    """Start a Python program as a child of this process; `prefix` precedes its arguments of the interpreter."""
+    """Start a Python program as a child of this process, with `prefix` before its other interpreter arguments."""
     with command.log.open('ab') as log:
         return subprocess.Popen(
             [sys.executable, *prefix, *command.arguments, '--set', f'listen={command.listen}'],

@@ -65,12 +65,12 @@ def _start(options: StackOptions, *, report: Report) -> StackState:
 
 
 def revive_stack(state_dir: Path, *, report: Report, waiting: Collection[str] = ()) -> StackState | None:
-    """Restart the exited services of a running stack, with their configuration and at their addresses.
+    """Restart the exited services of a running stack with the same configurations and addresses.
 
     Args:
         state_dir: State folder of the stack.
         report: Called with a service and an event.
-        waiting: Names of services that are not restarted now.
+        waiting: Names of services whose restart is not due yet.
 
     Returns:
         The stack, or None if it was stopped.
@@ -116,7 +116,7 @@ def _with_current_addresses(state: StackState, spawner: Spawner) -> StackState:
 
 
 def _follow_moved_trainers(state: StackState, spawner: Spawner) -> StackState:
-    """Restart the gateway if trainers have other addresses, because they run on other machines of a cluster now."""
+    """Restart the gateway with the new addresses of trainers that a cluster has restarted on other machines."""
     trainers = [item.address for item in state.services if service_of(item.name) == 'model']
     settings = yaml.safe_load(spawner.config_path('gateway').read_text(encoding='utf-8'))
     if settings['upstreams']['models'] == trainers:

@@ -32,7 +32,7 @@ _SCALARS: Mapping[str, tuple[type, str]] = {
     'full_parameters': (bool, 'true or false'),
     'ray_address': (str, 'a string'),
 }
-"""All other keys of the configuration file, with type and name of the type."""
+"""All other keys of the configuration file, with the type of the value and its name in messages."""
 DEFAULT_MODEL = base_model_id('smollm2-135m-instruct')
 
 

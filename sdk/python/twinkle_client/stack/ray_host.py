@@ -55,7 +55,7 @@ class ServiceActor:
         host = cast('Any', ray.util).get_node_ip_address()
         if not command.log.parent.is_dir():
             raise StackError(f'{command.folder} is not on {host}; choose a --state-dir that all machines share')
-        # A process that is started again may be on another machine than before.
+        # A restarted process may be on another machine than before.
         is_here = command.listen.rpartition(':')[0].strip('[]') in (host, *ANY_HOST)
         listen = command.listen if is_here else f'{host}:0'
         self._child = start_child(replace(command, listen=listen), prefix=('-c', _END_WITH_PARENT, str(os.getpid())))
@@ -77,7 +77,7 @@ class ServiceActor:
 
 
 class _ActorEnded(Exception):
-    """An actor does not exist any more."""
+    """The actor no longer exists."""
 
 
 class RayProcess:
@@ -126,7 +126,7 @@ class RayProcess:
         """Return the actor.
 
         Raises:
-            _ActorEnded: There is no such actor any more.
+            _ActorEnded: The actor no longer exists.
             StackError: The cluster cannot be reached, so the process may still be running.
         """
         cluster, _, name = self.actor.partition('/')
@@ -141,7 +141,7 @@ class RayProcess:
 
 
 _LOST = (RayActorError, _ActorEnded)
-"""Errors of calls to an actor that does not exist any more, because it or its machine ended."""
+"""Errors of calls to an actor that no longer exists, because the actor or its machine ended."""
 
 
 class RayHost:
@@ -163,10 +163,10 @@ class RayHost:
         self.address = cast('Any', ray.util).get_node_ip_address()
 
     def start(self, name: str, command: Command, *, count: int = 1) -> RayProcess:
-        """Start a process on a machine with free resources, and wait for them if necessary.
+        """Start a process on a machine with free resources, waiting for resources if necessary.
 
         Raises:
-            StackError: There were no resources in time, or the machine does not have the state folder.
+            StackError: No machine had free resources in time, or the machine does not have the state folder.
         """
         resources = self._resources_of(name, count)
         actor_name = f'{self._prefix}-{name}-{secrets.token_hex(4)}'
@@ -258,7 +258,7 @@ def _result(reference: Any, *, seconds: float = _CALL_SECONDS) -> Any:
 
 
 def _no_resources(name: str, resources: Mapping[str, Any]) -> str:
-    """Return the message for a process that no machine could run."""
+    """Return the error message for a process that no machine could run."""
     numbers = {'CPU': resources.get('num_cpus'), 'GPU': resources.get('num_gpus'), **resources.get('resources', {})}
     needed = ', '.join(f'{number:g} {kind}' for kind, number in numbers.items() if number)
     return (

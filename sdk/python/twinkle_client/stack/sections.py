@@ -37,7 +37,7 @@ def problems_of(service: str, config_class: Any, section: Mapping[str, Any]) -> 
         config_class.model_validate(dict(section))
     except ValueError as error:
         errors: list[dict[str, Any]] = getattr(error, 'errors', list)()
-        # An error without a place compares several fields, and some of them may not be known yet.
+        # An error without a location compares fields that `twinkle up` may not have filled in yet.
         wrong = [item for item in errors if item['loc'] and item['type'] != 'missing']
         return [_text(service, config_class, item) for item in wrong]
     return []
@@ -52,17 +52,17 @@ def _text(service: str, config_class: Any, item: Mapping[str, Any]) -> str:
 
 
 def suggestion(name: str, known: Collection[str]) -> str:
-    """Return the known names that are similar to an unknown one, or all of them, as the second half of a message."""
+    """Return the second half of a message: the known names similar to an unknown name, or all known names."""
     similar = difflib.get_close_matches(name, known, n=3)
     return f'did you mean {" or ".join(similar)}?' if similar else f'known fields are {", ".join(sorted(known))}'
 
 
 def _fields_at(config_class: Any, place: Sequence[str | int]) -> set[str]:
-    """Return the names of the fields at a place in a configuration; empty if it is not a fixed set."""
+    """Return the names of the fields at a location in a configuration; empty if the names are not fixed."""
     annotation = config_class
     for name in place:
         fields = {key: field for model in _models_in(annotation) for key, field in model.model_fields.items()}
-        # A name that is no field is a key or an index of the mapping or list that has the models.
+        # A name that is not a field is a key or an index of a mapping or list of models.
         annotation = fields[name].annotation if name in fields else annotation
     return {name for model in _models_in(annotation) for name in model.model_fields}
 

@@ -1,4 +1,4 @@
-"""Starting of service processes: writes their configuration and reads their addresses."""
+"""Start of service processes: their configurations, commands and addresses."""
 
 import json
 import math
@@ -21,9 +21,9 @@ _POLL_SECONDS = 0.05
 _LOG_TAIL_LINES = 15
 _LEAST_FREE_BYTES = 1 << 20
 _MESH_SHUTDOWN_SECONDS = 15
-"""Time after which torchrun kills processes of a mesh that do not end; less than a stack waits for its services."""
+"""Time after which torchrun kills processes of a mesh that do not exit; less than `launcher.STOP_GRACE_SECONDS`."""
 START_LIMIT_SECONDS = 600.0
-"""Longest start of a service, which may load a model from a slow disk."""
+"""Time limit for the start of a service, which may load a model from a slow disk."""
 
 
 class Report(Protocol):
@@ -57,7 +57,7 @@ class Spawner:
             report: Callback for events of services.
             host: Starts the processes. Default: on this machine.
             restart_limit: Maximum number of restarts of each process that is killed by a signal while this program
-                waits. A service that has work which crashes it is killed a few times until it skips that work.
+                waits. A service that recovers work which crashes it skips that work after a few restarts.
             on_restart: Called after each restart, because the process id has changed.
         """
         self._folder = folder
@@ -158,7 +158,7 @@ class Spawner:
         return self._folder / 'config' / f'{name}.yaml'
 
     def _launcher(self, name: str) -> list[str]:
-        """Return the interpreter's arguments before a process's module: those of torchrun for a mesh."""
+        """Return the interpreter arguments that run a mesh with torchrun; empty for a single process."""
         count = mesh_size(self._settings_of(name))
         options = [f'--nproc-per-node={count}', f'--shutdown-timeout={_MESH_SHUTDOWN_SECONDS}']
         torchrun = ['-m', 'torch.distributed.run', '--standalone', *options]

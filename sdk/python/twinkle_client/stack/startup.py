@@ -1,4 +1,4 @@
-"""The start of one stack: which processes there are, and their configurations."""
+"""The start of one stack: its processes and their configurations."""
 
 import importlib
 import os
@@ -71,7 +71,7 @@ class Launch:
         return with_port(f'{self._host.address}:0' if listen == FREE_PORT else listen)
 
     def _on_all_machines(self, listen: str) -> str:
-        """Return an address at which the processes of the stack reach a listener of this machine."""
+        """Return the address at which all processes of the stack can reach a listener on this machine."""
         return listen if reachable(listen) == listen else f'{self._host.address}:{listen.rpartition(":")[2]}'
 
     def _start_model(self, base_model: str, addresses: Mapping[str, str], *, gateway: str) -> None:
@@ -183,7 +183,7 @@ def wait_for_fleet(state: StackState, spawner: Spawner, waiting: Collection[str]
 
 
 def _trainer_threads() -> int:
-    """Return half of the cores: parallel threads slow down sharply when other processes need a core."""
+    """Return half of the cores, because parallel threads slow down sharply when other processes need a core."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
     return max(1, cores // 2)
 

@@ -135,7 +135,7 @@ class StackState:
         return replace(self, services=services)
 
     def without(self, services: Collection[ServiceState]) -> 'StackState':
-        """Return the stack without some of its services."""
+        """Return the stack without the given services."""
         return replace(self, services=tuple(item for item in self.services if item not in services))
 
     def save(self) -> None:
@@ -169,7 +169,7 @@ class StackState:
 
 
 def reachable(listen: str) -> str:
-    """Return an address that local processes can connect to, for a listener on all interfaces; keep others."""
+    """Return the address at which local processes reach a listener; only addresses on all interfaces change."""
     host, _, port = listen.rpartition(':')
     return f'127.0.0.1:{port}' if port and host in {'', '0.0.0.0', '[::]'} else listen  # noqa: S104 (compared, not bound)
 

@@ -42,7 +42,7 @@ def folder_problem(folder: Path, error: OSError) -> str:
 
 
 def make_private(folder: Path) -> None:
-    """Create the folder and its subfolders for the owner only; a non-empty foreign folder keeps its mode."""
+    """Create the folder and its subfolders for the owner only; a non-empty folder without a stack keeps its mode."""
     folder.mkdir(parents=True, exist_ok=True)
     if key_path(folder).exists() or not any(folder.iterdir()):
         folder.chmod(0o700)

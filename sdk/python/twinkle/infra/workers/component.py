@@ -1,4 +1,4 @@
-"""Components that run in workers, and objects in the program that stand for them."""
+"""Components that run in workers, and the objects through which the program calls them."""
 
 import functools
 import inspect
@@ -17,7 +17,7 @@ _SPECIAL_METHODS = ('__call__', '__contains__', '__getitem__', '__iter__', '__le
 
 
 class LazyResult:
-    """Result of a call that may still run. Call the object to wait for the result; arguments are waited for."""
+    """Result of a call that may still be running. Call the object or pass it as an argument to wait for the result."""
 
     def __init__(self, wait: Callable[[], Any]) -> None:
         self._wait = functools.cache(wait)
@@ -43,7 +43,7 @@ class RemoteComponent:
         self._is_lazy = is_lazy
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Call a method in the workers as its `remote_function` options say, and combine the results."""
+        """Call a method in the workers according to its `remote_function` options, and combine the results."""
         options = MethodOptions(**getattr(function, 'remote_options', {}))
         call = (
             tuple(_waited(value) for value in args),
@@ -83,7 +83,7 @@ class Placement:
     is_joined: bool
     """See `remote_class`."""
     is_lazy: bool
-    """Whether calls return before they complete, unless the options of the method say otherwise."""
+    """Whether calls return before they complete; the options of a method take precedence."""
 
 
 def create_component(cls: type, args: tuple[Any, ...], named: dict[str, Any], placement: Placement) -> Any:

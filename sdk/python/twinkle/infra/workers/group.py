@@ -1,4 +1,4 @@
-"""The worker processes of a group, as actors of Ray."""
+"""The worker processes of a group, which are Ray actors."""
 
 import itertools
 import sys
@@ -19,7 +19,8 @@ from twinkle.infra.workers.dispatch import Call
 from twinkle.infra.workers.worker import RemoteIterator, Worker, WorkerSettings
 
 _GRACE_SECONDS = 60.0
-"""Time for the other workers to end a call after one failed. A worker that waits for the failed one is ended."""
+"""Time for the other workers to end a call after one failed. All workers are killed afterwards, because some may wait
+for the failed one."""
 
 
 class WorkerGroup:

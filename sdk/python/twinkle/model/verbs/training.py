@@ -131,7 +131,7 @@ class TrainingVerbs(ModelHandle):
     def _prepare(
         self, verb: str, adapter_name: str | None, inputs: Inputs, options: dict[str, Any]
     ) -> tuple[str, Sequence[InputFeature], ForwardOptions, slice]:
-        """Return the adapter, the features of all ranks, the options, and the position of this rank's features."""
+        """Return the adapter, the features of all ranks, the options, and the slice of this rank's features."""
         name = self._adapter(adapter_name)
         chosen = forward_options(options, learns_values=self.engine.adapter(name).value_head is not None)
 

@@ -53,7 +53,7 @@ class EngineConfig:
     kv_cache_memory_bytes: int = 1 << 29
     """Memory for keys, values and the state of recurrent layers. Requests wait until enough is free."""
     max_model_len: int | None = None
-    """Maximum number of tokens of one sequence. None: the model's context length, or less if memory is smaller."""
+    """Maximum number of tokens of one sequence, reduced if the cache is smaller. None: the model's context length."""
 
 
 class SamplerEngine:
@@ -253,7 +253,7 @@ class SamplerEngine:
     def _replays(
         self, request: EngineRequest, continued: TokenIds[SequenceSoFar], max_new_tokens: int
     ) -> dict[int, Replay]:
-        """Return the unfinished sequences. The next step reports the end of those whose last token ended them."""
+        """Return the unfinished sequences. The next step reports the end of each sequence whose last token ended it."""
         check_continued(continued, request.params, vocab_size=self._model.vocab_size, max_new_tokens=max_new_tokens)
         rules = self._stop_rules(request, max_new_tokens)
         replays = replay(continued, lambda: self._stop_detector(rules))

@@ -44,8 +44,8 @@ class StopDecision:
 class StopDetector:
     """Converts the tokens of one sequence to text, removes stop strings and detects the end.
 
-    Text that could be the start of a stop string is withheld until the next tokens decide it. A stop string ends the
-    sequence only if the token that completes it follows the first `min_tokens` tokens.
+    Text that could be the start of a stop string is withheld until later tokens complete or exclude it. A stop string
+    ends the sequence only if the token that completes it follows the first `min_tokens` tokens.
     """
 
     def __init__(self, rules: StopRules, detokenizer: IncrementalDetokenizer | None) -> None:

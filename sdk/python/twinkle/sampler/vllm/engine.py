@@ -166,7 +166,7 @@ class VllmEngine:
 
         Args:
             form: specification of the output.
-            owner: owner of the request. Owners take turns, so one with many checks delays only its own.
+            owner: owner of the request. Owners take turns, so many checks of one owner do not delay those of another.
 
         Raises:
             InvalidSamplingParams: it cannot be compiled, or not within the limits.
@@ -366,7 +366,7 @@ class VllmEngine:
                 yield sequence.end(StopReason.ABORT if run.is_aborted else StopReason.LENGTH)
 
     async def _stream(self, run: Run, sequence: Sequence) -> AsyncGenerator[tuple[Sequence, Any], None]:
-        """Yield vLLM's outputs of one sequence until its end by our rules. Closing the generator aborts it in vLLM."""
+        """Yield vLLM's outputs of one sequence until its stop rules end it. Closing the generator aborts it in vLLM."""
         if run.is_aborted:
             return
         params = vllm_params(

@@ -3,8 +3,8 @@
 The tokens sampled so far are passed to vLLM as the end of the prompt, which its presence and frequency penalties
 ignore. Such sequences therefore use these penalties instead of vLLM's. V is the vocabulary size.
 
-vLLM has two model runners with different interfaces for logits processors, and each of them refuses classes of the
-other one. There is one class for each runner.
+vLLM has two model runners with different interfaces for logits processors, and each refuses the classes of the other,
+so this module has one class for each runner.
 """
 
 from collections.abc import Sequence
