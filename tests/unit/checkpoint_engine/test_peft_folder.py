@@ -71,7 +71,7 @@ def test_all_linear_is_expanded_to_module_names(tmp_path: Path) -> None:
 
 
 def test_write_replaces_a_folder_completely(tmp_path: Path) -> None:
-    """Writing to an existing folder removes all of its files and leaves no temporary files."""
+    """Writing to an existing folder replaces all of its files and leaves no temporary files."""
     write_peft_folder(tmp_path / 'a', lora_tensors(), LoraConfig(), base_model='org/tiny')
     (tmp_path / 'a' / 'stray').touch()
     write_peft_folder(tmp_path / 'a', lora_tensors(), FULL_CONFIG, base_model='org/tiny')

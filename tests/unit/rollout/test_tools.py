@@ -27,12 +27,12 @@ def search(query: str, limit: int = 3, tags: list[str] | None = None, order: Lit
 
 
 def call(name: str, arguments: Any) -> Any:
-    """Return a call as a template parses it."""
+    """Return a tool call in the form that the parser of a template produces."""
     return {'id': 'c7', 'type': 'function', 'function': {'name': name, 'arguments': arguments}}
 
 
 def test_a_signature_becomes_a_schema():
-    """The schema contains the types, defaults and documented meanings of the parameters."""
+    """The schema has the type and description of each parameter, and requires those without a default."""
     tool = Tool.of(search)
     assert tool.description == 'Find documents.\n\nBest ones first.'
     assert tool.spec['function']['parameters'] == {
