@@ -14,6 +14,7 @@ from twinkle_client.stack import StackError, StackOptions, StackState, start_sta
         ({'gateway': {'CPU': 1}}, r'resources\.gateway: only model and sampler are placed by resources'),
         ({'model': {'GPU': 0}}, r'resources\.model\.GPU: must be a positive number, got 0'),
         ({'sampler': {'GPU': True}}, r'resources\.sampler\.GPU: must be a positive number, got True'),
+        ({'sampler': {}}, r'resources\.sampler: must name at least one resource'),
         ({'sampler': 1}, r'resources\.sampler: must be a mapping such as \{GPU: 1\}, got 1'),
     ],
 )
@@ -29,3 +30,10 @@ def test_missing_cluster_is_reported_before_anything_starts(tmp_path: Path, addr
     with pytest.raises(StackError, match=f'no Ray cluster at {address}; start one with `ray start --head`'):
         start_stack(StackOptions(state_dir=tmp_path, ray_address=address), report=lambda *_: None)
     assert StackState.load(tmp_path) is None
+
+
+def test_resources_without_a_cluster_are_refused(tmp_path: Path) -> None:
+    """A stack on this machine does not ignore resources that only a cluster can reserve."""
+    options = StackOptions(state_dir=tmp_path, resources={'sampler': {'GPU': 1}})
+    with pytest.raises(StackError, match='resources: only a Ray cluster reserves them'):
+        start_stack(options, report=lambda *_: None)

@@ -1,4 +1,4 @@
-"""`twinkle up`, `status` and `down`: the services of a local stack."""
+"""`twinkle up`, `status` and `down`: the services of a stack."""
 
 import signal
 import time
@@ -248,7 +248,8 @@ def _run(options: StackOptions, *, is_detached: bool) -> None:
     """Start a stack and, unless detached, keep it running until an interrupt stops it."""
     try:
         folders = [fetch(base_model) for base_model in options.base_models]
-        warn_of_memory(folders, copies=mesh_size(options.services.get('model', {})) + options.sampler_count)
+        if not options.ray_address:
+            warn_of_memory(folders, copies=mesh_size(options.services.get('model', {})) + options.sampler_count)
         with console.status('starting the services and loading the model'):
             state = start_stack(options, report=_StartReport())
         _print_address(state)
@@ -299,13 +300,13 @@ class Restarts:
 def _keep_running(folder: Path) -> None:
     """Restart services that exit, until an interrupt or `twinkle down`."""
     console.print('\nPress Ctrl-C to stop.')
-    restarts, reported = Restarts(), set[int]()
+    restarts, reported = Restarts(), set[tuple[str, int]]()
     while (state := StackState.load(folder)) is not None:
         pauses = {item.name: restarts.seconds_until_due(item.name, time.monotonic()) for item in state.ended()}
         for service in state.ended():
-            if service.pid not in reported:
+            if (service.name, service.pid) not in reported:
                 _report_exit(service, pauses.get(service.name, 0.0))
-            reported.add(service.pid)
+            reported.add((service.name, service.pid))
         due = [name for name, seconds in pauses.items() if not seconds]
         if due:
             _restart_exited(folder, waiting=pauses.keys() - due)

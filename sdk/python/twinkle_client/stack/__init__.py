@@ -1,4 +1,4 @@
-"""Local stacks: the five services as processes on one machine."""
+"""Stacks: the five services as processes on one machine or on a Ray cluster."""
 
 from twinkle_client.stack.hosts import StackError
 from twinkle_client.stack.launcher import (

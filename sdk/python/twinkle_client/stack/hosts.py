@@ -13,7 +13,7 @@ from twinkle_client.stack.processes import end_process, is_same_process, residen
 
 FREE_PORT = '127.0.0.1:0'
 """Address of a service that listens on a free port of the machine that runs it."""
-ANY_HOST = ('0.0.0.0', '::')  # noqa: S104 (compared, not bound)
+ANY_HOST = ('', '0.0.0.0', '[::]')  # noqa: S104 (compared, not bound)
 """Hosts of addresses on all interfaces of a machine."""
 KILLED_STATUS = -9
 """Exit status of a process that no longer runs and is not a child of this program."""
@@ -49,7 +49,7 @@ class ServiceProcess(Protocol):
         ...
 
     @property
-    def mark(self) -> str:
+    def start_mark(self) -> str:
         """Mark that distinguishes the process from a later one with the same id; see `processes.start_mark`."""
         ...
 
@@ -107,11 +107,11 @@ class LocalProcess:
 
     def __init__(self, pid: int, mark: str, child: 'subprocess.Popen[bytes] | None' = None) -> None:
         self.pid = pid
-        self.mark = mark
+        self.start_mark = mark
         self._child = child
 
     def is_running(self) -> bool:
-        return is_same_process(self.pid, self.mark)
+        return is_same_process(self.pid, self.start_mark)
 
     def exit_status(self) -> int | None:
         if self._child is not None:
@@ -122,7 +122,7 @@ class LocalProcess:
         return resident_bytes(self.pid) if self.is_running() else 0
 
     def end(self, *, grace_seconds: float) -> bool:
-        has_exited = end_process(self.pid, self.mark, grace_seconds=grace_seconds)
+        has_exited = end_process(self.pid, self.start_mark, grace_seconds=grace_seconds)
         children[:] = [child for child in children if child.poll() is None]
         return has_exited
 

@@ -1,4 +1,4 @@
-"""Starting, repairing, extending and stopping a local stack."""
+"""Starting, repairing, extending and stopping a stack."""
 
 import fcntl
 import time
@@ -217,7 +217,9 @@ def _remove_started(spawner: Spawner, state_dir: Path, *, report: Report) -> Non
         with _locked(state_dir):
             state = StackState.load(state_dir)
             if state is not None:
-                state.without([item for item in state.services if item.pid == service.pid]).save()
+                # On a cluster, processes of different machines may have the same id.
+                ended = [item for item in state.services if (item.name, item.pid) == (name, service.pid)]
+                state.without(ended).save()
 
 
 def _loaded_stack(state_dir: Path) -> StackState:

@@ -51,6 +51,8 @@ def check_resources(resources: Mapping[str, Any]) -> None:
             raise ValueError(f'resources.{service}: only {" and ".join(PLACED)} are placed by resources')
         if not isinstance(given, Mapping):
             raise ValueError(f'resources.{service}: must be a mapping such as {{GPU: 1}}, got {given!r}')
+        if not given:
+            raise ValueError(f'resources.{service}: must name at least one resource')
         for kind, number in cast(Mapping[str, Any], given).items():
             if not isinstance(number, int | float) or isinstance(number, bool) or number <= 0:
                 raise ValueError(f'resources.{service}.{kind}: must be a positive number, got {number!r}')
@@ -75,9 +77,10 @@ class StackOptions:
     more_models: tuple[str, ...] = ()
     """Additional base models; each gets its own model service and samplers."""
     listen: str = '127.0.0.1:0'
-    """gRPC address of the gateway. The other services use free loopback ports."""
+    """gRPC address of the gateway. The other services use free ports. The default is a free port on loopback, or, on
+    a Ray cluster, on the address of this machine."""
     http_listen: str = '127.0.0.1:0'
-    """HTTP address of the gateway, for OpenAI and Tinker clients. Empty: no HTTP."""
+    """HTTP address of the gateway, for OpenAI and Tinker clients, with the same default. Empty: no HTTP."""
     engine: str = 'auto'
     """Sampler engine, one of `ENGINES`."""
     sampler_count: int = 1

@@ -24,6 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from twinkle_client.stack.hosts import ANY_HOST, KILLED_STATUS, Command, RayPlacement, StackError, start_child
 from twinkle_client.stack.options import PLACED
 from twinkle_client.stack.processes import end_process, resident_bytes, start_mark
+from twinkle_client.stack.spawning import service_of
 
 NAMESPACE = 'twinkle'
 """Ray namespace of the actors of all stacks."""
@@ -46,8 +47,8 @@ class ServiceActor:
     def __init__(self) -> None:
         self._child: Any = None
 
-    def start(self, command: Command) -> tuple[int, str, str]:
-        """Start the process; return its id, its mark, and the address of this machine.
+    def start(self, command: Command) -> tuple[int, str]:
+        """Start the process and return its id and its mark.
 
         Raises:
             StackError: The state folder is not on this machine.
@@ -56,10 +57,10 @@ class ServiceActor:
         if not command.log.parent.is_dir():
             raise StackError(f'{command.folder} is not on {host}; choose a --state-dir that all machines share')
         # A restarted process may be on another machine than before.
-        is_here = command.listen.rpartition(':')[0].strip('[]') in (host, *ANY_HOST)
+        is_here = command.listen.rpartition(':')[0] in (host, *ANY_HOST)
         listen = command.listen if is_here else f'{host}:0'
         self._child = start_child(replace(command, listen=listen), prefix=('-c', _END_WITH_PARENT, str(os.getpid())))
-        return self._child.pid, start_mark(self._child.pid), host
+        return self._child.pid, start_mark(self._child.pid)
 
     def exit_status(self) -> int | None:
         """Return the exit status of the process, or None while it is running."""
@@ -88,11 +89,11 @@ class RayProcess:
 
         Args:
             pid: Process id on its machine.
-            mark: See `ServiceProcess.mark`.
+            mark: See `ServiceProcess.start_mark`.
             actor: Address of the cluster and name of the actor, 'host:port/name'.
         """
         self.pid = pid
-        self.mark = mark
+        self.start_mark = mark
         self.actor = actor
 
     def is_running(self) -> bool:
@@ -138,6 +139,8 @@ class RayProcess:
             return cast('Any', ray).get_actor(name, namespace=NAMESPACE)
         except ValueError as error:
             raise _ActorEnded from error
+        except RayError as error:
+            raise StackError(f'the Ray cluster at {cluster} does not answer: {error}') from error
 
 
 _LOST = (RayActorError, _ActorEnded)
@@ -177,7 +180,7 @@ class RayHost:
             .remote()
         )
         try:
-            pid, mark, _ = _result(actor.start.remote(command), seconds=_PLACEMENT_SECONDS)
+            pid, mark = _result(actor.start.remote(command), seconds=_PLACEMENT_SECONDS)
         except BaseException as error:
             ray.kill(actor)
             if isinstance(error, RayTaskError) and isinstance(error.cause, StackError):
@@ -191,7 +194,7 @@ class RayHost:
 
     def _resources_of(self, name: str, count: int) -> dict[str, Any]:
         """Return Ray's options for the resources of a process, or for this machine."""
-        service = name.partition('-')[0]
+        service = service_of(name)
         if service not in PLACED:
             node = cast('Any', ray).get_runtime_context().get_node_id()
             return {'num_cpus': 0, 'scheduling_strategy': NodeAffinitySchedulingStrategy(node, soft=False)}

@@ -142,7 +142,7 @@ class Spawner:
         return ServiceState(
             name=name,
             pid=process.pid,
-            start_mark=process.mark,
+            start_mark=process.start_mark,
             actor=process.actor,
             address=self.addresses.get(name, ''),
             log_path=str(self._log_path(name)),

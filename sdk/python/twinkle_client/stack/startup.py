@@ -29,6 +29,8 @@ class Launch:
         self._folder = options.state_dir
         self._token = secrets.token_urlsafe(32)
         self._authority: Path | None = None
+        if options.resources and not options.ray_address:
+            raise StackError('resources: only a Ray cluster reserves them; set ray_address, or use --ray')
         self._placement = find_cluster(options.ray_address, options.resources) if options.ray_address else None
         self._host = open_host(self._placement, self._folder)
         self._spawner = Spawner(
@@ -141,6 +143,8 @@ class Launch:
 
     def _settings(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         own = dict(self._options.services.get(service_of(name), {}))
+        if self._placement and 'listen' in own and service_of(name) != 'gateway':
+            raise StackError(f'{service_of(name)}.listen: the cluster chooses the machine, so leave the address out')
         telemetry = {'trace_dir': str(self._folder / 'traces'), **own.pop('telemetry', {})}
         if 'torch' in settings and 'torch' in own:
             own['torch'] = {**settings['torch'], **own['torch']}

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from twinkle_client.stack.hosts import RayPlacement, ServiceProcess, find_process
+from twinkle_client.stack.hosts import ANY_HOST, RayPlacement, ServiceProcess, find_process
 
 _FILE = 'stack.json'
 _KEY_FILE = 'api_key'
@@ -171,7 +171,7 @@ class StackState:
 def reachable(listen: str) -> str:
     """Return the address at which local processes reach a listener; only addresses on all interfaces change."""
     host, _, port = listen.rpartition(':')
-    return f'127.0.0.1:{port}' if port and host in {'', '0.0.0.0', '[::]'} else listen  # noqa: S104 (compared, not bound)
+    return f'127.0.0.1:{port}' if port and host in ANY_HOST else listen
 
 
 def key_path(state_dir: Path) -> Path:
