@@ -164,7 +164,7 @@ class QuotasConfig(_Section):
     concurrent_samples: int | None = Field(default=None, ge=0)
     """Number of concurrent sampling requests."""
     stored_bytes: int | None = Field(default=None, ge=0)
-    """Total bytes of checkpoints."""
+    """Total size in bytes of checkpoints, datasets and uploads."""
     weight: float = Field(default=1.0, ge=0.01, le=100.0)
     """Relative share when several tenants wait; `quotas.rules` defines its bounds."""
     patience: timedelta = Field(default=timedelta(seconds=5), ge=timedelta())

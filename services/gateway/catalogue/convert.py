@@ -2,14 +2,20 @@
 
 import copy
 from collections.abc import Mapping
-from datetime import UTC, datetime
-from typing import Any
+from datetime import UTC
 
 from services.gateway.catalogue.rules import Checkpoint, CheckpointFilter, Run, RunFilter
 from services.kit.errors import InvalidField
-from services.kit.rpc.fields import fingerprint_of, id_from_proto, labels_from_proto, timestamp_to_proto
+from services.kit.rpc.fields import (
+    fingerprint_of,
+    id_from_proto,
+    labels_from_proto,
+    time_from_proto,
+    timestamp_to_proto,
+)
 from twinkle.api.checkpoint.v1 import checkpoint_pb2
 from twinkle.api.gateway.v1 import catalogue_service_pb2 as messages
+from twinkle.api.model.v1 import adapter_pb2
 from twinkle.data_format import base_model_id
 
 MAX_FILTER_LABELS = 16
@@ -47,24 +53,29 @@ def checkpoint_filter_from_proto(request: messages.ListRunCheckpointsRequest) ->
     )
 
 
-def time_from_proto(request: Any, field: str) -> datetime | None:
-    """Return a time of a request, or None if the field is unset.
-
-    Raises:
-        InvalidField: the time is out of range.
-    """
-    try:
-        return getattr(request, field).ToDatetime(tzinfo=UTC) if request.HasField(field) else None
-    except (ValueError, OverflowError) as error:
-        raise InvalidField(field, 'is not a time in the years 1 to 9999') from error
-
-
 def query_of(request: messages.ListRunsRequest | messages.ListRunCheckpointsRequest, tenant_id: str) -> tuple[str, ...]:
     """Return the query that a page token belongs to: the method, the tenant and all filters."""
     filters = copy.deepcopy(request)
     filters.ClearField('page_size')
     filters.ClearField('page_token')
     return (type(request).__name__, tenant_id, fingerprint_of(filters))
+
+
+def run_from_proto(adapter: adapter_pb2.Adapter, *, tenant_id: str) -> Run:
+    """Return the run of an adapter in training."""
+    return Run(
+        run_id=adapter.adapter_id,
+        tenant_id=tenant_id,
+        base_model=adapter.base_model,
+        lora_rank=adapter.lora_config.lora_rank,
+        step_count=adapter.step_count,
+        version=adapter.version,
+        user_metadata=dict(adapter.user_metadata),
+        is_active=True,
+        create_time=adapter.create_time.ToDatetime(tzinfo=UTC),
+        update_time=adapter.update_time.ToDatetime(tzinfo=UTC),
+        session_id=adapter.session_id,
+    )
 
 
 def checkpoint_from_proto(message: checkpoint_pb2.Checkpoint, *, tenant_id: str) -> Checkpoint:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from datetime import UTC, timedelta
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import grpc
 
-from services.gateway.catalogue.convert import checkpoint_from_proto
+from services.gateway.catalogue.convert import checkpoint_from_proto, run_from_proto
 from services.gateway.catalogue.rules import (
     ArchivePart,
     CatalogueEvent,
@@ -216,20 +216,7 @@ def _event_of(message: Any, entry_of: Callable[[Any], Entry], id_field: str) -> 
 
 
 def _run_of(message: adapter_service_pb2.WatchAdaptersResponse) -> Run:
-    adapter = message.adapter
-    return Run(
-        run_id=adapter.adapter_id,
-        tenant_id=message.tenant_id,
-        base_model=adapter.base_model,
-        lora_rank=adapter.lora_config.lora_rank,
-        step_count=adapter.step_count,
-        version=adapter.version,
-        user_metadata=dict(adapter.user_metadata),
-        is_active=True,
-        create_time=adapter.create_time.ToDatetime(tzinfo=UTC),
-        update_time=adapter.update_time.ToDatetime(tzinfo=UTC),
-        session_id=adapter.session_id,
-    )
+    return run_from_proto(message.adapter, tenant_id=message.tenant_id)
 
 
 def _checkpoint_of(response: Any) -> Checkpoint:

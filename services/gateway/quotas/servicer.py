@@ -10,7 +10,6 @@ from typing import Any
 import grpc
 
 from services.gateway.catalogue.checkpoints import Checkpoints
-from services.gateway.catalogue.convert import time_from_proto
 from services.gateway.catalogue.runs import Runs
 from services.gateway.catalogue.servicer import CatalogueServicer
 from services.gateway.keys.servicer import tenant_id_from_proto
@@ -18,6 +17,7 @@ from services.gateway.quotas.quotas import Quotas
 from services.gateway.quotas.rules import MAX_WEIGHT, MIN_WEIGHT, Quota, TimeRange, Usage
 from services.kit.errors import InvalidField
 from services.kit.rpc.context import current_caller
+from services.kit.rpc.fields import time_from_proto
 from twinkle.api.gateway.v1 import catalogue_service_pb2, quota_service_pb2_grpc
 from twinkle.api.gateway.v1 import quota_service_pb2 as messages
 

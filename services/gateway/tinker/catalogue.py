@@ -1,13 +1,14 @@
 """Routes that list runs and checkpoints, and that delete, publish, expire and copy checkpoints."""
 
 from collections.abc import Iterable
-from datetime import UTC, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from services.gateway.catalogue.checkpoints import Checkpoints
+from services.gateway.catalogue.convert import run_from_proto
 from services.gateway.catalogue.grpc import GrpcCheckpoints
 from services.gateway.catalogue.paths import WeightsKind, path_of_native
 from services.gateway.catalogue.rules import Checkpoint, Run
@@ -96,22 +97,7 @@ class RunRoutes:
                 adapter = adapter_pb2.Adapter.FromString(await self._lookups.adapter(run_id))
             except DomainError:
                 raise error from None
-            return _run_of(adapter)
-
-
-def _run_of(adapter: adapter_pb2.Adapter) -> Run:
-    return Run(
-        run_id=adapter.adapter_id,
-        tenant_id=current_caller().tenant_id,
-        base_model=adapter.base_model,
-        lora_rank=adapter.lora_config.lora_rank,
-        step_count=adapter.step_count,
-        version=adapter.version,
-        user_metadata=dict(adapter.user_metadata),
-        is_active=True,
-        create_time=adapter.create_time.ToDatetime(tzinfo=UTC),
-        update_time=adapter.update_time.ToDatetime(tzinfo=UTC),
-    )
+            return run_from_proto(adapter, tenant_id=current_caller().tenant_id)
 
 
 def run_to_json(run: Run, checkpoints: Iterable[Checkpoint]) -> dict[str, Any]:

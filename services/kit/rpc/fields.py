@@ -2,7 +2,8 @@
 
 import hashlib
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
@@ -135,6 +136,18 @@ def timestamp_to_proto(moment: datetime) -> Timestamp:
     message = Timestamp()
     message.FromDatetime(moment)
     return message
+
+
+def time_from_proto(message: Any, field: str) -> datetime | None:
+    """Return a time of a request in UTC, or None if the field is unset.
+
+    Raises:
+        InvalidField: The time is out of range.
+    """
+    try:
+        return getattr(message, field).ToDatetime(tzinfo=UTC) if message.HasField(field) else None
+    except (ValueError, OverflowError) as error:
+        raise InvalidField(field, 'is not a time in the years 1 to 9999') from error
 
 
 def fingerprint_of(content: Message | bytes) -> str:

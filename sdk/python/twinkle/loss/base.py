@@ -105,7 +105,7 @@ class LossBatch:
         return value
 
     def counting(self) -> 'LossBatch':
-        """Return the batch without labels of weight 0; some trainers compute those for their log-probabilities."""
+        """Return the batch without labels of weight 0, which it has if their log-probabilities are wanted."""
         return self.select(self.weights_R != 0)
 
     def select(self, index_R: Tensor) -> 'LossBatch':
