@@ -143,10 +143,20 @@ def check_tenants(plain: Any, folder: Path, *, is_supported: bool) -> None:
         assert torch.equal(mixed.logits_TV, alone.logits_TV)
         assert all(torch.equal(*pair) for pair in zip(mixed.gradients, alone.gradients, strict=True))
     assert any(gradient.any() for gradient in alone.gradients)
-    with torch.no_grad():
-        expected = torch.cat([plain(ids[None], use_cache=False).logits[0] for ids in own])
     base = Tenant.run(model, own, before=others, after=[], is_adapted=False)
-    torch.testing.assert_close(base.logits_TV, expected, atol=2e-5, rtol=1e-5)
+    expected = logits_of(plain, own)
+    # Grouped products of experts do not support float64.
+    plain.set_experts_implementation('eager')
+    exact = logits_of(plain.double(), own)
+    # The pack may be as far from the exact result as transformers in float32, and 1e-5 more.
+    allowed = 1e-5 + 1e-5 * exact.abs() + (expected - exact).abs()
+    assert ((base.logits_TV - exact).abs() <= allowed).all()
+
+
+def logits_of(plain: Any, own: list[torch.Tensor]) -> torch.Tensor:
+    """Return float [T, V], the logits of transformers for each sequence alone."""
+    with torch.no_grad():
+        return torch.cat([plain(ids[None], use_cache=False).logits[0] for ids in own])
 
 
 class Tenant:
