@@ -31,20 +31,21 @@ from twinkle_client.stack import StackState
 
 pytestmark = [pytest.mark.timeout(300), *SDK_MARKS]
 BUDGETS = {
-    'forward_backward': (122, 530),
-    'sampled_token': (96, 430),
-    'published_version': (126, 460),
-    'tinker_future': (142, 710),
+    'forward_backward': (120, 530),
+    'sampled_token': (95, 430),
+    'published_version': (123, 460),
+    'tinker_future': (140, 710),
 }
 """Maximum numbers of files and functions per flow. The goals are 90, 70, 100 and 110 files."""
 SLACK_FILES = 25
 """A budget must be lowered if it exceeds the files of its flow by this number."""
 QUIET_READS = 12
 """A flow is complete after this number of reads, 0.1 s apart, without new functions."""
-RECORDINGS = 4
+RECORDINGS = 3
+"""Number of recordings of each flow. A flow that exceeds its budget is recorded this number of times again."""
 SESSIONS = {'heartbeat_interval': 600, 'session_lifetime': 1200}
 """Settings of the gateway with which no heartbeat of the client falls into a window."""
-IDLE_READS = 60
+IDLE_READS = 150
 """Number of such reads for an idle stack, during which leases and heartbeats must be renewed."""
 FEATURE = {'input_ids': [5, 6, 7, 8], 'labels': [6, 7, 8, -100]}
 Entered = frozenset[tuple[str, str]]
@@ -141,12 +142,35 @@ def flows(recording: Recording, stack: StackState) -> dict[str, Entered]:
         # A quarter of a second later, the checkpoint service writes the version to disk, in the background.
         model.publish_version()
         idle = recording.record('idle', lambda: None, quiet_reads=IDLE_READS)
-        # The windows of a flow are far apart, so that periodic work in the background does not fall into all of them.
-        rounds = [
-            {name: recording.record(f'{name}_{number}', call) for name, call in calls.items()}
-            for number in range(RECORDINGS)
-        ]
-        return {name: frozenset.intersection(*(entered[name] for entered in rounds)) - idle for name in calls}
+        rounds = [_recorded(recording, calls, number) for number in range(RECORDINGS)]
+        if any(_exceeds_budget(name, entered) for name, entered in _common(rounds, idle).items()):
+            rounds += [_recorded(recording, calls, number) for number in range(RECORDINGS, 2 * RECORDINGS)]
+        return _common(rounds, idle)
+
+
+def _recorded(recording: Recording, calls: dict[str, Callable[[], object]], number: int) -> dict[str, Entered]:
+    """Record each flow once.
+
+    Each round starts with another flow. Otherwise the windows of a flow would be as far apart as a round takes, and
+    periodic work with this period, such as a heartbeat, could fall into all of them.
+    """
+    names = list(calls)
+    first = number % len(names)
+    return {name: recording.record(f'{name}_{number}', calls[name]) for name in names[first:] + names[:first]}
+
+
+def _common(rounds: list[dict[str, Entered]], idle: Entered) -> dict[str, Entered]:
+    """Return the functions that each flow entered in all rounds, without those of an idle stack."""
+    return {name: frozenset.intersection(*(entered[name] for entered in rounds)) - idle for name in BUDGETS}
+
+
+def _exceeds_budget(name: str, entered: Entered) -> bool:
+    max_files, max_functions = BUDGETS[name]
+    return len(_files(entered)) > max_files or len(entered) > max_functions
+
+
+def _files(entered: Entered) -> frozenset[str]:
+    return frozenset(path for path, _ in entered)
 
 
 @pytest.mark.parametrize('name', BUDGETS)
@@ -154,7 +178,7 @@ def test_flow_stays_within_its_budget(
     name: str, flows: dict[str, Entered], record_property: Callable[[str, object], None]
 ) -> None:
     """A warm call enters no more files and functions than its budget, which is close to the actual numbers."""
-    files, functions = len({path for path, _ in flows[name]}), len(flows[name])
+    files, functions = len(_files(flows[name])), len(flows[name])
     record_property('files', files)
     record_property('functions', functions)
     max_files, max_functions = BUDGETS[name]

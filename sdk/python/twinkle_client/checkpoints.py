@@ -15,7 +15,7 @@ from twinkle.api.server.v1.server_service_pb2_grpc import ServerServiceStub
 from twinkle_client.archives import AdapterUpload, ReportBytes, ignore_progress, upload_adapter
 from twinkle_client.client import TwinkleClient, current_client
 from twinkle_client.rpc import LoopThread, remote_method
-from twinkle_client.rpc.ids import new_id
+from twinkle_client.rpc.connection import new_id
 
 FINAL_STATES = frozenset(
     {

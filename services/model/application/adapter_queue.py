@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from services.kit.errors import AdapterNotFound, Cancelled, DomainError, Internal
-from services.model.application.change_notifier import ChangeNotifier
+from services.model.application.waits import ChangeNotifier
 from services.model.domain.errors import SequenceGap
 from services.model.domain.operation import Operation
 from services.model.domain.result import OperationResult

@@ -12,8 +12,7 @@ import structlog
 
 from services.kit.clock import Clock
 from services.kit.errors import Cancelled, DomainError, Draining, Internal
-from services.model.application.change_notifier import ChangeNotifier
-from services.model.application.short_work import ShortWork
+from services.model.application.waits import ChangeNotifier, ShortWork
 from services.model.domain.adapter import Adapter
 from services.model.domain.engine import BatchPart, VerbRun
 from services.model.domain.operation import (
@@ -25,9 +24,8 @@ from services.model.domain.operation import (
     StateVerb,
     token_count,
 )
-from services.model.domain.pace import Pace
+from services.model.domain.pace import Pace, ThinkTimes
 from services.model.domain.scheduler import ReadyVerb, Scheduler, VerbsAhead
-from services.model.domain.think_time import ThinkTimes
 from services.model.ports import TrainerBackend
 
 _log = structlog.get_logger('dispatcher')

@@ -16,12 +16,11 @@ from services.kit.clock import Clock
 from services.kit.errors import AdapterNotFound, DomainError
 from services.kit.failpoints import reach
 from services.model.application.attempts import Attempts
-from services.model.application.change_notifier import ChangeNotifier
 from services.model.application.directory import AdapterDirectory
 from services.model.application.lease import ReplicaLease
 from services.model.application.resident import ResidencyBounds, Resident
 from services.model.application.restore import Restore, RestoredAdapter
-from services.model.application.short_work import ShortWork
+from services.model.application.waits import ChangeNotifier, ShortWork
 from services.model.domain.adapter import Adapter
 from services.model.domain.engine import AdapterState
 from services.model.ports import Journal, Snapshot, TrainerBackend

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from services.kit.caller import Caller
 from services.kit.errors import DomainError
-from services.model.application.change_notifier import ChangeNotifier
 from services.model.application.execute_operation import ExecuteOperation
 from services.model.application.queues import Queues
+from services.model.application.waits import ChangeNotifier
 from services.model.domain.errors import SequenceGap
 from services.model.domain.operation import Operation
 from services.model.domain.result import OperationResult

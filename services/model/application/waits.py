@@ -1,4 +1,4 @@
-"""Waits of operations for their batch or for memory, before they reach the engine. A wait can be cancelled."""
+"""Waits of tasks on the event loop: for a change, for short work on the engine, and of operations for their turn."""
 
 import asyncio
 from collections.abc import Iterator
@@ -7,6 +7,53 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.kit.errors import Cancelled, DomainError, Draining
+
+_SHORT_WORK_SECONDS = 0.5
+"""Maximum time by which short work delays a pass, for example if a disk is slow."""
+
+
+class ChangeNotifier:
+    """Wakes all tasks that currently wait. Concurrency: use it from one event loop only."""
+
+    def __init__(self) -> None:
+        self._next = asyncio.Event()
+
+    def notify(self) -> None:
+        """Wake all waiting tasks; tasks that wait later are woken by the next call."""
+        self._next.set()
+        self._next = asyncio.Event()
+
+    async def wait(self) -> None:
+        """Wait for the next call of `notify`."""
+        await self._next.wait()
+
+
+class ShortWork:
+    """Tracks short work on the engine, such as creating or parking an adapter, which takes several calls of the engine.
+
+    No pass starts between these calls, so short work waits only for the pass that is running when it begins.
+    Concurrency: use it from one event loop only.
+    """
+
+    def __init__(self) -> None:
+        self._in_progress: set[asyncio.Future[None]] = set()
+
+    @contextmanager
+    def begin(self) -> Iterator[None]:
+        """Hold back the next pass until the block ends."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._in_progress.add(done)
+        try:
+            yield
+        finally:
+            self._in_progress.discard(done)
+            done.set_result(None)
+
+    async def wait(self) -> None:
+        """Wait for the short work that is in progress now, within the limit. The same work delays only one pass."""
+        waiting, self._in_progress = self._in_progress, set()
+        if waiting:
+            await asyncio.wait(waiting, timeout=_SHORT_WORK_SECONDS)
 
 
 @dataclass(eq=False)

@@ -5,11 +5,10 @@ derives the forms in which they are called.
 """
 
 from twinkle_client.rpc.address import Address
-from twinkle_client.rpc.connection import Connection
-from twinkle_client.rpc.ids import new_id
+from twinkle_client.rpc.connection import Connection, new_id
 from twinkle_client.rpc.loop import LoopThread
-from twinkle_client.rpc.outages import Backoff
 from twinkle_client.rpc.remote_methods import RemoteMethod, RemoteStream, remote_method, remote_stream
+from twinkle_client.rpc.retry import Backoff
 
 __all__ = [
     'Address',

@@ -5,6 +5,7 @@ Failures are raised as `twinkle_client.errors`. Retryable failures are retried u
 """
 
 import asyncio
+import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,9 +22,8 @@ from twinkle.api.server.v1 import server_service_pb2
 from twinkle.api.server.v1.server_service_pb2_grpc import ServerServiceStub
 from twinkle_client.errors import Error, ErrorFacts, RetryableError, UsageError, error_from_rpc
 from twinkle_client.rpc.address import Address
-from twinkle_client.rpc.ids import new_id
 from twinkle_client.rpc.loop import LoopThread
-from twinkle_client.rpc.outages import Backoff, Outages, Silence
+from twinkle_client.rpc.retry import Backoff, Outages, Silence
 from twinkle_client.rpc.trust import diagnose_connection, read_authorities
 
 _Request = TypeVar('_Request', bound=Message)
@@ -43,6 +43,11 @@ _TRANSPORT_OPTIONS: tuple[tuple[str, int], ...] = (
     ('grpc.enable_retries', 0),
 )
 _tracer = trace.get_tracer('twinkle.client')
+
+
+def new_id(prefix: str) -> str:
+    """Return a random id that begins with `prefix` and a dash. It makes a resent request idempotent."""
+    return f'{prefix}-{uuid.uuid4().hex}'
 
 
 @dataclass

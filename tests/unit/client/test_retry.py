@@ -8,7 +8,7 @@ import pytest
 
 from twinkle_client import RetryableError
 from twinkle_client.errors import ErrorFacts
-from twinkle_client.rpc.outages import Backoff, Outages
+from twinkle_client.rpc.retry import Backoff, Outages
 
 
 class _Loop(asyncio.SelectorEventLoop):
