@@ -112,7 +112,7 @@ class DatasetStore(Protocol):
         """
         ...
 
-    def reader(self, dataset: Dataset) -> RowReader:
+    async def reader(self, dataset: Dataset) -> RowReader:
         """Return a reader of this revision, which remains usable after the dataset changes.
 
         Raises:

@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from services.data.application.datasets import dataset_of
-from services.data.domain import MAX_CREDITS, Cursor, DatasetNotReady, Loader, LoaderNotFound, Row
+from services.data.domain import MAX_CREDITS, Cursor, Dataset, DatasetNotReady, Loader, LoaderNotFound, Row
 from services.data.ports import DatasetStore, LoaderStore, RowEngine, RowReader
 from services.kit.authority import require_scope
 from services.kit.caller import Caller
-from services.kit.errors import InvalidField, QuotaExceeded, RequestIdReused, StreamOutOfOrder
+from services.kit.errors import InvalidField, QuotaExceeded, RequestIdReused, StoredDataDamaged, StreamOutOfOrder
 from services.kit.ids import new_id
 from twinkle.dataloader import epoch_order
 
@@ -125,21 +125,21 @@ class Loaders:
         Raises:
             StreamOutOfOrder: The first request is not a start, or a start is repeated.
             LoaderNotFound: The tenant has no such loader.
-            InvalidField: The cursor does not fit the loader, there are too many credits, or a row of a lazy dataset
-                cannot be computed.
+            InvalidField: The cursor does not fit the loader, there are too many credits, a row of a lazy dataset
+                cannot be computed, or the dataset changed while the loader was opened.
         """
         start = await anext(requests, None)
         if not isinstance(start, StreamStart):
             raise StreamOutOfOrder('a start')
         loader = self._loader_of(caller, start.loader_id)
         dataset = dataset_of(self._store, caller, loader.dataset_id)
+        if dataset.content_digest != loader.content_digest:
+            problem = 'was opened while its dataset changed; close it and open another loader'
+            raise InvalidField('start.loader_id', problem)
         if start.is_trajectory_included and dataset.is_packed:
             problem = 'must be false, because a packed row contains several chats'
             raise InvalidField('start.is_trajectory_included', problem)
-        reader = self._store.reader(dataset)
-        if dataset.is_lazy:
-            reader = self._engine.lazy_reader(dataset, reader)
-        batches = _BatchStream(loader, reader, start)
+        batches = _BatchStream(loader, await self._reader_of(caller, loader, dataset), start)
         async for item in batches.follow(requests):
             yield item
 
@@ -153,6 +153,15 @@ class Loaders:
         loader = self._loaders.get(loader_id)
         if loader is not None and loader.tenant_id == caller.tenant_id:
             await self._loaders.delete(loader_id)
+
+    async def _reader_of(self, caller: Caller, loader: Loader, dataset: Dataset) -> RowReader:
+        try:
+            reader = await self._store.reader(dataset)
+        except StoredDataDamaged:
+            # If the loader was closed meanwhile, the dataset may have been deleted, and its files are not damaged.
+            self._loader_of(caller, loader.loader_id)
+            raise
+        return self._engine.lazy_reader(dataset, reader) if dataset.is_lazy else reader
 
     def _loader_of(self, caller: Caller, loader_id: str) -> Loader:
         """Return a loader of the caller's tenant; the error does not reveal whether another tenant has it."""

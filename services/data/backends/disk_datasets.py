@@ -21,7 +21,6 @@ from services.data.backends.row_files import RowFiles, write_rows
 from services.data.domain import Dataset, Row, RowMeter, Table
 from services.kit.checksums import check_sums, checked, with_checksum, write_sums
 from services.kit.errors import DomainError, InvalidField, StoredDataDamaged, StoreUnavailable
-from services.kit.store_threads import store_errors
 from services.kit.worker import Threads, completed
 from twinkle.dataset import UnreadableFile, counted
 from twinkle.dataset import write_rows as write_file
@@ -79,9 +78,8 @@ class DiskDatasets:
             template=dataset.template,
         )
 
-    def reader(self, dataset: Dataset) -> 'DiskRows':
-        with store_errors():
-            files = self._open(dataset)
+    async def reader(self, dataset: Dataset) -> 'DiskRows':
+        files = await self._threads.run(self._open, dataset)
         return DiskRows(dataset, files, self._threads, check=lambda: self._check(dataset))
 
     async def export(self, dataset: Dataset, file_format: str, meter: RowMeter, *, offset: int) -> 'DiskFile':
