@@ -115,7 +115,7 @@ def test_patches_of_a_stack_keep_their_order(tmp_path: Path) -> None:
 
 
 def test_models_with_different_patches_are_listed() -> None:
-    """A model with different patch options is listed, and services without models are ignored."""
+    """A model whose services have different patch options is listed; services without models are ignored."""
 
     def service_with_model(service: str, *factors: float) -> ServiceInfo:
         patches = [ModelPatch(name='RopeScalingPatch', options={'factor': factor}) for factor in factors]
@@ -204,7 +204,7 @@ def test_fleet_fits_a_terminal() -> None:
     ],
 )
 def test_list_of_keys_shows_their_state(times: dict[str, int], word: str) -> None:
-    """The state of a key is the first event that invalidated it, or its expiry. Times are days from now."""
+    """The state names the first event that invalidated the key; a valid key is 'good'. Times are days from now."""
     key = key_service_pb2.ApiKey()
     for name, days in times.items():
         getattr(key, name).FromDatetime(datetime.now(UTC) + timedelta(days=days))
@@ -235,14 +235,14 @@ def test_checkpoint_commands_have_one_prefix(word: str) -> None:
 
 @pytest.fixture
 def _restored_time_zone() -> Iterator[None]:
-    """Reload the time zone at the end. Set up first, so that this runs after the environment is restored."""
+    """Reload the time zone at the end. This fixture is set up before `monkeypatch`, so it is torn down after it."""
     yield
     time.tzset()
 
 
 @pytest.mark.usefixtures('_restored_time_zone')
 def test_times_are_shown_in_the_local_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Times are shown to the minute, and an unset time is shown as an empty string."""
+    """Times are shown in the local time zone, to the minute; an unset time is an empty string."""
     monkeypatch.setenv('TZ', 'JST-9')
     time.tzset()
     moment = Timestamp()

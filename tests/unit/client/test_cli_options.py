@@ -14,7 +14,7 @@ runner = CliRunner()
 
 @dataclass(frozen=True, kw_only=True)
 class GreetingOptions:
-    """Options of a command."""
+    """Options of `greet`."""
 
     name: Annotated[str, typer.Argument(help='Whom to greet.')]
     words: Annotated[list[str] | None, typer.Option('--word', help='Further words.')] = None

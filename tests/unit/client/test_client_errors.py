@@ -18,6 +18,7 @@ COMMENTS: dict[str, str] = {
         r'((?:^ *//.*\n)+) *ERROR_REASON_(\w+) = [1-9]', CONTRACT.read_text(), re.MULTILINE
     )
 }
+"""Comment of each error reason; its first sentence begins with the status code."""
 CLASSES: dict[str, type[errors.Error]] = {
     'INVALID_ARGUMENT': errors.UsageError,
     'NOT_FOUND': errors.NotFoundError,
@@ -35,6 +36,7 @@ CLASSES: dict[str, type[errors.Error]] = {
     'UNIMPLEMENTED': errors.NotSupportedError,
     'INTERNAL': errors.ServerError,
 }
+"""Client exception of each status code."""
 
 
 @pytest.mark.parametrize('reason', COMMENTS)

@@ -44,14 +44,14 @@ def test_padding_is_removed() -> None:
 
 
 def test_keys_for_rewards_are_not_sent() -> None:
-    """Chats and user data are for local reward functions and are not part of the message."""
+    """Chats, user data, samples and lengths are for local reward functions and are not sent."""
     feature = {'input_ids': [1], 'messages': [{}], 'user_data': [], 'samples': [{}], 'length': 1}
     message = features_to_proto([feature]).features[0]
     assert [descriptor.name for descriptor, _ in message.ListFields()] == ['input_ids']
 
 
 def test_extra_streams_are_sent_by_name() -> None:
-    """Additional per-token values of a loss are sent for the unmasked tokens, and two-dimensional ones as tables."""
+    """Additional per-token values of a loss are sent for the unmasked tokens, also with several values per token."""
     feature = {
         'input_ids': [7, 8, 0],
         'attention_mask': [1, 1, 0],
@@ -66,7 +66,7 @@ def test_extra_streams_are_sent_by_name() -> None:
 
 
 def test_per_label_stream_is_aligned_with_the_labels() -> None:
-    """A per-label stream has one number for each label that is not ignored, and becomes 0.0 elsewhere."""
+    """A per-label stream has one number for each label that is not ignored; ignored labels get 0.0."""
     feature = {'input_ids': [1, 2, 3], 'labels': [-100, 3, 4]}
     back = feature_from_proto(features_to_proto([feature], per_label={'returns': [[0.5, 1.5]]}).features[0])
     assert list(back['returns']) == [0.0, 0.5, 1.5]
@@ -94,13 +94,13 @@ def test_per_label_stream_is_aligned_with_the_labels() -> None:
     ],
 )
 def test_invalid_feature_is_named(feature: dict, per_label: dict, field: str) -> None:
-    """The error for an invalid feature names the feature and its field."""
+    """The error for an invalid feature names the invalid field."""
     with pytest.raises(ValueError, match=field):
         features_to_proto([feature], per_label=per_label)
 
 
 def test_chat_round_trip() -> None:
-    """Roles, tool calls, tool results and user data are unchanged after conversion to a message and back."""
+    """Messages and user data are unchanged by conversion to a message and back; tool arguments are parsed."""
     trajectory = {
         'messages': [
             {'role': 'system', 'content': 'be kind'},
@@ -134,7 +134,7 @@ def test_chat_round_trip() -> None:
     ],
 )
 def test_malformed_message_is_named(trajectory: dict, field: str) -> None:
-    """The error names the invalid message and its field."""
+    """The error for an invalid trajectory names the invalid field."""
     with pytest.raises(ValueError, match=field):
         trajectory_to_proto(trajectory)
 
@@ -149,7 +149,7 @@ def test_zero_is_sent_and_unset_is_not() -> None:
 
 
 def test_unknown_sampling_parameter_is_refused() -> None:
-    """A misspelled parameter raises an error instead of having no effect."""
+    """A misspelled sampling parameter raises ValueError that names it."""
     with pytest.raises(ValueError, match='top_q'):
         sampling_params({'top_q': 1})
 
@@ -206,7 +206,7 @@ def test_parameter_groups_are_sent() -> None:
 
 
 def test_patterns_with_another_meaning_are_refused() -> None:
-    """A message matches the longest name first, so a shorter name must not precede a longer one that it matches."""
+    """A name before a longer name that it matches is refused, because a message matches the longest name first."""
     message = lora_config({'rank_pattern': {'layers.1.q': 5, 'q': 2}, 'alpha_pattern': {'v': 3.0}})
     assert (dict(message.rank_pattern), dict(message.alpha_pattern)) == ({'layers.1.q': 5, 'q': 2}, {'v': 3.0})
     with pytest.raises(ValueError, match=r"alpha_pattern\['layers\.1\.q'\]"):
@@ -235,7 +235,7 @@ def test_default_reduction_depends_on_the_loss(name: str, reduction: str | None,
 
 
 def test_full_parameter_names_select_modules() -> None:
-    """False selects no module, True selects all modules, and names select these modules."""
+    """False gives no configuration, True selects all modules, and names select the named modules."""
     assert full_parameter_config(names=False) is None
     assert list(full_parameter_config(names=True).target_modules) == []
     assert list(full_parameter_config(names='mlp').target_modules) == ['mlp']

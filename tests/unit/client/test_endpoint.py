@@ -47,7 +47,7 @@ def test_malformed_address_is_refused(text: str) -> None:
 
 
 def test_arguments_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arguments take precedence over environment variables, and an empty key counts as an argument."""
+    """Arguments take precedence over environment variables; an empty key counts as unset."""
     monkeypatch.setenv('TWINKLE_SERVER_URL', 'other:1')
     monkeypatch.setenv('TWINKLE_API_KEY', 'tml-other')
     assert find_endpoint('host:2', 'tml-mine') == Endpoint('host:2', 'tml-mine')
@@ -55,7 +55,7 @@ def test_arguments_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_local_stack_is_found(tmp_path: Path) -> None:
-    """A running stack provides its address and key, and its key is used for its own address only."""
+    """A running stack provides its address and key, and the key is used for the stack's address only."""
     _write_stack_state(tmp_path, mark=start_mark(os.getpid()))
     assert find_endpoint(None, None) == Endpoint('127.0.0.1:4567', 'tml-local')
     assert find_endpoint('http://localhost:4567', None).api_key == 'tml-local'
@@ -63,7 +63,7 @@ def test_local_stack_is_found(tmp_path: Path) -> None:
 
 
 def test_stack_is_found_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A running stack provides its HTTP address and key; a key from environment or argument overrides its key."""
+    """A running stack provides its HTTP address and key; a key from environment or argument takes precedence."""
     _write_stack_state(tmp_path, mark=start_mark(os.getpid()))
     assert find_http_endpoint(None, None) == Endpoint('http://127.0.0.1:4568', 'tml-local')
     assert find_http_endpoint('http://localhost:4568', '').api_key == 'tml-local'

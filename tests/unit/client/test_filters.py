@@ -13,7 +13,7 @@ NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 
 
 def test_every_filter_of_the_contract_is_supported() -> None:
-    """Filters have the same names as the fields of the contract."""
+    """The filters are exactly the fields of the requests, except the page fields and `run_id`."""
     other_fields = {'page_size', 'page_token', 'run_id'}
     runs = set(catalogue_service_pb2.ListRunsRequest.DESCRIPTOR.fields_by_name) - other_fields
     checkpoints = set(catalogue_service_pb2.ListRunCheckpointsRequest.DESCRIPTOR.fields_by_name) - other_fields
@@ -33,7 +33,7 @@ def test_unset_filters_are_not_sent() -> None:
 
 
 def test_times_are_converted_from_their_time_zone() -> None:
-    """A time without a zone is in the machine's local zone."""
+    """Times are converted to UTC; a time without a zone is in the machine's local zone."""
     distant = NOON.astimezone(timezone(timedelta(hours=9)))
     here = NOON.astimezone().replace(tzinfo=None)
     for moment in (NOON, distant, here):

@@ -1,4 +1,4 @@
-"""The shared loop thread: clients use one thread, and stopping one client leaves the others running."""
+"""The shared loop thread: clients share one thread, and stopping one client leaves the others running."""
 
 import asyncio
 import threading
@@ -64,7 +64,7 @@ def test_stopping_cancels_tasks_that_coroutines_created() -> None:
 
 
 def test_a_stopped_client_refuses_coroutines() -> None:
-    """Submitting to a stopped client raises RuntimeError, and stopping it again does nothing."""
+    """Submitting to a stopped client raises RuntimeError, and a second stop has no effect."""
     client = LoopThread()
     client.stop()
     client.stop()
@@ -114,7 +114,7 @@ def test_cancelling_the_future_cancels_the_coroutine() -> None:
 
 
 def test_a_blocking_call_on_the_loop_thread_is_refused() -> None:
-    """Blocking calls and stops raise RuntimeError on the loop thread, also for another client."""
+    """A coroutine that blocks on another client, or stops another client, raises RuntimeError."""
     first, second = LoopThread(), LoopThread()
 
     async def block() -> None:

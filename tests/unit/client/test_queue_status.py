@@ -19,7 +19,7 @@ class Terminal(io.StringIO):
 
 
 def queued(position: int, seconds: float | None = None) -> wire.GetOperationResponse:
-    """Return the record of a queued operation."""
+    """Return the record of an operation at a queue position, from 0."""
     record = wire.GetOperationResponse(state=wire.OPERATION_STATE_QUEUED, queue_position=position)
     if seconds is not None:
         record.estimated_wait.FromTimedelta(timedelta(seconds=seconds))
@@ -68,7 +68,7 @@ async def test_line_is_updated_and_cleared(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_no_status_is_queried_without_a_terminal() -> None:
-    """The service is queried only during a blocking call on a terminal."""
+    """No task queries the service outside a blocking call on a terminal."""
 
     async def query() -> wire.GetOperationResponse:
         raise AssertionError

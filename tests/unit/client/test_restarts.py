@@ -1,10 +1,10 @@
-"""When the supervisor of `twinkle up` restarts services that exit."""
+"""Delays after which the supervisor of `twinkle up` restarts services that exit."""
 
 from twinkle_client.cli.stack import Restarts
 
 
 def test_first_exit_is_restarted_at_once() -> None:
-    """A service that exits for the first time, or a while after its last restart, is restarted without a pause."""
+    """A service that exits for the first time, or an hour after its last restart, is restarted without a pause."""
     restarts = Restarts()
     assert restarts.seconds_until_due('model', 10.0) == 0.0
     restarts.record('model', 10.0, is_ready=True)
@@ -12,7 +12,7 @@ def test_first_exit_is_restarted_at_once() -> None:
 
 
 def test_pauses_grow_to_a_limit_and_never_end_the_restarts() -> None:
-    """A service that does not become ready is restarted after growing pauses, without a limit to their number."""
+    """A service that does not become ready is restarted again and again, after pauses that grow to 60 seconds."""
     restarts, now, pauses = Restarts(), 0.0, list[float]()
     for _ in range(50):
         pauses.append(restarts.seconds_until_due('model', now))
@@ -24,7 +24,7 @@ def test_pauses_grow_to_a_limit_and_never_end_the_restarts() -> None:
 
 
 def test_service_that_becomes_ready_is_restarted_soon_however_often_it_exits() -> None:
-    """The pause is the shortest one if the last restart succeeded, however many restarts failed or succeeded before."""
+    """The pause is 2 seconds if the last restart succeeded, however many restarts failed or succeeded before."""
     restarts = Restarts()
     for number in range(20):
         restarts.record('model', 10.0 * number, is_ready=number >= 10)
@@ -32,7 +32,7 @@ def test_service_that_becomes_ready_is_restarted_soon_however_often_it_exits() -
 
 
 def test_services_do_not_affect_each_other() -> None:
-    """A service that does not become ready does not delay the restart of another one."""
+    """A service that does not become ready does not delay the restart of another service."""
     restarts = Restarts()
     for _ in range(20):
         restarts.record('model', 0.0, is_ready=False)

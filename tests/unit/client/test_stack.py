@@ -1,4 +1,4 @@
-"""The stored state of a stack and the state of its processes."""
+"""The options of a stack, its stored state and the state of its processes."""
 
 import fcntl
 import json
@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from twinkle_client.cli import app
 from twinkle_client.cli.planning import warn_of_memory
+from twinkle_client.errors import NotFoundError
 from twinkle_client.stack import (
     SERVICES,
     ServiceState,
@@ -25,7 +26,8 @@ from twinkle_client.stack import (
     StackError,
     StackOptions,
     StackState,
-    leave_stack,
+    drain_replica,
+    forget_left,
     revive_stack,
     start_stack,
     stop_stack,
@@ -38,7 +40,7 @@ runner = CliRunner()
 
 @pytest.mark.parametrize('layers', [['linear_attention', 'full_attention'], ['full_attention']])
 def test_models_that_vllm_cannot_run_get_the_torch_engine(tmp_path: Path, layers: list[str]) -> None:
-    """Models with linear attention get vLLM only with torchvision; a chosen engine is never replaced."""
+    """Models with linear attention use vLLM only with torchvision; a chosen engine is never replaced."""
     (tmp_path / 'config.json').write_text(json.dumps({'text_config': {'layer_types': layers}}))
     is_usable = find_spec('vllm') and (find_spec('torchvision') or 'linear_attention' not in layers)
     options = StackOptions(state_dir=tmp_path, base_model=str(tmp_path))
@@ -48,7 +50,7 @@ def test_models_that_vllm_cannot_run_get_the_torch_engine(tmp_path: Path, layers
 
 @pytest.mark.parametrize('content', [None, b'{', b'[]', b'{"text_config": 5}', b'{"layer_types": null}'])
 def test_unusable_folder_does_not_change_the_engine(tmp_path: Path, content: bytes | None) -> None:
-    """A folder without a usable configuration gets the default engine, and the services report it."""
+    """A model folder without a usable configuration uses the default engine."""
     if content is not None:
         (tmp_path / 'config.json').write_bytes(content)
     options = StackOptions(state_dir=tmp_path, base_model=str(tmp_path))
@@ -71,19 +73,31 @@ def test_only_exited_services_are_restarted(tmp_path: Path) -> None:
     assert stack.without([exited]).is_running()
 
 
-def test_leaving_service_stays_in_the_state(tmp_path: Path) -> None:
-    """A service can be marked as leaving and unmarked again, and unknown addresses and stacks are ignored."""
-    _stack(tmp_path, _service('sampler'), _service('gateway', address='127.0.0.1:2')).save()
-    assert leave_stack(tmp_path, '127.0.0.1:1')
-    assert _leaving(tmp_path) == ['sampler']
-    assert leave_stack(tmp_path, '127.0.0.1:1', is_leaving=False)
+def test_drained_service_is_marked_and_later_forgotten(tmp_path: Path) -> None:
+    """A drained service is marked as leaving, unless the drain is refused, and is forgotten once it has exited."""
+    exited = _service('sampler', is_alive=False)
+    _stack(tmp_path, exited, _service('gateway', address='127.0.0.1:2')).save()
+    with pytest.raises(NotFoundError):
+        drain_replica(tmp_path, 'unknown', exited.address, drain=_refuse)
     assert _leaving(tmp_path) == []
-    assert not leave_stack(tmp_path, '127.0.0.1:3')
-    assert not leave_stack(tmp_path / 'missing', '127.0.0.1:1')
+    drain_replica(tmp_path, 'known', '127.0.0.1:3', drain=print)
+    drain_replica(tmp_path / 'missing', 'known', exited.address, drain=print)
+    assert _leaving(tmp_path) == []
+    forget_left(tmp_path)
+    drain_replica(tmp_path, 'known', exited.address, drain=print)
+    assert _leaving(tmp_path) == ['sampler']
+    forget_left(tmp_path)
+    state = StackState.load(tmp_path)
+    assert state is not None
+    assert [service.name for service in state.services] == ['gateway']
+
+
+def _refuse(replica_id: str) -> None:
+    raise NotFoundError(replica_id)
 
 
 def test_stopping_waits_for_the_lock_of_the_state(tmp_path: Path) -> None:
-    """Stopping does not fail while another process changes the state for a short time."""
+    """Stopping waits while another process holds the lock of the state."""
     with (tmp_path / 'lock').open('w') as file, ThreadPoolExecutor(1) as pool:
         fcntl.flock(file, fcntl.LOCK_EX)
         stopping = pool.submit(stop_stack, tmp_path, report=_silent)
@@ -95,7 +109,7 @@ def test_stopping_waits_for_the_lock_of_the_state(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_shared_folder_keeps_its_mode(tmp_path: Path) -> None:
-    """Only a folder that belongs to the stack becomes private; its subfolders are private in any case."""
+    """Only a folder that belongs to the stack becomes private; its subfolder `logs` is always private."""
     for name in ('own', 'shared'):
         (tmp_path / name).mkdir()
         (tmp_path / name).chmod(0o755)
@@ -157,7 +171,7 @@ class Inner(BaseModel):
 
 
 class Outer(BaseModel):
-    """A configuration with sections in all forms."""
+    """A configuration with plain, optional, listed and mapped sections."""
 
     model_config = ConfigDict(extra='forbid')
     plain: Inner = Inner()
@@ -199,7 +213,7 @@ def test_unusable_state_folder_is_named(name: str, tmp_path: Path) -> None:
 
 
 def test_memory_is_read_without_ps() -> None:
-    """The memory of a process can be read in small images that lack `ps`."""
+    """The memory of a process can be read without the program `ps`."""
     code = 'import os; from twinkle_client.stack.processes import resident_bytes; print(resident_bytes(os.getpid()))'
     environment = {**os.environ, 'PATH': ''}
     result = subprocess.run([sys.executable, '-c', code], env=environment, capture_output=True, text=True, check=True)

@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -20,9 +21,8 @@ from twinkle_client.cli.session import (
     fail,
     open_client,
 )
-from twinkle_client.errors import Error
 from twinkle_client.fleet import STATES, FleetAdministration
-from twinkle_client.stack import ENGINES, StackError, add_sampler, default_state_dir, leave_stack
+from twinkle_client.stack import ENGINES, StackError, add_sampler, default_state_dir, drain_replica, forget_left
 
 app = typer.Typer(help='Manage the replicas behind the gateway. Lists them by default.', invoke_without_command=True)
 TOKEN_VARIABLE = 'TWINKLE_SAMPLER_INTERNAL_TOKEN'  # noqa: S105 (a name, not a secret)
@@ -104,9 +104,13 @@ def drain(
     """Drain a replica and wait until it has left the fleet."""
     with open_client(state_dir) as client:
         fleet = FleetAdministration(client=client)
-        _drain(fleet, replica_id, state_dir)
+        folder = (state_dir or default_state_dir()).absolute()
+        _drain(fleet, replica_id, folder)
         with exit_on_interrupt(f'{replica_id} continues draining'):
             _wait_until_left(fleet, replica_id)
+    # Its process may still be ending; then the next change of the stack removes it from the record.
+    with suppress(StackError):
+        forget_left(folder)
     console.print(f'{replica_id} has left', highlight=False)
 
 
@@ -177,20 +181,12 @@ def _find(fleet: FleetAdministration, replica_id: str) -> pb.Replica | None:
     return next((item for item in fleet.list_replicas() if item.replica_id == replica_id), None)
 
 
-def _drain(fleet: FleetAdministration, replica_id: str, state_dir: Path | None) -> None:
-    """Request a drain. A replica of the local stack is first marked, so that the stack does not restart it."""
-    folder = (state_dir or default_state_dir()).absolute()
+def _drain(fleet: FleetAdministration, replica_id: str, folder: Path) -> None:
     replica = _find(fleet, replica_id)
     try:
-        is_local = replica is not None and leave_stack(folder, replica.address)
+        drain_replica(folder, replica_id, replica.address if replica else '', drain=fleet.drain)
     except StackError as error:
         fail(str(error))
-    try:
-        fleet.drain(replica_id)
-    except Error:
-        if replica is not None and is_local:
-            leave_stack(folder, replica.address, is_leaving=False)
-        raise
 
 
 def _silent(service: str, event: str) -> None:

@@ -1,4 +1,4 @@
-"""`twinkle estimate`: the cost of a planned run; and the memory check of `twinkle up`."""
+"""`twinkle estimate`, which predicts the cost of a planned run, and the memory check of `twinkle up`."""
 
 import re
 from collections.abc import Sequence

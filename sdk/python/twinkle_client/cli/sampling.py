@@ -54,7 +54,7 @@ def sample(given: SampleOptions) -> None:
         finally:
             waiting.stop()
         seconds = time.monotonic() - begin
-    # The version of a checkpoint is the number of its steps, which its path does not contain.
+    # A checkpoint is shown by its path, because its version is only a number of steps.
     weights = f'version {used}' if 'adapter_name' in target and adapter and used else adapter or 'base model'
     console.print(f'\n[dim]{count} tokens, {count / seconds:.1f} tokens/s, {weights}[/dim]')
 

@@ -14,6 +14,7 @@ import typer
 from rich.table import Table
 
 from twinkle.api.server.v1 import server_service_pb2
+from twinkle_client.cli.autoscaling import Autoscaler
 from twinkle_client.cli.models import fetch
 from twinkle_client.cli.planning import warn_of_memory
 from twinkle_client.cli.session import LocalStateDirOption, console, error_console, exit_on_interrupt, fail
@@ -32,6 +33,7 @@ from twinkle_client.stack import (
     start_stack,
     stop_stack,
 )
+from twinkle_client.stack.scaling import Scaling
 from twinkle_client.stack.spawning import mesh_size
 
 _WATCH_SECONDS = 0.5
@@ -71,6 +73,10 @@ class UpOptions:
     samplers: Annotated[
         int | None, typer.Option('--samplers', min=0, max=64, help='Samplers per base model. Default: 1.')
     ] = None
+    max_samplers: Annotated[
+        int | None,
+        typer.Option('--max-samplers', min=1, max=64, help='Add samplers while requests wait, up to this number.'),
+    ] = None
     engine: Annotated[str, typer.Option('--engine', help='Sampler engine: auto, torch or vllm. Default: auto.')] = ''
     tls: Annotated[bool, typer.Option('--tls', help='Use TLS, with certificates created in the state folder.')] = False
     full_parameters: Annotated[
@@ -85,8 +91,12 @@ class UpOptions:
     state_dir: LocalStateDirOption = None
     detach: Annotated[bool, typer.Option('--detach', help='Run the services in the background.')] = False
 
-    def choices(self) -> dict[str, Any]:
-        """Return the fields of `StackOptions` given on the command line."""
+    def choices(self, scaling: Scaling | None) -> dict[str, Any]:
+        """Return the fields of `StackOptions` given on the command line.
+
+        Args:
+            scaling: `autoscaling` of the configuration file, whose other fields stay.
+        """
         models = [_absolute_model(model) for model in self.models or []]
         chosen: dict[str, Any] = {
             'base_model': models[0] if models else None,
@@ -95,6 +105,8 @@ class UpOptions:
             'engine': self.engine or None,
             'tls': self.tls or None,
             'full_parameters': self.full_parameters or None,
+            'autoscaling': self.max_samplers
+            and replace(scaling or Scaling(max_samplers=1), max_samplers=self.max_samplers),
             'ray_address': (self.address or 'auto') if self.ray else None,
         }
         return {name: value for name, value in chosen.items() if value is not None}
@@ -108,10 +120,11 @@ def up(given: UpOptions) -> None:
         signal.signal(number, _interrupt)
     folder = (given.state_dir or default_state_dir()).absolute()
     state = StackState.load(folder)
-    choices = given.choices()
     try:
         options = StackOptions(state_dir=folder)
-        options = replace(options.with_file(given.config) if given.config else options, **choices)
+        options = options.with_file(given.config) if given.config else options
+        choices = given.choices(options.autoscaling)
+        options = replace(options, **choices)
         if state is not None and state.is_reachable():
             _repair(state, options, has_choices=bool(given.config or choices))
         else:
@@ -246,6 +259,9 @@ def _absolute_model(model: str) -> str:
 
 def _run(options: StackOptions, *, is_detached: bool) -> None:
     """Start a stack and, unless detached, keep it running until an interrupt stops it."""
+    if is_detached and options.autoscaling is not None:
+        fail('autoscaling is done by the running `twinkle up`, so it cannot be combined with --detach')
+    scaler: Autoscaler | None = None
     try:
         folders = [fetch(base_model) for base_model in options.base_models]
         if not options.ray_address:
@@ -253,11 +269,19 @@ def _run(options: StackOptions, *, is_detached: bool) -> None:
         with console.status('starting the services and loading the model'):
             state = start_stack(options, report=_StartReport())
         _print_address(state)
+        if options.autoscaling is not None:
+            scaler = Autoscaler(state, options.autoscaling, report=_StartReport(), say=_print_plain)
+            scaler.start()
         if not is_detached:
             _keep_running(options.state_dir)
     except KeyboardInterrupt:
         console.print('\nStopping')
+        if scaler is not None:
+            scaler.stop()
         _stop(options.state_dir)
+    if scaler is not None:
+        scaler.stop()
+        scaler.wait()
 
 
 def _stop(folder: Path) -> bool:
@@ -332,7 +356,11 @@ def _restart_exited(folder: Path, waiting: Collection[str]) -> None:
     except StackBusyError:
         return
     except StackError as error:
-        console.print(str(error), markup=False, highlight=False)
+        _print_plain(str(error))
+
+
+def _print_plain(text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -13,10 +13,11 @@ from twinkle_client.cli.waterfall import short_name, waterfall
 from twinkle_client.stack import default_state_dir
 
 _LISTED = 20
+"""Maximum number of traces in the list."""
 _BACKGROUND = ('Heartbeat', 'GetServerInfo', 'Watch', 'Session', 'create_session', 'get_server_info', 'health_check')
-"""Parts of the names of calls that clients send in the background, which lists skip."""
+"""Name parts of calls that clients send in the background. The list omits these calls."""
 _QUERIES = ('list_', 'find_operation', '/List', '/GetOperation')
-"""Parts of the names of queries such as those of `twinkle runs`, which lists skip too."""
+"""Name parts of queries, such as those of `twinkle runs`. The list omits these calls too."""
 
 
 def trace(
@@ -51,7 +52,8 @@ def _root(spans: list[SpanRecord]) -> SpanRecord:
 
 
 def _is_listed(root: SpanRecord) -> bool:
-    # A call that a service received has a server span as its root, so a service began this one itself.
+    # A call that a service received has a server span as its root. A client span of a service as the root means that
+    # the service started the call itself.
     is_from_service = root.kind == 'client' and root.service != 'client'
     return not is_from_service and not any(word in root.name for word in (*_BACKGROUND, *_QUERIES))
 

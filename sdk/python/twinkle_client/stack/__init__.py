@@ -1,17 +1,12 @@
 """Stacks: the five services as processes on one machine or on a Ray cluster."""
 
 from twinkle_client.stack.hosts import StackError
-from twinkle_client.stack.launcher import (
-    StackBusyError,
-    add_sampler,
-    leave_stack,
-    revive_stack,
-    start_stack,
-    stop_stack,
-)
+from twinkle_client.stack.launcher import revive_stack, start_stack, stop_stack
 from twinkle_client.stack.options import DEFAULT_MODEL, ENGINES, SERVICES, StackOptions
+from twinkle_client.stack.samplers import add_sampler, drain_replica, forget_left
 from twinkle_client.stack.spawning import service_of
 from twinkle_client.stack.state import ServiceState, StackState, default_state_dir
+from twinkle_client.stack.state_folder import StackBusyError
 
 __all__ = [
     'DEFAULT_MODEL',
@@ -24,7 +19,8 @@ __all__ = [
     'StackState',
     'add_sampler',
     'default_state_dir',
-    'leave_stack',
+    'drain_replica',
+    'forget_left',
     'revive_stack',
     'service_of',
     'start_stack',

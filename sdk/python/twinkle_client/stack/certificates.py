@@ -1,7 +1,7 @@
 """Certificates of local stacks.
 
-They are created by `services.kit.certificates` in a subprocess, because its dependencies are not installed with the
-client alone.
+The certificates are created by `services.kit.certificates` in a subprocess, because the dependencies of that module are
+not installed with the client alone.
 """
 
 import json
@@ -32,7 +32,7 @@ class MadeCertificate:
     """DNS names, addresses and URIs in the certificate."""
     expire_time: datetime
     is_new: bool
-    """Whether this call created it."""
+    """Whether the file was created by this call of `make_certificates`."""
 
     def expires_within(self, time: timedelta) -> bool:
         return self.expire_time - datetime.now(UTC) < time

@@ -15,6 +15,8 @@ FREE_PORT = '127.0.0.1:0'
 """Address of a service that listens on a free port of the machine that runs it."""
 ANY_HOST = ('', '0.0.0.0', '[::]')  # noqa: S104 (compared, not bound)
 """Hosts of addresses on all interfaces of a machine."""
+RESOURCE_SECONDS = 600.0
+"""Longest wait for resources of a cluster; a cluster with autoscaling may have to start a machine."""
 KILLED_STATUS = -9
 """Exit status of a process that no longer runs and is not a child of this program."""
 
@@ -78,6 +80,22 @@ class ServiceProcess(Protocol):
         ...
 
 
+class Place(Protocol):
+    """Reserved resources for a process."""
+
+    def start(self, command: Command) -> ServiceProcess:
+        """Start the process; the place now belongs to it, and `ServiceProcess.end` releases it.
+
+        Raises:
+            StackError: The process could not be started; the place is released.
+        """
+        ...
+
+    def release(self) -> None:
+        """Release the resources of a place without a process."""
+        ...
+
+
 class ProcessHost(Protocol):
     """Starts the processes of a stack."""
 
@@ -86,17 +104,20 @@ class ProcessHost(Protocol):
         """Address of this machine for the processes, without a port."""
         ...
 
-    def start(self, name: str, command: Command, *, count: int) -> ServiceProcess:
-        """Start a process.
+    def reserve(self, name: str, *, count: int) -> Place:
+        """Wait for resources for a process and reserve them.
 
         Args:
             name: Name of the process.
-            command: The program.
             count: Number of devices that the process needs if it uses devices.
 
         Raises:
-            StackError: The process could not be started.
+            StackError: There were no resources in time.
         """
+        ...
+
+    def end_unrecorded(self) -> None:
+        """End all processes and places of the stack on other machines. Call it when the stack has no record."""
         ...
 
 
@@ -132,12 +153,25 @@ class LocalHost:
 
     address = '127.0.0.1'
 
-    def start(self, name: str, command: Command, *, count: int = 1) -> LocalProcess:
-        """Start a process; it uses the devices of this machine."""
+    def reserve(self, name: str, *, count: int = 1) -> 'LocalPlace':
+        """Return a place at once; all processes share the devices of this machine."""
         del name, count
+        return LocalPlace()
+
+    def end_unrecorded(self) -> None:
+        """Do nothing: every process of this machine is recorded when it starts."""
+
+
+class LocalPlace:
+    """A place on this machine."""
+
+    def start(self, command: Command) -> LocalProcess:
         child = start_child(command)
         children.append(child)
         return LocalProcess(child.pid, start_mark(child.pid), child)
+
+    def release(self) -> None:
+        """Do nothing: nothing is reserved."""
 
 
 def start_child(command: Command, *, prefix: Sequence[str] = ()) -> 'subprocess.Popen[bytes]':
@@ -164,17 +198,24 @@ class RayPlacement:
     """Resources of each process of a service, per device of its mesh, such as `{'sampler': {'GPU': 1}}`."""
 
 
-def open_host(placement: RayPlacement | None, state_dir: Path) -> ProcessHost:
+def open_host(
+    placement: RayPlacement | None, state_dir: Path, *, wait_seconds: float = RESOURCE_SECONDS
+) -> ProcessHost:
     """Return the host of the stack in a state folder: this machine, or a Ray cluster.
+
+    Args:
+        placement: Placement on a cluster, or None for this machine.
+        state_dir: State folder of the stack.
+        wait_seconds: Longest wait for resources of a cluster.
 
     Raises:
         StackError: Ray is not installed, or the cluster cannot be reached.
     """
-    return _ray_host().RayHost(placement, state_dir) if placement else LocalHost()
+    return _ray_host().RayHost(placement, state_dir, wait_seconds=wait_seconds) if placement else LocalHost()
 
 
 def find_process(pid: int, mark: str, actor: str) -> ServiceProcess:
-    """Return a recorded process."""
+    """Return the process with a recorded id, mark and actor."""
     return _ray_host().RayProcess(pid, mark, actor) if actor else LocalProcess(pid, mark)
 
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 import yaml
 
 from twinkle.data_format import base_model_id
+from twinkle_client.stack.scaling import Scaling, scaling_of
 from twinkle_client.stack.sections import check_sections, suggestion
 
 SERVICES = ('checkpoint', 'data', 'model', 'sampler', 'gateway')
@@ -18,7 +19,7 @@ PLACED = ('model', 'sampler')
 """Services that a Ray cluster places by resources. The others run on the machine that starts the stack."""
 ENGINES = ('auto', 'torch', 'vllm')
 """Sampler engines; `auto` selects vLLM if it is installed and can run the model, otherwise torch."""
-_MAPPINGS = ('patches', 'resources', *SERVICES)
+_MAPPINGS = ('patches', 'resources', 'autoscaling', *SERVICES)
 """Keys of the configuration file whose values are mappings."""
 _SCALARS: Mapping[str, tuple[type, str]] = {
     'base_model': (str, 'a string'),
@@ -75,16 +76,18 @@ class StackOptions:
     state_dir: Path
     base_model: str = DEFAULT_MODEL
     more_models: tuple[str, ...] = ()
-    """Additional base models; each gets its own model service and samplers."""
+    """Additional base models; each has a separate model service and samplers."""
     listen: str = '127.0.0.1:0'
     """gRPC address of the gateway. The other services use free ports. The default is a free port on loopback, or, on
     a Ray cluster, on the address of this machine."""
     http_listen: str = '127.0.0.1:0'
-    """HTTP address of the gateway, for OpenAI and Tinker clients, with the same default. Empty: no HTTP."""
+    """HTTP address of the gateway, for OpenAI and Tinker clients. The default is that of `listen`. Empty: no HTTP."""
     engine: str = 'auto'
     """Sampler engine, one of `ENGINES`."""
     sampler_count: int = 1
     """Number of samplers per base model at the start."""
+    autoscaling: Scaling | None = None
+    """When the number of samplers changes, or None if it does not change."""
     tls: bool = False
     """Whether clients and services use TLS, with certificates created in the state folder."""
     min_free_bytes: int = 256 << 20
@@ -99,7 +102,7 @@ class StackOptions:
     """Address of the Ray cluster that runs the services, or 'auto' for the running one. Empty: this machine, without
     Ray."""
     resources: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
-    """Ray's resources of each process of `model` and `sampler`, by service; see `ray_host.find_cluster`."""
+    """Ray resources of each process of `model` and `sampler`, by service; see `ray_host.find_cluster`."""
 
     def __post_init__(self) -> None:
         """Replace the aliases of built-in models by their hub ids, and validate the options.
@@ -122,6 +125,8 @@ class StackOptions:
         if self.patches and self.engine == 'vllm':
             raise ValueError('patches require the torch engine; set engine to torch')
         check_resources(self.resources)
+        if self.autoscaling is not None:
+            self.autoscaling.check(self.sampler_count)
 
     @property
     def base_models(self) -> tuple[str, ...]:
@@ -140,7 +145,8 @@ class StackOptions:
         """Return these options, overridden by those of a YAML file.
 
         The file may contain `base_model`, `more_models`, `listen`, `http_listen`, `engine`, `sampler_count`, `tls`,
-        `min_free_bytes`, `full_parameters`, `patches`, `ray_address`, `resources`, and a mapping for each service.
+        `min_free_bytes`, `full_parameters`, `patches`, `ray_address`, `resources`, `autoscaling`, and a mapping for
+        each service.
 
         Raises:
             ValueError: The file is not a YAML mapping, or it or a service's mapping has an unknown key or an invalid
@@ -170,6 +176,8 @@ class StackOptions:
         try:
             check_sections(services)
             mappings = {name: values[name] for name in ('patches', 'resources') if name in values}
+            if 'autoscaling' in values:
+                mappings['autoscaling'] = scaling_of(values['autoscaling'])
             return replace(self, **scalars, **mappings, services=services)
         except ValueError as error:
             raise ValueError(f'{path}: {error}') from None

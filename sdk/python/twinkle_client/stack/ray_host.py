@@ -1,4 +1,4 @@
-"""Processes of a stack on a Ray cluster. Each one is a child of an actor, which holds its resources.
+"""Processes of a stack on a Ray cluster. Each process is a child of an actor, which reserves its resources.
 
 The state folder must be on storage that all machines of the cluster share: configurations, addresses, logs, journals
 and checkpoints are files there.
@@ -28,8 +28,8 @@ from twinkle_client.stack.spawning import service_of
 
 NAMESPACE = 'twinkle'
 """Ray namespace of the actors of all stacks."""
-_PLACEMENT_SECONDS = 600.0
-"""Longest wait for resources; a cluster with autoscaling may have to start a machine."""
+_START_SECONDS = 60.0
+"""Time limit of the start of a process, for which its machine may have to wait for a disk."""
 _CALL_SECONDS = 10.0
 """Time limit of a call that an actor answers at once."""
 _END_WITH_PARENT = (
@@ -38,7 +38,7 @@ _END_WITH_PARENT = (
     'os.getppid() == int(sys.argv[1]) or sys.exit(1)\n'  # the parent may have ended before
     'os.execv(sys.executable, [sys.executable, *sys.argv[2:]])\n'
 )
-"""Program that runs another one, which receives SIGTERM when the parent, whose id is the first argument, ends."""
+"""Program that runs the program in its arguments, after the id of the parent. At the parent's end, it gets SIGTERM."""
 
 
 class ServiceActor:
@@ -46,6 +46,9 @@ class ServiceActor:
 
     def __init__(self) -> None:
         self._child: Any = None
+
+    def placed(self) -> None:
+        """Return once the actor has its resources."""
 
     def start(self, command: Command) -> tuple[int, str]:
         """Start the process and return its id and its mark.
@@ -150,26 +153,28 @@ _LOST = (RayActorError, _ActorEnded)
 class RayHost:
     """Starts processes on a Ray cluster."""
 
-    def __init__(self, placement: RayPlacement, state_dir: Path) -> None:
+    def __init__(self, placement: RayPlacement, state_dir: Path, *, wait_seconds: float) -> None:
         """Connect to the cluster.
 
         Args:
             placement: The cluster and the resources of services.
             state_dir: State folder of the stack, which is a part of the names of its actors.
+            wait_seconds: Longest wait for resources.
 
         Raises:
             StackError: The cluster cannot be reached.
         """
         _connect(placement.cluster)
         self._placement = placement
+        self._wait_seconds = wait_seconds
         self._prefix = hashlib.blake2s(str(state_dir).encode(), digest_size=4).hexdigest()
         self.address = cast('Any', ray.util).get_node_ip_address()
 
-    def start(self, name: str, command: Command, *, count: int = 1) -> RayProcess:
-        """Start a process on a machine with free resources, waiting for resources if necessary.
+    def reserve(self, name: str, *, count: int = 1) -> 'RayPlace':
+        """Wait for a machine with free resources, and reserve them.
 
         Raises:
-            StackError: No machine had free resources in time, or the machine does not have the state folder.
+            StackError: No machine had free resources in time.
         """
         resources = self._resources_of(name, count)
         actor_name = f'{self._prefix}-{name}-{secrets.token_hex(4)}'
@@ -179,18 +184,22 @@ class RayHost:
             .options(name=actor_name, namespace=NAMESPACE, lifetime='detached', **resources)
             .remote()
         )
+        place = RayPlace(name, actor, f'{self._placement.cluster}/{actor_name}')
         try:
-            pid, mark = _result(actor.start.remote(command), seconds=_PLACEMENT_SECONDS)
-        except BaseException as error:
-            ray.kill(actor)
-            if isinstance(error, RayTaskError) and isinstance(error.cause, StackError):
-                raise StackError(str(error.cause)) from None
-            if isinstance(error, GetTimeoutError):
-                raise StackError(_no_resources(name, resources)) from error
-            if isinstance(error, RayError):
-                raise StackError(f'{name}: {error}') from error
+            if not place.wait(self._wait_seconds):
+                raise StackError(_no_resources(name, resources, self._wait_seconds))
+        except BaseException:
+            place.release()
             raise
-        return RayProcess(pid, mark, f'{self._placement.cluster}/{actor_name}')
+        return place
+
+    def end_unrecorded(self) -> None:
+        """Kill all actors of the stack; their processes receive SIGTERM."""
+        for found in cast('Any', ray.util).list_named_actors(all_namespaces=True):
+            if found['namespace'] == NAMESPACE and found['name'].startswith(f'{self._prefix}-'):
+                # An actor that another program ends at the same time is no longer found.
+                with suppress(ValueError):
+                    ray.kill(cast('Any', ray).get_actor(found['name'], namespace=NAMESPACE))
 
     def _resources_of(self, name: str, count: int) -> dict[str, Any]:
         """Return Ray's options for the resources of a process, or for this machine."""
@@ -203,11 +212,53 @@ class RayHost:
         return {'num_cpus': cpus, 'num_gpus': gpus, 'resources': given}
 
 
+class RayPlace:
+    """An actor that has its resources and no process yet."""
+
+    def __init__(self, name: str, actor: Any, address: str) -> None:
+        """Describe the actor of the process `name`; see `RayProcess` for `address`."""
+        self._name, self._actor, self._address = name, actor, address
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until the actor has its resources, and return whether it got them in time.
+
+        Raises:
+            StackError: The actor was lost.
+        """
+        try:
+            _result(self._actor.placed.remote(), seconds=seconds)
+            return True
+        except GetTimeoutError:
+            return False
+        except RayError as error:
+            raise StackError(f'{self._name}: {error}') from error
+
+    def start(self, command: Command) -> RayProcess:
+        """Start the process.
+
+        Raises:
+            StackError: The machine does not have the state folder, or was lost.
+        """
+        try:
+            pid, mark = _result(self._actor.start.remote(command), seconds=_START_SECONDS)
+        except BaseException as error:
+            self.release()
+            if isinstance(error, RayTaskError) and isinstance(error.cause, StackError):
+                raise StackError(str(error.cause)) from None
+            if isinstance(error, RayError):
+                raise StackError(f'{self._name}: {error}') from error
+            raise
+        return RayProcess(pid, mark, self._address)
+
+    def release(self) -> None:
+        ray.kill(self._actor)
+
+
 def find_cluster(address: str, resources: Mapping[str, Mapping[str, float]]) -> RayPlacement:
     """Connect to a cluster and return the placement of a stack on it.
 
     Args:
-        address: Address of the cluster, or 'auto' for the one of this machine or of RAY_ADDRESS.
+        address: Address of the cluster, or 'auto' for the cluster of this machine or of RAY_ADDRESS.
         resources: Resources by service. Default for trainers and samplers: one GPU per process if the cluster has GPUs,
             otherwise one CPU.
 
@@ -260,11 +311,11 @@ def _result(reference: Any, *, seconds: float = _CALL_SECONDS) -> Any:
     return cast('Any', ray).get(reference, timeout=seconds)
 
 
-def _no_resources(name: str, resources: Mapping[str, Any]) -> str:
+def _no_resources(name: str, resources: Mapping[str, Any], seconds: float) -> str:
     """Return the error message for a process that no machine could run."""
     numbers = {'CPU': resources.get('num_cpus'), 'GPU': resources.get('num_gpus'), **resources.get('resources', {})}
     needed = ', '.join(f'{number:g} {kind}' for kind, number in numbers.items() if number)
     return (
-        f'{name}: no machine of the cluster had {needed or "room"} within {_PLACEMENT_SECONDS:.0f} s; '
+        f'{name}: no machine of the cluster had {needed or "room"} within {seconds:.0f} s; '
         'add machines, end other programs, or change `resources` in the configuration of the stack'
     )

@@ -14,14 +14,17 @@ from typing import Any, Protocol
 
 import yaml
 
-from twinkle_client.stack.hosts import FREE_PORT, Command, LocalHost, ProcessHost, ServiceProcess, StackError
+from twinkle_client.stack.hosts import FREE_PORT, Command, LocalHost, Place, ProcessHost, ServiceProcess, StackError
 from twinkle_client.stack.state import ServiceState
 
 _POLL_SECONDS = 0.05
 _LOG_TAIL_LINES = 15
 _LEAST_FREE_BYTES = 1 << 20
+"""Free space below which error messages report a full disk."""
 _MESH_SHUTDOWN_SECONDS = 15
-"""Time after which torchrun kills processes of a mesh that do not exit; less than `launcher.STOP_GRACE_SECONDS`."""
+"""Time after which torchrun kills processes of a mesh that do not exit; less than `STOP_GRACE_SECONDS`."""
+STOP_GRACE_SECONDS = 20.0
+"""Time after which a service that does not exit is killed."""
 START_LIMIT_SECONDS = 600.0
 """Time limit for the start of a service, which may load a model from a slow disk."""
 
@@ -80,11 +83,25 @@ class Spawner:
         # The keys are not sorted, because patches are applied in order.
         write_private(self.config_path(name), yaml.safe_dump(dict(settings), sort_keys=False))
 
-    def spawn(self, name: str, *, listen: str = '') -> None:
-        """Start a configured process; `listen` overrides the address in its configuration."""
+    def settings_of(self, name: str) -> dict[str, Any]:
+        """Return the configuration of a process."""
+        return yaml.safe_load(self.config_path(name).read_text(encoding='utf-8'))
+
+    def reserve(self, name: str) -> Place:
+        """Reserve resources for a process like the configured one `name`; see `ProcessHost.reserve`."""
+        return self._host.reserve(name, count=mesh_size(self.settings_of(name)))
+
+    def spawn(self, name: str, *, listen: str = '', place: Place | None = None) -> None:
+        """Start a configured process.
+
+        Args:
+            name: Name of the process.
+            listen: Address that overrides the one in its configuration.
+            place: Reserved place. Default: a place is reserved first.
+        """
         self._report(name, 'starting')
         self.address_file(name).unlink(missing_ok=True)
-        log, settings = self._log_path(name), self._settings_of(name)
+        log, settings = self._log_path(name), self.settings_of(name)
         # The service bounds the size of its log; a JSON string is also a YAML string.
         words = ['--config', str(self.config_path(name)), '--set', f'telemetry.log_file={json.dumps(str(log))}']
         command = Command(
@@ -93,14 +110,14 @@ class Spawner:
             folder=self._folder,
             listen=listen or settings.get('listen', FREE_PORT),
         )
-        self._processes[name] = self._host.start(name, command, count=mesh_size(settings))
+        self._processes[name] = (place or self.reserve(name)).start(command)
 
     def wait_for(self, name: str) -> str:
         """Wait until a process is ready and return its address.
 
         Raises:
-            StackError: A started process exited, or this one was not ready in time; the message contains the end of its
-                log.
+            StackError: A started process exited, or `name` was not ready in time. The message contains the end of the
+                process's log.
         """
         path = self.address_file(name)
         end = time.monotonic() + START_LIMIT_SECONDS
@@ -159,16 +176,13 @@ class Spawner:
 
     def _launcher(self, name: str) -> list[str]:
         """Return the interpreter arguments that run a mesh with torchrun; empty for a single process."""
-        count = mesh_size(self._settings_of(name))
+        count = mesh_size(self.settings_of(name))
         options = [f'--nproc-per-node={count}', f'--shutdown-timeout={_MESH_SHUTDOWN_SECONDS}']
         torchrun = ['-m', 'torch.distributed.run', '--standalone', *options]
         return torchrun if count > 1 else []
 
     def _base_model_of(self, name: str) -> str:
-        return str(self._settings_of(name).get('base_model', ''))
-
-    def _settings_of(self, name: str) -> dict[str, Any]:
-        return yaml.safe_load(self.config_path(name).read_text(encoding='utf-8'))
+        return str(self.settings_of(name).get('base_model', ''))
 
     def _log_path(self, name: str) -> Path:
         path = self._folder / 'logs' / f'{name}.log'
@@ -188,6 +202,16 @@ def _exit_text(status: int) -> str:
         return f'exited with status {status}'
     hint = ' (the host may have too little memory)' if -status == signal.SIGKILL else ''
     return f'was killed by {signal.Signals(-status).name}{hint}'
+
+
+def end_service(service: ServiceState, report: Report) -> None:
+    """Stop a service, or release what an exited one has left."""
+    if service.is_running():
+        report(service.name, 'stopping')
+        service.process.end(grace_seconds=STOP_GRACE_SECONDS)
+        report(service.name, 'stopped')
+    else:
+        service.process.end(grace_seconds=0.0)
 
 
 def mesh_size(settings: Mapping[str, Any]) -> int:

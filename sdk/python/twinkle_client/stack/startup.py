@@ -40,6 +40,8 @@ class Launch:
     def run(self) -> StackState:
         """Start all services, record the stack and return it."""
         options, spawner = self._options, self._spawner
+        # A start that was killed may have left processes that it had not recorded yet.
+        self._host.end_unrecorded()
         # Fixing the ports now keeps them across restarts of the gateway.
         gateway = self._fixed(options.listen)
         http = self._fixed(options.http_listen) if options.http_listen else ''

@@ -1,8 +1,13 @@
-"""The state folder of a local stack: its free space, its mode, and errors about it."""
+"""The state folder of a stack: its lock, its free space, its mode, and errors about it."""
 
 import errno
+import fcntl
 import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from twinkle_client.stack.hosts import StackError
 from twinkle_client.stack.options import StackOptions
@@ -10,6 +15,12 @@ from twinkle_client.stack.state import key_path
 
 _SUBFOLDERS = ('config', 'data', 'logs', 'run', 'tls', 'traces')
 """Subfolders of a state folder."""
+_LOCK_SECONDS = 3.0
+_POLL_SECONDS = 0.05
+
+
+class StackBusyError(StackError):
+    """Another program is starting or stopping services in this state folder."""
 
 
 def check_free_space(options: StackOptions) -> None:
@@ -48,3 +59,31 @@ def make_private(folder: Path) -> None:
         folder.chmod(0o700)
     for name in _SUBFOLDERS:
         (folder / name).mkdir(mode=0o700, exist_ok=True)
+
+
+@contextmanager
+def locked(folder: Path, *, seconds: float = _LOCK_SECONDS) -> Iterator[None]:
+    """Hold the exclusive lock of a state folder during the block.
+
+    Args:
+        folder: The state folder.
+        seconds: Longest wait for another program that holds the lock.
+
+    Raises:
+        StackBusyError: Another program held the lock for longer.
+    """
+    end = time.monotonic() + seconds
+    with (folder / 'lock').open('w') as file:
+        while not _is_locked(file):
+            if time.monotonic() > end:
+                raise StackBusyError(f'another `twinkle up` or `twinkle down` is using {folder}; try again later')
+            time.sleep(_POLL_SECONDS)
+        yield
+
+
+def _is_locked(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,163 @@
+"""Samplers that are added to a running stack and removed from it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from twinkle.data_format import base_model_id
+from twinkle_client.errors import Error
+from twinkle_client.stack.hosts import Place, StackError, open_host
+from twinkle_client.stack.spawning import Report, Spawner, end_service, service_of
+from twinkle_client.stack.startup import numbered, service_paths, wait_for_fleet
+from twinkle_client.stack.state import ServiceState, StackState
+from twinkle_client.stack.state_folder import locked
+
+_LOCK_SECONDS = 60.0
+"""Longest wait for a restart of services that is in progress."""
+
+
+def add_sampler(state_dir: Path, *, engine: str, base_model: str = '', report: Report) -> ServiceState:
+    """Add a sampler to a running stack and wait until it has joined the fleet.
+
+    Args:
+        state_dir: State folder of the stack.
+        engine: 'torch' or 'vllm'. Empty: the engine of the base model's first sampler.
+        base_model: One of the stack's base models. Empty: the first.
+        report: Callback for the progress.
+
+    Raises:
+        StackError: There is no running stack, it was stopped, or the sampler did not start.
+
+    Concurrency: other programs may change the stack while the sampler waits for resources and loads its model.
+    """
+    state = _reachable_stack(state_dir)
+    spawner = Spawner(state_dir, report, host=open_host(state.placement, state_dir))
+    settings = _settings_of_new(state, spawner, engine, base_model)
+    place = spawner.reserve('sampler')
+    try:
+        name = _spawn_sampler(spawner, state_dir, settings, place)
+        spawner.wait_for(name)
+        with locked(state_dir, seconds=_LOCK_SECONDS):
+            state = _reachable_stack(state_dir).with_service(spawner.state_of(name))
+            state.save()
+    except BaseException:
+        _remove_started(spawner, state_dir, report=report)
+        raise
+    wait_for_fleet(state, spawner)
+    return spawner.state_of(name)
+
+
+def drain_replica(state_dir: Path, replica_id: str, address: str, *, drain: Callable[[str], object]) -> None:
+    """Drain a replica: it finishes its requests, leaves the fleet and exits.
+
+    A service of the stack in `state_dir` is first marked as leaving, so that the stack does not restart it.
+    `forget_left` removes it from the record afterwards.
+
+    Args:
+        state_dir: State folder of the stack. The replica need not belong to the stack.
+        replica_id: Id of the replica.
+        address: Address of the replica; empty if unknown.
+        drain: Requests the drain of a replica id; see `FleetAdministration.drain`.
+
+    Raises:
+        StackBusyError: Another program is starting or stopping services.
+        NotFoundError: The replica does not exist.
+    """
+    is_marked = _mark(state_dir, address, is_leaving=True)
+    try:
+        drain(replica_id)
+    except Error:
+        if is_marked:
+            _mark(state_dir, address, is_leaving=False)
+        raise
+
+
+def forget_left(state_dir: Path) -> None:
+    """Remove from a stack's record the services that have left it, and release their resources.
+
+    Raises:
+        StackBusyError: Another program is starting or stopping services.
+    """
+    state = StackState.load(state_dir)
+    if state is None or not _left(state):
+        return
+    with locked(state_dir, seconds=_LOCK_SECONDS):
+        state = StackState.load(state_dir)
+        if state is not None:
+            left = _left(state)
+            for service in left:
+                service.process.end(grace_seconds=0.0)
+            state.without(left).save()
+
+
+def _left(state: StackState) -> list[ServiceState]:
+    return [service for service in state.services if service.is_leaving and not service.is_running()]
+
+
+def _mark(state_dir: Path, address: str, *, is_leaving: bool) -> bool:
+    """Mark the stack's service at an address as leaving, or remove the mark; return whether there is one."""
+    if not address or StackState.load(state_dir) is None:
+        return False
+    with locked(state_dir, seconds=_LOCK_SECONDS):
+        state = StackState.load(state_dir)
+        service = next((item for item in state.services if item.address == address), None) if state else None
+        if state is None or service is None:
+            return False
+        state.with_service(replace(service, is_leaving=is_leaving)).save()
+        return True
+
+
+def _settings_of_new(state: StackState, spawner: Spawner, engine: str, base_model: str) -> dict[str, Any]:
+    """Return the configuration of a new sampler: that of the base model's first one, with the given engine."""
+    base_model = base_model_id(base_model) if base_model else state.base_model
+    if base_model not in state.base_models:
+        raise StackError(f'the stack does not serve {base_model}; it serves {", ".join(state.base_models)}')
+    samplers = (item.name for item in state.services if service_of(item.name) == 'sampler')
+    similar = next((name for name in samplers if spawner.settings_of(name).get('base_model') == base_model), 'sampler')
+    settings = spawner.settings_of(similar)
+    if engine == 'vllm' and settings.get('torch', {}).get('patches'):
+        raise StackError('the stack patches its model, which only the torch engine supports')
+    return {**settings, 'base_model': base_model, 'engine': engine or settings['engine']}
+
+
+def _spawn_sampler(spawner: Spawner, state_dir: Path, settings: dict[str, Any], place: Place) -> str:
+    """Start a sampler's process at a place and record it; return its name."""
+    try:
+        with locked(state_dir, seconds=_LOCK_SECONDS):
+            state = _reachable_stack(state_dir)
+            name = _next_sampler(state)
+            spawner.configure(name, {**settings, **service_paths(state_dir, spawner, name)})
+            spawner.spawn(name, place=place)
+            # Recorded at once, so that the process can be found if this program is killed.
+            state.with_service(spawner.state_of(name)).save()
+            return name
+    except BaseException:
+        if not spawner.started:
+            place.release()
+        raise
+
+
+def _remove_started(spawner: Spawner, state_dir: Path, *, report: Report) -> None:
+    """Stop the started processes and remove them from the stack's record."""
+    for name in spawner.started:
+        service = spawner.state_of(name)
+        end_service(service, report)
+        with locked(state_dir, seconds=_LOCK_SECONDS):
+            state = StackState.load(state_dir)
+            if state is not None:
+                # On a cluster, processes of different machines may have the same id.
+                ended = [item for item in state.services if (item.name, item.pid) == (name, service.pid)]
+                state.without(ended).save()
+
+
+def _reachable_stack(state_dir: Path) -> StackState:
+    state = StackState.load(state_dir)
+    if state is None or not state.is_reachable():
+        raise StackError(f'no stack is running in {state_dir}; start one with `twinkle up`')
+    return state
+
+
+def _next_sampler(state: StackState) -> str:
+    taken = {service.name for service in state.services}
+    return next(name for number in range(1, len(taken) + 2) if (name := numbered('sampler', number)) not in taken)
