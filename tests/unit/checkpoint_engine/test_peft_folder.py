@@ -1,5 +1,6 @@
 """Unit tests of PEFT folders: round trips, compatibility with safetensors and PEFT, and malformed files."""
 
+import errno
 import json
 import struct
 from pathlib import Path
@@ -64,7 +65,7 @@ def test_folder_round_trip_is_lossless(tmp_path: Path, dtype: str) -> None:
 
 
 def test_all_linear_is_expanded_to_module_names(tmp_path: Path) -> None:
-    """`all-linear` is written as the list of module names, because other tools do not know it."""
+    """`all-linear` is written as the list of the adapted modules' names."""
     config = LoraConfig(r=4, rank_pattern={'v_proj': 2})
     write_peft_folder(tmp_path / 'a', lora_tensors(), config, base_model='org/tiny')
     assert read_peft_folder(tmp_path / 'a')[1].target_modules == ('q_proj', 'v_proj')
@@ -77,6 +78,25 @@ def test_write_replaces_a_folder_completely(tmp_path: Path) -> None:
     write_peft_folder(tmp_path / 'a', lora_tensors(), FULL_CONFIG, base_model='org/tiny')
     assert [path.name for path in tmp_path.iterdir()] == ['a']
     assert sorted(path.name for path in (tmp_path / 'a').iterdir()) == [ADAPTER_CONFIG_FILE, ADAPTER_MODEL_FILE]
+
+
+def test_failed_replacement_keeps_the_old_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the new folder cannot be moved to its place, the old one stays, without temporary files beside it."""
+    config = LoraConfig(r=4, rank_pattern={'v_proj': 2})
+    write_peft_folder(tmp_path / 'a', lora_tensors(), config, base_model='org/tiny')
+    before = read_peft_folder(tmp_path / 'a')
+    rename = Path.rename
+
+    def fail_for_new(path: Path, target: Path) -> Path:
+        if path.name == 'new':
+            raise OSError(errno.EIO, 'the disk failed')
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, 'rename', fail_for_new)
+    with pytest.raises(OSError, match='the disk failed'):
+        write_peft_folder(tmp_path / 'a', lora_tensors(), FULL_CONFIG, base_model='org/tiny')
+    assert [path.name for path in tmp_path.iterdir()] == ['a']
+    assert read_peft_folder(tmp_path / 'a') == before
 
 
 def test_a_refused_write_creates_no_files(tmp_path: Path) -> None:

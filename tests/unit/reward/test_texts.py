@@ -119,6 +119,7 @@ def test_dollar_signs_around_a_number_are_ignored(text: str) -> None:
     ('text', 'expected'),
     [
         (r'\boxed{1} \boxed{2}', ['1', '2']),
+        (r'\fbox{1} \boxed {2} \box{3}', ['1', '2']),
         (r'\boxed{1 and so \boxed{2}', ['2']),
         (r'\boxed{ {1 } so \boxed{\frac{1}{2}}', [r'\frac{1}{2}']),
         (r'\boxed{\boxed{4}} } }', [r'\boxed{4}']),
@@ -130,7 +131,7 @@ def test_dollar_signs_around_a_number_are_ignored(text: str) -> None:
         (r'\boxed{' * 20_000 + '7}', ['7']),
         (r'\boxed{' * 20_000 + '7' + '}' * 20_000, [r'\boxed{' * 19_999 + '7' + '}' * 19_999]),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_boxes_are_read(text: str, expected: list[str]) -> None:
     """Every closed box is read, even if another box is not closed."""
@@ -191,7 +192,7 @@ def test_countdown_divides_exactly() -> None:
 
 
 def test_f1_matches_squad() -> None:
-    """The F1 score of three words with two correct ones has precision 2/3 and recall 1."""
+    """The F1 score compares normalized words, uses the best of several truths and ignores the thinking."""
     reward = F1Reward()
     assert reward(chats('<answer>The red big car!</answer>'), ['a red car']) == [pytest.approx(0.8)]
     assert reward(chats('<think>red car</think> blue', '<think>red car'), ['red car'] * 2) == [0.0, 0.0]

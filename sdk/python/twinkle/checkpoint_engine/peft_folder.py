@@ -59,9 +59,7 @@ def write_peft_folder(
             folder / ADAPTER_CONFIG_FILE, adapter_config_json(config, base_model=base_model, tensor_names=names)
         )
         _sync_folder(folder)
-        if target.exists():
-            target.rename(staging / 'old')
-        folder.rename(target)
+        _replace_folder(target, folder, previous=staging / 'old')
         _sync_folder(target.parent)
     finally:
         shutil.rmtree(staging)
@@ -126,6 +124,18 @@ def _write_synced(path: Path, *parts: bytes | memoryview) -> None:
             file.write(part)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _replace_folder(target: Path, new: Path, *, previous: Path) -> None:
+    """Move a folder to `previous`, if it exists, and `new` to its place; move it back if that fails."""
+    if target.exists():
+        target.rename(previous)
+    try:
+        new.rename(target)
+    except OSError:
+        if previous.exists():
+            previous.rename(target)
+        raise
 
 
 def _sync_folder(path: Path) -> None:

@@ -39,7 +39,7 @@ def load_rows(meta: DatasetMeta, *, is_local_allowed: bool = True) -> Sequence[R
 def load_bounded_rows(
     meta: DatasetMeta, bounds: RowBounds, *, is_local_allowed: bool = True, download_limit_bytes: int | None = None
 ) -> list[Row]:
-    """Return the rows of files within bounds, restricted to the meta's `data_slice`, which must be ascending.
+    """Return the rows of files within bounds, restricted to the meta's `data_slice`.
 
     Args:
         meta: source of the rows, without `data`.
@@ -48,15 +48,15 @@ def load_bounded_rows(
         download_limit_bytes: maximum size of all files of a repository that is downloaded. Default: no limit.
 
     Raises:
-        HubError, DatasetError: see `load_rows`, or the rows have too many columns.
+        HubError: see `load_rows`.
+        DatasetError: see `load_rows`; or `data_slice` is not ascending, or the rows have too many columns.
         Exception: `bounds` refused the rows.
     """
     refuse_backwards(meta)
     files = find_files(meta, is_local_allowed=is_local_allowed, download_limit_bytes=download_limit_bytes)
-    chosen = meta.data_slice if isinstance(meta.data_slice, slice) else slice(None)
     rows = (row for file in files for row in bounded_rows(file, bounds))
     with closing(rows):
-        return list(islice(rows, chosen.start, chosen.stop, chosen.step))
+        return list(_chosen(rows, meta))
 
 
 def stream_rows(meta: DatasetMeta, files: Sequence[Path] = ()) -> Iterator[Row]:
@@ -71,13 +71,7 @@ def stream_rows(meta: DatasetMeta, files: Sequence[Path] = ()) -> Iterator[Row]:
         DatasetError: a file cannot be read; raised during iteration.
     """
     stream = _given_one_by_one(meta) if meta.data is not None else (row for file in files for row in iter_rows(file))
-    selection = meta.data_slice
-    if selection is None:
-        yield from stream
-    elif isinstance(selection, slice):
-        yield from islice(stream, selection.start, selection.stop, selection.step)
-    else:
-        yield from _rows_at(stream, meta, selection)
+    yield from _chosen(stream, meta)
 
 
 def refuse_backwards(meta: DatasetMeta) -> None:
@@ -135,6 +129,15 @@ def _given_one_by_one(meta: DatasetMeta) -> Iterator[Row]:
     if is_table(data) or isinstance(data, Mapping):
         return iter(_rows_given(meta))
     return (dict(row) for row in data)
+
+
+def _chosen(stream: Iterator[Row], meta: DatasetMeta) -> Iterator[Row]:
+    selection = meta.data_slice
+    if selection is None:
+        return stream
+    if isinstance(selection, slice):
+        return islice(stream, selection.start, selection.stop, selection.step)
+    return _rows_at(stream, meta, selection)
 
 
 def _rows_at(stream: Iterator[Row], meta: DatasetMeta, selection: Sequence[int]) -> Iterator[Row]:
