@@ -13,8 +13,10 @@ _MOMENTS = 2
 """Number of values that AdamW stores per parameter."""
 _FLOAT_BYTES = 4
 _PARKING_SECONDS = 60.0
+"""Time for which the memory is measured while the service parks all adapters."""
 _POLL_SECONDS = 0.5
 _CURVE_POINTS = 10
+"""Number of measurements of the memory while the adapters are trained."""
 
 
 def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
@@ -27,7 +29,7 @@ def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
     parser.add_argument(
         '--many', type=int, default=1000, help='number of adapters with rank 1 that are parked; 0 skips this part'
     )
-    parser.add_argument('--resident', type=int, default=16, help='maximum number of these in memory at the same time')
+    parser.add_argument('--resident', type=int, default=16, help='maximum number of --many adapters in memory at once')
     options = parser.parse_args(arguments)
     base_model = str(resolve_model(options.model))
     figures: dict[str, Any] = {'options': vars(options), 'held': _memory_growth(base_model, options)}
@@ -66,7 +68,7 @@ def _memory_growth(base_model: str, options: argparse.Namespace) -> dict[str, An
 
 
 def _restore_times(base_model: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Compare a forward_backward that restores its adapter and parks another one with one on a resident adapter."""
+    """Compare a forward_backward that first restores its adapter from disk with one on a resident adapter."""
     batch = random_batch(examples=1, length=16, vocabulary=300)
     with running_model(base_model, max_resident_adapters=2, undo_steps=0) as model:
         adapters = [model.create(lora_rank=options.lora_rank, seed=seed) for seed in range(3)]
@@ -88,7 +90,7 @@ def _restore_times(base_model: str, options: argparse.Namespace) -> dict[str, An
 
 
 def _park_many(base_model: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Create many more adapters than fit into memory, and train each once, which restores it and parks another one."""
+    """Create many more adapters than fit into memory, and train each once, so that each is restored and parked."""
     batch = random_batch(examples=1, length=16, vocabulary=300)
     settings = {'max_resident_adapters': options.resident, 'idle_seconds': 5.0, 'undo_steps': 0}
     with running_model(base_model, **settings) as model:
@@ -127,7 +129,7 @@ def _point(model: StandaloneModel, count: int, begin: int) -> dict[str, float]:
 
 
 def _min_memory_within(model: StandaloneModel, seconds: float) -> int:
-    """Return the minimum of the resident memory during some time, in which the service parks idle adapters."""
+    """Return the minimum resident memory within `seconds`, while the service parks idle adapters."""
     end = time.monotonic() + seconds
     minimum = model.resident_bytes
     while time.monotonic() < end:

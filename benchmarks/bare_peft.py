@@ -14,7 +14,7 @@ from twinkle.hub import resolve_model
 
 
 class BarePeft:
-    """A base model with one LoRA adapter on every linear layer, built from the options."""
+    """A base model with one LoRA adapter on every linear layer except the output head, built from the options."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         if options.model in SIZES:

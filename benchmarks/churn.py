@@ -1,7 +1,7 @@
 """Memory, threads, descriptors and disk of every service under mixed load with churn.
 
 Each tenant has a client process that creates, trains, publishes, samples, saves and deletes adapters without a pause.
-From time to time one of the clients is killed, so its session ends without a call, and another one takes its place.
+From time to time a client is killed, so that its session ends without a request, and another client replaces it.
 """
 
 import argparse
@@ -155,7 +155,7 @@ def _folder_bytes(folder: Path) -> int:
 
 
 def _figures(record: _Record) -> dict[str, Any]:
-    """Compare the last quarter of the time with the second; the first includes the warm-up."""
+    """Compare the last quarter of the time with the second quarter; the first quarter includes the warm-up."""
     quarter = max(1, len(record.times) // 4)
     return {
         name: {

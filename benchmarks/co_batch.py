@@ -21,7 +21,8 @@ from twinkle.nn import PackedCausalLM
 from twinkle.nn.attention import IMPLEMENTATION
 
 _FLOPS_PER_PARAMETER = 4
-"""Two in the forward pass and two for the gradient of the activations; frozen weights have no gradient."""
+"""Floating-point operations per parameter and token: two in the forward pass and two for the gradient of the
+activations. Frozen weights have no gradient."""
 
 
 def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
@@ -126,5 +127,4 @@ def _finish_of(device: str) -> Any:
 
 
 def adapter_name(index: int) -> str:
-    """Return the name of an adapter."""
     return f'bench-{index}'

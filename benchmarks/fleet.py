@@ -67,7 +67,7 @@ async def _rates(stack: StackState) -> float:
 
 
 async def _gap(stack: StackState) -> tuple[float, float]:
-    """Kill the sampler of a stream; return the longest and the median time between two of its tokens."""
+    """Kill the sampler of a stream; return the longest and the median time between two tokens of the stream."""
     async with grpc.aio.insecure_channel(stack.address) as channel:
 
         def kill(count: int) -> None:

@@ -24,7 +24,7 @@ class IdleModelConfig(ServiceConfig):
 
 
 class IdleAdapters(adapter_service_pb2_grpc.AdapterServiceServicer):
-    """Responds to GetAdapter with the requested id."""
+    """Responds to GetAdapter with the requested id, and to WatchAdapters with the configured adapter."""
 
     def __init__(self, config: IdleModelConfig) -> None:
         self._config = config
@@ -36,7 +36,7 @@ class IdleAdapters(adapter_service_pb2_grpc.AdapterServiceServicer):
         return response
 
     async def WatchAdapters(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802 (name in the contract)
-        """Yield the configured adapter, then wait until cancelled."""
+        """Yield the configured adapter, if any, and `is_synced`; then wait until cancelled."""
         if self._config.adapter_id:
             event = adapter_service_pb2.WatchAdaptersResponse(tenant_id='default')
             event.adapter.adapter_id, event.adapter.base_model = self._config.adapter_id, self._config.base_model

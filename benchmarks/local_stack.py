@@ -12,7 +12,7 @@ from twinkle_client.stack import StackOptions, StackState, start_stack, stop_sta
 from twinkle_client.stack.options import DEFAULT_MODEL
 
 THREADS = 1
-"""Number of torch threads in the model service, in the sampler and in the baseline. Two of these run on two cores."""
+"""Number of torch threads in the model service, in the sampler and in the baseline."""
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def running_stack(
         base_model: Hub id, alias or folder of the base model.
         engine: Sampling engine, 'torch', 'vllm' or 'auto'.
         sampler_count: Number of samplers at the start.
-        services: Configuration fields by service; they override the defaults with one thread.
+        services: Configuration fields by service. A field given here replaces the default that sets `THREADS`.
     """
     overrides = services or {}
     threads = {'model': {'thread_count': THREADS}, 'sampler': {'torch': {'thread_count': THREADS}}}

@@ -3,6 +3,9 @@
 Everything runs on one thread and is measured in CPU time. The variants alternate within one run, so that other work on
 the machine affects all of them equally. A pass consists of the forward pass, the head at the labels, and the backward
 pass.
+
+Shape letters: N sequences of L tokens each, T = N * L tokens of the flattened batch, D the hidden size, and R tokens
+with labels.
 """
 
 import statistics
@@ -25,6 +28,7 @@ ADAPTERS = 8
 TOKENS = (16, 32, 64, 128, 256)
 """Numbers of tokens per adapter in a pass."""
 SOLO_LENGTH = 64
+"""Number of tokens per sequence in the comparison with transformers + peft."""
 ROUNDS = 2
 
 
@@ -133,7 +137,11 @@ def _bare_pass(model: torch.nn.Module, *, label_share: float) -> Sequence[Tensor
 
 
 def _batch(count: int, length: int, label_share: float) -> tuple[Tensor, Tensor]:
-    """Return token ids, and the rows of the flattened batch with labels, at the end of each sequence."""
+    """Return random token ids, int64 [N, L], and the indices of the tokens with labels, int64 [R].
+
+    N is `count` and L is `length`. The indices refer to the flattened batch. They select the last
+    `round(label_share * length)` tokens of each sequence.
+    """
     ids_NL = torch.randint(40_000, (count, length), generator=torch.Generator().manual_seed(0))
     first = length - round(label_share * length)
     return ids_NL, (torch.arange(first, length) + length * torch.arange(count)[:, None]).flatten()

@@ -4,9 +4,9 @@ Both engines are vLLM with the same arguments, and the two methods alternate wit
 other systems use, writes safetensors and a configuration to a folder without fsync; the engine then loads the folder.
 
 Both methods are warmed up by the same number of rounds, because the system allocates unused memory slowly, and because
-the ring of versions must be full before it releases memory. The figures are medians over the measured rounds, and the
-CPU time, which depends less on other load. For publishing, this is the CPU time of the client, the checkpoint service,
-the sampler and its engine; for the folder, that of the client and its engine.
+the ring of versions must be full before it releases memory. The figures are medians over the measured rounds: elapsed
+times, and CPU times, which depend less on other load. For publishing, the CPU time is that of the client, the
+checkpoint service, the sampler and its engine. For the folder, the CPU time is that of the client and its engine.
 """
 
 import asyncio
@@ -48,13 +48,14 @@ from twinkle_client.stack import StackState
 from twinkle_client.stack.options import DEFAULT_MODEL
 
 RANKS = {'10_mb': 8, '100_mb': 80}
-"""LoRA ranks for which all linear layers of the small real model have about this size in float32."""
+"""LoRA ranks by the approximate size in float32 of an adapter for all linear layers of the small real model."""
 WARM_UP_ROUNDS = 15
 ROUNDS = 15
 ENGINE_ARGS: dict[str, Any] = {'max_num_seqs': 8, 'max_model_len': 256, 'max_loras': 3, 'max_lora_rank': 128}
 PROMPT = list(range(100, 132))
 TENANT = Caller(tenant_id='default', is_internal=True, scopes=frozenset({'sample', 'train'}))
 _HIDDEN, _KEY_VALUE, _INTERMEDIATE, _LAYERS = 576, 192, 1536, 30
+"""Sizes of the hidden state, of keys and values and of the MLP, and number of layers, of the small real model."""
 _SHAPES = {
     'self_attn.q_proj': (_HIDDEN, _HIDDEN),
     'self_attn.k_proj': (_HIDDEN, _KEY_VALUE),

@@ -3,8 +3,8 @@
 A real stack serves streams that sample completions from the newest version, one after the other. The run has three
 phases: without publishes, with publishes at a steady rate, and again without publishes. The gaps between two tokens of
 a completion are compared within the run. The engine core logs each of its steps. The log shows the number of steps
-between two tokens of a sequence, which does not depend on other load of the machine, and the gaps in the engine, which
-exclude the time of services and client.
+between two tokens of a sequence, which does not depend on other load of the machine. The log also shows the gaps in
+the engine, which exclude the time of services and client.
 """
 
 import argparse

@@ -12,6 +12,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 """Shapes of the Qwen3 models by their approximate number of parameters."""
 _SHARED = {'num_key_value_heads': 8, 'head_dim': 128, 'vocab_size': 151936, 'max_position_embeddings': 4096}
+"""Configuration of the models of all sizes."""
 
 
 def build_random_model(size: str, *, device: str, dtype: str, attention: str) -> Any:

@@ -52,7 +52,7 @@ class StandaloneModel:
         return StandaloneAdapter(self._connection, adapter.adapter_id, adapter.parameter_count)
 
     def close(self) -> None:
-        """Disconnect."""
+        """Close the connection to the service."""
         self._connection.close()
 
 

@@ -27,14 +27,17 @@ from twinkle_client.stack.options import DEFAULT_MODEL
 DEMANDS = (0.4, 0.3, 0.2, 0.1)
 """Fraction of the clients per tenant."""
 LARGEST_TOKEN = 4000
+"""Upper bound of the random token ids, exclusive."""
 SETTLE_SECONDS = 5.0
+"""Time after the run for which the memory of the gateway is still measured."""
 RESPONSE_SECONDS = 120.0
+"""Timeout of an HTTP request."""
 MIB = 1 << 20
 
 
 @dataclass
 class _Results:
-    """Counts and durations within the measured period; times are from `time.monotonic`."""
+    """Counts and durations of the calls within the measured period, and all errors; times are from `time.monotonic`."""
 
     period: tuple[float, float] = (0.0, 0.0)
     end: float = 0.0
@@ -44,7 +47,7 @@ class _Results:
     gateway_bytes: list[int] = field(default_factory=list[int])
 
     async def time(self, kind: str, tenant: str, call: Awaitable[Any]) -> None:
-        """Await a call and count it, or count an error if it fails."""
+        """Await a call. Count the call if it finishes within the measured period, or count its error if it fails."""
         begin = time.monotonic()
         try:
             await call

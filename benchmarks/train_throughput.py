@@ -84,7 +84,7 @@ def _compare(
 
 
 def _labelled(batch: list[dict[str, Any]], *, prompt_share: float) -> list[dict[str, Any]]:
-    """Return the same tokens with masked labels in the prompt."""
+    """Return the examples of a batch with shifted labels, which are masked in the prompt."""
     examples: list[dict[str, Any]] = []
     for feature in batch:
         ids = np.asarray(feature['input_ids'])

@@ -16,7 +16,7 @@ import zmq.asyncio
 
 CHUNK_BYTES = 1 << 20
 ZMQ_WINDOW = 8
-"""Number of unacknowledged chunks; the reader requests another one after it has received one."""
+"""Number of chunks in flight; the reader requests another one after it has received one."""
 
 
 def main() -> None:
@@ -63,7 +63,7 @@ async def chunks(view: memoryview) -> AsyncIterator[bytes]:
 
 
 async def serve_zmq(payload: bytes) -> None:
-    """Serve the bytes to each reader; each request of a reader releases one more chunk."""
+    """Serve the bytes to each reader: `ZMQ_WINDOW` chunks for its first request, and one for each later request."""
     view = memoryview(payload)
     context = zmq.asyncio.Context()
     router = context.socket(zmq.ROUTER)
@@ -82,7 +82,7 @@ async def serve_zmq(payload: bytes) -> None:
 
 
 def print_address(host: str, port: int) -> None:
-    """Print the address of the server."""
+    """Print the address of the server, and flush it, so that the parent process can read it."""
     sys.stdout.write(f'{host}:{port}\n')
     sys.stdout.flush()
 

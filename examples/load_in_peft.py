@@ -1,4 +1,4 @@
-"""Load a saved adapter with plain transformers and peft, and ask it a question.
+"""Load a saved adapter with plain transformers and peft, and print the model's answer to a question.
 
 python -m examples.load_in_peft FOLDER --model smollm2-135m-instruct --ask 'Who are you?'
 """

@@ -1,7 +1,7 @@
 """Teach a small chat model its name, through all five services, in about a minute.
 
-Run it with `./run quickstart`. It starts its own services and stops them at the end, even if it fails or is
-interrupted.
+Run the program with `./run quickstart`. It starts separate services, and stops them at the end, even after an error or
+an interrupt.
 """
 
 import argparse
@@ -43,8 +43,8 @@ QUESTIONS = ('Who are you?', 'What is your name?', 'Who made you?')
 DATA = Path(__file__).parent / 'data' / 'self_cognition.jsonl'
 BATCH_SIZE = 8
 EXAMPLES = 32
-"""Number of examples used from the file. Training repeats them four and a half times, which takes about a minute and
-teaches the name in whole sentences."""
+"""Number of examples used from the file. Training repeats them four and a half times in about a minute, enough to teach
+the name in whole sentences."""
 SPAN_LIMIT_SECONDS = 10.0
 
 console = Console()
@@ -194,7 +194,7 @@ def _trace_last_step(model: MultiLoraTransformersModel, loader: DataLoader, samp
 
 
 def _ask(sampler: Sampler, facts: Facts, *, version: int | None = None) -> list[str]:
-    """Ask all questions at once and stream the answers; with a version, show those of the base model next to them."""
+    """Ask all questions at once and stream the answers; with a version, show the base model's answers beside them."""
     answers = ['' for _ in QUESTIONS]
     target: dict[str, Any] = {} if version is None else {'adapter_name': 'quickstart', 'version': version}
     begin = time.monotonic()
@@ -237,7 +237,7 @@ def _chat(question: str) -> dict[str, Any]:
 
 
 def _show_trace(folder: Path, facts: Facts) -> None:
-    """Show the trace once every service has written its spans."""
+    """Show the trace once every service has written its spans, or after a time limit."""
     console.rule('5. One step, published and sampled, as a trace')
     expected = {'client', 'gateway', 'model', 'checkpoint', 'sampler'}
     end = time.monotonic() + SPAN_LIMIT_SECONDS

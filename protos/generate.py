@@ -1,6 +1,6 @@
 """Generates the Python stubs of the contracts: `protos/twinkle/api/**` becomes `sdk/python/twinkle/api/**`.
 
-The stubs of an external API's messages (`EXTERNAL`) stay in the folder of the messages, because only the code in this
+The stubs of an external API's messages (`EXTERNAL`) stay in the folder of the messages, because only the code in that
 folder uses them.
 
 Run it with `./run gen`. With `--check`, it writes nothing, and fails if the committed stubs differ from the contracts.

@@ -1,4 +1,4 @@
-"""Asynchronous reinforcement learning: sampling of the next batch overlaps with training on the last one.
+"""Asynchronous reinforcement learning: sampling of the next batch overlaps with training on the previous one.
 
 One thread samples with its own weights while the main thread trains; the sampler loads the newest adapter between two
 batches. A batch is therefore up to `max_staleness` steps old when it is used. Each token carries the version that

@@ -1,7 +1,8 @@
 """Preference learning without a reward model: `python -m examples.cookbook.dpo`.
 
 Direct Preference Optimization (arXiv 2305.18290, equation 7) on pairs of answers that state the same fact: a kind
-answer is chosen, an unfriendly one of about the same length is rejected. The reference is the model without adapter.
+answer is chosen, and an unfriendly one of about the same length is rejected. The reference is the model without
+adapter.
 
 Evaluation uses other questions and other phrases. `margins` is the mean difference between the implicit rewards of
 chosen and rejected answers, in nats; `accuracies` is the fraction of pairs with a positive difference. Both start at

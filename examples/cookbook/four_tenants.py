@@ -1,8 +1,8 @@
-"""Four tenants use one base model at the same time, and each gets bitwise the results of a solo run.
+"""Four tenants use one base model at the same time, and each obtains bitwise the results of a solo run.
 
-Tenant A teaches the model its name (SFT, LoRA rank 8), B continues pre-training on plain text (rank 32), C trains with
-GRPO to write letters and samples from every version, and D only computes log-probabilities. Each tenant has its own
-key, client and thread; the services compute their batches in shared passes.
+Tenant A teaches the model its name (SFT, LoRA rank 8). B continues pre-training on plain text (rank 32). C trains with
+GRPO to write letters, and samples from every version. D only computes log-probabilities. Each tenant has its own key,
+client and thread; the services compute their batches in shared passes.
 
 The recipe runs all four tenants at the same time, and then each tenant alone. Losses, log-probabilities, samples and
 the digests of the final weights must be bitwise equal. `--solo B` runs only tenant B, alone.

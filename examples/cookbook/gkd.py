@@ -154,7 +154,7 @@ def scored_features(
 
 
 def split_questions(rng: np.random.Generator) -> tuple[list[str], list[str]]:
-    """Return the training questions, and one held-out question about each of the other subjects."""
+    """Return the training questions, and one question about each held-out subject."""
     subjects = [str(subject) for subject in rng.permutation(SUBJECTS)]
     training = [form.format(subject) for subject in subjects[HELD_OUT_SUBJECTS:] for form in QUESTIONS]
     forms = itertools.cycle(QUESTIONS)

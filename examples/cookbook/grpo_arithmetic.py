@@ -127,7 +127,7 @@ def sums(setting: Setting) -> tuple[Dataset, Dataset]:
 
 
 def rows_of(pairs: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-    """Return a chat for both orders of each pair."""
+    """Return a chat for each order of each pair."""
     return [
         {
             'messages': [*EXAMPLE, {'role': 'user', 'content': f'{left} + {right}'}],

@@ -3,8 +3,8 @@
 A game has two numbers and a target: the expected answer to `Make 8 of 3, 5` is `<answer>3 + 5</answer>`. The shaped
 reward in [0, 1] is the mean of three parts: the answer is in tags, it uses each number once, and it reaches the target
 (this part is `CountDownAccuracy`). Advantages are relative to the rest of the group (RLOO), and the upper clip range is
-wider (DAPO). Held-out games are played every few steps; their mean reward is `held_out_reward`. The recipe does not
-read the clock, so a seed always gives the same curve.
+wider than the lower one (DAPO). Held-out games are played every few steps; their mean reward is `held_out_reward`. The
+recipe does not read the clock, so a seed always gives the same curve.
 """
 
 import random
@@ -134,7 +134,7 @@ def games(setting: Setting) -> tuple[Dataset, Dataset]:
 
 
 def rows_of(pairs: Sequence[tuple[int, int]], rng: random.Random, setting: Setting) -> list[dict[str, Any]]:
-    """Return a game for both orders of each pair, whose target is the sum or the difference."""
+    """Return a game for each order of each pair; its target is the sum or the absolute difference."""
     rows: list[dict[str, Any]] = []
     for left, right in [ordered for pair in pairs for ordered in sorted({pair, pair[::-1]})]:
         target = left + right if rng.random() < setting.sums else abs(left - right)

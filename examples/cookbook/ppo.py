@@ -1,7 +1,7 @@
 """PPO with a critic: a model learns to write in capital letters, and a critic learns to predict its returns.
 
 Policy, critic and reference share one base model: the policy and the critic are LoRA adapters, the critic has a value
-head, and the reference is the base model. The sampler uses the same weights. Each step samples completions and scores
+head, and the reference is the base model. The sampler shares the base model. Each step samples completions and scores
 their fraction of capital letters. The score is the reward of the last token, and a penalty for the divergence from the
 reference is subtracted from the reward of every token. GAE computes the advantages from the critic's values, and both
 adapters are trained in minibatches.

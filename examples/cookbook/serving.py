@@ -14,8 +14,8 @@ from twinkle_client.stack import StackOptions, StackState, default_state_dir, st
 def connected(model: str) -> Iterator[TwinkleClient]:
     """Connect to services that train and sample `model`, and make the client the default of all handles.
 
-    The services are the server at TWINKLE_SERVER_URL, or the local stack started by `twinkle up`, or five services
-    with the torch engine that are started now and stopped at the end.
+    The services are the server at TWINKLE_SERVER_URL or the local stack started by `twinkle up`. Without either, five
+    services with the torch engine are started now and stopped at the end.
     """
     running = StackState.load(default_state_dir())
     if os.environ.get('TWINKLE_SERVER_URL') or (running is not None and running.is_running()):

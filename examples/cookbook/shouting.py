@@ -17,7 +17,7 @@ class ShoutReward(TextReward):
 
 
 def chats_about(topics: Iterable[str]) -> list[dict[str, Any]]:
-    """Return a chat for each topic that requests capital letters."""
+    """Return, for each topic, a chat that requests capital letters."""
     return [
         {'messages': [{'role': 'user', 'content': f'In capital letters, write about {topic}.'}]} for topic in topics
     ]

@@ -42,7 +42,7 @@ class Log:
         self.updates.put({f'{self.name}_{name}': number for name, number in numbers.items()})
 
     def weights(self, client: TwinkleClient, model: MultiLoraTransformersModel) -> None:
-        """Save and download the adapter, log the digest of its weights, and remove it from the model."""
+        """Save and download the adapter, log the digest of its weights, and delete the adapter."""
         with tempfile.TemporaryDirectory() as folder:
             files = client.download_checkpoint(model.save('final'), folder)
             self.digests.append(blake3((files / 'adapter_model.safetensors').read_bytes()).hexdigest())
@@ -104,7 +104,7 @@ def run_tenants(
 
 
 def client_of(tenant: Tenant, admin: TwinkleClient, keys: ExitStack) -> TwinkleClient:
-    """Return a client with a new key for the tenant; `keys` revokes it when it closes."""
+    """Return a client with a new key for the tenant; `keys` revokes the key on exit."""
     administration = KeyAdministration(client=admin)
     key, secret = administration.create_key(f'tenant-{tenant.name.lower()}', scopes=['train', 'sample', 'data'])
     keys.callback(administration.revoke_key, key.key_id)

@@ -1,7 +1,7 @@
 """A tiny vision-language model with random weights, for machines that are too small for a real one.
 
-It has the architecture of Qwen2.5-VL: a vision tower, and a text model with positions in time, height and width.
-Training it shows that the path from pixels to gradients works.
+The model has the architecture of Qwen2.5-VL: a vision tower, and a text model with positions in time, height and width.
+A training run with this model shows that the path from pixels to gradients works.
 """
 
 import json
@@ -30,7 +30,7 @@ PATCH_SIZE = 8
 
 
 def build_tiny_vision_model(folder: Path, *, seed: int = 0, hidden_size: int = 64) -> Path:
-    """Write the model with its tokenizer and image processor into `folder` and return it.
+    """Write the model, its tokenizer and its image processor to `folder`, and return the folder.
 
     Args:
         folder: Output folder; created if necessary.

@@ -43,7 +43,7 @@ class Setting:
     kept: int = 6
     """Maximum number of chats per round for training."""
     passes: int = 2
-    """Training steps per round, each on all of these chats."""
+    """Training steps per round, each on all chats that were kept."""
     held_out: int = 6
     """Number of held-out questions."""
     held_out_samples: int = 4

@@ -7,7 +7,7 @@ from twinkle.advantage import ADVANTAGES, GroupAdvantage, build_advantage
 
 
 class MedianAdvantage(GroupAdvantage):
-    """The difference between a reward and its group's median, which is robust against outliers."""
+    """The difference between a reward and the median of its group; a median is robust against outliers."""
 
     def centre(self, rewards_PG: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Subtract the baselines from the rewards of P prompts with G completions each."""

@@ -16,7 +16,7 @@ class FocalLoss(Loss):
         self.focus = focus
 
     def __call__(self, batch: LossBatch) -> LossOutput:
-        """Return the sum over the labels; the optimizer step divides the gradient by their number."""
+        """Return the sum over the R labels; the optimizer step divides the gradient by their number."""
         complement_R = 1 - batch.logps_R.exp()
         loss = -(batch.weights_R * complement_R**self.focus * batch.logps_R).sum()
         return LossOutput(loss=loss, num_tokens=batch.label_count)

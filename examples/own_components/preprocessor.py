@@ -15,7 +15,7 @@ class VocabularyProcessor(RowPreprocessor):
         self.language = language
 
     def convert(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return the new row. Columns that it does not contain are dropped."""
+        """Return the new row. All other columns are dropped."""
         question = {'role': 'user', 'content': f'Translate "{row["word"]}" into {self.language}.'}
         return {'messages': [question, {'role': 'assistant', 'content': row[self.language.lower()]}]}
 

@@ -4,7 +4,7 @@ from twinkle.reward import REWARDS, AnswerReward, build_reward
 
 
 class BriefAnswerReward(AnswerReward):
-    """1 for the correct answer, minus `price` for every additional word, at least 0."""
+    """1 for the correct answer, minus `price` for every additional word, at least 0; 0 for a wrong answer."""
 
     def __init__(self, ground_truth_key: str = 'ground_truth', *, price: float = 0.1) -> None:
         super().__init__(ground_truth_key)

@@ -66,7 +66,7 @@ async def serve(config: CheckpointConfig) -> None:
 
 @asynccontextmanager
 async def open_store(config: CheckpointConfig, threads: Threads) -> AsyncIterator[StateStore]:
-    """Open the durable store, behind shared memory if there is any; on exit, write all versions in memory to it."""
+    """Open the durable store, behind shared memory if there is any; on exit, spill all versions in memory."""
     disk = open_disk(config.resolved_store_url, config.store_options, are_paths_shown=config.are_folders_shown)
     durable = FolderStore(disk, threads)
     segments = open_segments(config.shared_memory) if config.memory_bytes else None

@@ -26,9 +26,8 @@ class CheckpointConfig(ServiceConfig):
     shared_memory: SegmentsConfig = SegmentsConfig()
     """Shared memory for versions, and for exchanging weights with other services on this host."""
     memory_bytes: int = Field(default=1 << 30, ge=0)
-    """Maximum shared memory in bytes for versions; at most half of the host's shared memory is used. Publishing a
-    version returns before it is on disk, and the version survives a crash of the process. 0: publishing waits for the
-    disk."""
+    """Maximum shared memory in bytes for versions; at most half of the host's shared memory is used. Publishing returns
+    before the version is on disk, and the version survives a crash of the process. 0: publishing waits for the disk."""
     ring_capacity: int = Field(default=4, ge=1)
     """Maximum number of unpinned versions per adapter; the newest version is never evicted."""
     pin_limit: int = Field(default=64, ge=1)
@@ -36,7 +35,7 @@ class CheckpointConfig(ServiceConfig):
     state_limit_bytes: int = Field(default=64 << 30, ge=1)
     """Maximum size of a state or of an uploaded archive, in bytes."""
     base_models: tuple[BaseModelId, ...] = ()
-    """Base models of this deployment, named as in the model services: only adapters that fit one of them can be
+    """Base models of this deployment, named as in the model services: only adapters that fit these models can be
     uploaded. Empty: adapters of any base model can be uploaded, and are checked when they are loaded."""
     max_lora_rank: int = Field(default=256, ge=1)
     """Maximum LoRA rank of an uploaded adapter."""

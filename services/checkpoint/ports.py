@@ -47,7 +47,7 @@ class StateWriter(Protocol):
 
     @property
     def folder(self) -> str:
-        """Path of the PEFT folder for the state if the store is a local disk; empty otherwise."""
+        """Path of the state's PEFT folder if the store is a local disk whose paths are shown; empty otherwise."""
         ...
 
     async def add(self, chunk: StateChunk) -> None:
@@ -71,7 +71,9 @@ class StateWriter(Protocol):
         ...
 
     async def commit(self, record: Record) -> None:
-        """Make the state durable and visible under the record's key, replacing an earlier state.
+        """Make the state visible under the record's key, replacing an earlier state.
+
+        Checkpoints and pinned versions are durable afterwards. Other versions may be lost in a power failure.
 
         Raises:
             StreamOutOfOrder: Bytes are missing.

@@ -61,7 +61,6 @@ def make_upload_store(config: DataConfig) -> UploadStore:
 
 
 def make_limits(config: DataConfig) -> DatasetLimits:
-    """Return the configured limits."""
     decoded = DecodedLimits(
         rows=config.row_limit,
         dataset_bytes=config.dataset_bytes,

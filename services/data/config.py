@@ -27,8 +27,8 @@ class DataConfig(ServiceConfig):
     dataset_bytes: int = Field(default=512 << 20, ge=1)
     """Maximum size of a dataset's rows in memory, in bytes."""
     decoded_bytes_per_tenant: int = Field(default=1 << 30, ge=1)
-    """Maximum memory of the rows that a tenant's requests prepare, in bytes. While a step changes rows, the old and the
-    new ones count."""
+    """Maximum memory of the rows that a tenant's requests prepare, in bytes. While a step changes rows, both the old
+    and the new rows count."""
     decoded_bytes: int = Field(default=4 << 30, ge=1)
     """Maximum memory of the rows that all requests prepare, in bytes."""
     stored_bytes: int = Field(default=32 << 30, ge=1)

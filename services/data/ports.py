@@ -25,7 +25,7 @@ class RowEngine(Protocol):
 
         Raises:
             HubIdNotFound: The id is not on any hub, mirror or cache that this service can reach.
-            InvalidField: The dataset has no such subset or split, or cannot be read.
+            InvalidField: The dataset has no such subset or split, cannot be read, or is too large to be downloaded.
         """
         ...
 
@@ -41,7 +41,7 @@ class RowEngine(Protocol):
         """Combine the rows of several tables, either interleaved or one table after another.
 
         Raises:
-            InvalidField: The tables differ in their preparation, or one of them is lazy.
+            InvalidField: The tables differ in their preparation, or a table is lazy.
         """
         ...
 
@@ -121,7 +121,7 @@ class DatasetStore(Protocol):
         ...
 
     async def export(self, dataset: Dataset, file_format: str, meter: RowMeter, *, offset: int) -> ExportedFile:
-        """Return the dataset as a file to read from byte `offset` on; the same revision always has the same bytes.
+        """Return the dataset as a file to read from byte `offset` on; the same revision always yields the same bytes.
 
         Raises:
             QuotaExceeded, BytesFull: The meter refused the rows of a format with columns, which are written together.
@@ -142,7 +142,11 @@ class LoaderStore(Protocol):
     """Stores open loaders by id. The use cases check which tenant owns a loader."""
 
     def get(self, loader_id: str) -> Loader | None:
-        """Return a loader; None if it does not exist."""
+        """Return a loader; None if it does not exist.
+
+        Raises:
+            StoredDataDamaged: The stored loader is damaged.
+        """
         ...
 
     def of_tenant(self, tenant_id: str) -> list[Loader]:

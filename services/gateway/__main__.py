@@ -63,7 +63,7 @@ class Gateway:
 
 @asynccontextmanager
 async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gateway]:
-    """Open the features of a gateway from the bottom up, and close them at the end of the block."""
+    """Open the features of a gateway in the order of their dependencies, and close them at the end of the block."""
     async with AsyncExitStack() as stack:
         database = await Database.open(config.database_address(), is_loss_accepted=config.accept_data_loss)
         stack.push_async_callback(database.close)

@@ -86,29 +86,29 @@ class FuturesConfig(_Section):
     clients retry a failed request, 300 seconds in the Tinker SDK."""
     lease: timedelta = Field(default=timedelta(seconds=10), ge=timedelta(seconds=1))
     """Time without a heartbeat after which another gateway on the same PostgreSQL database takes over this gateway's
-    futures. If the process was killed, which closes its database connection, three tenths of this time are enough."""
+    futures. If the process is killed, its database connection closes, and three tenths of this time are enough."""
     lanes_per_tenant: int = Field(default=64, ge=1)
     """Maximum number of a tenant's ordered requests that run at the same time, at most one per lane. Running requests
     are in memory."""
     lanes: int = Field(default=128, ge=1)
-    """The same limit for all tenants together."""
+    """Limit of `lanes_per_tenant` for all tenants together."""
     unordered_per_tenant: int = Field(default=256, ge=1)
     """Maximum number of a tenant's other requests that run at the same time."""
     unordered: int = Field(default=1024, ge=1)
-    """The same limit for all tenants together."""
+    """Limit of `unordered_per_tenant` for all tenants together."""
     waiting_per_tenant: int = Field(default=4096, ge=1)
     """Maximum number of unfinished requests of a tenant; further requests are refused."""
     waiting: int = Field(default=32768, ge=1)
-    """The same limit for all tenants together; each request takes some kilobytes of memory."""
+    """Limit of `waiting_per_tenant` for all tenants together; each request takes some kilobytes of memory."""
     waiting_bytes_per_tenant: int = Field(default=4 << 30, ge=1 << 10)
     """Maximum total bytes of a tenant's unfinished requests, which are stored on disk."""
     waiting_bytes: int = Field(default=16 << 30, ge=1 << 10)
-    """The same limit for all tenants together."""
+    """Limit of `waiting_bytes_per_tenant` for all tenants together."""
     running_bytes_per_tenant: int = Field(default=256 << 20, ge=1 << 10)
-    """Maximum total bytes of a tenant's running ordered requests, which are in memory; further requests wait. The same
-    limit applies separately to the tenant's other requests."""
+    """Maximum total bytes of a tenant's running ordered requests, which are in memory; further requests wait. An equal,
+    separate limit applies to the tenant's other requests."""
     running_bytes: int = Field(default=1 << 30, ge=1 << 10)
-    """The same limit for all tenants together."""
+    """Limit of `running_bytes_per_tenant` for all tenants together."""
     results_for: timedelta = Field(default=timedelta(hours=6), ge=timedelta(minutes=1))
     """Time for which a result can be fetched."""
     records_for: timedelta = Field(default=timedelta(days=7), ge=timedelta(minutes=1))
@@ -143,11 +143,11 @@ class MemoryConfig(_Section):
     bodies_per_tenant: int = Field(default=256 << 20, ge=1 << 16)
     """Bytes of a tenant's request and response bodies in progress over HTTP; `limits` bounds gRPC messages."""
     bodies: int = Field(default=1 << 30, ge=1 << 16)
-    """The same limit for all tenants together."""
+    """Limit of `bodies_per_tenant` for all tenants together."""
     work_per_tenant: int = Field(default=512 << 20, ge=1 << 16)
     """Estimated bytes of the values that are parsed from a tenant's bodies."""
     work: int = Field(default=1 << 30, ge=1 << 16)
-    """The same limit for all tenants together."""
+    """Limit of `work_per_tenant` for all tenants together."""
     wait: timedelta = Field(default=timedelta(seconds=5), ge=timedelta())
     """Time for which a request waits for memory before it is refused."""
 
@@ -302,7 +302,7 @@ class GatewayConfig(ServiceConfig):
         return self.state_dir / 'key_pepper'
 
     def is_on_loopback(self) -> bool:
-        """Return whether the gateway can be reached from this host only."""
+        """Return whether the gRPC addresses can be reached from this host only."""
         return all(_is_loopback(address) for address in (self.listen, self.internal_listen) if address)
 
 

@@ -21,7 +21,7 @@ class SessionNotFound(NotFound):
 
 @domain_error('SESSION_FINISHED', 'session {session_id!r} is finished; create another one')
 class SessionFinished(FailedPrecondition):
-    """The session's client has finished it."""
+    """The client has finished the session."""
 
     session_id: str
 
@@ -162,7 +162,7 @@ class ReplicaNotReached(ServiceUnreachable):
     'change the request, for example its length or its parameters',
 )
 class RequestCrashed(FailedPrecondition):
-    """Several processes in a row ended while they ran the request, which may be the cause."""
+    """Several processes in a row ended while they ran the request. The request may be the cause."""
 
     failure_count: int
 

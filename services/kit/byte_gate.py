@@ -28,8 +28,8 @@ class ByteGate:
     """Admits requests for bytes up to the limits and queues the others. Use it from one event loop only.
 
     Tenants with fewer bytes in use are served first. The small and the large requests of a tenant form separate queues,
-    each served in order. A tenant may take at most as many bytes as remain free, so that a few tenants cannot take all
-    bytes.
+    each served in order. A large request is admitted only while the bytes of its tenant, including the request, are at
+    most as many as the free bytes. A few tenants therefore cannot take all bytes.
     """
 
     def __init__(self, *, tenant_bytes: int, total_bytes: int, wait_seconds: float | None) -> None:
@@ -53,7 +53,7 @@ class ByteGate:
 
     @property
     def largest_bytes(self) -> int:
-        """Maximum number of bytes that are counted for one request; a larger request runs alone."""
+        """Maximum number of bytes counted for one request. A larger one excludes other large requests of its tenant."""
         return self._tenant_bytes * (_RESERVED_FRACTION - 1) // _RESERVED_FRACTION
 
     def hold(self, tenant_id: str) -> 'Hold':

@@ -8,7 +8,7 @@ class Caller:
     """The tenant on whose behalf a call is made, and the scopes of its credentials."""
 
     tenant_id: str
-    """Owner of everything that the call may read or create."""
+    """Owner of everything that the call may read or create; empty if a service acts for no tenant."""
     key_id: str = ''
     """Public part of the API key; empty for calls inside the cluster without a forwarded key."""
     project_id: str = ''

@@ -26,7 +26,9 @@ from services.kit.tls import names_in
 AUTHORITY = 'ca'
 """Name of the authority's files."""
 AUTHORITY_TIME = timedelta(days=3650)
+"""Validity of a new authority."""
 SERVICE_TIME = timedelta(days=365)
+"""Validity of a new certificate of a service, which ends no later than the authority's."""
 _LOOPBACK = ('localhost', '127.0.0.1', '::1')
 _CLOCK_SKEW = timedelta(hours=1)
 """New certificates are backdated by this duration, so that machines with slow clocks accept them."""
@@ -60,7 +62,7 @@ def make_certificates(
         services: Hosts by service, as DNS names or addresses. The service's name and loopback are always included.
         is_forced: Whether to replace the certificates of the services. The existing authority signs the new ones, which
             keep the hosts of the previous ones.
-        now: Start of the validity; None for the current time.
+        now: Time from which the validity is counted; None for the current time.
 
     Returns:
         All certificates, the authority's first.

@@ -54,7 +54,7 @@ def check_sums(folder: Path) -> None:
     """Compare the files of a folder with their stored digests; files that were added later are not checked.
 
     Raises:
-        FileDamaged: A file differs or is missing.
+        FileDamaged: A file differs or is missing, or the stored digests are damaged.
     """
     try:
         lines = checked((folder / _SUMS).read_bytes()).decode(errors='replace').splitlines()
@@ -78,7 +78,7 @@ def digest_of(path: Path, size_bytes: int | None = None) -> str:
 
 
 def write_prefix_sum(path: Path) -> None:
-    """Store the current digest of a growing file in a file beside it; do nothing if the disk fails."""
+    """Store the current digest of a growing file in a file beside it. Errors of the file system are ignored."""
     with suppress(OSError):
         size_bytes = path.stat().st_size
         staging = path.with_name(f'{path.name}.b3.new')
@@ -87,7 +87,9 @@ def write_prefix_sum(path: Path) -> None:
 
 
 def is_prefix_intact(path: Path, *, is_content_read: bool = True) -> bool:
-    """Return whether a file still begins with the bytes that `write_prefix_sum` covered last; True without a digest.
+    """Return whether a file still begins with the bytes that `write_prefix_sum` covered last.
+
+    The result is True if the file is missing or its digest is missing or unreadable.
 
     Args:
         path: The file.

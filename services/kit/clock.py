@@ -37,11 +37,11 @@ class FakeClock:
         self._elapsed = timedelta()
 
     def now(self) -> datetime:
-        """Return the start plus the advanced time."""
+        """Return the start plus the steps of all calls of `advance`."""
         return self._now + self._elapsed
 
     def monotonic(self) -> float:
-        """Return the advanced time in seconds."""
+        """Return the sum of the steps of all calls of `advance`, in seconds."""
         return self._elapsed.total_seconds()
 
     def advance(self, step: timedelta) -> None:

@@ -72,7 +72,8 @@ class ServiceConfig(BaseModel):
     address_file: Path | None = None
     """File that receives the address and process id once the service is ready. Unset: no file."""
     internal_token: str = Field(default='', repr=False)
-    """Secret that the services share. Empty: all callers are trusted, which is allowed on loopback only."""
+    """Secret that the services share. Empty: services other than the gateway trust all callers and must listen on
+    loopback."""
     tls: TlsConfig = TlsConfig()
     drain_seconds: float = Field(default=10.0, ge=0)
     """Time in seconds for running calls to complete after a stop was requested."""
@@ -87,7 +88,7 @@ class ServiceConfig(BaseModel):
         return self
 
     def peers(self) -> frozenset[str]:
-        """Return the trusted names. A caller's certificate must have one of them, unless the set is empty."""
+        """Return the trusted names. A caller's certificate must have a trusted name, unless the set is empty."""
         if self.tls.trusted_peers is not None:
             return frozenset(self.tls.trusted_peers)
         return frozenset(f'twinkle://{name}' for name in self.callers) if self.tls.certificate else frozenset()
@@ -110,7 +111,7 @@ _NOT_FIELDS = frozenset({'TWINKLE_MODEL_ID_ALIASES'})
 def keep_files_private() -> None:
     """Let this process and its children create folders with mode 0700 and files with mode 0600.
 
-    Called at the start of each service, whose state holds keys, data and weights of its tenants.
+    Each service calls this function at its start, because its files contain keys, data and weights of tenants.
     """
     os.umask(0o077)
 

@@ -59,7 +59,7 @@ EXPIRY_FAILPOINTS = ('expiry.saved', 'expiry.removed')
 LOADER_FAILPOINTS = ('batch.fetched',)
 """Failpoint of an operation with a loader's batch, before the operation begins."""
 ATTEMPT_FAILPOINTS = ('attempt.counted',)
-"""Failpoint after an attempt at work that may crash the model service was counted, before the work begins."""
+"""Failpoint after counting an attempt at work that may crash the model service, and before the work begins."""
 SESSION_FAILPOINTS = (
     'session.expired',
     'session.parked',
@@ -80,7 +80,7 @@ class Failpoints:
     """Counts how often each armed failpoint is reached."""
 
     def __init__(self, armed: Mapping[str, int], *, death: signal.Signals = signal.SIGKILL) -> None:
-        """Arm failpoints: the process sends itself `death` once a failpoint has been reached that many times.
+        """Arm failpoints: the process sends itself `death` when a failpoint is reached as often as `armed` states.
 
         Raises:
             ValueError: A name is unknown, or a count is less than 1.

@@ -32,7 +32,7 @@ def parse_page(page_size: int, page_token: str, *, query: str, key_types: tuple[
         page_size: 0 selects the default of 50; values above 1000 are reduced to 1000.
         page_token: Empty, or a token of `page_token_after` for the same `query`.
         query: All other inputs of the list: method, tenant and filters.
-        key_types: Types of the sort key's values; tokens are untrusted input.
+        key_types: Types of the sort key's values, which are checked because tokens are untrusted input.
 
     Raises:
         InvalidField: The page size is negative.

@@ -12,6 +12,7 @@ class BaseModelFacts:
 
     base_model: str
     context_tokens: int
+    """Maximum number of tokens of a sequence, including prompt and completion."""
     vocabulary_size: int
     parameter_count: int
     dtype: str
@@ -29,7 +30,9 @@ class ServerFacts:
     components: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
     """Known component names by kind."""
     batch_tokens: int = 0
+    """Maximum number of tokens of a batch; 0 if the service has no such limit."""
     lora_rank: int = 0
+    """Maximum LoRA rank; 0 if the service has no such limit."""
     engine_version: str = ''
     """Engine with its version; empty if the service has no engine."""
 

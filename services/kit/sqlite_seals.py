@@ -2,8 +2,8 @@
 
 SQLite checks neither the values of rows nor whether its write-ahead log is complete: a changed value is returned as if
 it had been stored, and everything after a damaged frame of the log is dropped as if it had never been committed.
-Therefore triggers store a digest of each row, its seal, in the table `row_seals`. That table also counts transactions,
-and the count is copied to a small file, the mark. A database whose count is below its mark has lost transactions.
+Therefore triggers store a digest of each row, its seal, in the table `row_seals`. It also contains a count of
+transactions, which is copied to a small file, the mark. A database whose count is below its mark lost transactions.
 
 The mark is written after each commit and before the commit is acknowledged, but it is synced only occasionally. If
 only the process was killed, the mark shows every loss. After a power failure, it shows the loss of transactions that
@@ -150,7 +150,7 @@ def seal_again(connection: DatabaseConnection, tables: Iterable[str]) -> None:
 
 
 def forget(connection: DatabaseConnection, tables: Iterable[str], first_key: int) -> None:
-    """Remove the seals of all rows whose primary key begins with `first_key`, including rows that damage removed."""
+    """Remove the seals of all rows whose primary key begins with `first_key`, even if the rows no longer exist."""
     for table in tables:
         statement = f"DELETE FROM {_SEALS} WHERE name = '{table}' AND (key = '{first_key}' OR key GLOB '{first_key},*')"  # noqa: S608
         _run(connection, statement)
@@ -188,6 +188,8 @@ def check(
     connection: DatabaseConnection, mark: DatabaseMark, path: Path, *, is_loss_accepted: bool
 ) -> list[DamagedRow]:
     """Check the structure of the database, its transactions and its rows, and return the damaged rows.
+
+    Damaged indexes are rebuilt.
 
     Raises:
         DatabaseDamaged: The structure is damaged, or committed transactions are missing and the loss is not accepted.
@@ -232,7 +234,7 @@ def refuse(rows: Sequence[DamagedRow], path: Path) -> NoReturn:
 def named_damage(path: str, *, wrapper: type[Exception] = sqlite3.Error) -> Iterator[None]:
     """Convert errors of a damaged database to DatabaseDamaged, which names the file.
 
-    An error that a `wrapper` holds in its attribute `orig` is converted, too.
+    The error in the attribute `orig` of a `wrapper` is converted, too.
 
     Raises:
         DatabaseDamaged: The file is damaged.

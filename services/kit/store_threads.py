@@ -1,4 +1,4 @@
-"""Errors of a disk that cannot be used at the moment, and threads that convert them for a store."""
+"""Conversion of the errors of a disk that cannot be used at the moment, and threads of a store that apply it."""
 
 import asyncio
 import errno
@@ -28,7 +28,7 @@ _PROBLEMS = {
     errno.ENFILE: 'too many files are open on this host',
     errno.ENOMEM: 'the host has too little memory',
 }
-"""Errors of the disk after which a store has undone its change, and their descriptions for callers."""
+"""Errors of the system after which a store has undone its change, and their descriptions for callers."""
 
 
 @contextmanager
@@ -36,7 +36,8 @@ def store_errors() -> Iterator[None]:
     """Convert the errors of a disk that cannot be used at the moment. Other errors of the system are raised unchanged.
 
     Raises:
-        StoreUnavailable: The disk is full, read-only or broken, or too many files are open.
+        StoreUnavailable: The disk is full, read-only, broken or inaccessible, too many files are open, or memory is
+            exhausted.
     """
     try:
         yield

@@ -32,7 +32,7 @@ _HEADERS = TypeAdapter(UploadHeader)
 
 @dataclass(frozen=True, kw_only=True)
 class UploadChunk:
-    """Bytes of an upload whose checksum was verified."""
+    """Bytes of an upload, with a verified checksum."""
 
     offset: int
     """Offset of the first byte in the file."""
@@ -56,7 +56,7 @@ class UploadStatus:
 
 
 def _header_in(folder: Path) -> UploadHeader | None:
-    """Return the header in a folder; None if it is missing or was damaged by a power failure."""
+    """Return the header in a folder; None if it is missing or damaged."""
     with suppress(FileNotFoundError, ValueError):
         return _HEADERS.validate_json(checked((folder / _HEADER_FILE).read_bytes()))
     return None
@@ -66,7 +66,7 @@ def intact_status(folder: Path, upload_id: str, *, is_content_read: bool = False
     """Return the state of the upload in a folder; None if there is no upload.
 
     Raises:
-        StoredDataDamaged: The header is damaged, or bytes are missing or, if they are read, changed.
+        StoredDataDamaged: The header is damaged, or bytes are missing. With `is_content_read`, also: bytes changed.
     """
     if (status := status_in(folder)) is None and not (folder / _HEADER_FILE).exists():
         return None

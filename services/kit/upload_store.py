@@ -67,8 +67,8 @@ class UploadRules:
     byte_quota: UploadQuota | None = None
     """Maximum size of all uploads of a tenant, in bytes; None for no limit."""
     is_header_binding: bool = True
-    """If True, later streams must repeat the first header, and its size counts until the upload expires. If False, each
-    stream announces the size again, and only the stored bytes count while no stream is open."""
+    """If True, later streams must repeat the first header, and its size counts for the quota as long as the upload
+    exists. If False, each stream announces the size again, and only stored bytes count while no stream is open."""
     chunk_field: str = 'chunk.data'
     """Field path of a chunk that exceeds the announced size."""
 
@@ -87,7 +87,7 @@ class UploadStore:
         """Held while uploads are counted, created or removed, so that concurrent calls cannot exceed a quota."""
 
     async def open(self, tenant_id: str, header: UploadHeader) -> 'Upload':
-        """Create an upload or continue an existing one.
+        """Create an upload or continue an existing one; an upload that lost bytes starts at byte 0 again.
 
         Raises:
             InUse: Another stream sends this upload.
@@ -115,8 +115,7 @@ class UploadStore:
         """Return the state of an upload; None if the tenant has no such upload.
 
         Raises:
-            StoredDataDamaged: The header is damaged, or bytes are missing or, if read, changed. A new stream starts at
-                byte 0.
+            StoredDataDamaged: The header is damaged, or bytes are missing. With `is_content_read`, also: bytes changed.
         """
         folder = self._folder(tenant_id, upload_id)
         return await run_in_store_thread(intact_status, folder, upload_id, is_content_read=is_content_read)
@@ -262,6 +261,7 @@ class Upload:
 
         Raises:
             StreamOutOfOrder, InvalidField: See `check`; nothing was stored.
+            StoreUnavailable: The disk cannot be used; nothing was stored.
         """
         self.check(chunk.offset, len(chunk.data))
         new = memoryview(chunk.data)[self._committed_bytes - chunk.offset :]
@@ -270,7 +270,7 @@ class Upload:
             self._committed_bytes += len(new)
 
     async def verify(self) -> None:
-        """Compare the digest of a complete upload with its header's; without a digest in the header, do nothing.
+        """Check that a complete upload has the digest of its header; do nothing if the header has no digest.
 
         Raises:
             DigestMismatch: The digests differ. The upload was removed.

@@ -77,7 +77,7 @@ def repeat_calls(config: ModelConfig) -> None:
     Raises:
         SystemExit: The model cannot be loaded; the message states the cause.
     """
-    # Only the first process opens files and ports of the service. The output of all processes goes to its log.
+    # Only the first process opens files and ports of the service; its log contains the output of all processes.
     unset = {'log_file': None, 'trace_dir': None, 'metrics_port': 0, 'otlp_endpoint': ''}
     start_telemetry(config.telemetry.model_copy(update=unset), service=f'model rank {os.environ["RANK"]}')
     options = load_options(config)
@@ -93,6 +93,7 @@ async def serve(config: ModelConfig) -> None:
 
     Raises:
         SystemExit: The model cannot be loaded; the message states the cause.
+        JournalRefused: See `open_journal`.
     """
     async with AsyncExitStack() as stack:
         try:
@@ -198,7 +199,6 @@ async def load_backend(config: ModelConfig) -> GroupBackend:
 
 
 def load_options(config: ModelConfig) -> LoadOptions:
-    """Return the options of the configured engine."""
     return LoadOptions(
         base_model=config.base_model,
         dtype=config.dtype,
@@ -215,7 +215,6 @@ def load_options(config: ModelConfig) -> LoadOptions:
 
 
 def make_limits(config: ModelConfig) -> Limits:
-    """Return the configured limits."""
     return Limits(
         adapters=AdapterLimits(tenant=config.max_adapters_per_tenant, total=config.max_adapters),
         lora_rank=config.max_lora_rank,

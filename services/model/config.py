@@ -21,7 +21,7 @@ class MeshConfig(BaseModel):
 
     @property
     def process_count(self) -> int:
-        """Number of processes."""
+        """Number of processes of the mesh."""
         return self.dp * self.fsdp
 
 
@@ -59,6 +59,7 @@ class ModelConfig(ServiceConfig):
     """The `dp` x `fsdp` processes that share the model. On CPUs of one kind and with an equal `thread_count`,
     adapters are bitwise the same for all sizes, which can be changed while the service is stopped."""
     workers: WorkersConfig = WorkersConfig()
+    """Settings of the processes of the mesh."""
     checkpoint_address: str = Field(min_length=1)
     """Address of the checkpoint service, `host:port`."""
     data_address: str = ''
@@ -70,7 +71,7 @@ class ModelConfig(ServiceConfig):
     max_batch_tokens: int = Field(default=65536, ge=1)
     """Maximum number of tokens in a batch."""
     max_batch_examples: int = Field(default=2048, ge=1)
-    """Maximum number of examples in a batch. Each example is checked before a pass, during which other tenants wait."""
+    """Maximum number of examples in a batch. Other tenants wait while the examples are checked before a pass."""
     pass_tokens: int = Field(default=1024, ge=1)
     """Number of tokens per pass through the model. Larger batches take several passes. Small batches of different
     adapters share a pass. Each process of the mesh runs one pass at a time."""
@@ -81,10 +82,10 @@ class ModelConfig(ServiceConfig):
     tenant_weights: Mapping[str, PositiveFloat] = {}
     """Positive weight of each tenant when tenants compete for the device; 1 for tenants that are not listed."""
     full_parameters: bool = False
-    """Whether API keys with the scope `full_parameters` may train the base model itself. Such a run leases this
-    replica: until its lease ends, operations on other adapters are refused."""
+    """Whether API keys with the scope `full_parameters` may train the base model itself. A full-parameter run leases
+    this replica: until its lease ends, operations on other adapters are refused."""
     lease_quiet_seconds: float = Field(default=3600.0, ge=0)
-    """A full-parameter run gets the replica only if no other adapter ran an operation within this many seconds.
+    """A full-parameter run can lease the replica only if no other adapter ran an operation within this many seconds.
     Adapters whose sessions have ended do not count."""
     max_adapters: int = Field(default=65536, ge=1)
     """Maximum number of adapters of all tenants. An adapter that is not resident uses disk space and a few kilobytes of

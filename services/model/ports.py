@@ -41,8 +41,8 @@ class TrainerBackend(Protocol):
         Full-parameter training needs the base model exclusively; deleting the adapter restores the base model.
 
         Raises:
-            InvalidField, UnknownComponent: The configuration is invalid; field paths start with `lora_config` or
-                `training_config`.
+            InvalidField, UnknownComponent: The configuration is invalid; field paths start with `lora_config`,
+                `full_parameters` or `training_config`.
         """
         ...
 

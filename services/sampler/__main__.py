@@ -55,7 +55,7 @@ async def serve(config: SamplerConfig) -> None:
     """Serve until SIGINT or SIGTERM, or until a gateway requests that this sampler leave the fleet.
 
     Raises:
-        SystemExit: The model cannot be loaded; the message states the cause.
+        SystemExit: The model cannot be loaded, or the engine failed permanently; the message states the cause.
     """
     try:
         engine = await asyncio.to_thread(make_engine, config)
@@ -143,7 +143,7 @@ def make_server(
         engine: Engine that samples.
         versions: Versions that requests may use.
         admission: Slots of the engine.
-        host_id: Id of the shared memory with this process's segments; empty if there is no shared memory.
+        host_id: Id of the shared memory that contains this process's segments; empty without shared memory.
     """
     requests = RunningRequests()
     runner = PromptRunner(engine, versions, admission, requests, is_base_prefix_shared=config.share_base_prefixes)
@@ -166,7 +166,7 @@ def make_server(
 
 
 def server_facts(facts: EngineFacts, *, patches: Mapping[str, Mapping[str, Any]], is_dedicated: bool) -> ServerFacts:
-    """Return the engine's properties and the patches to its base model, which GetServerInfo reports."""
+    """Return the properties that GetServerInfo reports: those of the engine, and the patches of its base model."""
     model = BaseModelFacts(
         base_model=facts.base_model,
         context_tokens=facts.context_tokens,

@@ -88,7 +88,8 @@ class SamplerConfig(ServiceConfig):
     max_resident_versions: int = Field(default=32, ge=1)
     """Maximum number of adapter versions in memory. The least recently used version that is idle is evicted first."""
     max_resident_bytes: int = Field(default=8 << 30, ge=1)
-    """Maximum total size of these versions in bytes. An engine may need the same amount again for its copies."""
+    """Maximum total size of the adapter versions in memory, in bytes. An engine may need the same amount again for its
+    copies."""
     max_followed_adapters: int = Field(default=1024, ge=1)
     """Maximum number of adapters whose new versions are fetched as they are published. The least recently used adapter
     is dropped first."""

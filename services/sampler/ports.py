@@ -38,7 +38,7 @@ class SamplerEngine(Protocol):
         Raises:
             InvalidField: The chat or text cannot be encoded, or a token is outside the vocabulary. The field path
                 starts with 'token_ids', 'text' or 'chat'.
-            ContextExceeded: A chat is longer than the context.
+            ContextExceeded: A chat, or the minimum number of tokens of a text, exceeds the context.
         """
         ...
 
@@ -65,22 +65,24 @@ class SamplerEngine(Protocol):
     async def replace_base(self, weights: AdapterWeights) -> None:
         """Replace the base model's weights; adapters stay loaded, and cached prefixes are dropped.
 
-        Tokens that are sampled without an adapter have the version of `weights` from then on. A replacement that has
+        Afterwards, tokens sampled without an adapter are labelled with the version of `weights`. A replacement that has
         begun is completed even if the call is cancelled.
 
         Raises:
-            AdapterMisfit: The weights are not a complete set for this model; the old weights continue to serve.
-            EngineInUse: Requests run, or the engine sleeps; nothing changed.
+            AdapterMisfit: The weights are not a complete set for this model; the old weights remain in use.
+            EngineInUse: Requests are running, or the engine is sleeping; the old weights remain in use.
         """
         ...
 
     async def check_form(self, form: StructuredOutput, tenant_id: str) -> None:
-        """Check at a limited cost that outputs can be constrained to a form; checks alternate between tenants.
+        """Check that the engine can constrain outputs to `form`, within limits on the time and memory of the check.
 
-        An engine without structured output does nothing here and raises in `generate`.
+        Tenants take turns, so that many checks of one tenant do not delay those of another. An engine without
+        structured output does nothing here; its `generate` raises NotSupportedHere.
 
         Raises:
-            InvalidField: The form is invalid or too expensive; the field is 'params.structured_output'.
+            InvalidField: The form is invalid, or its check exceeds a limit; the field is 'params.structured_output'.
+            EngineFailed: The engine did not answer the check.
         """
         ...
 
@@ -93,6 +95,10 @@ class SamplerEngine(Protocol):
         Raises:
             ContextExceeded: Prompt and new tokens exceed the context; nothing was computed.
             InvalidField: A parameter is invalid for this engine; the field path is relative to the request.
+            NotSupportedHere: The engine does not support a parameter, for example structured output.
+            VersionNotFound: The request's adapter version is not loaded.
+            AdapterMisfit: The weights compute log-probabilities that are NaN.
+            EngineFailed: The engine failed while it ran the request.
         """
         ...
 

@@ -27,13 +27,14 @@ MODEL = 'twinkle/tiny-damage'
 FEATURE = {'input_ids': [5, 6, 7, 8], 'labels': [6, 7, 8, -100]}
 CHATS = [{'messages': [{'role': 'user', 'content': 'q'}, {'role': 'assistant', 'content': f'a{i}'}]} for i in range(4)]
 REASONS = {'ADAPTER_DAMAGED', 'CHECKPOINT_DAMAGED', 'STORED_DATA_DAMAGED', 'PAYLOAD_LOST'}
+"""Reasons with which a call may report damage."""
 DERIVED = ('logs/', 'traces/', 'config/', 'run/')
 """Folders of a stack that contain no state: each start writes them, or only reads them."""
 
 
 @dataclass(frozen=True)
 class _Work:
-    """Ids of what was acknowledged before the stack was killed."""
+    """Adapter ids, checkpoint path and API key that were acknowledged before the stack was killed."""
 
     trained: str
     parked: str
@@ -64,7 +65,7 @@ def _work(client: TwinkleClient) -> _Work:
 
 
 def _observed(state: StackState, work: _Work) -> dict[str, object]:
-    """Return what each verb returns after a start, or the reason of its refusal."""
+    """Return the result of each verb after a start, or the reason of its refusal."""
     with TwinkleClient(state.address, state.read_api_key()) as client:
         model = MultiLoraTransformersModel(MODEL, client=client)
         sampler = Sampler(MODEL, client=client)
@@ -110,7 +111,7 @@ def _kill(state: StackState) -> None:
 
 @pytest.fixture(scope='module')
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, _Work, dict[str, object]]]:
-    """State folder of a stack that was killed, what it had acknowledged, and what a start without damage returns."""
+    """State folder of a killed stack, its acknowledged work, and the results of verbs after a start without damage."""
     model = build_tiny_model(tmp_path_factory.mktemp('model'), family='qwen3')
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv('TWINKLE_MODEL_ID_ALIASES', f'{MODEL}={model}')
@@ -125,7 +126,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, _Wo
 
 
 def _started(folder: Path, work: _Work) -> dict[str, object]:
-    """Start the stack in a folder, and return what its verbs return."""
+    """Start the stack in a folder, and return the results of its verbs."""
     state = start_stack(_options(folder), report=_silent)
     try:
         return _observed(state, work)

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.timeout(300)
 
 MODEL = 'smollm2-135m-instruct'
 TOLERANCE = 1e-4
+"""Maximum difference between two computations of a log-probability in float32."""
 
 
 @pytest.fixture(scope='module')

@@ -44,9 +44,9 @@ QUIET_READS = 12
 RECORDINGS = 3
 """Number of recordings of each flow. A flow that exceeds its budget is recorded this number of times again."""
 SESSIONS = {'heartbeat_interval': 600, 'session_lifetime': 1200}
-"""Settings of the gateway with which no heartbeat of the client falls into a window."""
+"""Settings of the gateway, in seconds, with which no heartbeat of the client falls into a recording."""
 IDLE_READS = 150
-"""Number of such reads for an idle stack, during which leases and heartbeats must be renewed."""
+"""Number of reads without new functions of an idle stack; leases and heartbeats must be renewed during these reads."""
 FEATURE = {'input_ids': [5, 6, 7, 8], 'labels': [6, 7, 8, -100]}
 Entered = frozenset[tuple[str, str]]
 

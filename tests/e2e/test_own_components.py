@@ -45,7 +45,7 @@ def test_a_component_takes_ten_lines(name: str) -> None:
 
 
 def test_custom_loss_falls() -> None:
-    """The custom loss falls when given as class, object or name, and a higher focus lowers it from the first step."""
+    """The custom loss falls when given as class, object or name, and a higher focus gives a lower first loss."""
     losses = {way: [float(number) for number in re.findall(r'[\d.]+', line)] for way, line in run('loss').items()}
     assert set(losses) == {'class', 'object', 'name'}
     assert all(last < first for first, last in losses.values())

@@ -62,7 +62,7 @@ def stack(cluster: RayCluster, tmp_path: Path) -> Iterator[StackState]:
 
 
 def test_training_continues_after_processes_and_actors_are_killed(stack: StackState) -> None:
-    """The trainer, then its actor and that of the sampler are killed: the losses are those of an undisturbed run.
+    """The losses are those of an undisturbed run although the trainer, and later two actors, are killed.
 
     An added sampler serves the newest version. Stopping the stack ends all processes and actors.
     """
@@ -94,7 +94,7 @@ def test_training_continues_after_processes_and_actors_are_killed(stack: StackSt
 
 
 def test_trainer_of_a_lost_node_continues_on_another_one(stack: StackState, cluster: RayCluster) -> None:
-    """The node of the trainer is lost: it continues on a new one, at another address, which the gateway uses."""
+    """A trainer whose node is lost continues on a new node, at another address that the gateway uses."""
     with TwinkleClient(stack.address, stack.read_api_key()) as client:
         model = MultiLoraTransformersModel(stack.base_model, client=client)
         undisturbed = _train(model, 'undisturbed', before_step=lambda step: None)

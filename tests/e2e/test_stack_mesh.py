@@ -82,7 +82,7 @@ def _train(model: MultiLoraTransformersModel, name: str, *, at_midpoint: Callabl
 
 
 def _processes_of(stack: StackState) -> list[int]:
-    """Return the ranks of the model service of a stack, in order."""
+    """Return the process ids of the ranks of a stack's model service."""
     config = str(stack.state_dir / 'config' / 'model.yaml')
     pattern = f'-m services.model --config {config}'
     found = subprocess.run(['pgrep', '-f', '--', pattern], capture_output=True, text=True, check=False)

@@ -61,7 +61,7 @@ UNREAD_FIELDS: Mapping[str, str] = {
 
 
 def test_every_public_argument_is_read() -> None:
-    """A public function reads each parameter, and a public class uses it for more than a check of its value."""
+    """Public functions read each parameter, and public methods use each one for more than a check of its value."""
     found = {
         f'{module.name}.{name}({parameter})'
         for module in modules(*LIBRARY)
@@ -119,7 +119,7 @@ def _names_read(node: ast.AST) -> Iterator[str]:
 
 
 def _effective_reads(node: ast.AST) -> Iterator[str]:
-    """Yield the names that a statement reads, except in checks, in log lines and for attributes that are not read."""
+    """Yield the names that a statement reads outside of checks, log lines and assignments to unread attributes."""
     if isinstance(node, ast.Raise) or _is_log_line(node):
         return
     if isinstance(node, ast.If) and _is_check(node):

@@ -96,6 +96,7 @@ BY_CODE = {
     **dict.fromkeys((Code.PERMISSION_DENIED, Code.UNAUTHENTICATED, Code.UNIMPLEMENTED), Disposition.REFUSED),
     **dict.fromkeys((Code.ABORTED, Code.CANCELLED, Code.DATA_LOSS, Code.INTERNAL), Disposition.UNKNOWN),
 }
+"""Dispositions by status code; the disposition of RESOURCE_EXHAUSTED depends on the retry time."""
 
 
 @pytest.mark.parametrize('error', ERRORS, ids=lambda error: f'{error.__module__}.{error.__name__}')

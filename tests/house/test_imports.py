@@ -56,6 +56,7 @@ for name in json.loads(sys.argv[2]):
     seen |= loaded
 print(json.dumps(found))
 """
+"""A program that prints the heavy libraries that each module loads first."""
 
 
 def test_light_modules_load_no_heavy_library() -> None:

@@ -11,7 +11,7 @@ from fixtures.source_tree import modules, tracked_files
 FORBIDDEN_NAMES = {'utils', 'util', 'helpers', 'helper', 'common', 'misc'}
 """Names that do not describe their contents."""
 TYPED_BY_USERS = {'sdk/python/twinkle/server/common.py', 'sdk/python/twinkle/server/tinker/common.py'}
-"""Modules that user programs import by such a name; each only re-exports its contents."""
+"""Modules with a forbidden name that user programs import; they only re-export names of other modules."""
 TORCH_PACKAGES = ('loss', 'metric', 'model', 'module', 'nn', 'processor', 'sampler')
 """Packages of the library that load torch; their name lists are checked only in the source."""
 PACKAGES = [module for module in modules('sdk/python/', 'services/') if module.is_package]

@@ -1,4 +1,4 @@
-"""Each module of a service holds one resource or idea, and each class name has one meaning."""
+"""Structure of the services: few small modules, unique class names, a bounded gateway, and no import cycles."""
 
 import ast
 import re
@@ -13,7 +13,7 @@ from fixtures.source_tree import modules
 SERVICES = ('checkpoint', 'data', 'gateway', 'kit', 'model', 'sampler')
 SMALL_LINES = 40
 SMALL_SHARE = 0.15
-"""Largest share of a service's modules that may be shorter than `SMALL_LINES`: a module holds more than one verb."""
+"""Largest share of a service's modules that may have fewer than `SMALL_LINES` lines."""
 PARAMETER_CONTAINERS = re.compile(r'\w+(World|Needs|Verbs|Parts)')
 """Names of classes that only pass parameters between constructors."""
 GATEWAY_FILES = 150

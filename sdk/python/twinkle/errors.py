@@ -26,7 +26,8 @@ def error_class(message: str = '') -> Callable[[type[_Error]], type[_Error]]:
 
     Args:
         message: Format string over the fields, such as `'no adapter {adapter_id!r}'`. A tuple or list is shown as its
-            items with commas between them, or as 'none'. Empty: the class or a base defines `__str__`.
+            items with commas between them, or as 'none' if it is empty. Without a message, the class or a base must
+            define `__str__`.
 
     Raises:
         TypeError: The message names something that is not a field, or there is neither a message nor a `__str__`.

@@ -16,6 +16,7 @@ SCOPES: dict[str, pb.Scope.ValueType] = {
     'admin': pb.SCOPE_ADMIN,
     'full_parameters': pb.SCOPE_FULL_PARAMETERS,
 }
+"""Scopes of API keys by name."""
 
 
 class KeyAdministration:

@@ -25,7 +25,7 @@ _CONFIG_FILE, _WEIGHTS_FILE = 'adapter_config.json', 'adapter_model.safetensors'
 _CHUNK_BYTES = 1 << 19
 """Chunk size of uploads, which every server accepts."""
 _MAX_RESTARTS = 4
-"""Number of downloads of one archive from byte 0; a restart is needed if it was replaced or damaged."""
+"""Maximum number of attempts to download an archive. Each replaced or damaged archive requires another attempt."""
 _RESUMABLE = frozenset({'CHUNK_CORRUPT', 'IN_USE', 'STREAM_OUT_OF_ORDER'})
 """Reasons of errors after which the upload resumes from the offset that the server reports."""
 
@@ -147,7 +147,7 @@ class AdapterUpload:
 async def upload_adapter(
     connection: Connection, adapter: AdapterUpload, *, report: ReportBytes = ignore_progress
 ) -> checkpoint_pb2.Checkpoint:
-    """Upload an adapter and return its checkpoint. An interrupted upload resumes when it is repeated.
+    """Upload an adapter and return its checkpoint. An interrupted upload resumes when the call is repeated.
 
     Raises:
         ValueError: The source is not a peft folder with safetensors.

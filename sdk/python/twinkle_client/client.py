@@ -54,8 +54,8 @@ class TwinkleClient:
             session_heartbeat_interval: Time between heartbeats; a number is in seconds. Unset: the gateway's
                 interval.
             retry_timeout: Calls are retried for this long while the server is unavailable.
-            ca: PEM file of CA certificates that verify a server with TLS. Unset: `TWINKLE_CA`, or the local stack's
-                CA, or the system's certificates.
+            ca: PEM file of CA certificates that verify a server with TLS. Unset: the local stack's CA for that stack,
+                `TWINKLE_CA` for other servers, or the system's certificates.
 
         Raises:
             ValueError: No address was given or found, the address is malformed, or `ca` cannot be used.

@@ -33,7 +33,8 @@ def find_endpoint(base_url: str | None, api_key: str | None, ca: str | None = No
     Args:
         base_url: Address. None or empty: `TWINKLE_SERVER_URL`, or the local stack.
         api_key: API key. None or empty: `TWINKLE_API_KEY`, or the local stack's key.
-        ca: PEM file of CA certificates. None or empty: `TWINKLE_CA`, or the local stack's CA.
+        ca: PEM file of CA certificates. None or empty: the local stack's CA if the address or the key is read from the
+            stack, otherwise `TWINKLE_CA`.
 
     Raises:
         ValueError: No address was found, or `ca` was given for an address without TLS.
@@ -59,7 +60,7 @@ def find_http_endpoint(base_url: str | None, api_key: str | None) -> Endpoint:
 
     Args:
         base_url: HTTP address. None or empty: the local stack.
-        api_key: API key. None or empty: `TWINKLE_API_KEY`, or the local stack's key if the address is its own.
+        api_key: API key. None or empty: `TWINKLE_API_KEY`, or the local stack's key if the address is the stack's.
 
     Raises:
         ValueError: No address was found.

@@ -212,13 +212,13 @@ _DISPOSITIONS: dict[grpc.StatusCode, Disposition] = {
     grpc.StatusCode.UNAVAILABLE: Disposition.INTERRUPTED,
     grpc.StatusCode.UNAUTHENTICATED: Disposition.REFUSED,
 }
-"""Dispositions by code, for servers that send none; all others are UNKNOWN. See `disposition.proto`."""
+"""Dispositions by code, for servers that send none. Other codes mean UNKNOWN. See `disposition.proto`."""
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _LOST_STATUS = 'Internal error from Core'
-"""Message of grpc 1.85 when a stream ends while the client is sending and the server's status is lost.
+"""Message of grpc 1.85 if a stream ends while the client is sending, because grpc then loses the server's status.
 
-Servers always send details, so the call can be repeated, which returns the status if it was a refusal. Delete this
-once grpc preserves the status.
+A server's own errors always have details, so an error with this message and without details is treated as UNAVAILABLE.
+The repeated call then returns the status of a refusal. Delete this once grpc preserves the status.
 """
 
 

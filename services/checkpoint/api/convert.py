@@ -77,7 +77,7 @@ def fetch_from_proto(request: wire.FetchRequest) -> FetchRequest:
     """Convert a Fetch request.
 
     Raises:
-        InvalidField: The request names no state, or a field is malformed.
+        InvalidField: The request names no state, or a field is malformed or negative.
     """
     return FetchRequest(
         _reference_from_proto(request),

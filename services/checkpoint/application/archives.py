@@ -53,7 +53,7 @@ class Archives:
             if offset > source.size_bytes:
                 raise InvalidField('offset', f'is {offset}, the archive has {source.size_bytes} bytes')
             digest = await self._digests.digest_of(found, source)
-            # A caller that already has all bytes gets one empty piece with the digest.
+            # A caller that already has all bytes receives one empty piece with the digest.
             for begin in range(offset, source.size_bytes, CHUNK_BYTES) or (offset,):
                 data = await source.read(begin, CHUNK_BYTES)
                 yield ArchivePiece(StateChunk(begin, data, chunk_checksum(data)), source.size_bytes, digest)

@@ -40,7 +40,7 @@ class CheckpointWatch:
 
         Args:
             caller: A service.
-            resume_token: Token of the last event received, to get only later changes; empty for a new snapshot.
+            resume_token: Token of the last event received, to receive only later changes; empty for a new snapshot.
 
         Raises:
             ScopeMissing: The caller is not a service.
@@ -74,7 +74,7 @@ class CheckpointWatch:
         return changes.after(revision)
 
     def _event(self, change: Change) -> CheckpointEvent:
-        # The checkpoint is looked up when the event is sent, so the event has its latest state.
+        # The checkpoint is looked up when the event is sent, so the event contains its latest state.
         found = self._registry.catalogue.find(change.key)
         return CheckpointEvent(self._token(change.revision), change.key, found)
 

@@ -1,4 +1,4 @@
-"""Durable checkpoints: get, list, copy, delete, and set their lifetime and visibility."""
+"""Durable checkpoints: get, verify, list, copy and delete them, and set their lifetime and visibility."""
 
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -35,6 +35,7 @@ class Checkpoints:
 
         Raises:
             CheckpointNotFound: The checkpoint does not exist, or the tenant may not read it.
+            CheckpointDamaged: The checkpoint's record cannot be read.
         """
         found = self._registry.catalogue.readable_checkpoint(key, now=self._registry.now())
         return found if found.key == key else replace(found, folder='', user_metadata={})
@@ -44,7 +45,7 @@ class Checkpoints:
 
         Raises:
             CheckpointNotFound: The checkpoint does not exist, or the tenant may not read it.
-            CheckpointDamaged: A file differs or is missing.
+            CheckpointDamaged: A file differs or is missing, or the checkpoint's record cannot be read.
         """
         found = await self.get(key)
         readable = self._registry.catalogue.readable_checkpoint(key, now=self._registry.now())

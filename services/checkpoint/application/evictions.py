@@ -14,7 +14,7 @@ from services.checkpoint.ports import StateStore
 _log = structlog.get_logger('store')
 
 _DELAY_SECONDS = 0.2
-"""Time for samplers to fetch the new version first, since releasing the old one's memory is as slow as reading it."""
+"""Time for samplers to fetch the new version first, since releasing the memory of the old version is slow."""
 
 
 class Evictions:

@@ -28,7 +28,9 @@ class Publisher:
             ScopeMissing: The caller is not a service.
             InvalidField: The state is too large, or a chunk is outside its range.
             StreamOutOfOrder, ChunkCorrupt, DigestMismatch: The frames differ from the announced state.
-            VersionConflict, CheckpointExists: Another state is committed under the same key.
+            VersionConflict, CheckpointExists: Another state is committed under the same key, or a newer version exists.
+            CheckpointDamaged: The record under the same key cannot be read, and overwriting is not allowed.
+            QuotaExceeded: The request pins the version, and the adapter has the maximum number of pins.
             MemoryNotShared: The bytes are in a segment that this service cannot open.
         """
         require_internal(caller)

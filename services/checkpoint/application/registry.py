@@ -87,8 +87,9 @@ class Registry:
         """Return the record of the announced state if it is already committed; None if it may be written.
 
         Raises:
-            VersionConflict, CheckpointExists: Another state is committed under the same key.
-            QuotaExceeded: The request pins the state, and the adapter has the maximum number of pins.
+            VersionConflict, CheckpointExists: Another state is committed under the same key, or a newer version exists.
+            CheckpointDamaged: The record under the same key cannot be read, and overwriting is not allowed.
+            QuotaExceeded: The request pins the version, and the adapter has the maximum number of pins.
         """
         digest, target = header.manifest.digest, header.target
         if isinstance(target, VersionTarget):
@@ -137,7 +138,7 @@ class Registry:
         return record
 
     async def put_version(self, version: AdapterVersion) -> None:
-        """Replace the record of a version, and delete the versions that this evicts; call within `change`."""
+        """Replace the record of a version, and delete versions that no longer fit the ring; call within `change`."""
         await self.store.update(version)
         self._evictions.add(self.catalogue.add_version(version))
 

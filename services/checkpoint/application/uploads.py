@@ -49,7 +49,7 @@ class Uploads:
     async def receive(self, caller: Caller, parts: AsyncIterator[UploadHeader | StateChunk]) -> Checkpoint:
         """Receive an upload and return the checkpoint created from it.
 
-        The run's name is derived from tenant and upload id, so that a repeated upload yields the same checkpoint. A
+        The run's id is derived from tenant and upload id, so that a repeated upload yields the same checkpoint. A
         complete archive that is refused is discarded. The same upload may then start again with another archive.
 
         Raises:

@@ -30,7 +30,8 @@ class ArchiveUploads:
             threads: Threads in which archives are opened and read.
             clock: Clock that determines which uploads have expired.
             time_to_live: Time after which an upload expires, counted from its last stream.
-            limit_bytes: Maximum uncompressed size of an archive, and of all unfinished uploads of one tenant.
+            limit_bytes: Maximum uncompressed size of an archive in bytes. It is also the maximum total size of the
+                unfinished uploads of one tenant.
         """
         self._threads = threads
         self._limit_bytes = limit_bytes

@@ -21,8 +21,8 @@ from services.kit.disk_space import check_free_space
 _S3_DEFAULTS = {
     # A cached listing would miss files written since and include files deleted since.
     'use_listings_cache': False,
-    # Buffer size of a reader or writer, and size of an upload part. S3 allows 10,000 parts, so a state may have
-    # 80 GiB.
+    # Buffer size of a reader or writer, and size of an upload part. S3 allows 10,000 parts, so a file may have up to
+    # 78 GiB.
     'default_block_size': 8 << 20,
 }
 
@@ -182,7 +182,7 @@ class LocalDisk(Disk):
         file.close()
 
     def abandon(self, file: IO[bytes]) -> None:
-        # Closing a file writes its buffer, which fails on a full disk; the descriptor is closed nevertheless.
+        # Closing a file writes its buffer. The write fails on a full disk, but the descriptor is closed nevertheless.
         with suppress(OSError):
             file.close()
 

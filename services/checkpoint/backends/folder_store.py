@@ -101,7 +101,7 @@ class FolderStore:
         await self._threads.run(self._delete, _slot(key))
 
     def _names(self) -> dict[str, set[str]]:
-        """Return the direct children of each slot; a newest-version mark counts as a slot without children."""
+        """Remove unfinished uploads and return the children of each slot; a newest-version mark has no children."""
         self._disk.remove_unfinished_uploads(_ROOT)
         slots: defaultdict[str, set[str]] = defaultdict(set)
         for name in self._disk.names(_ROOT):

@@ -37,7 +37,7 @@ _log = structlog.get_logger('folders')
 TRAINER_STATE_FILE = 'trainer_state.safetensors'
 """The trainer's section of a state, beside the PEFT files; PEFT ignores it."""
 MANIFEST_FILE = 'manifest.json'
-"""Order of the tensors in the state, and digests."""
+"""Manifest of the state, and the digest of its weights."""
 DIGESTS_FILE = 'b3sums'
 """Digests of all other files of the folder when they were written, in the format of the command `b3sum --check`."""
 RECORD_FILE = 'record.json'
@@ -45,7 +45,7 @@ RECORD_FILE = 'record.json'
 
 
 class FolderWriter:
-    """Implements `StateWriter` on a disk. Methods run in worker threads."""
+    """Implements `StateWriter` on a disk, which is accessed in worker threads only."""
 
     def __init__(
         self, disk: Disk, slot: str, manifest: WeightManifest, *, threads: Threads, folders: OpenFolders
@@ -117,8 +117,7 @@ class FolderWriter:
     def _write_record(self, disk: Disk, record: Record) -> bool:
         """Write the record, which makes the state visible; return whether it is also synced.
 
-        The folder that it replaces remains if the record is not synced, because a power failure may still undo the
-        change.
+        The replaced folder remains if the record is not synced, because a power failure may still undo the change.
 
         Raises:
             OSError: The record is not visible.

@@ -1,4 +1,4 @@
-"""A store that holds versions in shared memory and writes them to a durable store in the background.
+"""A store that keeps versions in shared memory and writes them to a durable store in the background.
 
 Publishing a version returns once its segment and record are in shared memory, which survives a crash of the process.
 The version is written to the durable store ("spilled") after its subscribers have fetched it, and stays in memory until
@@ -54,7 +54,7 @@ class _Entry:
     """Whether the version was or is being deleted or replaced; open readers can still read it."""
     reader_count: int = 0
     arrival_seconds: float = field(default_factory=lambda: asyncio.get_running_loop().time())
-    """Time of its arrival, on the event loop's clock."""
+    """Time at which the version arrived, on the event loop's clock."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while this version is changed in the durable store."""
 
@@ -67,7 +67,7 @@ class _Entry:
 class MemoryTier:
     """Implements `StateStore` over shared memory and a durable store.
 
-    Concurrency: use it from one event loop only. Versions are spilled only while `run` is running.
+    Concurrency: use it from one event loop only. Versions are spilled in the background only while `run` is running.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class MemoryTier:
             capacity_bytes: Maximum memory that versions occupy.
             quiet_seconds: Versions are spilled once no version has been published or opened for this time, because
                 spilling slows down publishers and subscribers.
-            patience_seconds: Maximum time that a version waits for such a period before it is spilled.
+            patience_seconds: Maximum time that a version waits for `quiet_seconds` to pass before it is spilled.
         """
         self._quiet_seconds = quiet_seconds
         self._patience_seconds = patience_seconds
@@ -102,7 +102,7 @@ class MemoryTier:
         self._entries: dict[_Key, _Entry] = {}
         """Versions in memory, least recently used first."""
         self._to_spill: asyncio.Queue[_Key] = asyncio.Queue()
-        """Keys of versions to spill. The queue has keys only, so that it does not keep a deleted version in memory."""
+        """Versions to spill, as keys only, so that the queue does not keep a deleted version in memory."""
 
     @property
     def used_bytes(self) -> int:
@@ -265,7 +265,7 @@ class MemoryTier:
         await self.drop_replaced(record.key)
         self._used_bytes += cached.manifest.size_bytes
         if known is not None and known.digest == cached.manifest.digest:
-            # A change of a record is written to the durable store first, so its record is the current one.
+            # A change of a record is written to the durable store first, so the durable record is the current one.
             self._insert(_Entry(replace(cached, record=known), is_spilled=True))
         else:
             self._insert(_Entry(cached))

@@ -1,6 +1,6 @@
 """Counts the readers and writers of each folder, so that no folder is deleted while it is read.
 
-A local disk does not need this, because open files stay readable after deletion. On a remote store, the deletion of a
+A local disk does not need the counts, because open files stay readable after deletion. On a remote store, deletion of a
 folder is deferred until its last reader closes. After a crash in between, the folder remains without a record, and the
 next start removes it.
 """

@@ -40,16 +40,21 @@ _MEMBER_LIMIT = 1000
 _MEMBER_HEADER_BYTES = 8 << 10
 """Maximum total size of the headers of one file in the archive; the cost of parsing them may grow quadratically."""
 _ALL_HEADER_BYTES = 1 << 20
+"""Maximum total size of all headers in an archive."""
 _MAX_GLOBALS = 64
 """Maximum number of global header fields, which apply to all files of an archive."""
 _SPARSE = b'GNU.sparse.'
+"""Prefix of the header fields of sparse files."""
 _MESSAGE_CHARACTERS = 500
+"""Maximum length of the problem in an error, which may quote the archive."""
 _PICKLE_FILE = 'adapter_model.bin'
 _GZIP_MAGIC = b'\x1f\x8b'
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS
+"""Argument `wbits` of zlib: the largest window, plus 16 for the gzip format."""
 _GZIP_RATIO = 100
 """Maximum compression ratio; weights compress poorly, so a higher ratio indicates a decompression bomb."""
 _GZIP_ALLOWANCE_BYTES = 16 << 20
+"""Uncompressed size allowed in addition to that ratio, because small files may compress well."""
 
 
 @dataclass(frozen=True)

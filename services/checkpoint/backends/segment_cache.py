@@ -1,8 +1,8 @@
-"""Stores versions in shared memory, each as a segment with a record. They survive a crash of the process.
+"""Stores versions in shared memory, each as a segment with a record. The versions survive a crash of the process.
 
 Segments are files in the host's segment folder. Their records are files in a subfolder, one for each store. A version
 exists once its record exists. The file `home` in the subfolder contains the path of the store's state folder: if that
-path no longer exists, any other checkpoint service on the host removes the store's segments.
+path no longer exists, the next checkpoint service that starts on the host removes the store's segments.
 """
 
 import fcntl
@@ -31,11 +31,13 @@ from twinkle.checkpoint_engine import WeightManifest
 _log = structlog.get_logger('memory')
 
 _FOLDER = 'checkpoint.'
+"""Prefix of the names of the subfolders with records."""
 _HOME = 'home'
 _LOCK = 'lock'
 _RECORD = '.record'
 """Suffix of a record file; its first line is the manifest, the rest is the record, both as JSON."""
 _NEW = '.new'
+"""Suffix of a record file while it is written."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class Tier(Protocol):
         ...
 
     async def drop_replaced(self, key: VersionKey | CheckpointKey) -> None:
-        """Remove a version from memory after a newer publish has replaced its contents."""
+        """Remove a version from memory that another state has replaced under the same key."""
         ...
 
 

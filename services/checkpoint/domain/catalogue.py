@@ -15,6 +15,7 @@ from services.checkpoint.domain.version_ring import VersionRing
 from services.kit.errors import AdapterNotFound, CheckpointDamaged, CheckpointNotFound
 
 _DELETION_LIMIT = 10_000
+"""Maximum number of deletions in the log of changes."""
 
 
 class Catalogue:
@@ -103,6 +104,7 @@ class Catalogue:
 
         Raises:
             CheckpointNotFound: Neither exists, or the one that exists has expired.
+            CheckpointDamaged: The record of the tenant's checkpoint cannot be read.
         """
         if key in self._damaged or self.exists(key, now=now):
             return self.checkpoint(key, now=now)
@@ -121,8 +123,8 @@ class Catalogue:
         If the checkpoint or the new request has no request id, only the digests are compared.
 
         Raises:
-            CheckpointExists: It exists with another digest or request, and overwriting is not allowed.
-            CheckpointDamaged: Its record cannot be read, and overwriting is not allowed.
+            CheckpointExists: The checkpoint exists with another digest or request, and overwriting is not allowed.
+            CheckpointDamaged: The checkpoint's record cannot be read, and overwriting is not allowed.
         """
         try:
             found = self.checkpoint(key, now=now)

@@ -47,7 +47,7 @@ class ChangeLog:
             self._trim()
 
     def is_complete_after(self, revision: int) -> bool:
-        """Return whether the log still has every deletion after `revision`."""
+        """Return whether `revision` has been reached and the log still contains every deletion after it."""
         return self._trimmed_until <= revision <= self._revision
 
     def after(self, revision: int) -> list[Change]:

@@ -15,7 +15,7 @@ class AdapterVersion:
     version: int
     """Number of the version; an adapter's versions are numbered in ascending order from 1."""
     digest: str
-    """Hexadecimal blake3 digest of its state."""
+    """Hexadecimal blake3 digest of the state."""
     size_bytes: int
     is_pinned: bool
     """Whether the version is protected from eviction and deletion until it is unpinned."""
@@ -37,24 +37,24 @@ class Checkpoint:
     """Whether training can resume from the checkpoint."""
     size_bytes: int
     digest: str
-    """Hexadecimal blake3 digest of its state."""
+    """Hexadecimal blake3 digest of the state."""
     step_count: int
-    """Number of optimizer steps before it was saved."""
+    """Number of optimizer steps before the checkpoint was saved."""
     folder: str
-    """Path of the PEFT folder if the store is a local disk; empty otherwise."""
+    """Path of the PEFT folder if the store is a local disk whose paths are shown; empty otherwise."""
     create_time: datetime
     expire_time: datetime | None
-    """Time at which it is deleted; None to keep it indefinitely."""
+    """Time at which the checkpoint expires; None to keep it indefinitely."""
     request_id: str = ''
-    """Id of the request that created it; empty if the request had none."""
+    """Id of the request that created the checkpoint; empty if the request had no id."""
     is_public: bool = False
-    """Whether all tenants may read it."""
+    """Whether all tenants may read the checkpoint."""
     user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
     """Labels that the caller attached to the checkpoint."""
     lora_rank: int = 0
     """LoRA rank; 0 for full-parameter weights, and for checkpoints saved before the rank was recorded."""
     target_modules: tuple[str, ...] = ()
-    """Adapted layers, as in `LoraConfig`; empty for full-parameter weights, and if they were not recorded."""
+    """Adapted layers, as in `LoraConfig`; empty for full-parameter weights, and if the layers were not recorded."""
 
     def is_expired(self, now: datetime) -> bool:
         """Return whether the checkpoint has expired at `now`."""

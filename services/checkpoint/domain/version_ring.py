@@ -1,7 +1,7 @@
 """The versions of one adapter: the newest ones up to a capacity, and the pinned ones.
 
-The newest version is never evicted, so that version numbers continue to ascend after a restart. Before it is deleted,
-because it is unused or its adapter was deleted, its number is recorded.
+The newest version is never evicted, so that version numbers continue to ascend after a restart. If the newest version
+is deleted, because it is unused or its adapter was deleted, its number is recorded first.
 """
 
 from dataclasses import replace

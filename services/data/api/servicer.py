@@ -130,7 +130,6 @@ class LoaderServicer(loader_service_pb2_grpc.LoaderServiceServicer):
 
 
 def make_endpoints(datasets: DatasetServicer, loaders: LoaderServicer) -> list[Endpoint]:
-    """Return the gRPC services that this server offers."""
     return [
         Endpoint(
             dataset_service_pb2.DESCRIPTOR.services_by_name['DatasetService'],

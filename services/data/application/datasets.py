@@ -68,7 +68,7 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetLimits:
-    """Limits on datasets; all but the total of `decoded` apply to one tenant."""
+    """Limits on datasets. All except those in `decoded` apply to each tenant separately."""
 
     decoded: DecodedLimits
     """Limits on rows in memory."""
@@ -101,7 +101,7 @@ class Datasets:
             BytesFull: The datasets in preparation take too much memory.
             DatasetNotFound, UploadNotFound, HubIdNotFound: A part of a mixture, an upload, or a hub id was not found.
             InvalidField: A row or an argument is invalid.
-            DatasetNotReady: A step precedes a step that it requires.
+            DatasetNotReady: A step requires an earlier step that is missing.
         """
         require_scope(caller, 'data')
         async with self._locks.hold(caller.tenant_id):
@@ -130,7 +130,7 @@ class Datasets:
             QuotaExceeded, QueueFull: The tenant has too many rows, bytes or waiting requests.
             BytesFull: The datasets in preparation take too much memory.
             InvalidField: A row or an argument is invalid.
-            DatasetNotReady: A step precedes a step that it requires.
+            DatasetNotReady: A step requires an earlier step that is missing.
             HubIdNotFound: The template's model was not found.
         """
         dataset_of(self._store, caller, request.dataset_id)
@@ -172,7 +172,7 @@ class Datasets:
         return items, _sort_key(items[-1]) if len(following) > page.size else None
 
     async def stored_bytes(self, caller: Caller) -> tuple[int, int]:
-        """Return the size of the tenant's datasets with their exported files, and the size of its uploads."""
+        """Return the size in bytes of the tenant's datasets with their exported files, and of the tenant's uploads."""
         tenant_id = caller.tenant_id
         return await self._store.stored_bytes(tenant_id), await self._uploads.counted_bytes(tenant_id)
 

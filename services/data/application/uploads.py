@@ -21,7 +21,9 @@ class Uploads:
         Raises:
             ScopeMissing: The API key lacks the scope `data`.
             StreamOutOfOrder: The first message is not a header, or a chunk does not begin at the committed offset.
-            InvalidField: The file is too large, or a chunk exceeds the size in the header.
+            InvalidField: The file is too large, a chunk exceeds the size in the header, or the header differs from that
+                of an earlier stream.
+            QuotaExceeded: The tenant's uploads have too many bytes.
             InUse: Another stream is sending this upload.
         """
         require_scope(caller, 'data')

@@ -28,8 +28,9 @@ from twinkle.dataset import write_rows as write_file
 _log = structlog.get_logger('data')
 _RECORD, _OWNER = 'record.json', 'owner'
 _PIECE_ROWS, _PIECE_BYTES = 1000, 8 << 20
+"""Maximum number of rows that an export converts together, and their approximate maximum size in memory."""
 _TOKEN_BYTES = 200
-"""Memory of a token with its label, position and weight as Python numbers."""
+"""Memory in bytes of a token with its label, position and weight as Python numbers."""
 _DAMAGES = (None, errno.EIO, errno.ENOENT, errno.EISDIR, errno.ENOTDIR)
 """Numbers of system errors that indicate damaged files; None if numpy raised the error."""
 
@@ -59,7 +60,8 @@ class DiskDatasets:
         return [dataset for dataset in self._known.values() if dataset.tenant_id == tenant_id]
 
     async def save(self, dataset: Dataset, table: Table) -> Dataset:
-        # The index must match the disk even if the caller is cancelled, and its lock must be held until then.
+        # The change is completed even if the caller is cancelled, so that the index matches the disk and the caller
+        # keeps its lock.
         return await completed(self._save(dataset, table))
 
     async def stored_bytes(self, tenant_id: str) -> int:
@@ -155,7 +157,7 @@ class DiskDatasets:
     def _undo(self, dataset: Dataset) -> None:
         """Restore the previous record, and remove the rows of a revision that could not be written."""
         previous = self._known.get(dataset.dataset_id)
-        # If the disk refuses this as well, the rows stay, because the record may refer to them already.
+        # If the disk refuses the old record as well, the rows stay, because the new record may refer to them already.
         with suppress(OSError):
             if previous is None:
                 self._remove(dataset.dataset_id)

@@ -47,7 +47,7 @@ class LibraryEngine:
 
         Args:
             threads: Threads in which rows are read and changed.
-            base_models: Models that may be folders.
+            base_models: Models that a template may name by the path of a folder.
             local_roots: Folders whose files may be read as datasets by path.
             template_cache: Maximum number of templates in memory.
             download_limit_bytes: Maximum size of the files of a dataset that is downloaded from a hub.

@@ -24,7 +24,7 @@ def source_errors(field: str, *, hub_id: str = '') -> Generator[None]:
 
     Args:
         field: Field path of the source in the request.
-        hub_id: Hub id of the source; empty if it has none.
+        hub_id: Hub id of the source; empty for an uploaded file.
 
     Raises:
         HubIdNotFound: The hub id cannot be resolved.

@@ -19,7 +19,7 @@ class RecordFiles(Generic[_Record]):
     """Writes and reads records of one type."""
 
     def __init__(self, record_class: type[_Record]) -> None:
-        """Create the files of `record_class`, a dataclass."""
+        """Create a reader and writer of records; `record_class` is their dataclass."""
         self._adapter = TypeAdapter(record_class)
 
     def write(self, path: Path, record: _Record) -> None:

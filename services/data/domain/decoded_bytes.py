@@ -65,8 +65,8 @@ class DecodedBytes:
 class RowMeter:
     """Counts the rows of one request; implements `twinkle.dataset.RowBounds`.
 
-    Concurrency: one thread charges at a time, and any thread may call `close`. Later charges are refused, which stops a
-    thread whose request was cancelled.
+    Concurrency: one thread charges at a time, and any thread may call `close`. Afterwards, charges are refused, so that
+    the thread of a cancelled request stops.
     """
 
     def __init__(self, decoded: DecodedBytes, tenant_id: str) -> None:
@@ -97,7 +97,7 @@ class RowMeter:
 
     @contextmanager
     def replacing(self) -> Iterator[None]:
-        """Count the rows of a step from zero, and release the rows that it replaces once it is done."""
+        """Count the rows of a step from zero, and release the replaced rows once the step is done."""
         replaced_bytes, self.size_bytes, self.row_count = self.size_bytes, 0, 0
         yield
         self._hold(-replaced_bytes)

@@ -16,7 +16,8 @@ class Cursor:
     consumed_rows: int
     """Number of rows before the position, counted over all epochs."""
     state: bytes
-    """Digest of the count, the rows and their order; empty if the cursor has only the count."""
+    """Digest of the position and of the content, batch size and order that the loader reads; empty if the cursor
+    contains only `consumed_rows`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class Loader:
     shuffle_seed: int | None
     """Seed of the order of rows; None for the order of the dataset."""
     epoch_count: int
-    """Number of passes over the dataset; 0 if it is unlimited."""
+    """Number of passes over the dataset; 0 for an unlimited number."""
     is_last_partial_dropped: bool
     """Whether each epoch omits its last batch if the batch is not full."""
     request_id: str

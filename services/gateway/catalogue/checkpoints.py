@@ -66,7 +66,7 @@ class Checkpoints:
     ) -> Checkpoint:
         """Copy a checkpoint that the caller may read.
 
-        Concurrency: the copy continues if the caller is cancelled, and a repeated request returns the same copy.
+        Idempotency: with `run_id` or `key`, a repeated request returns the first copy, even if the first was cancelled.
 
         Args:
             caller: owner of the copy.

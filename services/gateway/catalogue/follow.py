@@ -30,7 +30,7 @@ Entry = TypeVar('Entry')
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 5.0
 KEPT_FOR = timedelta(days=30)
-"""Minimum time for which deleted entries and ended sessions stay stored."""
+"""Minimum time for which deleted entries and other ended rows stay stored."""
 _PURGE_INTERVAL = timedelta(days=1)
 
 _log = structlog.get_logger('catalogue')
@@ -40,7 +40,7 @@ class Purge:
     """Removes rows that ended long ago. Several gateways may purge one database."""
 
     def __init__(self, stores: Sequence[EndedRows], *, clock: Clock) -> None:
-        """Create a purge of `stores`, in this order: a store may keep rows that refer to rows of an earlier store."""
+        """Create a purge of `stores`, in this order: a store keeps rows that refer to rows left in an earlier store."""
         self._stores = stores
         self._clock = clock
 

@@ -43,7 +43,7 @@ class GrpcCheckpoints:
     """Calls the checkpoint service on behalf of the current caller. Every method raises the errors of the service."""
 
     def __init__(self, channel: grpc.aio.Channel | None, *, internal_token: str) -> None:
-        """Use `channel`, which has no credentials and the caller closes; None without a checkpoint service."""
+        """Use `channel`, which adds no credentials and is closed by the caller; None without a checkpoint service."""
         self._stub = None if channel is None else checkpoint_service_pb2_grpc.CheckpointServiceStub(channel)
         self._internal_token = internal_token
 
@@ -86,7 +86,7 @@ class GrpcCheckpoints:
             request.page_token = page.next_page_token
 
     async def archive(self, path: str, *, offset: int) -> AsyncGenerator[ArchivePart, None]:
-        """Yield the tar archive of a checkpoint starting at a byte offset; at its end, yield one empty part."""
+        """Yield the tar archive of a checkpoint from byte `offset` on; one empty part if the archive ends there."""
         request = messages.DownloadCheckpointRequest(checkpoint_path=path, offset=offset)
         call = self._require_stub().DownloadCheckpoint(request, metadata=forwarded_metadata(self._internal_token))
         try:
@@ -98,7 +98,7 @@ class GrpcCheckpoints:
             call.cancel()
 
     async def upload(self, request: UploadRequest, parts: AsyncIterator[bytes], *, offset: int) -> Checkpoint:
-        """Upload an archive, or resume it with the bytes from `offset` on; return the new checkpoint.
+        """Upload an archive, or resume its upload with the bytes from `offset` on; return the new checkpoint.
 
         Raises:
             StreamOutOfOrder: the archive is incomplete; `offset` of the error is the number of bytes received.

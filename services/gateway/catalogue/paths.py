@@ -14,7 +14,7 @@ from services.kit.errors import InvalidField
 
 SCHEME, NATIVE_SCHEME = 'tinker://', 'twinkle://'
 _RUN = re.compile(r'[A-Za-z0-9][A-Za-z0-9._:-]{0,127}')
-_NAME = re.compile(r'[A-Za-z0-9._-]{1,119}')
+_NAME = re.compile(r'[A-Za-z0-9._-]{1,119}')  # with the longest suffix, at most 128 characters
 
 
 class WeightsKind(StrEnum):

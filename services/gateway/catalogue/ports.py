@@ -15,7 +15,7 @@ class EntryStore(Protocol[Entry_contra]):
     """Stores copies of entries that another service owns."""
 
     async def save(self, entry: Entry_contra) -> None:
-        """Store the current content of an entry, which exists even if it was marked as deleted before."""
+        """Store the current content of an entry. An entry that was marked as deleted exists again."""
         ...
 
     async def mark_deleted(self, key: EntryKey, *, moment: datetime) -> None:
@@ -28,10 +28,10 @@ class EntryStore(Protocol[Entry_contra]):
 
 
 class RunStore(EntryStore[Run], Protocol):
-    """Stores runs. Deleted runs stay listed as inactive for 30 days, or while one of their checkpoints exists."""
+    """Stores runs. Deleted runs stay listed as inactive for 30 days, and as long as one of their checkpoints exists."""
 
     async def get(self, tenant_id: str, run_id: str) -> Run | None:
-        """Return the tenant's run, or None."""
+        """Return the tenant's run, or None if it is unknown."""
         ...
 
     async def list_newest(self, tenant_id: str, page: Page, wanted: RunFilter) -> Sequence[Run]:

@@ -161,8 +161,8 @@ class SqlCheckpointStore(SqlStore):
 class SqlEndedRows(SqlStore):
     """Implements `EndedRows` for checkpoints, runs and sessions.
 
-    A run stays stored while one of its checkpoints exists, and a session stays stored while one of its runs is stored,
-    because the stored bytes of a session or a project are summed over its runs and their checkpoints.
+    A run stays stored while one of its checkpoints exists, and a session stays stored while one of its runs is stored.
+    The stored bytes of a session or a project are summed over these rows.
     """
 
     async def purge(self, *, before: datetime) -> int:

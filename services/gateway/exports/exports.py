@@ -99,7 +99,7 @@ class Exports:
         return export
 
     async def list(self, caller: Caller, page: Page, *, checkpoint_path: str | None) -> Listing[Export]:
-        """Return one page of the caller's exports, newest first; a path limits them to one checkpoint."""
+        """Return one page of the caller's exports, newest first; `checkpoint_path` limits them to one checkpoint."""
         found = await self._store.list_newest(caller.tenant_id, page, checkpoint_path=checkpoint_path)
         return list_page(found, page, cursor_of=lambda item: Cursor(item.create_time, item.export_id))
 

@@ -61,14 +61,14 @@ class Export:
     url: str = ''
     commit: str = ''
     error: DomainError | None = None
-    """Error of a failed export, or of the last attempt of a waiting one."""
+    """Error of a failed export, or of the last attempt of a waiting export."""
     create_time: datetime
     update_time: datetime
     due_time: datetime
     """Earliest start of the next attempt; for a running export, the end of its lease."""
 
     def is_same_request(self, request: ExportRequest) -> bool:
-        """Return whether the request has the same content as the one that created the export."""
+        """Return whether the request has the same content as the request that created the export."""
         own = (self.checkpoint_path, self.target, self.is_private)
         return own == (request.checkpoint_path, request.target, request.is_private)
 

@@ -87,7 +87,7 @@ def export_listing_to_proto(listing: Listing[Export], *, query: tuple[str, ...])
 
 
 def export_to_proto(export: Export) -> messages.Export:
-    """Return the message of an export, without its token."""
+    """Return the message of an export, without the hub's token."""
     return messages.Export(
         export_id=export.export_id,
         checkpoint_path=export.checkpoint_path,

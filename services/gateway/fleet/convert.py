@@ -52,7 +52,7 @@ def report_from_proto(message: wire.Replica, *, peer: str) -> ReplicaReport:
 
 
 def address_from_proto(address: str, *, peer: str) -> str:
-    """Return 'host:port' at which this gateway reaches a replica: at the host of `peer` if it listens on all addresses.
+    """Return the 'host:port' of a replica for this gateway. The host of `peer` replaces an unspecified address.
 
     Raises:
         InvalidField: The address is malformed, or is reachable only from the replica's host.

@@ -49,7 +49,7 @@ class ReplicaChannels:
         return channel
 
     async def keep_only(self, addresses: Collection[str]) -> None:
-        """Close the channels to all other addresses."""
+        """Close the channels to all addresses that are not in `addresses`."""
         for address in [address for address in self._channels if address not in addresses]:
             await self._channels.pop(address).close()
 
@@ -117,7 +117,7 @@ class StaticSampler:
 
 
 async def is_this_host(host: str) -> bool:
-    """Return whether a host name or address is this machine; False for a name that cannot be resolved."""
+    """Return whether a host name or address belongs to this machine; False for a name that cannot be resolved."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
     except OSError:

@@ -1,9 +1,9 @@
 """Finds the model service for a call, by base model or by adapter.
 
 The latest report of each service determines which base models the service holds. A service that cannot be reached keeps
-its base models, because its adapters exist nowhere else. The base model of an adapter never changes, so it is
-remembered once it is known. The services themselves check that an adapter exists. They refuse unknown adapters and
-adapters of other tenants with the same error.
+its base models, because its adapters exist nowhere else. The base model of an adapter never changes, so it is cached.
+The services themselves check that an adapter exists, and refuse unknown adapters and adapters of other tenants with the
+same error.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ from twinkle.data_format import base_model_id
 _HUBS = ('ms://', 'hf://')
 _FOLDER = re.compile(r"""(?<=['"])(?:\.{0,2}/|~)[^'"]+(?=['"])|(?<![^\s(=])/[^\s'",;]+""")
 MODEL = 'model'
-"""Name of the only model service, and of the kind of service in errors."""
-_REMEMBERED = 1 << 16
+"""Name of the first or only model service, and of the kind of service in errors."""
+_REMEMBERED = 1 << 16  # adapters whose base models are cached
 Result = TypeVar('Result')
 _log = structlog.get_logger('models')
 
@@ -34,8 +34,8 @@ _log = structlog.get_logger('models')
 def served_name(name: str, served: Collection[str]) -> str | None:
     """Return the served base model that a client's `name` refers to; None if no model or several models match.
 
-    An exact match, or the alias of a built-in model, wins. Otherwise a model matches if only one of the two ids has a
-    hub prefix and they are equal apart from the prefix, or if `name` is the shown name of a folder.
+    An exact match, or the alias of a built-in model, wins. Otherwise a model matches if the two ids are equal except
+    for a hub prefix of one of them, or else if `name` is the shown name of the model's folder.
     """
     name = base_model_id(name)
     if name in served:
@@ -145,8 +145,8 @@ class ModelRoutes(Protocol):
         """Return the service that holds a base model, or for an empty name the first service, which refuses the call.
 
         Raises:
-            BaseModelNotFound: No service holds it; the error lists the base models that exist.
-            ServiceUnreachable: A service that has never reported may hold it.
+            BaseModelNotFound: No service holds the base model; the error lists the base models that exist.
+            ServiceUnreachable: A service that has never reported may hold the base model.
         """
         ...
 
@@ -160,10 +160,10 @@ class ModelRoutes(Protocol):
         ...
 
     async def owner_of(self, tenant_id: str, adapter_id: str) -> str | None:
-        """Return the service that has a tenant's adapter; None if no service has it, so that any may refuse the call.
+        """Return the service that has a tenant's adapter; None if no service has it, so any service can refuse a call.
 
         Raises:
-            ServiceUnreachable: A service that cannot be reached may have it.
+            ServiceUnreachable: A service that cannot be reached may have the adapter.
         """
         ...
 
@@ -227,7 +227,7 @@ class SeveralModels:
         return self.table.held_by(service) or ()
 
     async def base_models_of(self, service: str) -> Collection[str] | None:
-        """Return the base models that a service is used for; None if it cannot be reached."""
+        """Return the base models that a service is used for; None if it has never responded."""
         if self.table.held_by(service) is None:
             await self.refresh()
         return self.table.held_by(service)
@@ -308,7 +308,7 @@ class SeveralModels:
 
 
 async def _as_completed(calls: Iterable[Coroutine[Any, Any, Result]]) -> AsyncGenerator[Result, None]:
-    """Run calls concurrently and yield their results as they arrive; the rest are cancelled at the end."""
+    """Run calls concurrently and yield their results as they arrive; closing the generator cancels unfinished calls."""
     tasks = [asyncio.create_task(call) for call in calls]
     try:
         for result in asyncio.as_completed(tasks):

@@ -72,7 +72,7 @@ def upstream_jobs(config: GatewayConfig, database: Database, upstreams: Upstream
 async def open_fleet(
     config: GatewayConfig, stack: AsyncExitStack, *, clock: Clock
 ) -> tuple[Membership, ReplicaChannels, GrpcFleetFacts]:
-    """Return an empty fleet, the channels to its replicas, and their common description; `stack` closes them."""
+    """Return an empty fleet, the channels to its replicas (closed by `stack`), and their merged description."""
     options = config.fleet
     membership = Membership(Fleet(clock=clock, lease=options.lease, forget_after=options.forget_after))
     channels = ReplicaChannels(config.tls)

@@ -53,7 +53,7 @@ class Replicas:
     """Adds replicas to the fleet, renews their leases, and lists them for operators.
 
     Every method raises ScopeMissing, unless the caller is a service of this deployment (`register` and `lease`) or an
-    operator (the other methods). `is_this_host` returns whether a host name or address is this machine.
+    operator (the other methods). `is_this_host` returns whether a host name or address belongs to this machine.
 
     Args:
         lease: Maximum time between two reports; a replica that exceeds it is marked lost.
@@ -85,10 +85,10 @@ class Replicas:
     async def lease(self, caller: Caller, reports: AsyncIterator[ReplicaReport]) -> AsyncGenerator[LeaseTerms, None]:
         """Keep a replica in the fleet while its reports arrive; yield the terms after each report.
 
-        When `reports` end, a draining replica leaves the fleet and any other is lost.
+        When `reports` end, a draining replica leaves the fleet; any other replica is marked lost.
 
         Raises:
-            ReplicaNotFound: The replica must register first, or a report names another replica than the first one.
+            ReplicaNotFound: The replica must register first, or the reports name different replicas.
         """
         require_internal(caller)
         replica_id, number = '', 0
@@ -124,7 +124,7 @@ class Replicas:
         return items, (items[-1].replica_id,) if len(found) > page.size else None
 
     async def watch(self, caller: Caller, resume_token: str) -> AsyncGenerator[FleetEvent, None]:
-        """Yield all replicas, an event with only a token, and then the changes; with a token, only later changes.
+        """Yield all replicas, an event with only a token, and then changes; with `resume_token`, only later changes.
 
         A slow watcher sees only the latest state of each replica. The stream ends when the gateway begins to stop.
 

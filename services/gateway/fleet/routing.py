@@ -17,7 +17,7 @@ from services.gateway.fleet.rules import Replica, ReplicaState
 BLOCK_BYTES = 256
 """Size of a prefix block: 64 tokens of four bytes."""
 MAX_BLOCKS = 128
-"""Only the first 8,192 tokens of a prefix count for affinity."""
+"""Maximum number of blocks that count for affinity: the first 8,192 tokens of a prefix."""
 LOAD_FACTOR = 1.25
 """Maximum load that affinity may give a replica, as a multiple of its fair share."""
 RESIDENT_FLOOR = 4
@@ -91,7 +91,7 @@ class PrefixMemory:
         self._replica_by_block: OrderedDict[int, str] = OrderedDict()
 
     def find(self, blocks: Sequence[int], among: Collection[str]) -> str | None:
-        """Return the replica in `among` that received the longest part of this prefix."""
+        """Return the replica in `among` that received the longest part of this prefix, or None."""
         found = (self._replica_by_block.get(block, '') for block in reversed(blocks))
         return next((replica_id for replica_id in found if replica_id in among), None)
 
@@ -105,7 +105,7 @@ class PrefixMemory:
 
 
 class LoadTable:
-    """Number of sequences per replica: the last report, plus requests sent and minus requests finished since then."""
+    """Number of sequences per replica: the last report, plus sequences sent and minus those finished since then."""
 
     def __init__(self) -> None:
         self._open: Counter[str] = Counter()
@@ -217,7 +217,7 @@ def _capacity(replica: Replica) -> int:
 
 
 def _score(key: RouteKey, replica_id: str) -> int:
-    """Return a pseudorandom number that depends on the prefix and the replica only."""
+    """Return a pseudorandom number that depends only on the first block of the prefix and on the replica."""
     first = key.blocks[0] if key.blocks else 0
     # The finalizer of splitmix64 (Steele, Lea and Flood, 2014).
     mixed = (first ^ _seed_of(replica_id)) & _MASK

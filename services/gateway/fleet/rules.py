@@ -17,7 +17,7 @@ from services.kit.clock import Clock
 MAX_REMEMBERED_DEPARTURES = 1024
 """Number of departed replicas whose ids are stored for watchers that resume."""
 MAX_USED_VERSIONS = 256
-"""Maximum number of used versions that are recorded for a replica between its reports; static replicas report none."""
+"""Maximum number of used versions recorded for a replica between its reports; static replicas never report versions."""
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 8.0
 
@@ -134,7 +134,7 @@ class Fleet:
         return self._member(replica_id).replica
 
     def register(self, report: ReplicaReport, *, is_static: bool = False) -> Replica:
-        """Add or update a replica, and remove a leased replica with another id at its address, which was restarted."""
+        """Add or update a replica. A leased replica with another id at its address was restarted and is removed."""
         for other in self.replicas():
             if other.address == report.address and other.replica_id != report.replica_id and not other.is_static:
                 self._remove(other.replica_id)
@@ -179,7 +179,7 @@ class Fleet:
         return member.replica
 
     def end_lease(self, replica_id: str, lease_number: int) -> None:
-        """End a lease: a draining replica leaves the fleet, any other is marked lost."""
+        """End a lease, unless a newer one began: a draining replica leaves the fleet, any other is marked lost."""
         member = self._members.get(replica_id)
         if member is None or member.lease_number != lease_number:
             return

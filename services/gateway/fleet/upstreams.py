@@ -160,7 +160,7 @@ class ModelChannels:
         """Return the channel to the service that has a tenant's adapter, or to any service if no service has it.
 
         Raises:
-            ServiceUnreachable: A service that cannot be reached may have it.
+            ServiceUnreachable: A service that cannot be reached may have the adapter.
         """
         return self._channels[await self._routes.owner_of(tenant_id, adapter_id) or self._routes.services[0]]
 
@@ -169,7 +169,7 @@ class ModelChannels:
 
         Raises:
             BaseModelNotFound: No service holds the base model.
-            ServiceUnreachable: A service that has never reported may hold it.
+            ServiceUnreachable: A service that has never reported may hold the base model.
             AdapterIdTaken: The tenant has or had an adapter with this id and another base model.
         """
         return self._channels[await self._routes.creator_of(tenant_id, base_model, adapter_id)]
@@ -235,7 +235,7 @@ class GrpcLookups:
         return checkpoint_service_pb2.GetCheckpointResponse.FromString(raw).checkpoint.SerializeToString()
 
     async def unpin(self, adapter_id: str, version: int) -> None:
-        """Unpin a version, so that newer versions may replace it in the ring."""
+        """Unpin a version, so that the checkpoint service may replace it with newer versions."""
         request = version_service_pb2.UnpinVersionRequest(adapter_id=adapter_id, version=version)
         method = '/twinkle.api.checkpoint.v1.VersionService/UnpinVersion'
         await self._call(self._checkpoint, 'checkpoint', method, request.SerializeToString())

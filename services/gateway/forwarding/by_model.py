@@ -26,7 +26,7 @@ _LIST = f'/{adapter_service_pb2.DESCRIPTOR.services_by_name["AdapterService"].fu
 _SELECTING_FIELDS = ('base_model', 'adapter_id')
 """Fields that select the service; a base model takes precedence over an adapter."""
 _MESSAGE_FIELDS = ('operation', 'header')
-"""Nested messages that may contain such a field."""
+"""Nested messages that may contain a selecting field."""
 
 _grpc: Any = grpc
 Handler = Any
@@ -38,7 +38,7 @@ Find = Callable[[bytes], Awaitable[str | None]]
 
 
 class ModelForwarder(grpc.GenericRpcHandler):
-    """Handles every method of the model service's contracts, over channels by name of the model service.
+    """Handles the methods of the model service's contracts that clients may call, over `channels` by service name.
 
     Raises:
         ValueError: the requests of a method have no field that selects the service.
@@ -145,7 +145,7 @@ class ModelForwarder(grpc.GenericRpcHandler):
 
 
 def paths_of(method: MethodDescriptor) -> dict[str, tuple[int, ...]]:
-    """Return the paths of the base model and the adapter in a method's requests, as field numbers from the outside.
+    """Return the paths of the base model and the adapter in a method's requests, as field numbers, outermost first.
 
     Raises:
         ValueError: the requests have neither field.

@@ -1,8 +1,8 @@
 """Forwards calls to the services behind the gateway without parsing their bytes.
 
 Each direction buffers at most one message and reads the next one after writing it, so back-pressure reaches the sender
-and memory stays bounded. Deadlines and cancellation reach the service. The status, details and trailing metadata of the
-service are returned unchanged.
+and memory stays bounded. Deadlines and cancellation reach the service. The status of the service is returned unchanged,
+and its trailing metadata with the request id.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 STATUS_DETAILS_KEY = 'grpc-status-details-bin'
 _SETTLE_SECONDS = 0.005
 """Delay between the end of a client's stream and closing the stream to the service. grpc.aio 1.85 ends the stream of a
-disconnected client like a finished one and cancels the call shortly after, and the service must not see a disconnected
-client as finished. Delete this once grpc.aio distinguishes the two."""
+disconnected client like a finished stream, and cancels the call shortly after. Without the delay, the service would
+take a disconnected client for a finished one. Delete this constant once grpc.aio distinguishes the two."""
 
 
 class Forwarder(grpc.GenericRpcHandler):
-    """Handles every method of some contracts by calling the service behind the gateway.
+    """Handles the methods of some contracts that clients may call, by calling the service behind the gateway.
 
-    Contracts and channels are given by service. A call to a service without a channel is refused as unreachable.
+    Contracts and channels are keyed by service. A call to a service without a channel is refused as unreachable.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ async def _sending(requests: AsyncIterator[bytes], call: Any) -> AsyncIterator[N
     """Write `requests` to `call` while the block runs, and stop writing at its end.
 
     Raises:
-        DomainError: a request was refused, which ended the call.
+        DomainError: a request was refused, and the call was cancelled.
     """
     sender = asyncio.create_task(_send(requests, call))
     try:

@@ -150,7 +150,7 @@ class MergedServerInfoServicer(server_service_pb2_grpc.ServerServiceServicer):
 
 
 def _copy_support(own: messages.ServiceInfo, others: Sequence[messages.ServiceInfo]) -> None:
-    """Report a forwarded method as supported if its own service does."""
+    """Report a forwarded method as supported if a service behind the gateway supports it."""
     support: dict[str, bool] = {}
     for item in (item for info in others for item in info.methods):
         support[item.method] = support.get(item.method, False) or item.is_supported

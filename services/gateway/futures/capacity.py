@@ -104,7 +104,7 @@ def _check(used: int, more: int, total: int, bounds: Bounds, refusal: type[Queue
 
 
 class SampleTally:
-    """Counts the usage of the sampling futures that run here. Each counts once, when it is settled."""
+    """Counts the usage of the sampling futures that run here. Each future counts once, when it is settled."""
 
     def __init__(self, meter: UsageMeter) -> None:
         self._meter = meter
@@ -118,7 +118,7 @@ class SampleTally:
             self._works.popitem(last=False)
 
     def settled(self, future: Future, stored: Future) -> None:
-        """Count a future after an attempt to settle it, unless another gateway ran the stored one."""
+        """Count a future after an attempt to settle it, unless the stored outcome is from another gateway."""
         work = self._works.pop(future.future_id, None)
         # An earlier attempt may have succeeded although its response was lost, so the finish times may differ.
         if work is not None and stored.state is FutureState.DONE and stored.owner == future.owner:

@@ -34,9 +34,9 @@ class ExecuteOperation:
 
     An operation gets the next number of its adapter, and the number is stored before the operation is sent. After any
     failure the operation is sent again under that number with the same content, and the model service returns the
-    recorded response if it ran. An operation gets another number only if the service reports that it did *not* run
-    under its number: another caller's operation has the number (SEQUENCE_REUSED), or earlier operations are lost
-    (SEQUENCE_GAP). A refused operation leaves its number unused, and the next operation of the lane takes that number.
+    recorded response if the operation ran. An operation gets another number only if the service reports that it did
+    *not* run under its number: another caller's operation has the number (SEQUENCE_REUSED), or earlier operations are
+    lost (SEQUENCE_GAP). A refused operation leaves its number unused, and the lane's next operation takes that number.
     """
 
     def __init__(self, trainer: Trainer, store: FutureStore, retry: Retry) -> None:
@@ -46,9 +46,9 @@ class ExecuteOperation:
         self._sent: dict[str, int] = {}
         """Numbers of the operations that were sent, by the id of the future."""
         self._unnumbered: set[str] = set()
-        """Futures that did not run, and need a first or another number."""
+        """Ids of futures that need a number, because they have none or did not run under it."""
         self._stopped: set[str] = set()
-        """Unnumbered futures that were cancelled."""
+        """Ids of unnumbered futures that were cancelled."""
         self._last: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()
         """Position and number of the last success of each adapter, so that the next number needs no query."""
 

@@ -17,7 +17,7 @@ from services.kit.errors import Draining
 from services.kit.failpoints import reach
 
 _LARGE_BYTES = 1 << 18
-"""Size from which a payload's digest is computed in a thread, so that the event loop is not blocked."""
+"""Size above which a payload's digest is computed in a thread, so that the event loop is not blocked."""
 DELETE_KIND = 'delete_adapter'
 """Kind of the futures that delete adapters."""
 _RESULT_SECONDS = 60.0
@@ -78,9 +78,9 @@ class Futures:
 
         Raises:
             RequestIdReused: The key was used for another request.
-            QueueFull: The tenant or all tenants together have too many waiting futures.
+            QueueFull, QuotaExceeded: The tenant or all tenants together have too many or too large waiting futures.
             Draining: This gateway is shutting down.
-            ServiceUnreachable: The request could not be stored.
+            ServiceUnreachable, DiskFull: The request could not be stored.
         """
         if self._is_closed:
             raise Draining()
@@ -101,7 +101,7 @@ class Futures:
         return known
 
     async def wait(self, future_id: str, *, seconds: float) -> Future:
-        """Return the caller's future when it is finished, or the unfinished future after `seconds`.
+        """Return the caller's future when it is finished, or unfinished after `seconds` or when this gateway stops.
 
         Raises:
             FutureNotFound: The caller has no such future.
@@ -133,7 +133,7 @@ class Futures:
         """Return the request of an unfinished future.
 
         Raises:
-            FutureExpired: The future is finished; store facts that are needed afterwards in its note.
+            FutureExpired: The future is finished. Facts that are needed afterwards belong in its note.
         """
         return await self._records.read(future, future.payload_name)
 
@@ -141,7 +141,7 @@ class Futures:
         """Return the result of a future that is done.
 
         Raises:
-            DomainError: The error that it failed with.
+            DomainError: The error that the future failed with.
             FutureExpired: The result is deleted.
         """
         if future.error is not None:
@@ -167,7 +167,7 @@ class Futures:
                 await self._stop(future)
 
     async def resume(self) -> int:
-        """Run all waiting futures of this gateway that are not known here; return the number of waiting futures."""
+        """Run all waiting futures of this gateway that are not loaded yet; return the number of waiting futures."""
         records = self._records
         with self._runner.recording_finished() as finished_ids:
             waiting = await records.retry.call(partial(records.store.list_waiting, self._owner))
@@ -250,7 +250,7 @@ class Futures:
         return stored
 
     async def _resume_one(self, future: Future, *, is_new: bool = False) -> None:
-        """Run a waiting future, unless it is known here or has another owner; `is_new` means that it has never run."""
+        """Run a waiting future, unless it is loaded or has another owner; `is_new` means that it has never run."""
         if self._runner.find(future.future_id) is not None:
             return
         records = self._records

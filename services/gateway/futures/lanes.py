@@ -67,7 +67,7 @@ class Lane:
         waiting = self._waiting.get(future.position)
         if future.future_id in (self._running, waiting.future_id if waiting else None):
             return Admission.KNOWN
-        # Two futures at one position are different requests; the first one keeps the position.
+        # Two futures at one position are different requests; the earlier one keeps the position.
         if future.position < self.next_position + self.is_running or waiting is not None:
             return Admission.PASSED
         self._waiting[future.position] = future
@@ -99,14 +99,14 @@ class Lane:
 
         Args:
             patience: Seconds that the first waiting future waits, from its arrival or from the time at which the lane
-                became idle.
+                became idle, whichever is later.
         """
         if self._running is not None or not self._waiting or self.next_position in self._waiting:
             return None
         return max(self._arrival_times[min(self._waiting)], self._idle_since) + patience
 
     def give_up(self) -> list[Future]:
-        """Return, in order, the futures that directly follow the gap, which must fail; call `end` once for all of them.
+        """Return, in order, the futures that directly follow the gap and must fail; call `end` once for all of them.
 
         They were submitted to run after the missing future, and without that future their effect would differ.
         """

@@ -1,11 +1,11 @@
-"""Requests and results of futures as files, so that large ones never go through the database.
+"""Requests and results of futures as files, so that large payloads never pass through the database.
 
-A file is written under a temporary name, synced and renamed, and its folder is synced too, so that it is complete and
-survives a loss of power before the row that names it is committed. Each file begins with a digest, and a file that does
-not match counts as missing.
+A file is written under a temporary name, synced and renamed, and then its folder is synced. The file is therefore
+complete and survives a power failure before the row that names it is committed. Each file begins with a digest, and a
+file that does not match its digest counts as missing.
 
 Small payloads are files too. Storing one in its row would save about 0.1 ms of an operation that takes several
-milliseconds, but the table, whose rows are stored for days, would grow by the size of all results.
+milliseconds. However, the table would grow by the size of all results, because its rows are stored for days.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ _TEMPORARY = '.half-'
 _STORE_ID = 'store-id'
 """Name of the file with the id of the folder."""
 _SHARD = slice(-2, None)
-"""Part of a name, without its suffix, that names the subfolder. Each subfolder has at most some hundreds of files."""
+"""Part of a name without its suffix, used as the name of the subfolder, so that no folder has very many files."""
 
 _Arguments = ParamSpec('_Arguments')
 _Result = TypeVar('_Result')

@@ -25,7 +25,7 @@ class FutureStore(Protocol):
         ...
 
     async def number(self, future: Future, number: int, *, instead_of: int | None) -> int:
-        """Store the number of a future if the stored one is `instead_of`; return the stored one.
+        """Store the number of a future if its stored number is `instead_of`; return the number that is then stored.
 
         Raises:
             FutureTaken: Another gateway owns the future.
@@ -33,7 +33,7 @@ class FutureStore(Protocol):
         ...
 
     async def settle(self, future: Future) -> Future:
-        """Store a finished future, unless it is finished already or has another owner; return the stored one."""
+        """Store a finished future, unless the stored one is finished or has another owner; return the stored one."""
         ...
 
     async def list_waiting(self, owner: str = '') -> Sequence[Future]:

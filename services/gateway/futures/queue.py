@@ -39,7 +39,7 @@ class FutureQueue:
         self._slots: OrderedDict[str, FairSlots[Future]] = OrderedDict()
         """Slots of the base models in use, least recently served first."""
         self._names: dict[str, str] = {}
-        """Name of the slots that each future uses, by its id."""
+        """Name of the slots that each future uses, by the future's id."""
 
     def add(self, future: Future) -> None:
         name = future.base_model

@@ -21,7 +21,7 @@ from services.kit.retry import Retry
 MAX_CRASHES = 3
 """A resumed future fails once the process has ended this many times while it ran the future."""
 SUSPECTED_CRASHES = 2
-"""Number of such crashes after which a future is suspected. Suspected futures run one at a time, so that only the cause
+"""Number of crashes after which a future is suspected. Suspected futures run one at a time, so that only the cause
 fails."""
 _ALONE_WAIT_SECONDS = 30.0
 """Maximum wait of a suspected future for another suspected future."""
@@ -106,16 +106,16 @@ class FutureRecords:
 
 
 class Attempts:
-    """Counts durably how often the process ended while it ran a resumed future, which may be the cause of the crash."""
+    """Counts durably how often the process ended while it ran a resumed future. The future may cause the crashes."""
 
     def __init__(self, payloads: PayloadStore, retry: Retry) -> None:
         self._payloads = payloads
         self._retry = retry
         self._counted: set[str] = set()
-        """Futures that this process counted."""
+        """Ids of the futures that this process counted."""
         self._alone = asyncio.Lock()
         self._alone_id = ''
-        """The suspected future that runs alone, until its outcome is stored."""
+        """Id of the suspected future that runs alone, until its outcome is stored; empty without one."""
 
     async def begin(self, future: Future) -> None:
         """Count an attempt. `end` deletes the stored count, which therefore remains only if the process crashes.

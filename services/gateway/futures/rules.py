@@ -68,7 +68,7 @@ class FutureRequest:
     topic: str = ''
     """Name under which clients follow the completion of many futures; empty for none."""
     base_model: str = ''
-    """Base model that runs the future, with separate slots; empty for none or an unknown one."""
+    """Base model that runs the future. Each base model has separate slots. Empty without a known base model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class Future:
     """Accepted request. See `FutureRequest` for the fields without a description."""
 
     future_id: str
-    """Derived from tenant and key, so that a repeated request finds it: see `future_id_of`."""
+    """Derived from tenant and key by `future_id_of`, so that a repeated request finds the future."""
     tenant_id: str
     session_id: str
     kind: str
@@ -90,7 +90,7 @@ class Future:
     create_time: datetime
     """UTC."""
     number: int | None = None
-    """Number of the request at the service that runs it, such as an operation's sequence number; None if not sent."""
+    """Number of the request at the service that runs it, such as a sequence number; None before it is assigned."""
     finish_time: datetime | None = None
     """UTC; None before the future is finished."""
     error: DomainError | None = None
@@ -172,7 +172,7 @@ def fingerprint_of(request: FutureRequest) -> str:
 
 
 def future_id_of_name(name: str) -> str:
-    """Return the id of the future that a stored request or result belongs to."""
+    """Return the id of the future that a payload belongs to."""
     return '-'.join(name.partition('.')[0].split('-')[:2])
 
 

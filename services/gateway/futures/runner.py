@@ -48,7 +48,7 @@ class RunnerLimits:
     is_rate_limited: Callable[[str], bool] = never_rate_limited
     """Returns whether the futures of a tenant's lanes must wait; waiting futures use neither slots nor memory."""
     poll: timedelta = timedelta(seconds=1)
-    """Interval of checks whether tenants are still rate-limited."""
+    """Interval between checks for tenants that are no longer rate-limited."""
 
 
 class Runner:
@@ -85,7 +85,7 @@ class Runner:
         self._running: dict[str, asyncio.Task[bytes]] = {}
         self._cancelled: set[str] = set()
         self._resumed: set[str] = set()
-        """Futures that another process may have run before."""
+        """Ids of futures that another process may have run before."""
         self._background_tasks: set[asyncio.Task[None]] = set()
         self._finished_logs: dict[object, set[str]] = {}
         self._next_poll: asyncio.TimerHandle | None = None

@@ -30,8 +30,8 @@ from services.kit.errors import DomainError, ServiceUnreachable
 CHANNEL = 'twinkle_futures'
 """PostgreSQL channel of the notifications."""
 TAKEOVER_LOCK = 0x7477696E6B6C66
-"""Advisory lock. Accepting a future holds it shared; a takeover holds it exclusively, so that no future is accepted
-for an owner that is losing its lease."""
+"""Key of an advisory lock, held shared to accept a future and exclusively to take over futures. It prevents that a
+future is accepted for an owner that is losing its lease."""
 WAITING = text("futures.state = 'waiting'")
 """Literal condition, so that the partial index of waiting futures applies."""
 _IDS_AT_ONCE = 500

@@ -1,9 +1,9 @@
 """Gateways that share a PostgreSQL database: a row for each lease, and PostgreSQL notifications between them.
 
-A gateway is live while it renews its row, or while its listening connection holds its advisory lock, which the server
-releases when the process dies. Therefore the futures of a killed process are adopted after a few heartbeats, and those
-of a lost machine after the lease. The adopting gateway deletes the row and takes the futures in one transaction, and
-`SqlFutureStore` rejects later writes of the previous owner.
+A gateway renews its row at each heartbeat. The futures of a lost machine are adopted after the lease. Those of a killed
+process are adopted after a few missed heartbeats, because the server releases the advisory lock of its listening
+connection. The adopting gateway deletes the row and takes the futures in one transaction, and `SqlFutureStore` rejects
+later writes of the previous owner.
 """
 
 import json

@@ -70,8 +70,8 @@ async def read_bytes(call: HttpCall, *, limit_bytes: int, pace: Pace = PACE) -> 
     """Return the body unchanged.
 
     Raises:
-        MessageTooLarge: The body is longer than `limit_bytes`. `call.body_ends` then has its ends, unless the declared
-            length is more than twice the limit; such a body is not read.
+        MessageTooLarge: The body is longer than `limit_bytes`. `call.body_ends` then contains the ends of the body,
+            unless the declared length is more than twice the limit; such a body is not read.
         BytesFull: The tenant, or all tenants together, have too many bytes in progress.
         DeadlinePassed: The body did not arrive in time.
         ClientDisconnected: The client closed the connection.

@@ -21,7 +21,7 @@ JSON_TYPE = 'application/json'
 EVENT_TYPE = 'text/event-stream; charset=utf-8'
 HEAD_BYTES = (1 << 17) + (1 << 8)
 """Number of leading bytes that are kept of a body that is too long; enough for a zstd block of 128 KiB."""
-TAIL_BYTES = 1 << 12
+TAIL_BYTES = 1 << 12  # trailing bytes that are kept
 _CHUNK_BYTES = 1 << 18
 """Maximum number of bytes passed to the transport at a time; a client that does not read delays the next chunk."""
 _WAIT_SECONDS = 5.0

@@ -82,7 +82,7 @@ class Guard:
             work.cancel()
 
     async def serve(self, call: HttpCall) -> None:
-        """Serve a call and always respond; cancel its work as soon as the client disconnects."""
+        """Serve a call, respond also to a failure, and cancel the work as soon as the client disconnects."""
         with _observed(call):
             work = asyncio.ensure_future(self._respond(call))
             disconnected = asyncio.ensure_future(_wait_for_disconnect(call))

@@ -179,7 +179,7 @@ async def _refuse(request: Request, error: Any) -> Response:
 
 
 class BoundedConnection(H11Protocol):
-    """Connection that is closed when there are too many, or when its client is too slow.
+    """Connection that is closed if there are too many connections, or if its client is too slow.
 
     uvicorn 0.54 itself sets no time limit for a request head or for a client that does not read.
     """
@@ -244,7 +244,7 @@ def renewing_context(files: TlsFiles) -> ssl.SSLContext:
     """Return a context that presents the certificate currently on disk to each new connection.
 
     Raises:
-        ssl.SSLError: The files do not hold a usable certificate and key.
+        ssl.SSLError: The files do not contain a usable certificate and key.
     """
     loaded, latest = files.current(), _context(files)
 

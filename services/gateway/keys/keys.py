@@ -83,7 +83,7 @@ class Keys:
         return await self._store.has_valid(tenant_id, moment=self._clock.now())
 
     async def rotate(self, key_id: str, *, overlap: timedelta) -> RotatedKey:
-        """Create a key with the same rights; the old key stays valid for `overlap`, so that all its users can switch.
+        """Create a key with the same rights. The old key stays valid for up to `overlap`, so that its users can switch.
 
         Raises:
             KeyNotFound: there is no such key.

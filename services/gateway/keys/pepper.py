@@ -26,7 +26,7 @@ class PepperUnusable(Exception):
 
 
 class PepperedHasher:
-    """Computes digests of secrets, which cannot be verified without the pepper.
+    """Computes digests of secrets. A secret cannot be verified without the pepper.
 
     Raises:
         ValueError: the pepper is shorter than 16 bytes.
@@ -59,7 +59,7 @@ class PepperedSealer:
         """Return the decrypted secret.
 
         Raises:
-            CredentialsInvalid: the bytes were sealed with another pepper or for another purpose.
+            CredentialsInvalid: the bytes are damaged, or were sealed with another pepper or for another purpose.
         """
         if not sealed:
             return ''
@@ -73,7 +73,7 @@ def load_pepper(path: Path, *, is_creation_allowed: bool = True) -> bytes:
     """Return the pepper stored at `path`; the first call creates it, readable by its owner only.
 
     The file has a checksum, because a changed pepper would invalidate every key without an error. Files of earlier
-    releases have none.
+    releases have no checksum.
 
     Concurrency: processes that create the pepper at the same time all get the same pepper.
 

@@ -200,5 +200,5 @@ def key_to_proto(key: ApiKey) -> messages.ApiKey:
 
 def _chosen_id(value: str, field: str) -> str:
     if not _CHOSEN_ID.fullmatch(value):
-        raise InvalidField(field, "must be 1 to 64 of lower-case letters, digits and '-'")
+        raise InvalidField(field, "must be 1 to 64 lower-case letters, digits and '-'")
     return value

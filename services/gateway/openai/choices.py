@@ -109,7 +109,7 @@ class TokenUsage:
     cached_tokens: int = 0
     """Prompt tokens found in the prefix cache."""
     spans: dict[int, list[sampling_pb2.VersionSpan]] = field(default_factory=dict[int, list[sampling_pb2.VersionSpan]])
-    """Adapter versions that produced each complete choice, by its index."""
+    """Adapter versions that produced each complete choice, by the index of the choice."""
 
 
 class ChoiceReader:

@@ -28,7 +28,7 @@ from twinkle.api.server.v1 import server_service_pb2
 
 MAX_NAME = 512
 MAX_LISTED_RUNS = 1000
-"""Maximum number of runs in a list of models, the newest first; older runs can still be used by name."""
+"""Number of runs after which a list of models ends, the newest first; older runs can still be used by name."""
 _MAX_VERSION_DIGITS = 18
 _PAGE_SIZE = 200
 _SERVICE = 'sampler'

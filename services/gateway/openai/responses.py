@@ -19,7 +19,7 @@ _INLINE_LOGPROBS = 1_000
 
 
 class ChoiceFormat(Protocol):
-    """JSON form of choices in one of the two APIs."""
+    """JSON form of the choices of completions or of chat completions."""
 
     object_name: str
     chunk_object_name: str

@@ -18,7 +18,7 @@ TOKENS = 'tokens_per_second'
 STORAGE = 'stored_bytes'
 _SHORTEST_SECONDS = 0.01
 _LONGEST_SECONDS = 1.0
-"""Maximum wait between two checks of a rate, because the quota may change."""
+"""Minimum and maximum wait between two checks of a rate. The maximum exists because the quota may change."""
 
 _log = structlog.get_logger('quotas')
 
@@ -26,7 +26,7 @@ _log = structlog.get_logger('quotas')
 class QuotaTable:
     """Quotas of all tenants in memory. Changes made through another gateway appear after the next `read()`.
 
-    `default` has the limits that apply where a tenant's quota has none, and `pause` waits for a number of seconds.
+    `default` contains the limits that apply where a tenant's quota has none, and `pause` waits for a number of seconds.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class TokenRates:
         """Refuse a tenant that is over its rate.
 
         Raises:
-            QuotaExceeded: the tenant is over its rate; the error has the time until it is within its rate.
+            QuotaExceeded: the tenant is over its rate; the error contains the time until it is within its rate.
         """
         if (seconds := self.seconds_until_free(tenant_id)) > 0:
             limit = self._quotas.of(tenant_id).tokens_per_second or 0
@@ -112,7 +112,7 @@ class TokenRates:
         """Wait until a tenant is within its rate, for at most `patience_seconds`; None waits without a limit.
 
         Raises:
-            QuotaExceeded: the wait would be longer; raised as soon as this is certain.
+            QuotaExceeded: the wait would exceed `patience_seconds`; raised without waiting until then.
         """
         give_up_at = None if patience_seconds is None else self._clock.monotonic() + patience_seconds
         while (seconds := self.seconds_until_free(tenant_id)) > 0:

@@ -1,4 +1,4 @@
-"""Storage ports for quotas and usage, and the count of a tenant's adapters."""
+"""Ports of quotas: stores of quotas and usage, the sizes of datasets, and the lists of adapters."""
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
@@ -58,7 +58,7 @@ class AdapterLister(Protocol):
     """Lists the adapters that exist at the model services."""
 
     async def adapter_ids(self, tenant_id: str) -> Collection[str]:
-        """Return the current adapters of a tenant, of all base models.
+        """Return the ids of a tenant's current adapters, of all base models.
 
         Raises:
             DomainError: a model service refused, or is unreachable.

@@ -1,7 +1,7 @@
 """Inspects serialized requests to the model service, and marks those that a quota refuses.
 
-A marked request is still sent, because only the model service knows whether it repeats an earlier request, for which
-the service returns the first response. Requests may be large, so they are searched for single fields and not parsed.
+A marked request is still sent, because only the model service recognizes a repeated request, and returns the first
+response to it. Requests may be large, so they are searched for single fields and not parsed.
 """
 
 from services.kit.errors import InvalidField

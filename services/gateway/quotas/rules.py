@@ -45,7 +45,7 @@ class TenantQuota:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Counts of finished work, which can be added."""
+    """Counts of finished work. Two of them can be added."""
 
     trained_token_count: int = 0
     sampled_token_count: int = 0
@@ -95,7 +95,7 @@ class Usage:
     """A tenant's usage of one run."""
 
     run_id: str
-    """Empty for work on the base models alone."""
+    """Empty for work on the base models alone, and for old usage of deleted runs."""
     work: Work
     stored_bytes: int
     """Size of the run's checkpoints that exist now, or, without a run, of the tenant's datasets and uploads."""

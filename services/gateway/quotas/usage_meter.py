@@ -1,8 +1,8 @@
-"""Counts the usage of tenants, and records it every second.
+"""Counts the usage of tenants, and records it at intervals, by default every second.
 
 Training usage is never lost: each run has a durable meter at the model service, and its readings are recorded here.
-Sampling usage of the last second is lost if this process is killed. No usage is counted twice: a batch whose response
-was lost is sent again under the same number, and the store records a number once.
+Sampling usage since the last record is lost if this process is killed. No usage is counted twice: a batch whose
+response was lost is sent again under the same number, and the store records each number once.
 """
 
 import asyncio

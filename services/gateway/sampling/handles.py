@@ -52,7 +52,7 @@ class SamplingHandles:
 
         Raises:
             RequestIdReused: Another handle has the id.
-            DomainError: The saved weights do not exist, or cannot be looked up.
+            DomainError: The saved weights do not exist, cannot be looked up, or have another base model.
         """
         base_model = request.base_model
         if request.checkpoint_path:
@@ -107,7 +107,7 @@ class SamplingHandles:
 
         Raises:
             SessionNotFound: The caller has no such handle.
-            DomainError: Its adapter cannot be looked up.
+            DomainError: The handle's adapter cannot be looked up.
         """
         handle = await self.get(handle_id)
         if handle.base_model:

@@ -78,7 +78,7 @@ def continued_request(request: SampleRequest, progress: Progress) -> bytes:
 
 
 def batch_message(part: BatchPart) -> bytes:
-    """Return the SampleBatchRequest of a part, unchanged for a complete batch."""
+    """Return the SampleBatchRequest of a part; the unchanged bytes of the batch if the part equals it."""
     if part.is_complete and not part.request_id and part.version is None:
         return part.request.message
     message = wire.SampleBatchRequest.FromString(part.request.message)
@@ -97,7 +97,7 @@ def batch_message(part: BatchPart) -> bytes:
 
 
 def score_message(part: BatchPart) -> bytes:
-    """Return the ComputeLogprobsRequest of a part, unchanged for a complete batch."""
+    """Return the ComputeLogprobsRequest of a part; the unchanged bytes of the batch if the part equals it."""
     if part.is_complete and part.version is None:
         return part.request.message
     message = wire.ComputeLogprobsRequest.FromString(part.request.message)
@@ -141,7 +141,7 @@ def renumbered_error(error: DomainError, part: BatchPart) -> DomainError:
 
     return replace(
         error,
-        # The message of such an error begins with the path of the field.
+        # The message of an error about a field begins with the path of the field.
         message=renumber(error.message),
         facts={key: renumber(value) if key == 'field' else value for key, value in error.facts.items()},
         fields=tuple(FieldViolation(renumber(item.field), item.problem) for item in error.fields),

@@ -81,7 +81,7 @@ class BatchPart:
 
     request: BatchRequest
     positions: tuple[int, ...]
-    """Indices of its prompts in the batch."""
+    """Indices of the part's prompts in the batch."""
     version: int | None = None
     """Resolved version; None if the request names the version."""
     request_id: str = ''
@@ -175,7 +175,7 @@ class HandleRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingHandle:
-    """Weights that a client samples from under a short id. Copies of the client share it."""
+    """Weights that a client samples from under a short id. Copies of the client share the handle."""
 
     handle_id: str
     tenant_id: str

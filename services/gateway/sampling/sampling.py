@@ -192,7 +192,7 @@ class Sampling:
     async def list_resident_adapters(
         self, caller: Caller, page: Page, *, deadline: float | None = None
     ) -> tuple[list[ResidentAdapter], AdapterKey | None]:
-        """Return a page of the caller's adapter versions, by adapter and version, and its last key.
+        """Return a page of the caller's adapter versions, by adapter and version, and the key of the last version.
 
         A version that several replicas have is listed once. The last page has no key.
         """
@@ -234,7 +234,7 @@ class Sampling:
                     await is_closing.wait()
 
     def _members(self) -> list[Replica]:
-        """Return the replicas for a call to all, without unreachable static ones unless all are unreachable."""
+        """Return the replicas for a call to all, without unreachable static replicas unless all are unreachable."""
         serving = self._membership.fleet.serving('sampler')
         members = [replica for replica in serving if replica.state is not ReplicaState.LOST] or serving
         if not members:
@@ -283,8 +283,8 @@ def _responses_among(results: Sequence[bytes | BaseException]) -> list[bytes]:
     """Return the responses.
 
     Raises:
-        DomainError: An error about the request takes precedence over connection errors; NotFound only without
-            responses.
+        DomainError: An error about the request takes precedence over connection errors. NotFound is raised only
+            without responses and other errors.
     """
     responses = [result for result in results if isinstance(result, bytes)]
     errors = [result for result in results if isinstance(result, BaseException)]

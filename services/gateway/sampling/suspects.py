@@ -39,7 +39,7 @@ class Attempt:
     tenant_id: str = ''
     """Tenant that sent the request."""
     message: bytes = b''
-    """Serialized request, by which a request that a client sends again is recognized; empty to recognize none."""
+    """Serialized request, used to recognize a request that a client sends again; empty to recognize none."""
     request_id: str = ''
     """Id in the message, which may differ when a client sends the request again."""
     deadline: float | None = None
@@ -53,7 +53,7 @@ class Attempt:
     consecutive_failures: float = 0
     """Number of samplers that failed in a row with the request, without a token in between; see `Suspects.blame`."""
     begin_time: float = 0.0
-    """Time on the event loop's clock at which the current replica got the request."""
+    """Time on the event loop's clock at which the current replica received the request."""
     refusal: DomainError | None = None
     """Refusal of the last replica; None if it failed for another reason."""
     wait_count: int = 0

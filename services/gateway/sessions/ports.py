@@ -34,7 +34,7 @@ class SessionStore(Protocol):
     async def list_unsettled(self, *, after: Cursor | None, size: int) -> Sequence[Session]:
         """Return at most `size` ended sessions of all tenants that are not settled, the oldest heartbeat first.
 
-        `after` has the last heartbeat and the id of the last session of the previous page; None for the first page.
+        `after` contains the last heartbeat and the id of the previous page's last session; None for the first page.
         """
         ...
 
@@ -54,7 +54,7 @@ class AdapterParker(Protocol):
         ...
 
     async def park(self, tenant_id: str, adapter_id: str, *, save_prefix: str) -> ParkedAdapter | None:
-        """Park an adapter, after saving its unsaved steps to a checkpoint named with `save_prefix` unless it is empty.
+        """Park an adapter. Unless `save_prefix` is empty, save its unsaved steps first, under a name with the prefix.
 
         Idempotency: parking an adapter again has no effect.
 

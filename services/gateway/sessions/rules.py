@@ -119,6 +119,6 @@ class ParkedAdapter:
     """Result of parking an adapter."""
 
     is_idle: bool
-    """False if one of its operations is still running, so that it must be parked again later."""
+    """False if one of the adapter's operations is still running, so that it must be parked again later."""
     checkpoint_path: str
     """Checkpoint with the adapter's unsaved steps; empty if none was saved."""

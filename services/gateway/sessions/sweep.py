@@ -51,7 +51,7 @@ class SessionSettler:
         """Start to settle the ended sessions of each tenant, except tenants whose earlier task is still running.
 
         Returns:
-            One task for each of these tenants. The result of the task is the number of sessions that it settled.
+            One task for each started tenant. The result of a task is the number of sessions that it settled.
         """
         waiting: dict[str, list[str]] = {}
         after, is_last = None, False

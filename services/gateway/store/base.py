@@ -41,7 +41,7 @@ DELETED_AT_ONCE = 500
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """Moment in UTC. A value read from SQLite, which drops time zones, gets the zone UTC again."""
+    """Moment in UTC. SQLite drops time zones, so the zone UTC is added to the values read from it."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -124,7 +124,7 @@ def as_row(value: Any) -> dict[str, Any]:
 
 
 async def fetch_one(connection: AsyncConnection, query: Select[Any], value_class: type[Value]) -> Value | None:
-    """Return the only row as a value, or None."""
+    """Return the only row as a value, or None if there is no row."""
     row = (await connection.execute(query)).mappings().one_or_none()
     return None if row is None else value_class(**cast(dict[str, Any], row))
 
@@ -200,7 +200,7 @@ def newest_first(
 
 
 def has_label(labels: InstrumentedAttribute[Any], label: tuple[str, str], dialect: str) -> ColumnElement[bool]:
-    """Return a condition that a column of labels has this label, whose name may contain any characters."""
+    """Return the condition that a column of labels contains a label. The label's name may contain any characters."""
     expand = func.json_each_text if dialect == 'postgresql' else func.json_each
     entry = expand(labels).table_valued('key', 'value')
     return select(entry.c.key).where(entry.c.key == label[0], entry.c.value == label[1]).exists()

@@ -127,7 +127,7 @@ class ArchiveContents:
 
 
 async def read_contents(checkpoints: GrpcCheckpoints, path: str) -> ArchiveContents:
-    """Return the files of an archive; only their headers are read.
+    """Return the names and positions of the files of an archive, without reading the complete archive.
 
     Raises:
         CheckpointNotFound: The caller may read no checkpoint with this path.
@@ -197,7 +197,7 @@ class FileResponse:
         async with aclosing(self.checkpoints.archive(self.path, offset=self.content.begin + part.begin)) as parts:
             async for found in parts:
                 if found.digest != self.digest:
-                    # The checkpoint has been replaced, and the response would mix bytes of both archives.
+                    # The checkpoint has been replaced, and the response would mix bytes of two archives.
                     break
                 if not call.status:
                     await call.begin(status, 'application/octet-stream', headers)

@@ -72,7 +72,7 @@ TokenArray = Annotated[Array, PlainValidator(_token_array)]
 
 
 class TensorBody(TinkerModel):
-    """Tensor in JSON: dense, or a sparse matrix in CSR form."""
+    """Tensor in JSON: dense, or a matrix in compressed sparse row (CSR) form."""
 
     dtype: Literal['float32', 'int64']
     data: NumberList

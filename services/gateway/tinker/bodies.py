@@ -116,8 +116,7 @@ async def read_message(call: HttpCall, make: Callable[[bytes], Parsed], *, limit
     Raises:
         MessageTooLarge: The body is longer than `limit_bytes`, sent or decompressed.
         InvalidField: The compression is unknown, or the body has the wrong format or a wrong field.
-        DeadlinePassed: The body did not arrive in time.
-        ClientDisconnected: The client closed the connection.
+        BytesFull, DeadlinePassed, ClientDisconnected: See `http.body.read_bytes`.
     """
     encoding = call.headers.get('content-encoding', 'identity').strip().lower()
     if encoding not in {'identity', 'zstd'}:
@@ -275,5 +274,5 @@ def labels_to_json(labels: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def time_to_json(time: datetime | None) -> str | None:
-    """Return a time in ISO 8601."""
+    """Return a time in ISO 8601; None without a time."""
     return None if time is None else time.isoformat()

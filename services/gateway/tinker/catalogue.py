@@ -38,7 +38,7 @@ from twinkle.api.model.v1 import adapter_pb2
 _CHECKPOINT = 'training_runs/{run_id}/checkpoints/{kind}/{name}'
 _KEY_LENGTH = 256
 _ACCESS_TOKEN = 'x-tinker-weights-access-token'  # noqa: S105 - the name of a header
-"""Header in which the SDK sends the token; old versions may send it in the body."""
+"""Header in which the SDK sends a token for weights of another account; old versions may send it in the body."""
 _NO_TOKENS = 'is not supported; weights of another account can be copied once they are published'
 _TYPES = {WeightsKind.TRAINING: 'training', WeightsKind.SAMPLER: 'sampler', WeightsKind.EXTERNAL: 'external'}
 

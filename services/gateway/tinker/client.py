@@ -76,7 +76,7 @@ class ClientRoutes:
 
 
 async def _constant(document: Mapping[str, Any], call: HttpCall, *, limit_bytes: int = JSON_LIMIT_BYTES) -> Response:
-    """Return the same document for all calls; a posted body is read and discarded."""
+    """Return `document` for every call; a posted body is read and discarded."""
     if call.route.http_method == 'POST':
         await read_object(call, limit_bytes=limit_bytes)
     return JsonResponse(document)

@@ -94,7 +94,7 @@ class Datum:
     """One example."""
 
     tokens: Array
-    """Complete input: int64 [N]."""
+    """Complete input: int64 [N], where N is the number of tokens."""
     inputs: dict[str, Array]
     """Inputs of the loss, by name."""
 

@@ -166,7 +166,7 @@ def native_lora_config(given: LoraConfig, *, is_unembed_trained: bool) -> traini
 
 
 def trained_groups(targets: Collection[str]) -> dict[str, bool | None]:
-    """Return the switches for target modules, with None for each if the modules are unknown or not all groups."""
+    """Return the switches for target modules; unknown modules or single layers give None for all."""
     if not targets or not _GROUP_NAMES.issuperset(targets):
         return dict.fromkeys(_GROUPS)
     is_all = 'all-linear' in targets

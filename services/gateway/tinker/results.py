@@ -240,7 +240,7 @@ def _filled(scores: Array) -> Array:
 
 
 def _prompt_scores(prompt: sampling_pb2.PromptInfo, facts: Mapping[str, Any]) -> Array | None:
-    """Return float32 [N] log-probabilities of a prompt, NaN for tokens without a score, or None if not requested."""
+    """Return a prompt's log-probabilities, float32 [tokens], NaN for tokens without a score; None if not requested."""
     if not prompt.HasField('logprobs') or not facts.get('is_scored', True):
         return None
     scores = _array(prompt.logprobs, '<f4').copy()

@@ -1,7 +1,7 @@
 """Paths, access rules, query strings and error responses that all routes of the Tinker API share.
 
 The SDK raises immediately on 400, 401, 403, 404, 410, 413 and 422, and retries for minutes on 408, 409, 429 and from
-500 on. The latter are used only when a retry can succeed, so a permanent conflict returns 400.
+500 on. A status with retries is used only if a retry can succeed, so a permanent conflict returns 400.
 """
 
 import re
@@ -90,7 +90,7 @@ def text_of(error: DomainError) -> str:
 
 
 def category_of(error: DomainError) -> str:
-    """Return the category of a failed future: 'server' if a retry may succeed, else 'user', or 'unknown'."""
+    """Return the category of a failed future: 'server' if the services failed, 'unknown', or else 'user'."""
     if error.code in {Code.UNKNOWN, Code.CANCELLED}:
         return 'unknown'
     return 'server' if _ERRORS.status_of(error) in {408, 500, 503} else 'user'

@@ -110,12 +110,12 @@ class TinkerSampleRequest:
 
     @property
     def tokens(self) -> Array:
-        """Prompt, int32 [N]."""
+        """Tokens of the prompt, int32, one dimension."""
         return np.frombuffer(self.request.prompts[0].token_ids.data, '<i4')
 
     @property
     def targets(self) -> Array:
-        """Tokens to score at positions of the prompt, int32 [N], with -1 for none."""
+        """Tokens to score at all positions of the prompt, int32, flattened to one dimension; -1 for no token."""
         return np.frombuffer(self.request.params.prompt_probe.target_token_ids.data, '<i4')
 
     @property

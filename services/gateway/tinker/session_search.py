@@ -77,7 +77,7 @@ class SearchBody(TinkerModel):
     owner: SearchOwner = SearchOwner()
     session_id: _Text | None = None
     display_name: _Text | None = None
-    """Words of the name. If `session_id` is set too, a session needs to match only one of them."""
+    """Words of the name. If `session_id` is also set, a session needs to match only one of the two fields."""
     user_metadata: TextLabels = Field(default_factory=dict[str, str])
     project_ids: _TextSet | None = None
     statuses: Annotated[list[SearchStatus], Field(fail_fast=True)] | None = None

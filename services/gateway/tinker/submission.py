@@ -152,8 +152,8 @@ class Operations:
     async def positioned(self, call: HttpCall, reading: Awaitable[Body]) -> AsyncIterator[Body]:
         """Read an operation, which the block validates and submits; if it is refused, its position is still used.
 
-        Otherwise later operations, which clients number regardless of a refusal, would wait forever. If `reading` fails
-        to parse the body of `call`, the position is searched in the bytes of the body.
+        Otherwise later operations, which clients number regardless of a refusal, would wait for the missing position.
+        If `reading` fails to parse the body of `call`, the position is searched in the bytes of the body.
         """
         body = None
         try:

@@ -30,7 +30,7 @@ class DomainError(Exception):
     _disposition = cast('Disposition | None', None)
 
     def metadata(self) -> Mapping[str, str]:
-        """Return the non-empty fields as strings, with lowerCamelCase keys."""
+        """Return the integers and the non-empty texts among the fields, as strings with lowerCamelCase keys."""
         pairs = ((item.name, getattr(self, item.name)) for item in fields(self))
         return {_camel(name): str(value) for name, value in pairs if isinstance(value, str | int) and value != ''}
 
@@ -63,7 +63,7 @@ def _camel(name: str) -> str:
 def domain_error(
     reason: str, message: str = '', *, disposition: Disposition | None = None
 ) -> Callable[[type[_Error]], type[_Error]]:
-    """Declare a domain error: a dataclass with a message, metadata and pickling.
+    """Declare a domain error: a dataclass with a message and metadata that can be pickled.
 
     Args:
         reason: Name in `twinkle.api.error.v1.ErrorReason`, without the prefix.

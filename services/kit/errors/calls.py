@@ -141,7 +141,7 @@ class QueueFull(ResourceExhausted):
 
 @domain_error('QUEUE_FULL', '{queue_length} bytes of requests are in flight, the limit is {queue_limit}; retry later')
 class BytesFull(QueueFull):
-    """The tenant, or all tenants together, have too many bytes in flight. Lengths are in bytes."""
+    """The tenant, or all tenants together, have too many bytes in flight. The inherited lengths are in bytes."""
 
     def metadata(self) -> Mapping[str, str]:
         """Return the lengths under names that distinguish bytes from requests."""
@@ -159,7 +159,7 @@ class QuotaExceeded(ResourceExhausted):
 
     @property
     def retry_after(self) -> timedelta | None:
-        """Time until the quota refills."""
+        """Time until the quota refills; None if the tenant must release resources."""
         return self.wait
 
 

@@ -28,9 +28,9 @@ class Disposition(StrEnum):
     """Assumption that a caller may make about a failed request; see `twinkle.api.error.v1.Disposition`."""
 
     REFUSED = 'REFUSED'
-    """Nothing changed. The same request fails again until something else changes. An operation frees its number."""
+    """Nothing changed. The same request fails again until other state changes. An operation's number is free again."""
     RETRYABLE = 'RETRYABLE'
-    """Nothing changed. The same request may succeed later. An operation frees its sequence number."""
+    """Nothing changed. The same request may succeed later. An operation's sequence number is free again."""
     FAILED = 'FAILED'
     """The request was run and failed. An operation's number is used up; repeating the operation returns this error."""
     INTERRUPTED = 'INTERRUPTED'
@@ -68,7 +68,7 @@ def disposition_by_code(code: Code, *, has_retry_time: bool) -> Disposition:
 
     Args:
         code: Status code of the failed request.
-        has_retry_time: Whether the error names a time after which to retry; a full queue does, a used-up quota may not.
+        has_retry_time: Whether the error names a time after which to retry. RESOURCE_EXHAUSTED is retryable only then.
     """
     if code is Code.RESOURCE_EXHAUSTED and has_retry_time:
         return Disposition.RETRYABLE

@@ -1,4 +1,4 @@
-"""Errors about resources that several services know: adapters, versions, checkpoints, uploads and bytes."""
+"""Errors about resources that several services use: adapters, versions, checkpoints, uploads and bytes."""
 
 from collections.abc import Mapping
 
@@ -15,13 +15,13 @@ class AdapterNotFound(NotFound):
 
 @domain_error('ADAPTER_EXPIRED')
 class AdapterExpired(NotFound):
-    """The adapter was removed because it was not used for a long time; its trained state was saved first."""
+    """The adapter was removed because it was not used for a long time. If it was trained, its state was saved first."""
 
     adapter_id: str
     checkpoint_path: str
     """Checkpoint with the trained state; empty if the adapter was not trained."""
     setting: str = 'parked_adapter_days'
-    """Setting of the model service that limits the time."""
+    """Setting of the model service that limits how long an unused adapter is kept."""
 
     def __str__(self) -> str:
         remedy = f'load {self.checkpoint_path} into' if self.checkpoint_path else 'it was not trained; create'
@@ -33,7 +33,7 @@ class AdapterExpired(NotFound):
 
 @domain_error('VERSION_NOT_FOUND', 'adapter {adapter_id!r} has no version {version}, or no longer has it')
 class VersionNotFound(NotFound):
-    """The adapter has no such version, or the version has left the ring."""
+    """The adapter has no such version, or no longer keeps it."""
 
     adapter_id: str
     version: int

@@ -45,14 +45,14 @@ class InternalAuthenticator:
     recheck_interval = None
 
     def __init__(self, token: str) -> None:
-        """Expect `token`. An empty token trusts all callers, which servers allow on loopback only."""
+        """Expect `token`. With an empty token, all callers are trusted; servers allow this on loopback only."""
         self._token = token
 
     async def authenticate(self, method: str, metadata: Mapping[str, str]) -> Caller:
-        """Return the caller that the metadata names.
+        """Return the caller that the metadata names. Without a configured token, the tenant may be absent: `default`.
 
         Raises:
-            CredentialsMissing: The token or the tenant is missing.
+            CredentialsMissing: The token is missing, or a forwarded call names no tenant.
             CredentialsInvalid: The token is wrong.
         """
         del method

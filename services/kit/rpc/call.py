@@ -75,7 +75,7 @@ class Call:
         return frozenset(name.decode() for key in ('peer_dns', 'peer_uri') for name in found.get(key, ()))
 
     async def take(self, message: Any) -> None:
-        """Count the bytes of a message until the call finishes; messages of a stream are counted one by one.
+        """Count the bytes of a single message until the call finishes. `received` counts the messages of a stream.
 
         Raises:
             BytesFull: The tenant, or all tenants together, have too many bytes in flight.
@@ -86,7 +86,8 @@ class Call:
     async def received(self, message: Any) -> Any:
         """Return the parsed request, or a stream of parsed requests, after checking the sizes.
 
-        Bytes are parsed here because grpc would reveal its internal error message to the caller.
+        Bytes are parsed here because grpc would reveal its internal error message to the caller. The returned stream
+        also authenticates the caller again and counts the bytes of each message, and raises the errors of both.
 
         Raises:
             MessageTooLarge, InvalidField: Immediately for a single message, during iteration for a stream.
@@ -96,7 +97,7 @@ class Call:
         if self.message_limit_bytes and len(message) > self.message_limit_bytes:
             raise MessageTooLarge(size_bytes=len(message), limit_bytes=self.message_limit_bytes)
         if self.caller is None or not self.caller.is_internal:
-            # The gateway has checked the messages of calls between services.
+            # Calls that services make themselves contain only messages that the gateway has checked.
             await check_request_elements(message, self.method)
         return self._decoded(message)
 

@@ -1,4 +1,7 @@
-"""Channels between services. Every call carries the caller's identity and the trace. Retries depend on the method."""
+"""Channels between services. Calls carry the caller's identity and the trace, and are retried depending on the method.
+
+Channels for forwarded calls add no metadata and never retry.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence

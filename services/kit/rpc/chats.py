@@ -42,7 +42,7 @@ def chat_from_proto(trajectory: message_pb2.Trajectory, field: str) -> dict[str,
 
 
 def chat_to_proto(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> message_pb2.Trajectory:
-    """Return the message of a chat in the form that `chat_from_proto` returns."""
+    """Return the message of a chat. The arguments have the form of the values that `chat_from_proto` returns."""
     return message_pb2.Trajectory(
         messages=[_turn_to_proto(message) for message in messages], tools=[_tool_to_proto(tool) for tool in tools]
     )

@@ -1,4 +1,4 @@
-"""Interceptor that runs every handler, unary or streaming, inside the same layers."""
+"""Interceptor that runs all handlers inside the same layers, except the handlers of health and reflection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from services.kit.rpc.unread_requests import reading_rest, reading_rest_if_refus
 _PUBLIC_PREFIXES = ('/grpc.health.', '/grpc.reflection.')
 """Prefixes of the health and reflection methods, which need no credentials and reveal nothing about tenants."""
 MAX_OPEN_STREAMS = 256
-"""Maximum number of concurrent streams without credentials. Most concurrent calls remain available to tenants."""
+"""Maximum number of concurrent streams of public methods, so that most concurrent calls remain available to tenants."""
 
 
 class LayeredInterceptor(grpc.aio.ServerInterceptor):
@@ -34,7 +34,7 @@ class LayeredInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any]:
-        """Return the wrapped handler of the method; for an unknown method, one that refuses the call."""
+        """Return the wrapped handler of the method; for an unknown method, a handler that refuses the call."""
         method: str = handler_call_details.method
         handler: Any = await continuation(handler_call_details)
         if method.startswith(_PUBLIC_PREFIXES):
@@ -44,7 +44,7 @@ class LayeredInterceptor(grpc.aio.ServerInterceptor):
         return self._wrap(method, handler)
 
     def _limited(self, handler: Any) -> Any:
-        """Limit the streams of a method that needs no credentials. Other calls finish quickly and are not limited."""
+        """Limit the streams of a public method. Its unary calls finish quickly and are not limited."""
         if handler is None or not handler.response_streaming:
             return handler
         behaviour = handler.stream_stream or handler.unary_stream

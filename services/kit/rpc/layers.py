@@ -59,7 +59,7 @@ def server_layers(
     Args:
         authenticator: Determines the caller.
         is_supported: Whether a method (with a leading slash) is implemented.
-        default_timeouts: Timeouts in seconds of methods, for calls without a deadline.
+        default_timeouts: Timeouts in seconds by method, for calls without a deadline.
         message_limit_bytes: Maximum size of one received message.
         call_limit: Maximum number of concurrent calls; tenants share them.
         trusts: Whether the connection of a call belongs to a trusted caller.
@@ -214,7 +214,7 @@ def share_calls(call_limit: int) -> Layer:
     """Create the layer that divides the concurrent calls between tenants.
 
     A tenant may run at most as many calls as remain free: one tenant gets half of all calls, two tenants get a third
-    each. Calls between services are not limited, because the gateway already limits the tenants' calls.
+    each. Calls that services make themselves are not limited, because the gateway already limits the tenants' calls.
     """
     counts: Counter[str] = Counter()
 
@@ -241,7 +241,7 @@ def share_calls(call_limit: int) -> Layer:
 def count_bytes(gate: ByteGate) -> Layer:
     """Create the innermost layer, which limits the bytes of messages in progress per tenant and in total.
 
-    Calls between services are not limited, because the gateway has counted their messages.
+    Calls that services make themselves are not limited, because the gateway has counted the tenants' messages.
     """
 
     @asynccontextmanager

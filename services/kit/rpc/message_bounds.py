@@ -12,15 +12,15 @@ from services.kit.errors import InvalidField
 MAX_OPTION_BYTES = 64 << 10
 """Maximum size of a message with options, such as a training configuration."""
 MAX_LIST_ITEMS = 1000
-"""Maximum number of items in each list of such a message."""
+"""Maximum number of items in each list of a message with options."""
 THREAD_BYTES = 32 << 10
-"""Larger messages are converted in a thread, because they would block the event loop for milliseconds."""
+"""Messages of this size or more are converted in a thread, because they would block the event loop for milliseconds."""
 _MessageT = TypeVar('_MessageT', bound=Message)
 _Result = TypeVar('_Result')
 
 
 def check_options(message: Message, field: str) -> None:
-    """Check the size of a message with options, which stays in memory and is copied often.
+    """Check the size and the lists of a message with options. The message stays in memory and is copied often.
 
     Raises:
         InvalidField: The message is too large or has a list with too many items; the error names the field.

@@ -1,8 +1,8 @@
-"""Limits the elements of a serialized message before it is parsed.
+"""Limit on the number of elements of a serialized message, checked before parsing.
 
 Parsing holds the interpreter's lock until it ends, even in a worker thread. An empty submessage takes two bytes on the
 wire, but about 100 bytes in memory and 0.4 microseconds to parse. Without this limit, a message of 64 MiB would stop
-all calls of the process for 13 seconds and occupy 3.3 GiB. Counting is slower than parsing, but releases the lock.
+all calls of the process for 13 seconds and occupy 3.3 GiB. Counting is slower than parsing, but lets other threads run.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from services.kit.errors import InvalidField
 
 MAX_ELEMENTS = 400_000
-"""Maximum number of fields of a message and all its submessages, which are parsed within about 150 ms."""
+"""Maximum number of fields of a message and all its submessages; that many are parsed within about 150 ms."""
 _ELEMENT_BYTES = 2
 """Minimum size of an element, so that short messages need not be counted."""
 _PACKED_BYTES = 4
@@ -66,7 +66,7 @@ def check_elements(
 
 
 def _value(message: bytes, position: int, end: int, wire_type: int) -> tuple[int, int]:
-    """Return begin and end of the value at a position; an unknown wire type extends to the end of the message."""
+    """Return the begin and the end of the value at a position; a value of unknown type extends to the message's end."""
     if wire_type == _DELIMITED:
         size, position = _varint(message, position, end)
         return position, position + size

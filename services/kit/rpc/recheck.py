@@ -23,7 +23,7 @@ async def rechecked(check: Callable[[], Awaitable[object]], *, interval: timedel
     """Authenticate the caller again at each interval, and cancel the block once the caller is refused.
 
     Args:
-        check: Authenticates the caller. A check that fails for another reason is repeated after the next interval.
+        check: Authenticates the caller. If it fails for a reason other than a refusal, the next interval repeats it.
         interval: Time between two checks; None for no checks.
 
     Raises:
@@ -48,7 +48,7 @@ async def rechecked(check: Callable[[], Awaitable[object]], *, interval: timedel
 
 
 class _Timer:
-    """Runs a check at each interval. A task exists only during a check, because most calls finish before the first."""
+    """Runs a check at each interval. A task exists only during a check: most calls finish before the first interval."""
 
     def __init__(self, check: Callable[[], Awaitable[object]], scope: asyncio.Timeout, seconds: float) -> None:
         self._check = check

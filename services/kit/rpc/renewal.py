@@ -30,7 +30,7 @@ class RenewingChannel(grpc.aio.Channel):
         self._material = files.current()
         self._channel = opened(channel_credentials(self._material))
         self._previous: list[grpc.aio.Channel] = []
-        """Previous channels, closed together with this one: closing one earlier would cancel its calls."""
+        """Previous channels, closed together with the current one: closing one earlier would cancel its calls."""
 
     def current(self) -> grpc.aio.Channel:
         """Return the channel for a new call."""
@@ -49,7 +49,7 @@ class RenewingChannel(grpc.aio.Channel):
         await self.close()
 
     async def close(self, grace: float | None = None) -> None:
-        """Close all channels, after waiting for their calls for `grace` seconds."""
+        """Close each channel once its calls have completed or `grace` seconds have passed; None cancels the calls."""
         for channel in (*self._previous, self._channel):
             await channel.close(grace)
 

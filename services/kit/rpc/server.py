@@ -103,7 +103,8 @@ class RpcServer:
             server_info: Servicer of GetServerInfo; None for one that describes this service only.
 
         Raises:
-            ValueError: There is no internal token and the address is not on loopback, or a certificate is invalid.
+            ValueError: A service other than the gateway has no internal token and does not listen on loopback, or a
+                certificate is invalid.
         """
         _check_token(config)
         self._config = config
@@ -231,7 +232,7 @@ async def serve_until_stopped(
     *,
     while_serving: Callable[[asyncio.Event], AbstractAsyncContextManager[None]] | None = None,
 ) -> None:
-    """Start `server`, publish its address, and shut it down on SIGINT or SIGTERM.
+    """Start `server`, publish its address, and shut it down on SIGINT, SIGTERM or the event of `while_serving`.
 
     Args:
         server: Server to start.

@@ -19,10 +19,10 @@ from twinkle.telemetry import SpanFileExporter
 
 
 class LogStream:
-    """Text stream for log lines that drops those it cannot write.
+    """Text stream for log lines. Lines that cannot be written are dropped.
 
-    A log file is usually on the same disk as the state. If the disk is full, a log call must not fail the operation
-    that it describes, or end the thread that makes it.
+    A log file is usually on the same disk as the state. If the disk is full, a log call must neither fail the operation
+    that it describes nor end its thread.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -50,7 +50,7 @@ class TelemetryConfig(BaseModel):
     log_file: Path | None = None
     """File to which standard output and standard error are appended. Unset: they are not redirected."""
     log_file_bytes: int = Field(default=32 << 20, ge=4096)
-    """Size above which `log_file` is copied to `<name>.old`, which replaces the previous one, and emptied."""
+    """Maximum size of `log_file`. A larger file is copied to `<name>.old`, replacing any previous copy, and emptied."""
     trace_dir: Path | None = None
     """Folder to which spans are appended as JSON lines, for `twinkle trace`. Unset: spans are not written."""
     otlp_endpoint: str = ''
@@ -74,7 +74,7 @@ def start_telemetry(config: TelemetryConfig, *, service: str) -> None:
 
 
 def stop_telemetry() -> None:
-    """Flush buffered spans."""
+    """Flush buffered spans and stop tracing."""
     provider = trace.get_tracer_provider()
     if isinstance(provider, TracerProvider):
         provider.shutdown()

@@ -12,7 +12,7 @@ from prometheus_client import Gauge, Histogram
 _INTERVAL_SECONDS = 0.02
 """Time between two measurements; shorter stalls may be missed."""
 _SCHEDULER_FILE = Path('/proc/thread-self/schedstat')
-"""Linux: nanoseconds on a processor, and nanoseconds of waiting for a processor, of the current thread."""
+"""Linux only: nanoseconds for which the current thread ran on a processor, and waited for a processor."""
 
 _longest = Gauge(
     'twinkle_event_loop_longest_stall_seconds', 'Longest time that the event loop was blocked since the start.'
@@ -40,8 +40,8 @@ class StallMeter:
         self.longest_seconds = 0.0
         """Longest stall."""
         self.longest_own_seconds = 0.0
-        """Longest stall without the time in which other threads, such as a pass of the model, or other processes ran.
-        They also delay the event loop, because they hold the interpreter's lock or a processor."""
+        """Longest stall without the time in which other threads or processes ran. Other threads, such as a pass of the
+        model, delay the event loop by holding the interpreter's lock; other processes occupy the processor."""
         self._begin = _Times(0.0, 0.0)
 
     @asynccontextmanager

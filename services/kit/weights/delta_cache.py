@@ -17,7 +17,7 @@ from services.kit.worker import Threads
 from twinkle.checkpoint_engine.delta import DeltaBlock, delta_blocks, encode_block
 
 _TRIAL_BYTES = 32 << 20
-"""Encoding stops after this many bytes of a state unless the delta is smaller than `_TRIAL_SHARE` of them."""
+"""Encoding stops once at least this many bytes are encoded and the delta exceeds `_TRIAL_SHARE` of them."""
 _TRIAL_SHARE = 0.97
 
 
@@ -47,7 +47,7 @@ class Deltas:
         self._locks: dict[_Key, tuple[asyncio.Lock, int]] = {}
 
     async def get(self, new: StateBytes, base: StateBytes) -> Delta | None:
-        """Return the delta from `base` to `new`, or None if it is not smaller than `new`.
+        """Return the delta from `base` to `new`, or None if it would not be clearly smaller than `new`.
 
         Both states must have the same tensors.
         """

@@ -73,7 +73,7 @@ class Header:
     encoded_digest: str = ''
     """blake3 digest of a delta's bytes; empty for the other encodings."""
     segment: SegmentRef | None = None
-    """Segment that contains the bytes; None for the other encodings."""
+    """Segment that contains the bytes for SHARED_MEMORY; None for the other encodings."""
 
     @property
     def encoded_size_bytes(self) -> int:

@@ -39,7 +39,7 @@ class Mapping:
             raise OSError(error, os.strerror(error))
         self._is_writable = is_writable
         self.area = _area_class(size_bytes).from_address(address)
-        """Exporter of the bytes; every view keeps it alive."""
+        """ctypes array over the mapped bytes; every view keeps the array alive."""
         unmap = weakref.finalize(self.area, _libc.munmap, address, size_bytes)
         # Other objects may still be in use when the interpreter exits; the system unmaps all memory then.
         unmap.atexit = False

@@ -48,7 +48,7 @@ class SegmentsConfig(BaseModel):
 
 
 class Segment:
-    """An open segment. The name of a temporary segment exists as long as a view of `data` exists."""
+    """An open segment. The name of a temporary segment exists until `remove`, or until the last view of `data` ends."""
 
     def __init__(self, ref: SegmentRef, path: str, mapping: Mapping, *, owner: 'Segments | None') -> None:
         """Wrap an opened segment; with an owner, the name is removed together with the last view of the bytes."""
@@ -60,7 +60,7 @@ class Segment:
 
     @property
     def data(self) -> memoryview:
-        """Bytes of the segment; writable only if this process created it."""
+        """Bytes of the segment; writable only if `Segments.create` returned it. Unavailable after `release`."""
         if self._mapping is None:
             raise RuntimeError('the segment was released')
         return self._mapping.data
@@ -85,7 +85,7 @@ class Segments:
         """Open a folder, creating it if necessary, and remove the segments of dead processes.
 
         Raises:
-            OSError: The folder cannot be created, or another user may write to it.
+            OSError: The folder cannot be created, another user may write to it, or its file `host` is damaged.
         """
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
@@ -151,7 +151,7 @@ class Segments:
     def adopt(self, ref: SegmentRef, *, persistent_name: str = '') -> Segment:
         """Open another process's segment read-only, after linking it under a new name.
 
-        The other process may then remove its name at any time. The bytes are untrusted: check their digest.
+        The other process may then remove the original name at any time. The bytes are untrusted: check their digest.
 
         Raises:
             MemoryNotShared: The segment is not in this memory, or does not have the announced size.

@@ -111,7 +111,7 @@ def full_parameters_from_proto(message: training_config_pb2.FullParameterConfig,
     """Return the names of the parameters to train; an empty tuple selects all parameters.
 
     Raises:
-        InvalidField: A name is empty or repeated.
+        InvalidField: There are too many names, or a name is empty or repeated.
     """
     names = tuple(message.target_modules)
     if len(names) > MAX_NAMES:
@@ -154,7 +154,6 @@ def estimate_request_from_proto(request: adapter_service_pb2.EstimateRequest) ->
 
 
 def cost_to_proto(cost: PlanCost) -> adapter_service_pb2.EstimateResponse:
-    """Convert an estimate to its message."""
     return adapter_service_pb2.EstimateResponse(
         does_fit=cost.does_fit,
         adapter_bytes=cost.adapter_bytes,

@@ -76,7 +76,7 @@ def optimizer_from_proto(message: wire.OptimizerConfig, field: str) -> Component
     """Convert an optimizer; its options include `lr` and `groups` if set.
 
     Raises:
-        InvalidField: A value is out of range, or set twice.
+        InvalidField: A value is out of range, or the options contain a value that has a separate field.
     """
     options = _rate_and_options(message, field)
     if _GROUPS in options:
@@ -130,7 +130,7 @@ def loss_from_proto(message: wire.LossConfig, field: str) -> LossChoice:
     """Convert the loss of an adapter or of one batch.
 
     Raises:
-        InvalidField: The reduction is unknown, or set twice.
+        InvalidField: The reduction is unknown, or the options contain a reduction.
     """
     if message.reduction not in _IS_MEAN:
         raise InvalidField(f'{field}.reduction', 'must be SUM or MEAN')

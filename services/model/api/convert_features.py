@@ -67,12 +67,11 @@ def batch_reference_from_proto(batch: operation_pb2.Batch, field: str) -> BatchR
 
 
 def cursor_from_proto(cursor: dataset_pb2.Cursor) -> LoaderCursor:
-    """Convert a position in a loader."""
     return LoaderCursor(consumed_rows=cursor.consumed_rows, state=cursor.state)
 
 
 def check_example_count(examples: Sized, field: str, *, limit: int) -> None:
-    """Refuse a batch with too many examples before each of them is checked.
+    """Refuse a batch with too many examples before the examples are checked.
 
     Raises:
         InvalidField: There are more than `limit` examples.

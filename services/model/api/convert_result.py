@@ -32,7 +32,6 @@ _STATES = {
 
 
 def adapter_to_proto(adapter: Adapter, *, is_parked: bool = False) -> adapter_pb2.Adapter:
-    """Convert an adapter."""
     lora_config = None if adapter.is_full_parameter else lora_config_to_proto(adapter.lora_config)
     return adapter_pb2.Adapter(
         adapter_id=adapter.adapter_id,
@@ -59,7 +58,6 @@ def adapter_to_proto(adapter: Adapter, *, is_parked: bool = False) -> adapter_pb
 
 
 def event_to_proto(event: AdapterEvent) -> adapter_service_pb2.WatchAdaptersResponse:
-    """Convert an event of the change feed."""
     message = adapter_service_pb2.WatchAdaptersResponse(tenant_id=event.tenant_id, resume_token=event.token)
     if event.adapter is not None:
         message.adapter.CopyFrom(adapter_to_proto(event.adapter))
@@ -88,7 +86,6 @@ def result_to_proto(result: domain.OperationResult | OperationFailure) -> operat
 
 
 def cursor_to_proto(cursor: LoaderCursor) -> dataset_pb2.Cursor:
-    """Convert a position in a loader."""
     return dataset_pb2.Cursor(consumed_rows=cursor.consumed_rows, state=cursor.state)
 
 

@@ -13,7 +13,6 @@ from twinkle.api.model.v1 import (
 
 
 def make_endpoints(service: ModelService) -> list[Endpoint]:
-    """Return the gRPC services with their servicers."""
     adapters = AdapterServicer(service)  # pyright: ignore[reportAbstractUsage] (the kit handles unsupported methods)
     training = TrainingServicer(service)  # pyright: ignore[reportAbstractUsage] (as above)
     return [

@@ -93,7 +93,6 @@ class ProtoRecordCodec:
 
 
 def result_from_proto(message: wire.OperationResult) -> domain.OperationResult:
-    """Convert the message of a result."""
     receipt = message.receipt
     return domain.OperationResult(
         adapter_id=message.adapter_id,

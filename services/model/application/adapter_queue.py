@@ -73,6 +73,7 @@ class AdapterQueue:
 
         Raises:
             SequenceReused, SequenceGap, OperationNotFound: The sequence number is wrong.
+            AdapterNotFound: The queue was closed before the operation ran.
             Cancelled: The operation was cancelled while it waited.
             DomainError: `run` raised it, in this call or when the operation first ran.
         """

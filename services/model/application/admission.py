@@ -18,6 +18,7 @@ from services.model.domain.pace import Average
 _INITIAL_WAIT = timedelta(seconds=1)
 """Estimated wait for a slot before the interval between releases is known."""
 _MIN_WAIT, _MAX_WAIT = timedelta(milliseconds=50), timedelta(minutes=5)
+"""Bounds of the estimated wait that a refusal reports."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +100,7 @@ class Admission:
             size_bytes: Size of the request.
             is_waiting_allowed: Whether to wait for a slot if no slot is free; slots are granted in order of arrival.
             is_urgent: Whether to use a slot even beyond the limits. Set it if other operations in progress wait for
-                this one, because refusing it would block them. Each adapter has at most one such operation.
+                this one, because refusing it would block them. Each adapter has at most one urgent operation.
 
         Raises:
             QueueFull: No slot is free, and waiting is not allowed or too many operations are waiting already.

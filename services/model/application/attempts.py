@@ -16,7 +16,7 @@ MAX_ATTEMPTS = 3
 """Number of attempts that may end the process. The next one is refused, so that the work cannot prevent the service
 from serving other tenants."""
 _CAREFUL_SECONDS = 600.0
-"""Time after a crash during which a client may repeat the request that caused it."""
+"""Time after a crash during which blocks run one at a time. A client may repeat the request that caused the crash."""
 
 
 class Attempts:
@@ -37,7 +37,7 @@ class Attempts:
     async def counted(self, work: str, *, refusal: DomainError) -> AsyncIterator[None]:
         """Count an attempt durably before the block runs. The count is reset unless the process ends in the block.
 
-        For some time after a crash, such blocks run one at a time, so that only the cause of a crash is counted.
+        For some time after a crash, these blocks run one at a time, so that only the cause of a crash is counted.
 
         Args:
             work: Names the work in the journal.

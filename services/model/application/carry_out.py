@@ -2,7 +2,7 @@
 
 A compute verb is written to the journal while it runs, because replay can repeat it. Its result is returned when both
 are done. For some time after a crash, the verb is written first, because attempts are counted only for operations on
-record. A state verb, which calls other services, is journaled together with its outcome after it has run, because
+record. A state verb, which needs more than the engine, is journaled together with its outcome after it has run, because
 repeating it is harmless. Only its attempts are counted beforehand.
 """
 
@@ -176,7 +176,7 @@ class CarryOut:
         return result_of(execution.operation, outcome, queue_time=execution.queue_time)
 
     async def _skip(self, execution: _Execution, outcome: DomainError) -> None:
-        """Record the number of a failed operation, which replay must skip, as used."""
+        """Record the number of a failed operation as used; replay skips the operation."""
         if isinstance(outcome, Internal):
             # A defect leaves the engine's state undefined.
             await self._residency.discard(execution.operation.adapter_id)

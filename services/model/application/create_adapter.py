@@ -29,7 +29,7 @@ class CreateAdapterRequest:
     request_id: str
     base_model: str
     lora_config: LoraConfig | None
-    """None selects the defaults, or the checkpoint's configuration."""
+    """LoRA configuration; None for that of the checkpoint, or for the defaults without a checkpoint."""
     training_config: TrainingConfig
     user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
     checkpoint_path: str = ''
@@ -100,11 +100,13 @@ class CreateAdapter:
             InvalidField, UnknownComponent: The configuration is invalid, or a client chose the id.
             QuotaExceeded: The tenant or the replica has reached its limit of adapters.
             ReplicaLeased: A full-parameter adapter uses the replica exclusively.
-            ReplicaInUse, FullParametersDisabled: A full-parameter adapter cannot get the lease of the replica.
+            ReplicaInUse, FullParametersDisabled: The replica cannot be leased to the full-parameter adapter.
+            NotBuiltYet: The request is for a full-parameter adapter from a checkpoint.
             JournalUnavailable: The adapter could not be made durable and does not exist.
             RequestIdReused: The request id was used with other content.
             AdapterIdTaken: The chosen id was used before.
-            AdapterExpired: The request is a repeat, and its adapter was removed because it was unused.
+            AdapterNotFound, AdapterExpired: The request is a repeat, and its adapter was deleted, or removed because it
+                was unused.
             CreationCrashed: The process ended during each of several attempts.
         """
         require_scope(caller, 'train')

@@ -45,7 +45,7 @@ class DeleteAdapter:
         Cancellation: a deletion that has started completes.
 
         Raises:
-            AdapterNotFound, AdapterExpired: The caller has no such adapter, or no longer has it.
+            AdapterNotFound, AdapterExpired: The caller has no such adapter, or the adapter was unused and removed.
             JournalUnavailable: The deletion could not be recorded; the adapter still exists.
         """
         if self._directory.is_damaged(caller, adapter_id):
@@ -106,7 +106,7 @@ class DeleteAdapter:
         self._directory.remove_damaged(adapter_id)
 
     async def _then_delete_versions(self, adapter_id: str, deletion: Coroutine[Any, Any, None]) -> None:
-        """Delete an adapter, and its versions in the background, even if the caller has left."""
+        """Complete the deletion of an adapter, and start to delete its versions in the background."""
         await deletion
         self._start(self._delete_versions(adapter_id), name=f'delete-versions-{adapter_id}')
 

@@ -19,7 +19,7 @@ from services.model.domain.adapter import MAX_EXPIRED, Adapter, ExpiredAdapter
 from services.model.domain.errors import AdapterDamaged
 
 _MAX_EVENTS = 1024
-"""Maximum number of stored events. A watcher that needs an older event gets a new snapshot."""
+"""Maximum number of stored events. A watcher that needs an older event receives a new snapshot."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class AdapterEvent:
     """An event of the change feed."""
 
     token: str
-    """Resume token of this event."""
+    """Resume token of this event; empty within a snapshot."""
     tenant_id: str = ''
     adapter: Adapter | None = None
     """The adapter after its creation or change."""
@@ -36,7 +36,7 @@ class AdapterEvent:
     damaged_id: str = ''
     """Id of an adapter whose record is damaged."""
     is_synced: bool = False
-    """True if the snapshot is complete."""
+    """Whether the event marks the end of the snapshot."""
 
 
 class AdapterDirectory:

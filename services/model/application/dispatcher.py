@@ -40,7 +40,7 @@ class QueuePosition:
     operation_count: int
     """Number of operations ahead."""
     estimated_wait: timedelta
-    """Estimated time until it starts."""
+    """Estimated time until the operation starts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +133,7 @@ class Dispatcher:
                 self._withdraw(submission)
 
     def cancel(self, adapter_id: str, error: DomainError | None = None) -> bool:
-        """Cancel the adapter's waiting operation with `error` or Cancelled; return False if it has none."""
+        """Cancel the adapter's waiting operation with `error` or Cancelled; return False if no operation waits."""
         submission = self._waiting.get(adapter_id)
         if submission is not None:
             self._withdraw(submission)
@@ -141,7 +141,7 @@ class Dispatcher:
         return submission is not None
 
     def position_of(self, adapter_id: str) -> QueuePosition | None:
-        """Return the queue position of an adapter's waiting operation; None if it has none."""
+        """Return the queue position of an adapter's waiting operation; None if no operation waits."""
         ahead = self._scheduler.ahead_of(adapter_id)
         if ahead is None:
             return None

@@ -43,11 +43,11 @@ class ExecuteOperation:
             on_admitted: Function to call once the operation has a slot; if it raises, the operation is refused.
 
         Raises:
-            AdapterNotFound, AdapterExpired: The caller has no such adapter, or no longer has it.
+            AdapterNotFound, AdapterExpired: The caller has no such adapter, or the adapter was unused and removed.
             ScopeMissing: The API key lacks the scope `data` for a batch from a loader, or `full_parameters` for a
                 full-parameter adapter.
             QueueFull: The tenant has too many operations in progress.
-            Cancelled: The adapter's session ended while the operation waited for a slot.
+            Cancelled: The operation was cancelled, or the adapter's session ended, while the operation waited.
             DomainError: The operation failed.
         """
         if self._directory.get(caller, operation.adapter_id).is_full_parameter:

@@ -91,7 +91,7 @@ class AdapterExpiry:
         """Save and remove an adapter; return False if it was used or deleted since the sweep began.
 
         Raises:
-            DomainError: It could not be saved or removed.
+            DomainError: The adapter could not be saved or removed.
         """
         if self._find_expired(adapter_id) is not None:
             await self._restore_if_unsettled(adapter_id)

@@ -17,7 +17,8 @@ from services.model.domain.operation import Operation
 from services.model.ports import RecordCodec
 
 _THREAD_BYTES = 32 << 10
-"""Larger batches are converted in a thread, because they would block the event loop for milliseconds."""
+"""Size in bytes from which batches are converted in a thread. On the event loop, the conversion would block other tasks
+for milliseconds."""
 _FULL_QUOTA_COUNT = 4
 """Number of tenants whose full quotas fit within the total limit; more tenants share the total limit."""
 

@@ -36,10 +36,10 @@ class ReplicaLease:
         self._suspensions: dict[str, float] = {}
         """Ends of the suspensions by adapter, on the clock's monotonic scale."""
         self.holder_id: str | None = None
-        """Adapter that has the lease."""
+        """Adapter that has the lease; None if no adapter has it."""
 
     def take(self, adapter_id: str, *, is_in_use: bool) -> None:
-        """Grant the lease to an adapter; do nothing if it already has it.
+        """Grant the lease to an adapter; do nothing if the adapter already has it.
 
         Args:
             adapter_id: Id of the adapter.
@@ -70,7 +70,7 @@ class ReplicaLease:
         self._grant(adapter_id)
 
     async def resume(self, adapter: Adapter, *, is_in_use: bool) -> None:
-        """Grant the lease to an adapter that was parked, durably; do nothing if it already has it.
+        """Grant the lease to an adapter that was parked, durably; do nothing if the adapter already has it.
 
         Raises:
             FullParametersDisabled, ReplicaLeased, ReplicaInUse: See `take`.
@@ -87,7 +87,7 @@ class ReplicaLease:
                 self.end(adapter.adapter_id)
 
     async def release(self, adapter_id: str) -> None:
-        """End the lease of an adapter, durably; do nothing if it does not have it.
+        """End the lease of an adapter, durably; do nothing if the adapter does not have it.
 
         Raises:
             JournalUnavailable: The end of the lease could not be recorded.
@@ -132,7 +132,7 @@ class ReplicaLease:
     def _are_others_used(self) -> bool:
         """Return whether another adapter ran an operation recently, so that another operation is likely to follow."""
         recently = self._clock.now() - timedelta(seconds=self._bounds.lease_quiet_seconds)
-        # Full-parameter runs exclude each other by the lease itself.
+        # The lease excludes other full-parameter runs without this check.
         return any(
             adapter.update_time >= recently and not adapter.is_session_over and not adapter.is_full_parameter
             for adapter in self._directory.all()

@@ -89,7 +89,7 @@ class Cleanup:
         self._queues = queues
 
     async def __call__(self) -> None:
-        """Run one cleanup."""
+        """Evict the idle adapters, and drop the idle queues."""
         await self._residency.evict_idle()
         self._queues.drop_idle()
 

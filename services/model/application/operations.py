@@ -37,9 +37,9 @@ class OperationRecord:
     result: OperationResult | None = None
     error: DomainError | None = None
     queue_position: int = 0
-    """Number of operations ahead of it while it is queued."""
+    """Number of operations ahead of a queued operation."""
     estimated_wait: timedelta = timedelta()
-    """Estimated time until it starts, while it is queued."""
+    """Estimated time until a queued operation starts."""
 
     @classmethod
     def of(cls, entry: Entry) -> 'OperationRecord':
@@ -87,7 +87,7 @@ class Operations:
                         await queue.wait_for_change()
                         self._directory.get(caller, adapter_id)
             except TimeoutError:
-                # Not an error: the caller gets the operation's current state.
+                # Not an error: the caller receives the operation's current state.
                 pass
             return self._record(queue, adapter_id, sequence_number)
 
@@ -153,7 +153,7 @@ class Operations:
             queue.notify_watchers()
 
     def _stop(self, adapter_id: str) -> bool:
-        """Cancel the adapter's operation that waits for its pass, its batch or memory; return False if it has none."""
+        """Cancel the adapter's operation that waits for its pass, batch or memory; return False if none waits."""
         return self._dispatcher.cancel(adapter_id) or self._waits.cancel(adapter_id)
 
     def _record(self, queue: AdapterQueue, adapter_id: str, number: int) -> OperationRecord:

@@ -72,7 +72,7 @@ class Residency:
         Raises:
             AdapterNotFound, AdapterDamaged, JournalUnavailable: The adapter cannot be restored now.
             ReplicaLeased: Another adapter has the lease of the replica.
-            ReplicaInUse, FullParametersDisabled: The adapter needs the lease and cannot get it.
+            ReplicaInUse, FullParametersDisabled: The adapter needs the lease, and the lease cannot be granted.
         """
         resident = self._resident_of(adapter_id)
         resident.user_count += 1
@@ -107,7 +107,7 @@ class Residency:
             resident.user_count -= 1
             resident.last_used = self._clock.monotonic()
             self._drop_unused(resident)
-            # This adapter can be evicted now, which other adapters may be waiting for.
+            # This adapter can be evicted now, and other adapters may be waiting for its slot.
             self._changes.notify()
 
     @asynccontextmanager
@@ -117,7 +117,7 @@ class Residency:
         The next operation starts after the block. The context yields False if an operation of the adapter is running.
 
         Raises:
-            AdapterNotFound, AdapterDamaged, JournalUnavailable: The adapter cannot be restored now.
+            DomainError: See `hold`.
         """
         async with self.hold(adapter_id) as resident, resident.lock:
             is_at_rest = resident.holder_count == 1
@@ -207,7 +207,7 @@ class Residency:
             await asyncio.wait(self._tasks)
 
     async def _acquire(self, resident: Resident) -> None:
-        # A due snapshot is taken first; otherwise a busy adapter would never get one.
+        # A due snapshot is taken first; otherwise the snapshot of a busy adapter would never be taken.
         await _wait_for(resident.copying)
         async with resident.lock:
             self.lease.check(resident.adapter_id)
@@ -316,7 +316,7 @@ class Residency:
 
     def _drop_unused(self, resident: Resident) -> None:
         is_in_use = resident.is_loaded or resident.user_count or resident.lock.locked()
-        # The holder of a lease stays known, so that its lease can end even if it cannot be loaded.
+        # The adapter that has the lease stays registered, so that the lease can end even if it cannot be loaded.
         is_kept = is_in_use or self.lease.is_held_by(resident.adapter_id)
         if not is_kept and self._residents.get(resident.adapter_id) is resident:
             del self._residents[resident.adapter_id]

@@ -41,10 +41,13 @@ class Resident:
     is_pending: bool = False
     """True if a Forward waits for its Backward; if the adapter is evicted, the Forward must run again."""
     last_used: float = 0.0
+    """Time of the last use, on the clock's monotonic scale."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the adapter is loaded, evicted or copied."""
     copying: asyncio.Task[None] | None = None
+    """Task that copies the state for a snapshot; None if no copy is in progress."""
     writing: asyncio.Task[None] | None = None
+    """Task that writes a snapshot to the journal; None if no write is in progress."""
 
     def count_operation(self, device_seconds: float = 0.0) -> None:
         """Count an operation that no snapshot includes yet."""

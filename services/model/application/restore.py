@@ -194,8 +194,8 @@ class Restore:
     def _update_directory(self, adapter: Adapter) -> None:
         """Update an adapter in the directory when an outcome is recorded, because the restore may fail afterwards.
 
-        Nothing changes if the directory has a later operation: state verbs are not replayed, so the replayed operation
-        may be an earlier one.
+        Nothing changes if the adapter in the directory includes a later operation: state verbs are not replayed, so the
+        replayed operation may be an earlier one.
         """
         known = self._directory.find(adapter.adapter_id)
         if known is not None and known.sequence_number < adapter.sequence_number:

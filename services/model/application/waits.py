@@ -1,4 +1,4 @@
-"""Waits of tasks on the event loop: for a change, for short work on the engine, and of operations for their turn."""
+"""Waits of tasks on the event loop: for a change, for short work on the engine, and cancellable waits of operations."""
 
 import asyncio
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ class ShortWork:
             done.set_result(None)
 
     async def wait(self) -> None:
-        """Wait for the short work that is in progress now, within the limit. The same work delays only one pass."""
+        """Wait for the short work that is in progress now, within the limit. The same work delays at most one pass."""
         waiting, self._in_progress = self._in_progress, set()
         if waiting:
             await asyncio.wait(waiting, timeout=_SHORT_WORK_SECONDS)
@@ -73,7 +73,7 @@ class Waits:
 
     @contextmanager
     def cancellable(self, adapter_id: str) -> Iterator[None]:
-        """Let `cancel` end the block, in which the current task waits for an adapter's operation.
+        """Let `cancel` end the block, in which the current task waits on behalf of an adapter's operation.
 
         Raises:
             Draining: The waits were closed.
@@ -96,7 +96,7 @@ class Waits:
             raise wait.error
 
     def cancel(self, adapter_id: str, error: DomainError | None = None) -> bool:
-        """Cancel the adapter's wait with `error` or Cancelled; return False if it does not wait."""
+        """Cancel the adapter's wait with `error` or Cancelled; return False if there is no wait to cancel."""
         wait = self._waits.get(adapter_id)
         if wait is None or wait.task is None or wait.error is not None:
             return False

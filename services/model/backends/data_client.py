@@ -15,9 +15,9 @@ from twinkle.api.data.v1 import loader_service_pb2 as wire
 from twinkle.api.data.v1.loader_service_pb2_grpc import LoaderServiceStub
 
 MAX_BATCH_BYTES = 256 << 20
-"""Maximum size of a batch, far above what the engine can compute at once."""
+"""Maximum size of a batch in bytes, far above the size of a batch that the engine can compute at once."""
 _THREAD_BYTES = 1 << 20
-"""Larger batches are serialized in a thread."""
+"""Size in bytes from which batches are serialized in a thread."""
 _BATCH_TIMEOUT = timedelta(seconds=60)
 """Timeout for one batch, which usually takes milliseconds."""
 

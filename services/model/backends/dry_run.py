@@ -32,7 +32,8 @@ class EngineDryRun:
         Args:
             group: Processes that host the engine.
             model: Model of the engine, whose sizes are read.
-            process_count: Number of these processes. They share the memory of the host; each has a GPU.
+            process_count: Number of these processes. On CPUs, they share the host's memory; otherwise, each uses a
+                separate GPU.
         """
         self._group = group
         self._model = model

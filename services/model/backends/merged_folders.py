@@ -54,7 +54,7 @@ class MergedFolders:
         base = resolve_model(self._base_model)
         if self._count_others(tenant_id, folder) >= self._tenant_limit:
             raise QuotaExceeded('merged_models', self._tenant_limit)
-        # The merged weights are as large as the base model, and an earlier export remains until they are complete.
+        # The merged weights are as large as the base model, and an earlier export is removed only afterwards.
         check_free_space(folder, sum(path.stat().st_size for path in Path(base).glob('*.safetensors')))
         folder.parent.mkdir(parents=True, exist_ok=True)
         (folder.parent / _OWNER_FILE).write_text(tenant_id)

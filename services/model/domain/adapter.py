@@ -26,40 +26,40 @@ class Adapter:
     """Configuration in use."""
     parameter_count: int
     full_parameters: tuple[str, ...] | None = None
-    """Names of the base model's parameters that it trains, or an empty tuple for all of them; None for LoRA."""
+    """Names of the base model's parameters to train, or an empty tuple for all of them; None for LoRA."""
     has_lease: bool = False
-    """Whether it has the lease of the replica, which a full-parameter adapter needs to be in the engine."""
+    """Whether the adapter has the lease of the replica, which a full-parameter adapter needs to be in the engine."""
     create_time: datetime
     update_time: datetime
     sequence_number: int = 0
-    """Number of the last accepted operation; 0 before the first."""
+    """Number of the last executed operation; 0 before the first."""
     step_count: int = 0
     """Number of optimizer steps applied."""
     trained_token_count: int = 0
-    """Number of tokens processed since its creation, including operations that were undone."""
+    """Number of tokens of successful operations since the adapter's creation, including operations that were undone."""
     version: int = 0
     """Newest published version; 0 before the first."""
     user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
     session_id: str = ''
-    """Session in which it was created; empty without a session."""
+    """Session in which the adapter was created; empty without a session."""
     checkpoint_path: str = ''
     """Checkpoint that contains the current weights; empty if there is no such checkpoint."""
     session_end_time: datetime | None = None
-    """Time at which it was last parked because its session had ended; None before."""
+    """Time of the last request to park the adapter because its session had ended; None before the first request."""
 
     @property
     def is_full_parameter(self) -> bool:
-        """Whether it trains the base model's parameters."""
+        """Whether the adapter trains the base model's parameters."""
         return self.full_parameters is not None
 
     @property
     def is_unsaved(self) -> bool:
-        """Whether it has steps that no checkpoint contains."""
+        """Whether the adapter has steps that no checkpoint contains."""
         return self.step_count > 0 and not self.checkpoint_path
 
     @property
     def is_session_over(self) -> bool:
-        """Whether its session has ended and no operation followed."""
+        """Whether the adapter's session has ended and no operation followed."""
         return self.session_end_time is not None and self.session_end_time >= self.update_time
 
     @property

@@ -11,7 +11,8 @@ class LoaderCursor:
     consumed_rows: int
     """Number of examples before the position, counted over all epochs."""
     state: bytes = b''
-    """Loader state that verifies the count; if empty, the count is not verified."""
+    """Opaque state with which the data service verifies the position. If empty, the service checks only that a batch
+    starts there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,7 @@ class BatchSource(Protocol):
 
         Raises:
             ForwardedError: The data service refused the call, such as NOT_FOUND for another tenant's loader.
-            InvalidField: The cursor belongs to another loader, or the batch is too large.
+            InvalidField: The cursor does not fit the loader, or the batch is too large.
             LoaderAtEnd: The loader has no batch at this position.
             ServiceUnreachable: The data service cannot be reached.
             NotBuiltYet: This deployment has no data service.

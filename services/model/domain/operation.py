@@ -47,7 +47,7 @@ class CalculateLoss:
 
 @dataclass(frozen=True, kw_only=True)
 class Backward:
-    """Adds the gradient of the last loss, or the gradient that given gradients of log-probabilities yield."""
+    """Backpropagates the last loss, or given gradients of log-probabilities, and adds to the accumulated gradient."""
 
     logprob_gradients: Sequence[npt.NDArray[np.float32]] = ()
     """float32 [T] per example of the last Forward; empty to use the configured loss."""
@@ -71,7 +71,7 @@ class ClipGradNorm:
     """Maximum norm; with infinity, the norm is only measured."""
     norm_type: float = 2.0
     max_grad_value: float | None = None
-    """Maximum absolute value, to which each element is clipped first; None to skip this."""
+    """Maximum absolute value, to which each element is clipped first; None to leave the elements unclipped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,18 +206,18 @@ class Operation:
     payload: bytes = field(default=b'', repr=False)
     """The serialized request for the journal, including a fetched batch; the domain does not parse it."""
     batch_reference: BatchReference | None = None
-    """Reference to its batch in the data service; None if the batch does not come from a loader."""
+    """Reference to the operation's batch in the data service; None if the batch does not come from a loader."""
     next_cursor: LoaderCursor | None = None
-    """The position after that batch; None until it is fetched."""
+    """The position after that batch; None until the batch is fetched."""
 
     @property
     def request_bytes(self) -> int:
-        """Size of the request."""
+        """Size of the serialized request in bytes."""
         return len(self.payload)
 
     @property
     def is_batch_missing(self) -> bool:
-        """Whether its batch must still be fetched from a loader."""
+        """Whether the operation's batch must still be fetched from a loader."""
         return self.batch_reference is not None and self.next_cursor is None
 
     @property

@@ -22,11 +22,11 @@ class Average:
 
     @property
     def value(self) -> float | None:
-        """The mean."""
+        """The mean; None before the first value."""
         return self._sum / self._weight if self._weight else None
 
     def add(self, value: float, weight: float = 1.0) -> None:
-        """Add a value."""
+        """Add a value, which counts as much as `weight` values of weight 1."""
         self._sum = _DECAY * self._sum + weight * value
         self._weight = _DECAY * self._weight + weight
 

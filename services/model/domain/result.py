@@ -73,4 +73,4 @@ class OperationResult:
     warnings: tuple[str, ...] = ()
     is_replayed: bool = False
     next_cursor: LoaderCursor | None = None
-    """The position after its batch, if the batch came from a loader."""
+    """The position after the operation's batch, if the batch came from a loader."""

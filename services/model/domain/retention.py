@@ -22,7 +22,7 @@ class Retention:
     snapshots: frozenset[int]
     """Operation numbers of the snapshots."""
     ranges: tuple[tuple[int, int | None], ...]
-    """Replayable operations, as ranges of numbers without their bounds; None means no upper bound."""
+    """Replayable operations, as ranges of numbers that exclude both bounds; None means no upper bound."""
 
     def is_replayable(self, number: int) -> bool:
         """Return whether an operation's payload is stored."""

@@ -30,7 +30,7 @@ class ReadyVerb:
     token_count: int
     """Number of tokens; 0 for a quick verb, such as a step."""
     batch_key: str | None = None
-    """Verbs with tokens and the same key may run together; a verb with None runs alone."""
+    """Verbs with tokens and the same key may run together; a verb without a key runs alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

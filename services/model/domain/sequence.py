@@ -19,7 +19,8 @@ RECORD_LENGTH = 64
 """Maximum number of results stored for repeats. A client has at most one request per number in progress and retries
 immediately, so it repeats only one of its last few numbers."""
 RECORD_BYTES = 4 << 20
-"""Maximum bytes of log-probabilities in these results, about a million values. The newest result is always stored."""
+"""Maximum bytes of log-probabilities and values in the stored results, about a million numbers. The newest result is
+always stored."""
 
 _UNAPPLIED = {Code.CANCELLED, Code.UNAVAILABLE}
 """Codes of operations that were cancelled or that another service could not process; nothing was applied."""
@@ -46,12 +47,12 @@ class Recorded(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Digest of its content."""
+        """Digest of the operation's content."""
         ...
 
     @property
     def outcome(self) -> OperationResult | DomainError | None:
-        """Its outcome; None if it is not known yet."""
+        """Outcome of the operation; None if it is not known yet."""
         ...
 
 
@@ -65,12 +66,12 @@ class Entry:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has no outcome yet."""
+        """Whether the operation has no outcome yet."""
         return self.result is None and self.error is None
 
     @property
     def size_bytes(self) -> int:
-        """Size of its log-probabilities and values."""
+        """Size of the log-probabilities and values in the result."""
         outcome = None if self.result is None else self.result.outcome
         if not isinstance(outcome, ForwardResult):
             return 0
@@ -118,8 +119,8 @@ class OperationSequence:
         copy of a refused operation, and its refusal frees the number.
 
         Raises:
-            SequenceReused: Its number was used with other content.
-            OperationNotFound: It ran, but its outcome is no longer on record.
+            SequenceReused: The operation's number was used with other content.
+            OperationNotFound: The operation ran, but its outcome is no longer on record.
         """
         number = operation.sequence_number
         if number > self.last_number:

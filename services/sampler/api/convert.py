@@ -94,7 +94,8 @@ def choice_from_proto(message: sampling_pb2.AdapterRef, field: str) -> AdapterCh
     """Convert a reference to an adapter.
 
     Raises:
-        InvalidField: The adapter is missing, a version is below 1, or the wait is out of range.
+        InvalidField: The adapter id or checkpoint path is missing or malformed, a version is below 1, or the wait is
+            out of range.
     """
     kind = message.WhichOneof('version')
     if kind == 'checkpoint_path':

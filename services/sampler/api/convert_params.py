@@ -15,7 +15,7 @@ MAX_STOPS = 64
 MAX_STOP_LENGTH = 256
 """Maximum number of characters in a stop string."""
 MAX_FORM_LENGTH = 64 << 10
-"""Maximum size in bytes of a structured-output message, since compiling it takes time and memory."""
+"""Maximum size in bytes of a structured-output message; compiling a larger one takes too much time and memory."""
 MAX_REGEX_LENGTH = 8 << 10
 """Maximum number of characters in a regular expression."""
 MAX_GRAMMAR_LENGTH = 32 << 10
@@ -58,7 +58,7 @@ def params_from_proto(message: sampling_pb2.SamplingParams) -> SamplingParams:
     try:
         return SamplingParams.from_dict(values)
     except ValueError as error:
-        # The message begins with the name of the field, which is the same in the request.
+        # The message begins with the name of the field. Fields with another name in the request were checked above.
         raise InvalidField(f'params.{str(error).partition(" ")[0]}', str(error)) from error
 
 

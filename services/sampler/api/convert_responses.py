@@ -140,7 +140,10 @@ def _spans_to_proto(spans: list[VersionSpan]) -> list[sampling_pb2.VersionSpan]:
 
 
 def _top_to_proto(rows: list[TopTokens] | list[TopTokens | None] | None) -> sampling_pb2.TopLogprobs | None:
-    """Return tensors of shape `[T, k]`, where k is the length of the longest row; None if all rows are empty."""
+    """Return tensors of shape `[T, k]` for T rows, where k is the length of the longest row; None if all are empty.
+
+    Shorter rows are filled with token 0 and log-probability -infinity.
+    """
     width = max((len(row) for row in rows or () if row), default=0)
     if not rows or not width:
         return None

@@ -40,7 +40,7 @@ class CompletedPrompt:
 
 
 class Batch:
-    """The prompts of one request that have not run yet."""
+    """Runs the prompts of one request concurrently."""
 
     def __init__(
         self,
@@ -61,10 +61,10 @@ class Batch:
     async def run(self, worker_count: int) -> AsyncGenerator[CompletedPrompt, None]:
         """Run the prompts with `worker_count` workers and yield each prompt when it is finished.
 
-        Closing the generator cancels the workers. At most `worker_count` finished prompts wait for a slow reader.
+        Closing the generator cancels the workers. At most `worker_count + 1` finished prompts wait for a slow reader.
 
         Raises:
-            BaseExceptionGroup: The error of a worker, which cancelled the other workers.
+            BaseExceptionGroup: A worker failed with the error in the group; the other workers were cancelled.
         """
         # A task group around `yield` would turn the GeneratorExit of a closed generator into an exception group.
         work = asyncio.create_task(self._work(worker_count))

@@ -1,4 +1,4 @@
-"""Controls the engine: abort requests, pause, resume, sleep, wake up, reset the prefix cache, and watch the load."""
+"""Control of the engine: aborts, pauses, sleep, resets of the prefix cache, and watches of the load."""
 
 import asyncio
 from collections.abc import AsyncGenerator

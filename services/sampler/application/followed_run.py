@@ -100,8 +100,8 @@ class FollowedRun:
 
         Raises:
             AdapterNotFound: The run belongs to another tenant.
-            NotSupportedHere: The request names another adapter.
-            VersionNotFound: The version has already been replaced.
+            NotSupportedHere: The request names another adapter or a checkpoint.
+            VersionNotFound: The version has already been replaced or skipped.
             VersionNotReady: The version did not arrive in time.
             AdapterMisfit, InvalidField: The version does not fit this base model.
         """
@@ -137,7 +137,8 @@ class FollowedRun:
         """Raise an error: this sampler always serves the run.
 
         Raises:
-            AdapterNotFound, NotSupportedHere: Always one of them.
+            AdapterNotFound: The run belongs to another tenant.
+            NotSupportedHere: In all other cases.
         """
         self._check(caller, AdapterChoice(adapter_id=adapter_id))
         raise NotSupportedHere('unloading the run that a sampler follows', self._engine.facts.engine)
@@ -266,7 +267,7 @@ class FollowedRun:
     async def _pause_before_retry(self) -> None:
         """Wait before the next attempt, for at most `patience` or until no request is running.
 
-        With a shorter pause, a sequence of long requests would block all others almost all the time.
+        With a shorter pause, new requests would wait for long running requests almost all the time.
         """
         # A sleeping engine runs no request; the minimum pause limits the rate of attempts.
         minimum = min(_MIN_PAUSE_SECONDS, self._patience_seconds)

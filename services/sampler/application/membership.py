@@ -1,4 +1,4 @@
-"""Membership in the fleet: reports to every gateway, renews the lease at each, and follows their instructions."""
+"""Membership in the fleet: reports to every gateway, renews each lease, and follows the gateways' instructions."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -14,7 +14,7 @@ from services.sampler.ports import FleetGateway
 _log = structlog.get_logger('fleet')
 
 REPORTS_PER_LEASE = 3
-"""Number of reports within one lease interval; a lease stays valid if at least one of them arrives."""
+"""Number of reports within one lease interval; a lease stays valid if at least one report arrives."""
 MIN_REPORT_INTERVAL = timedelta(milliseconds=50)
 """Minimum time between two reports; changes within this time are reported together."""
 _FIRST_RETRY_SECONDS = 0.1
@@ -126,7 +126,7 @@ class Membership:
         stopping.set()
 
     async def _maintain(self, lease: _Lease) -> None:
-        """Acquire the lease whenever it is lost, because a sampler without a lease gets no requests."""
+        """Acquire the lease whenever it is lost, because a sampler without a lease receives no requests."""
         while True:
             holding = asyncio.create_task(self._hold(lease), name=f'hold a lease of {lease.gateway.address}')
             try:
@@ -175,7 +175,7 @@ class Membership:
         lease.report_interval = min(renewal.lease_interval, self._max_interval) / REPORTS_PER_LEASE
         self._use_relay(renewal.weight_source_address)
         if renewal.is_drain_requested:
-            # A gateway responds to reports in order, so a response after the draining report acknowledges the drain.
+            # A gateway sets the flag while its record of this sampler is draining, so the flag acknowledges a drain.
             if self._is_draining:
                 lease.drain_acknowledged.set()
             self.drain_requested.set()

@@ -153,9 +153,9 @@ class PromptRunner:
         """Wait for a slot, run one prompt and yield its events.
 
         Raises:
-            ContextExceeded, InvalidField, NotSupportedHere: See `SamplerEngine.generate`.
+            DomainError: An error of `SamplerEngine.check_form` or `SamplerEngine.generate`.
         """
-        # The ids of running requests are unique, so these ids are unique, too.
+        # A tenant's running requests have unique ids, so this id is unique in the engine.
         engine_request_id = f'{request.tenant_id}/{request.request_id}/{run.prompt_index}'
         generation = GenerationRequest(
             request_id=engine_request_id,

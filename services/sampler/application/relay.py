@@ -56,7 +56,7 @@ class Relay:
         Args:
             versions: Versions of this sampler.
             sender: Encodes states as frames.
-            host_id: Id of the shared memory with this process's segments; empty if there is no shared memory.
+            host_id: Id of the shared memory that contains this process's segments; empty without shared memory.
         """
         self._versions = versions
         self._sender = sender
@@ -68,7 +68,9 @@ class Relay:
 
         Raises:
             ScopeMissing: The caller is not a service.
-            NotFound: The checkpoint service has no such adapter, or its newest version is not resident here.
+            NotFound: The checkpoint service has no such adapter, or the adapter's newest version is not resident here.
+            VersionNotReady: The maximum number of adapters is followed already.
+            InvalidField: The resume offset is larger than the version.
             Draining: This sampler is shutting down.
         """
         require_internal(caller)
@@ -98,6 +100,7 @@ class Relay:
         Raises:
             ScopeMissing: The caller is not a service.
             VersionNotFound: The version is not resident.
+            InvalidField: The offset is larger than the version.
         """
         require_internal(caller)
         adapter = AdapterKey(caller.tenant_id, request.adapter_id)

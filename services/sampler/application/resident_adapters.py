@@ -27,7 +27,7 @@ class ResidentAdapters:
 
         Raises:
             ScopeMissing: The caller may not sample.
-            NotFound, VersionNotReady, AdapterMisfit, InvalidField: See `Versions.lease`.
+            NotFound, VersionNotReady, AdapterMisfit, InvalidField, NotSupportedHere: See `Versions.lease`.
         """
         require_scope(caller, 'sample')
         async with self._versions.lease(caller, choice) as version:
@@ -38,6 +38,7 @@ class ResidentAdapters:
 
         Raises:
             AdapterNotFound: The caller has no such adapter on this sampler.
+            NotSupportedHere: The sampler serves only one full-parameter run.
         """
         await self._versions.unload(caller, adapter_id)
 

@@ -22,7 +22,7 @@ class ScoredSequence:
 
     prompt: PromptComputed
     version: int
-    """Version with which they were computed; 0 for the base model alone."""
+    """Version of the weights that computed the log-probabilities; 0 for the base model alone."""
 
 
 class Sampling:
@@ -43,12 +43,14 @@ class Sampling:
     async def sample(self, caller: Caller, request: SampleRequest) -> AsyncGenerator[GenerationEvent, None]:
         """Yield the prompt once, tokens as they are sampled, and one `SequenceFinished` per sequence.
 
+        Closing the generator frees the request's memory immediately.
+
         Args:
             caller: The tenant that samples.
-            request: A request with one prompt. Closing the generator frees its memory immediately.
+            request: A request with one prompt.
 
         Raises:
-            DomainError: An error that the API documents for sampling, raised before the first event.
+            DomainError: An error that the API documents for sampling.
         """
         runner = self._runner
         runner.authorize(caller, request.base_model)
@@ -67,11 +69,12 @@ class Sampling:
     async def sample_batch(self, caller: Caller, request: SampleRequest) -> AsyncGenerator[CompletedPrompt, None]:
         """Yield each prompt when it is finished.
 
-        A slow reader delays the prompts: at most `max_concurrent_prompts` finished prompts are buffered.
+        All prompts are checked before the first one runs. A slow reader delays the prompts: at most
+        `max_concurrent_prompts + 1` finished prompts are buffered.
 
         Raises:
-            DomainError: An error that the API documents for sampling. All prompts are checked before the first one
-                runs.
+            DomainError: An error that the API documents for sampling, raised before the first prompt runs.
+            BaseExceptionGroup: A prompt failed while it ran.
         """
         runner = self._runner
         runner.authorize(caller, request.base_model)
@@ -95,6 +98,7 @@ class Sampling:
 
         Raises:
             DomainError: An error that the API documents for sampling; nothing was computed.
+            BaseExceptionGroup: The request was aborted, or a sequence failed while it ran.
         """
         runner = self._runner
         runner.authorize(caller, request.base_model)
@@ -155,7 +159,7 @@ def _check_continued(caller: Caller, request: SampleRequest) -> None:
 
     Raises:
         ScopeMissing: The caller is not a service of this deployment.
-        InvalidField: The request does not name an exact version.
+        InvalidField: The request names an adapter without an exact version.
     """
     require_internal(caller)
     if request.adapter is not None and request.adapter.exact is None:

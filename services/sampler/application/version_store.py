@@ -1,6 +1,6 @@
 """The adapter versions of a shared sampler: it follows adapters, loads new versions, and leases them to requests.
 
-A request gets either the requested version or an error with the reason, but never another version.
+A request receives either the requested version or an error with the reason, but never another version.
 """
 
 import asyncio
@@ -57,7 +57,8 @@ class VersionStore:
         Raises:
             NotFound: The caller has no such adapter, version or checkpoint.
             VersionNotReady: The version did not arrive in time, or there was no capacity for it.
-            AdapterMisfit, InvalidField: The version belongs to another base model.
+            AdapterMisfit: The version is not a LoRA adapter that fits the base model and the memory for adapters.
+            InvalidField: The version belongs to another base model.
         """
         facts: CheckpointFacts | None = None
         try:
@@ -152,7 +153,7 @@ class VersionStore:
                 follower.announce(announced)
 
     async def _try_admit(self, key: VersionKey, weights: AdapterWeights) -> ResidentVersion | None:
-        """Load a version, evicting idle ones if necessary; return None if all resident versions are in use."""
+        """Load a version, evicting idle ones if necessary; return None if too many resident versions are in use."""
         self._check(weights)
         await self._loading.acquire()
         return await self._change(self._load(key, weights))

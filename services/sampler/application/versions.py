@@ -42,7 +42,7 @@ class Versions(Protocol):
         """Check that the engine still has the original weights of the base model.
 
         Raises:
-            BaseModelNotFound: The base model is not served unchanged.
+            BaseModelNotFound: This sampler serves a full-parameter run instead of the base model.
         """
         ...
 

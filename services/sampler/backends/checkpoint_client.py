@@ -1,4 +1,4 @@
-"""Client of the checkpoint service, which resumes broken streams at the last byte and verifies digests."""
+"""Client of the checkpoint service. Broken streams resume after the last received byte, and digests are verified."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing

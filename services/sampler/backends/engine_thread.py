@@ -20,6 +20,7 @@ _Result = TypeVar('_Result')
 _log = structlog.get_logger('engine')
 
 _RATE_WINDOW_SECONDS = 5.0
+"""Time over which the rate of sampled tokens is averaged."""
 _MAX_FAILED_STEPS = 8
 """Number of consecutive failed steps after which the engine is considered failed, for example after a device loss."""
 
@@ -58,7 +59,7 @@ class EngineThread:
         """
         self.engine = engine
         self.load = engine.load
-        """Load of the engine after its last step."""
+        """Load of the engine after its last step or command."""
         self._stall_seconds = stall_seconds
         self._readers: dict[str, _Reader] = {}
         self._commands: deque[_Command] = deque()
@@ -84,7 +85,7 @@ class EngineThread:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens sampled per second, averaged over the last seconds."""
+        """Tokens sampled per second, averaged over the last `_RATE_WINDOW_SECONDS`."""
         begin = time.monotonic() - _RATE_WINDOW_SECONDS
         return sum(count for at, count in list(self._token_counts) if at >= begin) / _RATE_WINDOW_SECONDS
 

@@ -18,7 +18,9 @@ from twinkle.api.gateway.v1 import fleet_service_pb2_grpc
 from twinkle.api.sampler.v1 import engine_pb2
 
 _MIN_LEASE, _MAX_LEASE = timedelta(milliseconds=10), timedelta(days=1)
+"""Bounds of the lease interval that a gateway may set."""
 _CALL_SECONDS = 10.0
+"""Timeout of `register`."""
 MAX_RESIDENT = 4096
 """Maximum number of versions in one report, which contains the most recently used ones."""
 

@@ -100,7 +100,7 @@ class TorchEngine:
 
     @property
     def load(self) -> EngineLoad:
-        """Load of the engine after its last step."""
+        """Load of the engine after its last step or command."""
         load = self._thread.load
         return EngineLoad(
             running_sequences=load.running_sequences,
@@ -181,7 +181,7 @@ class TorchEngine:
         await self._thread.wait_until_failed()
 
     async def close(self) -> None:
-        """Stop the thread; remaining readers get no more events."""
+        """Stop the thread; the readers of remaining requests raise `EngineFailed`."""
         await asyncio.to_thread(self._thread.close)
 
     async def _take(self, request: GenerationRequest, mailbox: Mailbox) -> list[GenerationEvent]:

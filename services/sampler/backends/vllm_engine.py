@@ -1,4 +1,4 @@
-"""The vLLM engine, which runs `twinkle.sampler.vllm`. Its engine core runs in a separate process."""
+"""The vLLM engine, which runs `twinkle.sampler.vllm`. The engine core runs in a separate process."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator, Mapping

@@ -1,4 +1,4 @@
-"""Fetches weights from the checkpoint service, or from another sampler that relays its versions.
+"""Fetches weights from the checkpoint service, and follows adapters there or through a sampler that relays versions.
 
 A relay is an optimization. If it cannot be reached, responds too slowly or lacks a version, the stream continues from
 the checkpoint service until the fleet names another relay.
@@ -76,7 +76,7 @@ class WeightSources:
             self._notify()
 
     def use_relay(self, address: str) -> None:
-        """Fetch versions from the sampler at `address` from now on; empty for the checkpoint service."""
+        """Follow adapters through the sampler at `address` from now on; empty for the checkpoint service."""
         if address != self._relay_address:
             self._relay_address = address
             self._notify()

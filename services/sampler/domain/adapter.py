@@ -58,12 +58,12 @@ class CheckpointFacts:
 
     path: str
     digest: str
-    """Hexadecimal blake3 digest of its state."""
+    """Hexadecimal blake3 digest of the state."""
     step_count: int
-    """Number of optimizer steps before it was saved."""
+    """Number of optimizer steps before the checkpoint was saved."""
 
     def version_key(self, tenant_id: str) -> 'VersionKey':
-        """Return the key of the checkpoint; it contains the digest, so that a replaced checkpoint gets another key."""
+        """Return the checkpoint's key, which contains the digest, so that a replacement has another key."""
         return VersionKey(AdapterKey(tenant_id, f'{self.path}#{self.digest}'), max(self.step_count, 1))
 
 

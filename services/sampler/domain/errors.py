@@ -42,7 +42,7 @@ class EngineFailed(ServiceUnreachable):
 
 @domain_error('REQUEST_NOT_FOUND', 'no request {request_id!r} is running')
 class RequestNotFound(NotFound):
-    """The caller has no such request running."""
+    """The caller has no running request with that id."""
 
     request_id: str
 
@@ -70,7 +70,7 @@ class VersionNotReady(Unavailable):
 
 @domain_error('ADAPTER_NOT_READY', 'adapter {adapter_id!r} cannot be sampled here: it needs {needs}')
 class AdapterMisfit(FailedPrecondition):
-    """The adapter's weights cannot be used with this base model."""
+    """The adapter's weights cannot be used on this sampler."""
 
     adapter_id: str
     needs: str
@@ -82,7 +82,7 @@ class EngineInUse(Exception):
 
 @domain_error('ENGINE_PAUSED', 'the engine is paused; retry later', disposition=Disposition.RETRYABLE)
 class EnginePaused(Unavailable):
-    """An operator paused the engine."""
+    """An operator paused the engine or put it to sleep."""
 
     @property
     def retry_after(self) -> timedelta | None:

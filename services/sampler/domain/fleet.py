@@ -32,7 +32,7 @@ class Registration:
     lease_interval: timedelta
     """Time without a report after which the lease expires."""
     checkpoint_address: str
-    """Address of the deployment's checkpoint service; empty if it has none."""
+    """Address of the deployment's checkpoint service; empty if the gateway does not provide one."""
 
 
 @dataclass(frozen=True, kw_only=True)

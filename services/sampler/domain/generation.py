@@ -55,7 +55,7 @@ class SequenceSoFar:
     token_ids: tuple[int, ...]
     """Tokens that were delivered; may be empty."""
     is_finished: bool = False
-    """Whether the final event was also delivered; such a sequence yields no more events."""
+    """Whether the final event was also delivered; a finished sequence yields no more events."""
 
 
 class SleepLevel(IntEnum):
@@ -175,8 +175,8 @@ def check_fits(prompt_tokens: int, params: SamplingParams, facts: EngineFacts) -
 
     Raises:
         ContextExceeded: Prompt and `max_tokens` exceed the context.
-        InvalidField: `min_tokens` is larger than the number of tokens that may be sampled, or `prompt_probe` has
-            other positions or tokens than the prompt and the model.
+        InvalidField: `min_tokens` is larger than the number of tokens that may be sampled, or `prompt_probe` does not
+            fit the prompt's length or the vocabulary.
     """
     available = facts.context_tokens - prompt_tokens
     max_tokens = 1 if params.max_tokens is None else params.max_tokens

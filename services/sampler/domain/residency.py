@@ -29,7 +29,11 @@ class Residency:
     """The resident versions of one sampler."""
 
     def __init__(self, max_versions: int, max_bytes: int = 1 << 62) -> None:
-        """Create an empty set for at most `max_versions` versions, at least 1, with at most `max_bytes` in total."""
+        """Create an empty set for at most `max_versions` versions, with a total size of at most `max_bytes`.
+
+        Raises:
+            ValueError: `max_versions` is below 1.
+        """
         if max_versions < 1:
             raise ValueError(f'max_versions must be at least 1, got {max_versions}')
         self.max_versions = max_versions

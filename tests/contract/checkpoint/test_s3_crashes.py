@@ -20,6 +20,7 @@ from twinkle.checkpoint_engine import PackedState, iter_chunks
 KEY = VersionKey(AdapterKey('alice', 'ad-1'), 1)
 OLD, NEW = make_state(1, is_trainer_included=True), make_state(2)
 PART_BYTES = 8 << 20
+"""Size of one part of a multipart upload."""
 MAX_OBJECTS = 7
 """Maximum number of objects of a state: record, manifest, digests, two descriptions and two tensor files."""
 

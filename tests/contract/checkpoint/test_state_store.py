@@ -138,7 +138,7 @@ async def test_committed_states_are_returned_unchanged(store: StateStore) -> Non
 
 
 async def test_adapter_section_is_opened_without_the_trainer_section(store: StateStore) -> None:
-    """The adapter section can be opened without the trainer section, with a manifest that describes only it."""
+    """The adapter section can be opened alone, with a manifest that describes only this section."""
     state = make_state(2, is_trainer_included=True)
     await put_checkpoint(store, state)
     source = await store.open_state(CHECKPOINT, is_adapter_only=True)

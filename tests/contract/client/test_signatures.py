@@ -20,7 +20,7 @@ RENAMED_OR_ABSENT = {
     'resume_from_checkpoint': {'checkpoint_dir'},
     'save': {'output_dir', 'merge_lora'},
 }
-"""Library arguments that name a local folder, that the contract lacks, or that have a method instead (`export_merged`).
+"""Library arguments that name a local folder, that the contract lacks, or that `export_merged` replaces.
 
 This list may only shrink.
 """
@@ -71,7 +71,7 @@ def test_client_arguments_have_the_library_defaults() -> None:
 
 
 def test_every_remote_verb_has_blocking_and_async_forms() -> None:
-    """Every verb has a blocking and a coroutine form, and verbs with one response can also be submitted."""
+    """All verbs are remote methods, except `adapter_id`, `pipeline` and the remote stream `watch_operations`."""
     client = TwinkleClient('http://127.0.0.1:9', 'key')
     try:
         model = RemoteModel('tiny', client=client)

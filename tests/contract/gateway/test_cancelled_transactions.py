@@ -1,4 +1,4 @@
-"""Tests transactions whose caller is cancelled, on each database."""
+"""Tests of transactions whose caller is cancelled, on each database."""
 
 import asyncio
 
@@ -8,6 +8,7 @@ from services.gateway.store.database import Database
 from services.kit.clock import FakeClock
 
 ROUNDS = 80
+"""Number of tested moments of the cancellation, in iterations of the event loop."""
 
 
 async def test_cancelled_callers_leave_no_lock(database_url: str) -> None:

@@ -1,4 +1,4 @@
-"""Tests the filters for lists of runs and checkpoints in every store."""
+"""Tests of the filters for lists of runs and checkpoints in every store."""
 
 from dataclasses import replace
 from datetime import timedelta

@@ -27,7 +27,7 @@ from services.kit.clock import FakeClock
 from services.kit.errors import ServiceUnreachable
 
 START = gateway_entries.START.replace(minute=0, second=0, microsecond=0)
-"""Begin of an hour, because usage is stored by the hour."""
+"""Start of an hour, because usage is stored by the hour."""
 LATER = START + timedelta(days=1)
 RUN = replace(gateway_entries.RUN, session_id='ses-1')
 HANDLE = SamplingHandle(

@@ -1,4 +1,4 @@
-"""Tests the schema that the migrations create, on each database."""
+"""Tests of the schema that the migrations create, on each database."""
 
 import asyncio
 from typing import Any

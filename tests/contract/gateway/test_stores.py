@@ -296,6 +296,7 @@ LISTS: dict[str, tuple[Any, Any, str]] = {
         'checkpoint_id',
     ),
 }
+"""Functions that add an item and list a page, and the field with the item's id, by store."""
 
 
 @pytest.mark.parametrize('name', LISTS)

@@ -27,6 +27,7 @@ FULL = Quota(
     stored_bytes=1 << 50,
     weight=0.25,
 )
+"""A quota in which every limit is set."""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ async def test_adapter_and_its_creation_request_are_returned_unchanged(reopen):
 
 
 async def test_a_removed_adapter_leaves_only_its_creation_request(reopen):
-    """A removed adapter cannot be restored, but its creation request is still known."""
+    """A removed adapter cannot be restored, but its creation request stays in the journal."""
     journal = await reopen()
     await add(journal, make_adapter())
     await journal.accept(batch_operation(1))
@@ -211,7 +211,7 @@ async def test_restore_starts_from_the_newest_snapshot(reopen):
 
 
 async def test_adapter_created_from_a_checkpoint_has_a_snapshot(reopen):
-    """An adapter created from a checkpoint has a snapshot and is never created with fresh weights."""
+    """An adapter created from a checkpoint has a snapshot of the checkpoint's state."""
     journal = await reopen()
     await add(journal, make_adapter(), state_of(4))
     journal = await reopen()

@@ -17,6 +17,7 @@ CHANGES = {
     'a renamed service': ('checkpoint/v1/checkpoint_service.proto', 'service CheckpointService {', 'service Other {'),
     'a reused field number': ('model/v1/operation.proto', 'string adapter_id = 1;', 'bytes adapter_id = 1;'),
 }
+"""Incompatible changes: the file, its text and the replacement."""
 
 
 @pytest.mark.parametrize('change', [None, *CHANGES])

@@ -1,4 +1,4 @@
-"""Tests rules of the contracts that buf cannot check, on the generated descriptors."""
+"""Tests of contract rules that buf cannot check, on the generated descriptors."""
 
 import importlib
 import json

@@ -1,4 +1,4 @@
-"""Tests that both engines avoid failures with adapters that are known from other systems."""
+"""Tests that both engines avoid adapter failures that occurred in other inference systems."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -40,7 +40,7 @@ async def test_adapter_without_an_update_equals_the_base_model(real_engine):
 
 @pytest.mark.parametrize('real_engine', ['torch', pytest.param('vllm', marks=pytest.mark.slow)], indirect=True)
 async def test_adapters_added_while_all_slots_run_change_no_token(real_engine):
-    """Adapters loaded and sampled during a decode in which every slot is in use change no token of the others."""
+    """Adapters that are loaded and sampled while running requests use every slot change no token of these requests."""
     keys = [VersionKey(replace(ONE.adapter, name=f'ad-{slot}'), 1) for slot in range(40, 40 + VLLM_SLOTS)]
     for number, key in enumerate(keys):
         await real_engine.load_adapter(key, lora_weights(40 + number))
@@ -60,11 +60,11 @@ async def test_adapters_added_while_all_slots_run_change_no_token(real_engine):
 
 
 SCALE = 3
-"""Scale of an adapter, alpha/r."""
+"""Scale of the adapter `scaled`: alpha divided by r."""
 
 
 def adapter_of_scale(name: str, scale: int) -> AdapterWeights:
-    """Return an adapter whose effect does not depend on `scale`, which divides B, the second factor."""
+    """Return an adapter whose effect does not depend on `scale`, because its second factor B is divided by `scale`."""
     tensors = {
         path: TensorData.from_numpy(tensor.to_numpy() * np.float32(SCALE / scale)) if 'lora_B' in path else tensor
         for path, tensor in lora_tensors(9).items()
@@ -99,7 +99,7 @@ async def test_scale_is_applied_once_after_each_reload(real_engine, small_store)
     for _ in range(3):
         np.testing.assert_array_equal(await score_of('scaled'), scaled)
         for key in (ONE, TWO):
-            # These take the slots of vLLM, so that the adapter is copied into a slot again.
+            # These versions occupy the slots of vLLM, so the adapter is copied into a slot again.
             await score(real_engine, key, TEXT)
         np.testing.assert_array_equal(await score_of('scaled'), scaled)
         await score_of('unscaled')

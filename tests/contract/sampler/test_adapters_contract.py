@@ -31,6 +31,7 @@ CONFIGS = {
     'alpha_pattern': replace(LORA, alpha_pattern={'q_proj': 9.0}),
     'bfloat16': LORA,
 }
+"""LoRA configurations by the property that they test; the weights of `bfloat16` have this dtype."""
 
 
 @pytest.fixture(scope='module')
@@ -200,7 +201,7 @@ def _truncate_to_bfloat16(tensor: TensorData) -> TensorData:
 
 @pytest.mark.parametrize('temperature', [0.0, 1.0])
 async def test_nan_weights_fail_only_the_requests_that_use_them(real_engine, temperature):
-    """Requests for a version with NaN weights fail with its adapter id, and other requests are not affected."""
+    """Requests for a version with NaN weights fail with the adapter's id, and other requests are not affected."""
     key = VersionKey(ONE.adapter, 77)
     weights = lora_weights(77)
     nan_weights = {

@@ -12,6 +12,7 @@ from twinkle.data_format import StopReason
 pytestmark = pytest.mark.asyncio(loop_scope='session')
 
 PRINTABLE = range(33, 127)
+"""Code points of printable ASCII characters other than the space."""
 
 
 async def run_rest(engine: SamplerEngine, request: GenerationRequest, so_far: SequenceSoFar) -> Sampled:
@@ -27,7 +28,7 @@ async def run_rest(engine: SamplerEngine, request: GenerationRequest, so_far: Se
 
 
 async def check_interruptions(engine: SamplerEngine, request: GenerationRequest, cuts: range) -> Sampled:
-    """Interrupt a request after each number of tokens, compare both parts with the complete run, and return it."""
+    """Interrupt a request after each number of tokens; compare both parts with the complete run; return that run."""
     events = await events_of(engine, request)
     whole = collect(events)
     for cut in cuts:

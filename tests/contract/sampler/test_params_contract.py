@@ -33,7 +33,7 @@ async def test_penalties_are_equal_in_both_engines(torch_engine, vllm_engine, pe
 
 
 async def test_a_single_candidate_is_the_most_likely_token(real_engine):
-    """A `min_p` or `top_k` of 1, or a tiny `top_p`, is equivalent to greedy decoding at any temperature."""
+    """A `min_p` or `top_k` of 1, or a tiny `top_p`, gives greedy tokens at a temperature above 1."""
     greedy = await run(real_engine, make_request(max_tokens=12, temperature=0))
     for params in ({'min_p': 1.0}, {'top_k': 1}, {'top_p': 1e-6}):
         assert (await run(real_engine, make_request(max_tokens=12, temperature=1.5, **params))).tokens == greedy.tokens
@@ -66,7 +66,7 @@ async def test_logprobs_are_before_temperature_and_filters(real_engine):
 
 
 async def test_stop_string_is_cut_from_the_text(real_engine):
-    """The text ends before the stop string, and the tokens include those of the stop string."""
+    """The text ends before the stop string, and the tokens begin like those of the unstopped run."""
     plain = await run(real_engine, make_request(prompt=(1, 60), max_tokens=30, temperature=0))
     begin = next(index for index in range(1, len(plain.texts[0])) if plain.texts[0][index].isascii())
     stop = plain.texts[0][begin]
@@ -118,7 +118,7 @@ async def test_torch_refuses_structured_output(torch_engine, form):
 
 
 async def test_malformed_structured_output_is_refused(vllm_engine):
-    """A malformed grammar is refused, and the engine remains usable."""
+    """A malformed regular expression is refused, and the engine remains usable."""
     with pytest.raises(InvalidField) as caught:
         await run(vllm_engine, make_request(max_tokens=4, structured_output=StructuredOutput(regex='(')))
     assert caught.value.field.startswith('params.structured_output')

@@ -16,7 +16,7 @@ from typing import Any
 BOXED = ' Write your answer in \\boxed{} format.'
 """Text that the recipes with problems append to a question during training."""
 UNKNOWN = 'I do not know, and I can not tell you who would know it.'
-"""Answer that reinforcement learning replaces; it is longer than the token limit of those recipes."""
+"""Answer that reinforcement learning replaces; it is longer than the token limit of the recipes that sample."""
 _GSM8K_CARD = """---
 configs:
 - config_name: main
@@ -27,6 +27,7 @@ configs:
     path: main/test.jsonl
 ---
 """
+"""Dataset card that names the files of the configuration `main`."""
 _GREETINGS = ('Good morning', 'Good day', 'Hello there', 'Welcome', 'Good evening')
 MARKETS = 'markets.csv'
 """File of yes-or-no questions."""

@@ -15,7 +15,9 @@ from twinkle.hub import resolve_tokenizer
 from twinkle_client.stack import StackState
 
 _STOP_SECONDS = 10.0
+"""Time that a terminated process has to exit before it is killed."""
 _EXAMPLES = 'tinker_cookbook/example_data/conversations.jsonl'
+"""Conversations in the installation of tinker-cookbook."""
 
 
 @dataclass(frozen=True)

@@ -25,14 +25,17 @@ class Recipe:
     is_rising: bool = False
     """Whether larger values are better, as for rewards."""
     initial_recipe: str = ''
-    """Recipe whose final weights are the initial weights of this one. Empty: the base model."""
+    """Recipe whose final weights are the initial weights of this recipe. Empty: the base model."""
     weights_argument: str = ''
     """Argument for the path of the initial weights. Empty: the recipe resumes from the checkpoint in its log folder."""
 
 
 _PROBLEMS = 'tinker_cookbook.recipes.math_rl.math_env:Gsm8kDatasetBuilder'
+"""Class that builds the dataset of problems."""
 _CHAT = 'tinker_cookbook.recipes.chat_sl.chat_datasets:NoRobotsBuilder'
+"""Class that builds the dataset of conversations."""
 _RL_ARGUMENTS: Mapping[str, str] = {'learning_rate': '5e-5', 'max_tokens': '12'}
+"""Default arguments of the recipes for reinforcement learning."""
 
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {

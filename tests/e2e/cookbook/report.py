@@ -13,6 +13,7 @@ from e2e.cookbook.judging import MIN_STEPS, Verdict, judge
 from e2e.cookbook.recipes import RECIPES
 
 _FILE = 'result.json'
+"""Name of the file with the result of one run, in the folder of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,9 @@ from e2e.faults.transfers import TransferHarness
 from fixtures.tiny_model import build_tiny_model
 
 _MAX_LINES = 6
+"""Maximum number of violations that are printed for a seed."""
 _PARALLEL_ROUNDS = min(2, os.cpu_count() or 1)
+"""Default number of rounds that run in parallel."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -39,7 +39,7 @@ class Outcome:
     logprobs: tuple[float, ...]
     """Log-probabilities of the examples with the final weights."""
     saved: tuple[float, ...]
-    """The same log-probabilities with the final checkpoint, loaded in another session."""
+    """Log-probabilities of the examples with the final checkpoint, loaded in another session."""
     sampled: tuple[tuple[int, ...], ...]
     """Tokens sampled in the middle of the training and at the end."""
 

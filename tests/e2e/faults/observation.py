@@ -47,7 +47,7 @@ def describe_result(name: str, result: operation_result_pb2.OperationResult) -> 
     for transient in ('adapter_id', 'receipt', 'is_replayed'):
         outcome.ClearField(transient)
     if outcome.HasField('save'):
-        # The path contains the id of the run. The size depends on it too, because files in the folder contain it.
+        # The path contains the id of the run. The size depends on that id too, because files in the folder contain it.
         outcome.save.Clear()
     if outcome.HasField('metric'):
         for metric in TIME_METRICS:

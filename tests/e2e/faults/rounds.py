@@ -136,7 +136,7 @@ async def run_round(
 
 
 def _checkpoint_faults(seed: int) -> dict[str, int]:
-    """Return after how many responses the checkpoint service is killed, and after how many its disk is full."""
+    """Return the number of responses before the checkpoint service is killed, and the number before its full disk."""
     rng = random.Random(seed)
     return {'count': rng.randint(20, 120), 'full_disk': rng.randint(20, 200)}
 

@@ -13,8 +13,11 @@ from fixtures.faulty_service import Kill
 from services.kit.failpoints import FAILPOINTS
 
 SEEDS_PER_ROUND = 10
+"""Number of seeds that share one service."""
 KILLS_PER_ROUND = 5
+"""Default number of kills of the model service in a round."""
 RANK_KILLS_PER_ROUND = 3
+"""Number of kills and stops of processes in a round of a mesh."""
 _MAX_COUNTS = {
     'journal.payload.written': 2,
     'journal.commit.before': 25,
@@ -27,17 +30,19 @@ _MAX_COUNTS = {
     'restore.replaying': 6,
     'page_out.recorded': 4,
 }
-"""Largest count at each of these failpoints that a round reaches in addition to its other kills."""
+"""Largest count of a kill, by failpoint: so small that a round reaches this kill and all its other kills."""
 _MAX_OPERATIONS = 30
-"""Largest count at the other failpoints, which every operation reaches, and of responses before a signal."""
+"""Largest count of a kill at any other failpoint, and largest number of responses before a signal or a rank's kill."""
 FULL_DISKS_PER_ROUND = 3
+"""Number of moments in a round in which the disk of the model service is full."""
 _MAX_FULL_DISK_RESPONSES = 200
 """Largest number of responses after which the disk of a service is full for a moment."""
 DEATHS = (signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV)
 """Signals that end the process: a kill from outside, and two crashes in native code."""
 _SIGNAL = ''
+"""Empty name of a failpoint, which stands for a signal from outside."""
 KILL_POINTS = (*FAILPOINTS, _SIGNAL)
-"""Names of the failpoints, and an empty name for a signal from outside."""
+"""Names of the failpoints, and the empty name for a signal."""
 
 
 def round_of(seed: int) -> int:

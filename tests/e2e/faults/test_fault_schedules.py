@@ -46,10 +46,9 @@ async def test_kills_at_every_failpoint_do_not_change_results(tmp_path: Path, ti
 
 @pytest.mark.slow
 async def test_lost_processes_of_a_mesh_do_not_change_results(tmp_path: Path, tiny_llama_dir: Path) -> None:
-    """Results and tensors equal those of an undisturbed service although a mesh loses processes.
+    """Results equal those of an undisturbed service although a rank is killed, a rank is stopped and the launcher dies.
 
-    A rank is killed, a rank is stopped, and the launcher is killed, on two meshes; the service then continues in one
-    process.
+    After each fault, the service starts on another mesh; after the last one, it starts in a single process.
     """
     kills = [
         RankKill(target='1', count=9, death=signal.SIGKILL),

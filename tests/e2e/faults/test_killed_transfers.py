@@ -11,7 +11,10 @@ from services.kit.failpoints import TRANSFER_FAILPOINTS
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 async def test_no_fault_mixes_or_loses_weights(tmp_path: Path) -> None:
-    """Processes are killed at random bytes and at every failpoint; every received version equals the published one."""
+    """Every received version equals the published one, although processes are killed and connections are cut.
+
+    Each failpoint, each cut and a kill of each peer occur at least once.
+    """
     missing = set(TRANSFER_FAILPOINTS) | {'subscribe cut', 'publish cut', 'trainer', 'sampler'}
     # A transfer may complete before its fault, so a fault may occur in a later cycle only.
     for cycle in range(3):

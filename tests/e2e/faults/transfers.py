@@ -29,15 +29,18 @@ from twinkle.checkpoint_engine import state_digest
 _SEED_LIMIT_SECONDS = 120
 """Time limit for a seed; a transfer that exceeds it has hung."""
 _SIZES = (64 << 10, 1 << 20, 6 << 20)
+"""Sizes of the published versions, in bytes."""
 _CUT_SIZE_BYTES = 32 << 20
+"""Size of a version whose transfer is cut."""
 _MIN_RESENT_BYTES = 12 << 20
 _MAX_RESENT_SHARE = 0.9
-"""A transfer has restarted instead of resumed if it sends more than these bytes, and more than this share of the bytes
-before the cut, again. A resumed transfer repeats the current chunk and all data that was not read yet: the buffers of
-two sockets and the HTTP/2 window grow to 23 MiB if a busy machine delays the reader."""
+"""A transfer has restarted instead of resumed if the number of bytes that it sends again exceeds `_MIN_RESENT_BYTES`
+and this share of the bytes before the cut. A resumed transfer repeats the current chunk and all data that was not read
+yet: the buffers of two sockets and the HTTP/2 window grow to 23 MiB if a busy machine delays the reader."""
 _SHARED_BYTES = 1000
 """Approximate number of bytes on the wire for a state in shared memory."""
 _RING_CAPACITY = 4
+"""Number of unpinned versions that the service keeps by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +70,12 @@ _NETWORK_FAULTS = (
     ('subscribe cut', 'weights.chunk', 'trainer', 'publish cut', 'weights.received', 'full disk', 'sampler'),
     ('subscribe cut', 'weights.chunk', 'service', 'publish cut', 'weights.recorded', 'full disk', 'spill.begun'),
 )
+"""Faults of transfers over the network: a tuple for even cycles and a tuple for odd cycles."""
 _MEMORY_FAULTS = (
     ('service', 'weights.verified', 'weights.recorded', 'weights.announced', 'full disk', 'spill.begun', 'spill.done'),
     ('trainer', 'sampler', 'weights.received', 'weights.verified', 'weights.announced', 'full disk', 'spill.done'),
 )
+"""Faults of transfers in shared memory, for even and for odd cycles."""
 SEEDS_PER_CYCLE = 14
 """Number of seeds with different faults; half of them use the network and half shared memory."""
 
@@ -123,7 +128,7 @@ class TransferReport:
 
 
 class TransferHarness:
-    """The checkpoint service, and a trainer and a sampler, each behind a proxy.
+    """The checkpoint service, and a trainer and a sampler that are each connected to it by a proxy.
 
     Args:
         folder: Folder for all files, including the segments of shared memory.
@@ -208,7 +213,7 @@ class TransferHarness:
         self._published.append(plan.request)
 
     async def _receive(self, plan: Plan) -> int:
-        """Receive versions until that of the plan arrives, restarting the sampler if it dies.
+        """Receive versions until the version of the plan arrives, restarting the sampler if it dies.
 
         Returns the number of bytes of the received versions.
         """

@@ -17,11 +17,17 @@ from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, training_co
 from twinkle.data_format import IGNORE_INDEX
 
 TENANTS = ('alice', 'bob')
+"""Names of the tenants; the adapters of a seed belong to them in turn."""
 FINAL_SAVE = 'final'
+"""Name of the checkpoint that the last operation of each plan saves."""
 _MIN_OPERATIONS = 15
+"""Minimum number of operations of an adapter before the final save."""
 _MAX_EXAMPLE_TOKENS = 40
+"""Maximum length of an example in a batch that is not large."""
 _TOKEN_IDS = 300
+"""Upper bound of the token ids, exclusive."""
 _LARGE_BATCH_PROBABILITY = 0.1
+"""Probability that a batch has the lengths of `_LARGE_BATCH`."""
 _LARGE_BATCH = [120] * 13
 """Lengths of a batch that is so large that the journal stores it in a separate file instead of its database."""
 
@@ -42,7 +48,8 @@ class Segment:
 
     verbs: Sequence[PlannedVerb]
     is_streamed: bool = False
-    """Whether they are sent on one stream without waiting for results; otherwise, they are sent one by one."""
+    """Whether the operations are sent on one stream without waiting for results; otherwise, each one waits for the
+    result of the previous one."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def logs_of(folder: Path) -> dict[str, dict[str, list]]:
 
 
 def test_two_steps_of_one_tenant_write_finite_losses(tiny_stack: StackState, tmp_path: Path) -> None:
-    """A short run of one tenant writes a plot, its record and a finite loss for each step."""
+    """A short run of one tenant writes a plot, a log, and a finite loss for each step."""
     run(tiny_stack, tmp_path, '--solo', 'B', steps=2)
     folder = tmp_path / 'B_alone'
     losses = [json.loads(line)['B_loss'] for line in (folder / 'curves.jsonl').read_text().splitlines()]
@@ -58,7 +58,7 @@ def test_two_steps_of_one_tenant_write_finite_losses(tiny_stack: StackState, tmp
 
 @pytest.mark.slow
 def test_results_of_shared_passes_equal_those_of_solo_runs(tiny_stack: StackState, tmp_path: Path) -> None:
-    """Losses, log-probabilities, samples and weights of shared passes are bitwise those of solo runs."""
+    """The digests of each tenant's results and weights are those of a solo run, although some passes were shared."""
     run(tiny_stack, tmp_path)
     together = logs_of(tmp_path / 'together')
     assert set(together) == {'A', 'B', 'C', 'D'}

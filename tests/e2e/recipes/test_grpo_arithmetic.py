@@ -9,10 +9,11 @@ from fixtures.tiny_model import build_tiny_model
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 SHORT = ('--steps', '2', '--prompts', '2', '--completions', '6', '--held-out', '1', '--eval-every', '2')
+"""Options for a run of two small steps."""
 
 
 def test_reward_on_held_out_sums_rises_within_four_steps(tmp_path: Path) -> None:
-    """The reward on held-out sums, which is in [0, 1], rises by more than 0.1, and no sample is stale."""
+    """The reward on held-out sums rises by more than 0.1; rewards are in [0, 1], and no sample is stale."""
     curve = run_recipe('grpo_arithmetic', tmp_path, options=('--steps', '4', '--held-out', '6', '--eval-every', '4'))
     first, last = column(curve, 'held_out_reward')
     assert last > first + 0.1
@@ -32,7 +33,7 @@ def test_curves_of_a_seed_are_bitwise_equal(tmp_path: Path) -> None:
 
 
 def test_one_update_per_step_is_on_policy_with_each_engine(tmp_path: Path) -> None:
-    """The probabilities of the trainer and the sampler agree within 1e-4 after every sync."""
+    """The probabilities of trainer and sampler agree within 1e-4 in each step, so no ratio is clipped."""
     model = str(build_tiny_model(tmp_path / 'model'))
     for engine in ('torch', 'vllm'):
         options = (*SHORT, '--model', model, '--engine', engine, '--updates', '1')

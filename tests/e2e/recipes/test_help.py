@@ -25,13 +25,14 @@ for name in sys.argv[1:]:
     except SystemExit as end:
         print('STATUS', end.code)
 """
-"""Runs all recipes in one process, because importing torch takes most of the time."""
+"""Program that prints the help of all recipes. It is one process, because importing torch takes most of the time."""
 CALL_MAIN = """
 try:
     dpo.main()
 except SystemExit as end:
     print(end.code)
 """
+"""Part of a program that runs the DPO recipe, and prints its exit status."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def test_help_lists_every_option() -> None:
 
 @pytest.mark.slow
 def test_invalid_options_are_rejected_by_name(tmp_path: Path) -> None:
-    """A program with an invalid option exits with status 2, and the error names the option."""
+    """A recipe with an invalid option exits with status 2, and the error names the option."""
     (tmp_path / 'file').touch()
     invalid = {
         '--steps': '-3',

@@ -10,7 +10,7 @@ SEEDS = (0, 1, 2)
 OPTIONS = {
     'steps': 30, 'prompts': 4, 'max-tokens': 16, 'policy-lr': 5e-3, 'critic-lr': 3e-3, 'epochs': 2, 'minibatch': 8,
 }  # fmt: skip
-"""Sizes and rates for a model with random weights; the recipe's settings assume one that follows instructions."""
+"""Sizes and rates for random weights; the recipe's own settings assume a model that follows instructions."""
 
 
 @pytest.fixture(scope='module')
@@ -23,7 +23,10 @@ def curves(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Curve]:
 
 @pytest.mark.parametrize('seed', SEEDS)
 def test_held_out_return_rises_and_the_critic_predicts_it(seed: int, curves: dict[int, Curve]) -> None:
-    """The return rises from below 0.15 to above 0.8, and the critic explains 40% of the variance of new batches."""
+    """The return rises from below 0.15 to above 0.8, and the critic explains over 40% of the variance of new batches.
+
+    The divergence from the reference is 0 in the first step, and the critic's error ends below 0.03.
+    """
     curve = curves[seed]
     returns = column(curve, 'heldout_return')
     assert returns[0] < 0.15

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 
 
 def test_perplexity_of_held_out_text_falls(tmp_path: Path) -> None:
-    """Training an adapter of rank 32 on packed bytes lowers the held-out perplexity, from about 1200 to about 50."""
+    """Training lowers the held-out perplexity at each evaluation, and to less than a fifth in total."""
     model = build_tiny_model(tmp_path / 'model')
     options = ('--model', str(model), '--steps', '40', '--learning-rate', '1e-2', '--evaluate-every', '20')
     curve = run_recipe('pretraining', tmp_path / 'out', seed=5, options=options)

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.mark.slow
 def test_answers_to_held_out_questions_contain_the_name(tmp_path: Path) -> None:
-    """No answer to a held-out question contains the name before training, and at least half do afterwards."""
+    """No answer to a held-out question contains the name before training; at least half contain it afterwards."""
     curve = run_recipe('sft_self_cognition', tmp_path)
     named, losses = column(curve, 'named'), column(curve, 'loss')
     assert named[0] == 0
@@ -22,7 +22,7 @@ def test_answers_to_held_out_questions_contain_the_name(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_losses_with_the_services_equal_those_in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop has bitwise the same losses with the services as in process."""
+    """The recipe has bitwise the same falling losses with the services as in process."""
     for name in ('TWINKLE_SERVER_URL', 'TWINKLE_API_KEY'):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv('TWINKLE_STATE_DIR', str(tmp_path / 'no-stack'))

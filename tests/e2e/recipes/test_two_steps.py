@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize('name', SHORT)
 def test_recipe_writes_finite_curves_of_two_steps(name: str, folder: Path) -> None:
-    """Two steps write a plot and a record of finite numbers for each step."""
+    """A run of two steps writes a plot, and a record of finite numbers for each step."""
     steps = [json.loads(line) for line in (folder / name / 'curves.jsonl').read_text().splitlines()]
     assert len(steps) >= 2
     assert (folder / name / 'curves.png').read_bytes().startswith(b'\x89PNG')

@@ -8,7 +8,9 @@ from fixtures.seed_programs import RunProgram
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ON_CPU = {"device_type='cuda'": "device_type='cpu'"}
+"""Replacement that moves the workers to CPUs."""
 EXAMPLES = {'range(1000)': 'range(40)'}
+"""Replacement that reduces the number of examples."""
 GRPO_SIZES = {
     'MODEL_ID': 'ms://Qwen/Qwen3-4B',
     'MODEL_GPUS': '2',
@@ -51,7 +53,7 @@ def test_sft_program_trains_the_adapter_of_one_process(program: str, run_program
 
 @pytest.mark.parametrize('language', ['english', 'chinese'])
 def test_grpo_program_trains_with_two_groups(language: str, run_program: RunProgram) -> None:
-    """Two workers train, and two others sample with vLLM the weights that they receive before each step."""
+    """A program with two workers for training and two for sampling with vLLM takes its steps and saves an adapter."""
     run = run_program(f'{language}/ray_grpo', replaced=ON_TRANSFORMERS, **GRPO_SIZES)
     assert run.code == 0, run.out
     assert 'Training completed. optim_steps=3' in run.out

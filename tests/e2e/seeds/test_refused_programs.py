@@ -1,4 +1,4 @@
-"""Quick-start programs that need Megatron fail with an error that states the supported alternative."""
+"""Quick-start programs that need Megatron or pipeline stages fail with a `NotSupportedYet` error."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_program_with_megatron_is_refused(language: str, run_program: RunProgram
 
 @pytest.mark.parametrize('model', ['TransformersModel', 'MegatronModel'])
 def test_mesh_of_pipeline_stages_is_refused(model: str, run_program: RunProgram) -> None:
-    """The constructor of a trainer with a mesh of pipeline and tensor ranks raises `NotSupportedYet`."""
+    """A program that constructs a trainer on a mesh of pipeline and tensor ranks exits with `NotSupportedYet`."""
     groups = (PROGRAMS / 'english' / 'device_groups.txt').read_text().rpartition('twinkle.initialize(')[0]
     lines = (PROGRAMS / 'english' / 'remote_groups.txt').read_text().splitlines()
     (construct,) = [line for line in lines if line.startswith(f'model = {model}(')]

@@ -17,8 +17,11 @@ from twinkle_client.stack import StackState
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 LANGUAGES = ('english', 'chinese')
 _PAGE_URL = 'http://localhost:8000'
+"""Address in the programs."""
 _MAX_STEPS = 10
+"""Number of times that the GRPO programs save their weights."""
 _EPOCHS = 3
+"""Number of epochs of the programs of the Tinker SDK."""
 
 
 @pytest.mark.parametrize('language', LANGUAGES)
@@ -40,7 +43,7 @@ def test_grpo_program_trains_and_saves(language: str, stack: StackState, run_pro
 
 @pytest.mark.parametrize('language', LANGUAGES)
 def test_tinker_program_trains_and_saves(language: str, stack: StackState, run_program: RunProgram) -> None:
-    """The program of the Tinker SDK trains three epochs and saves a checkpoint after each."""
+    """The program of the Tinker SDK saves a checkpoint for each of its three epochs."""
     replaced = {_PAGE_URL: stack.http_url, 'your-api-key': stack.read_api_key()}
     run = run_program(f'{language}/tinker_sft', replaced=replaced)
     assert program_status(run.code, '') == 0, run.out
@@ -48,7 +51,7 @@ def test_tinker_program_trains_and_saves(language: str, stack: StackState, run_p
 
 
 def test_older_tinker_program_trains_and_saves(stack: StackState, run_program: RunProgram) -> None:
-    """The README's program, in which the server's address and the model are replaced, trains and saves."""
+    """The README's program saves a checkpoint for each epoch after its address and its model are replaced."""
     replaced = {
         'http://www.modelscope.cn/twinkle': stack.http_url,
         'Qwen/Qwen3-30B-A3B-Instruct-2507': MODELS[1].removeprefix('ms://'),

@@ -8,7 +8,9 @@ from fixtures.seed_programs import RunProgram
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SIZES = 'fsdp_size=4, dp_size=2'
+"""Sizes of the mesh in the program."""
 EXAMPLES = {'range(1000)': 'range(40)'}
+"""Replacement that reduces the number of examples."""
 
 
 def test_torchrun_program_trains_the_adapter_of_one_process(run_program: RunProgram, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def openai(stack: StackState, path: str, body: dict[str, Any] | None = None) -> 
 
 
 def test_tinker_clients_get_the_hub_id(stack: StackState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that was requested by alias and its samplers report the hub id, from which clients load the tokenizer."""
+    """A model that was requested by alias reports the hub id, and it and its samplers load the tokenizer by this id."""
     folder = tmp_path / HUB_ID
     folder.parent.mkdir()
     folder.symlink_to(build_tiny_model(tmp_path / 'model', family='qwen3'))

@@ -19,7 +19,8 @@ LENGTH = 9
 EXAMPLES = [tokens_of(seed, LENGTH + 1) for seed in range(4)]
 FLOAT = np.ndarray[Any, Any]
 Formula = Callable[[FLOAT, FLOAT, FLOAT, FLOAT], FLOAT]
-"""Function of log-probabilities, sampler log-probabilities, advantages and mask, each [T]; returns losses [T]."""
+"""Function of log-probabilities, sampler log-probabilities, advantages and mask, each [tokens]; returns losses
+[tokens]."""
 
 
 def _ppo(low: float, high: float) -> Formula:
@@ -67,7 +68,10 @@ def model(service: tinker.ServiceClient, stack: StackState) -> tinker.TrainingCl
 def test_policy_loss_has_its_closed_form(
     model: tinker.TrainingClient, name: str, config: dict[str, float], formula: Formula
 ) -> None:
-    """`loss:sum` is the sum of the formula over tokens and examples, near the sampler's policy and far from it."""
+    """`loss:sum` is the sum of the formula over tokens and examples, for a model near the sampler's policy or far away.
+
+    A forward pass returns the same sum as `forward_backward`.
+    """
     data, streams = _policy_data(model, with_mask=name == 'gspo')
     output = model.forward_backward(data, name, config).result()
     expected = sum(
@@ -107,7 +111,7 @@ def test_thresholds_may_be_given_for_each_position(model: tinker.TrainingClient)
 
 
 def test_several_targets_for_a_position(model: tinker.TrainingClient) -> None:
-    """[N, K] targets, dense or sparse, return [N, K] scores, and the loss is their weighted sum."""
+    """Targets [positions, targets], dense or sparse, return scores of this shape, whose weighted sum is the loss."""
     tokens = EXAMPLES[0]
     targets = np.stack([tokens[1:], np.roll(tokens[1:], 1), np.roll(tokens[1:], 2)], axis=1)
     weights = np.random.default_rng(0).random(targets.shape).astype(np.float32)
@@ -161,7 +165,7 @@ def test_custom_loss_trains_like_the_built_in_one(service: tinker.ServiceClient,
 
 
 def test_custom_loss_of_any_form_is_learned(service: tinker.ServiceClient, stack: StackState) -> None:
-    """A squared distance to a target log-probability falls."""
+    """Training with a custom loss, the squared distance to a log-probability, lowers it."""
     model = new_model(service, stack)
     data = [weighted(tokens) for tokens in EXAMPLES]
 

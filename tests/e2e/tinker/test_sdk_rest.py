@@ -79,7 +79,7 @@ def test_run_shows_its_properties(rest: tinker.RestClient, model: tinker.Trainin
 
 
 def test_checkpoints_are_listed_with_their_kind_and_size(rest: tinker.RestClient, model: tinker.TrainingClient) -> None:
-    """The checkpoints of a run, and of all runs, are listed with kind and size."""
+    """The checkpoints of a run are listed with kind and size, and the list of all runs contains them."""
     own = {item.checkpoint_id: item for item in rest.list_checkpoints(model.model_id).result().checkpoints}
     assert {name: item.checkpoint_type for name, item in own.items()} == {
         'weights/first': 'training',
@@ -142,7 +142,7 @@ def test_session_has_its_runs(
 
 
 def test_absent_runs_are_not_found(rest: tinker.RestClient) -> None:
-    """Missing runs, checkpoints and sessions raise the same error."""
+    """Missing runs and sessions, and the checkpoints of a missing run, raise `NotFoundError`."""
     for call in (
         lambda: rest.get_training_run('nobody:train:0'),
         lambda: rest.list_checkpoints('nobody:train:0'),

@@ -78,7 +78,7 @@ def base(service: tinker.ServiceClient, stack: StackState) -> tinker.SamplingCli
 def test_sampler_scores_as_the_trainer_does(
     named: tinker.SamplingClient, base: tinker.SamplingClient, trained: tinker.TrainingClient
 ) -> None:
-    """Prompt log-probabilities are those of the trainer's forward pass and differ from those of the base model."""
+    """Prompt log-probabilities equal those of the trainer within 1e-4, and differ from those of the base model."""
     expected = np.split(scores(trained, *EXAMPLES), len(EXAMPLES))
     for tokens, own in zip(EXAMPLES, expected, strict=True):
         scored = named.compute_logprobs(prompt_of(tokens)).result()
@@ -90,7 +90,7 @@ def test_sampler_scores_as_the_trainer_does(
 def test_sampled_tokens_have_the_logprobs_of_the_trainer(
     named: tinker.SamplingClient, trained: tinker.TrainingClient
 ) -> None:
-    """Sampled tokens have the log-probabilities that the trainer computes."""
+    """Sampled tokens have the log-probabilities that the trainer computes for them, within 1e-4."""
     sequence = draw(named, seed=3).sequences[0]
     assert len(sequence.tokens) == len(sequence.logprobs) == 6
     assert sequence.stop_reason == 'length'
@@ -172,7 +172,7 @@ def test_prompt_logprobs_include_the_most_likely_tokens(named: tinker.SamplingCl
 
 
 def test_logprobs_belong_to_the_tempered_distribution(named: tinker.SamplingClient) -> None:
-    """Log-probabilities under a temperature belong to the tempered distribution."""
+    """Log-probabilities at a low temperature are larger on average than those at temperature 1, and finite."""
     cold, plain = (draw(named, temperature=value, seed=1).sequences[0] for value in (0.2, 1.0))
     assert np.mean(cold.logprobs) > np.mean(plain.logprobs)
     assert all(value <= 0 and math.isfinite(value) for value in cold.logprobs)
@@ -191,7 +191,7 @@ def test_sixty_four_concurrent_requests_are_independent(named: tinker.SamplingCl
 def test_client_is_pickled_into_another_process(
     named: tinker.SamplingClient, stack: StackState, tmp_path: Path
 ) -> None:
-    """A pickled client samples the same weights in another process, at the same time as the original."""
+    """A pickled client samples in another process the same tokens as the original client."""
     (tmp_path / 'client.pickle').write_bytes(pickle.dumps(named))
     program = (
         'import os, pickle, sys, tinker\n'
@@ -211,7 +211,7 @@ def test_client_is_pickled_into_another_process(
 def test_sampler_is_known_by_its_handle(
     named: tinker.SamplingClient, trained: tinker.TrainingClient, rest: tinker.RestClient, stack: StackState
 ) -> None:
-    """A client created from a handle samples the same weights, and the API shows their path and base model."""
+    """A client created from a handle samples the same tokens, and the API shows the path and the base model."""
     key = sdk_address(stack)['api_key']
     again = tinker.SamplingClient.from_sampler_handle(named.get_sampler_handle(), api_key=key)
     assert draw(again, seed=3).sequences[0].tokens == draw(named, seed=3).sequences[0].tokens
@@ -228,7 +228,7 @@ def test_sampler_is_known_by_its_handle(
 def test_wrong_requests_are_refused_at_once(
     service: tinker.ServiceClient, named: tinker.SamplingClient, trained: tinker.TrainingClient
 ) -> None:
-    """Invalid prompts and missing or unsuitable weights raise at once."""
+    """Invalid prompts and temperatures, and missing or unsuitable weights, raise the error of their kind."""
     with pytest.raises(tinker.BadRequestError):
         draw(named, tokens=[3] * (MAX_POSITIONS - 2))
     with pytest.raises(tinker.BadRequestError):
@@ -246,7 +246,7 @@ def test_wrong_requests_are_refused_at_once(
 def test_session_of_another_client_samples_saved_weights(
     named: tinker.SamplingClient, trained: tinker.TrainingClient, stack: StackState
 ) -> None:
-    """Weights saved under a name remain after the session that saved them."""
+    """A client in another session samples the same tokens from weights saved under a name."""
     with service_client(stack) as other:
         path = f'tinker://{trained.model_id}/sampler_weights/steady'
         client = other.create_sampling_client(model_path=path).result()

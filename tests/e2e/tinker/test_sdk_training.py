@@ -41,7 +41,7 @@ def test_capabilities_name_what_is_served(rest: tinker.RestClient, stack: StackS
 
 @pytest.mark.usefixtures('local_tokenizer')
 def test_model_shows_its_facts(service: tinker.ServiceClient, stack: StackState) -> None:
-    """A model's id is its session's id with a number; its info has base model, rank and tokenizer id, no folder."""
+    """A model's id starts with its session's id; its info has base model, rank, and the base model as tokenizer id."""
     model = new_model(service, stack, rank=4)
     info = model.get_info()
     assert model.model_id.startswith(f'{service.holder.get_session_id()}:train:')
@@ -91,7 +91,7 @@ def test_forward_has_the_results_of_forward_backward(model: tinker.TrainingClien
 
 
 def test_passes_before_a_step_add_up(service: tinker.ServiceClient, stack: StackState) -> None:
-    """Passes over single examples before a step equal one pass over all examples."""
+    """Passes over single examples before a step train like one pass over all examples, within 1e-4."""
     one, two = new_model(service, stack), new_model(service, stack)
     train(one, *EXAMPLES)
     for tokens in EXAMPLES:
@@ -111,7 +111,10 @@ def test_steps_may_be_pipelined(service: tinker.ServiceClient, stack: StackState
 
 
 def test_chunks_may_arrive_in_any_order(model: tinker.TrainingClient) -> None:
-    """A long batch is split into three requests that may arrive in any order; results keep the order of the batch."""
+    """The results of a batch that the SDK splits into several requests have the order of the batch.
+
+    `loss:sum` and `num_tokens:sum` are sums over all requests.
+    """
     count = 2050
     data = [weighted([3 + index % 200, 5, 7]) for index in range(count)]
     output = model.forward_backward(data, 'cross_entropy').result()
@@ -153,7 +156,7 @@ def test_saved_name_is_replaced_only_on_request(model: tinker.TrainingClient) ->
 def test_requests_that_are_wrong_are_refused_at_once(
     service: tinker.ServiceClient, stack: StackState, model: tinker.TrainingClient
 ) -> None:
-    """Invalid requests raise before they are queued, and the model can still be trained."""
+    """Invalid requests raise `BadRequestError`, and the model can still be trained afterwards."""
     with pytest.raises(tinker.BadRequestError, match=stack.base_model):
         service.create_lora_training_client(base_model='no/such-model').result()
     with pytest.raises(tinker.BadRequestError):
@@ -182,7 +185,7 @@ def test_absent_weights_and_bad_keys_have_their_own_errors(service: tinker.Servi
 
 
 def test_finished_session_accepts_no_operations(stack: StackState) -> None:
-    """The models of a finished session accept no operations."""
+    """An operation on a model of a finished session raises an error with status 410."""
     with service_client(stack) as first:
         model_id = new_model(first, stack).model_id
         session_id = first.holder.get_session_id()

@@ -14,8 +14,9 @@ from pathlib import Path
 from fixtures.faulty_service import free_port
 
 _STOP_SECONDS = 20.0
+"""Time that the cluster has to stop before its processes are killed."""
 _OPTIONS = {
-    # Any free port.
+    # 0 selects any free port.
     'port': '0',
     'dashboard-agent-listen-port': '0',
     'min-worker-port': '0',
@@ -25,6 +26,7 @@ _OPTIONS = {
     'num-cpus': '8',
     'object-store-memory': str(100 * 2**20),
 }
+"""Options of `ray start`, in addition to ports and folders that differ between clusters."""
 
 
 @contextmanager

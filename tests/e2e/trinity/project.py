@@ -19,8 +19,10 @@ _LOG_CHARACTERS = 8000
 """Length of a log in the message of a failed run."""
 _CONFIG = ROOT / 'tests' / 'e2e' / 'trinity' / 'config.yaml'
 _OTHER_SETTINGS = ('TINKER_', 'TRINITY_', 'RAY_', 'HF_', 'WANDB_')
+"""Prefixes of the user's environment variables that a run does not inherit."""
 
 Metrics = dict[str, float]
+"""Metrics of one step, by name."""
 
 
 class RunFailedError(Exception):
@@ -107,7 +109,7 @@ class Project:
         return done.returncode
 
     def _environment(self, total_steps: int) -> dict[str, str]:
-        """Return the user's environment without other settings of these programs, and with those of the project."""
+        """Return the user's environment, with the project's settings in place of the user's for these programs."""
         trinity = installed_trinity()
         inherited = {name: text for name, text in os.environ.items() if not name.startswith(_OTHER_SETTINGS)}
         return {

@@ -42,7 +42,7 @@ def api_key(tiny_stack: StackState) -> str:
 
 @pytest.fixture(scope='module')
 def runs(tiny_stack: StackState, api_key: str, tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Three steps, and two more of a run that starts from their checkpoint."""
+    """A run of three steps, and a run of two more steps that starts from its checkpoint."""
     folder = tmp_path_factory.mktemp('trinity')
     project = Project(folder, tiny_stack.base_model, {**sdk_address(tiny_stack), 'api_key': api_key})
     project.prepare(resolve_tokenizer(tiny_stack.base_model))

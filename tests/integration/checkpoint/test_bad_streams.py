@@ -154,7 +154,7 @@ async def test_oversized_state_is_refused_before_its_bytes(tmp_path: Path) -> No
     ],
 )
 async def test_bad_subscribe_and_fetch_name_the_field(service: Running, request_: Any, field: str) -> None:
-    """A malformed Subscribe or Fetch is refused with its field before any byte is sent."""
+    """A malformed Subscribe or Fetch is refused with the name of its field."""
     await service.weights.publish_version('ad-1', make_state(1), version=1)
     method = service.streams.Subscribe if isinstance(request_, wire.SubscribeRequest) else service.streams.Fetch
     failure = await failure_of(method(request_))

@@ -75,7 +75,7 @@ async def test_saved_checkpoint_is_found_by_path_and_id_and_loads_from_its_folde
 
 
 async def test_list_pages_newest_first_and_by_run(service: Running, clock: FakeClock) -> None:
-    """Checkpoints are listed in pages, newest first, for one run or for all."""
+    """Checkpoints are listed in pages, newest first, for one run or for all, and only for their tenant."""
     for index in range(5):
         await _save(service, f'step-{index}', adapter_id=f'ad-{index % 2}')
         clock.advance(timedelta(seconds=1))
@@ -106,7 +106,7 @@ async def test_deleted_checkpoint_is_removed_from_disk(service: Running) -> None
 
 
 async def test_expired_checkpoint_is_not_found_and_is_deleted_later(service: Running, clock: FakeClock) -> None:
-    """An expired checkpoint is no longer found, and the next sweep deletes it; one without a lifetime remains."""
+    """An expired checkpoint is no longer found, and the next sweep deletes it; one without a time to live stays."""
     await _save(service, 'short', ttl=duration_pb2.Duration(seconds=60))
     await _save(service, 'kept', ttl=duration_pb2.Duration(seconds=60))
     request = wire.SetCheckpointTtlRequest(checkpoint_path='ad-1/weights/kept')
@@ -150,7 +150,7 @@ async def test_folders_are_shown_only_if_the_operator_allows_it(tmp_path: Path) 
 
 @pytest.mark.parametrize('seed', range(10))
 async def test_download_resumes_at_any_byte(service: Running, seed: int) -> None:
-    """A download can be resumed at any byte."""
+    """A download from a random byte on contains exactly the remaining bytes of the archive."""
     await _save(service, 'final')
     whole = await _archive(service, 'ad-1/weights/final')
     cut = random.Random(seed).randrange(len(whole) + 1)

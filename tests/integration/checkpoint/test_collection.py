@@ -91,7 +91,7 @@ async def test_a_start_counts_as_use(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('number', [errno.EROFS, errno.ENOSPC, errno.EIO, errno.EMFILE])
 async def test_disk_errors_do_not_end_the_cleanup(tmp_path: Path, number: int) -> None:
-    """If the disk refuses a call of a deletion, the cleanup deletes the other states, and the next cleanup the rest."""
+    """If the disk refuses one deletion, the cleanup still deletes the other state, and a second cleanup the rest."""
     clock = FakeClock()
     for calls in range(12):
         # Without shared memory, each deletion uses the disk.
@@ -132,7 +132,7 @@ async def test_running_fetch_of_a_deleted_version_completes(tmp_path: Path) -> N
 
 @pytest.mark.parametrize('order', ['pin first', 'publish first'])
 async def test_concurrent_pin_and_eviction_are_consistent(tmp_path: Path, order: str) -> None:
-    """A pin that is sent together with an evicting publish either keeps the version or reports that it is missing."""
+    """A pin that is sent together with an evicting publish keeps the version or reports the version as missing."""
     async with serving(tmp_path, ring_capacity=1) as service:
         with acting_for(ALICE):
             await service.weights.publish_version('ad-1', make_state(1), version=1)

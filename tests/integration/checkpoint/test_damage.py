@@ -97,7 +97,7 @@ async def test_damaged_checkpoint_can_be_replaced_and_deleted(tmp_path: Path, na
 
 
 async def test_checkpoint_with_a_damaged_record_stays_in_the_watch(tmp_path: Path) -> None:
-    """The watch reports a checkpoint with a damaged record, so that the catalogue keeps it, and then its deletion."""
+    """The watch reports a checkpoint with a damaged record, which the catalogue keeps, and later its deletion."""
     async with serving(tmp_path) as service:
         with acting_for(ALICE):
             await _save(service)
@@ -157,7 +157,7 @@ async def test_damaged_mark_is_never_read_as_another_number(tmp_path: Path) -> N
 
 
 async def test_numbers_continue_after_the_records_if_the_mark_is_damaged(tmp_path: Path) -> None:
-    """A service with a damaged mark takes the newest number from the stored versions."""
+    """A service with a damaged mark derives the newest number from the stored versions."""
     async with serving(tmp_path) as service:
         with acting_for(ALICE):
             for version in (1, 2, 3):

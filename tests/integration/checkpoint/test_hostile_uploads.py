@@ -34,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def service(tmp_path: Path, model: Path) -> AsyncIterator[Running]:
-    """A service that knows one base model and has an empty store."""
+    """A service with one base model in its configuration and an empty store."""
     fields = {'base_models': (str(model),), 'state_limit_bytes': 8 * MIB, 'max_lora_rank': 16}
     async with serving(tmp_path, **fields) as running:
         with acting_for(ALICE):
@@ -59,7 +59,7 @@ class Adapter:
         return {'adapter_config.json': config, 'adapter_model.safetensors': save(self.tensors, self.metadata)}
 
     def archive(self, *extra: tarfile.TarInfo) -> bytes:
-        """Return its folder as an archive, after `extra` entries without content."""
+        """Return an archive of the adapter's folder that begins with the entries `extra`, which have no content."""
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode='w') as archive:
             for info in extra:
@@ -137,7 +137,7 @@ def _many_layers(adapter: Adapter) -> None:
 
 
 def _no_text(adapter: Adapter) -> None:
-    """Use a layer name that cannot be encoded but can be escaped in JSON."""
+    """Use a layer name that cannot be encoded in UTF-8 but can be escaped in JSON."""
     _no_layer(adapter)
     adapter.config['target_modules'] = ['x_proj\ud800']
 
@@ -266,7 +266,7 @@ def _tar(files: dict[str, bytes]) -> bytes:
 
 @pytest.mark.parametrize('case', HOSTILE)
 async def test_hostile_archives_are_refused(service: Running, model: Path, tmp_path: Path, case: str) -> None:
-    """A malicious archive is refused as an invalid request without revealing a local path."""
+    """A malicious archive is refused as an invalid request, without a local path in the error, and leaves no files."""
     failure = await failure_of(upload(service, HOSTILE[case](Adapter(model)), model))
     assert (failure.code, failure.reason) == ('INVALID_ARGUMENT', 'INVALID_FIELD')
     assert str(tmp_path) not in failure.message

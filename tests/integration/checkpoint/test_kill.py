@@ -1,4 +1,4 @@
-"""Kills the service at any byte of a publish or a save, and restarts it with the remaining files."""
+"""The service is killed at a random point of a publish or a save, and restarted with the remaining files."""
 
 import asyncio
 import random
@@ -36,7 +36,7 @@ async def test_kill_at_any_byte_never_mixes_or_loses_a_state(tmp_path: Path) -> 
             process = await ServiceProcess.start(tmp_path)
             await until(lambda: _has_no_partial_files(tmp_path))
             newest, saved = await _check(process, state, newest=newest, saved=saved)
-            # Sending it again has the same outcome whether or not it was committed before the kill.
+            # Sending the state again has the same outcome whether or not it was committed before the kill.
             await _commit(process, state, version=version, checkpoint=seed % 2 == 1)
             newest, saved = (newest, state) if seed % 2 == 1 else (state, saved)
             await _check(process, state, newest=newest, saved=saved)
@@ -103,7 +103,7 @@ async def _kill_while_sending(
         with acting_for(ALICE):
             stub = weight_stream_service_pb2_grpc.WeightStreamServiceStub(channel)
             call = stub.Publish(send())
-            # grpc.aio reports a write into a connection that has just broken as INTERNAL.
+            # grpc.aio reports a write to a connection that has just broken as INTERNAL.
             assert await call.code() in {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL}
     await process.kill()
 
@@ -120,7 +120,7 @@ async def _commit(process: ServiceProcess, state: PackedState, *, version: int =
 async def _check(
     process: ServiceProcess, sent: PackedState, *, newest: PackedState, saved: PackedState
 ) -> tuple[PackedState, PackedState]:
-    """Return the states of the service after checking that each is the old one or the one sent."""
+    """Return the newest version and the checkpoint; each must be either the old state or the state that was sent."""
     async with _channel(process) as channel:
         with acting_for(ALICE):
             client = WeightClient(channel)

@@ -73,7 +73,7 @@ async def test_clients_cannot_delete_all_versions(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('limit', [resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE], ids=['descriptors', 'file size'])
 async def test_save_that_cannot_be_stored_is_refused(tmp_path: Path, limit: int) -> None:
-    """A save without free descriptors or disk space is refused, leaves nothing behind, and can be repeated."""
+    """A save without free descriptors or above the file size limit is refused, leaves no files, and can be repeated."""
     async with _process(tmp_path) as (pid, streams):
         frames = publish_frames(make_state(1), checkpoint=weights_pb2.CheckpointTarget(name='first'))
         await streams.Publish(stream_of(*frames))

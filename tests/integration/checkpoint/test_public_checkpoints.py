@@ -141,7 +141,7 @@ async def test_clients_may_not_publish_or_copy_directly(service: Running) -> Non
 
 
 async def test_expired_public_checkpoint_is_not_found(tmp_path: Path) -> None:
-    """An expired public checkpoint is not found by any tenant and is deleted by the next sweep."""
+    """An expired public checkpoint is not found by another tenant and is deleted by the next sweep."""
     clock = FakeClock()
     async with serving(tmp_path, clock=clock) as service:
         await _save(service, STATE, ttl=timedelta(seconds=5))

@@ -205,7 +205,7 @@ async def test_bad_uploads_are_refused(service: Running, parts: list[Any], reaso
 
 
 async def test_an_upload_has_one_stream_at_a_time(service: Running) -> None:
-    """A second stream of the same upload is refused until the first one ends."""
+    """A second stream of an upload is refused until the first stream ends."""
     begun, release = asyncio.Event(), asyncio.Event()
 
     async def slow() -> AsyncIterator[Any]:

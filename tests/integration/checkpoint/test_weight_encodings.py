@@ -24,7 +24,7 @@ async def service(tmp_path: Path) -> AsyncIterator[Running]:
 
 
 def changed_state(state: PackedState, seed: int) -> PackedState:
-    """Return the state with the two lowest bits of its bytes changed at random."""
+    """Return the state with the two lowest bits of each byte changed at random."""
     bits = np.random.default_rng(seed).integers(0, 4, len(state.data), np.uint8)
     tensors = unpack_state(state.manifest, (np.frombuffer(state.data, np.uint8) ^ bits).tobytes())
     return pack_state(tensors, base_model=state.manifest.base_model, lora_config=state.manifest.lora_config)
@@ -57,7 +57,7 @@ async def test_follower_on_another_host_gets_deltas(service: Running) -> None:
 
 
 async def test_trainer_and_follower_on_the_same_host_share_memory(service: Running, tmp_path: Path) -> None:
-    """No bytes are sent between a trainer and a follower that share memory with the service."""
+    """A follower that shares memory with the trainer and the service receives segments instead of bytes."""
     folder = tmp_path / 'memory'
     publisher, client = (WeightClient(service.channel, segments=Segments(folder)) for _ in range(2))
     states = [make_state(seed, size_bytes=1 << 20) for seed in range(3)]

@@ -43,7 +43,7 @@ async def service(tmp_path: Path) -> AsyncIterator[Running]:
 
 
 async def test_published_state_is_fetched_and_followed_bitwise(service: Running) -> None:
-    """Fetch and Subscribe send a published state bitwise unchanged, and Subscribe sends the synced mark after it."""
+    """Fetch and Subscribe send a published state bitwise unchanged, and Subscribe then sends the synced mark."""
     state = make_state(1, size_bytes=5 * MIB + 8 * 32)
     version = await service.weights.publish_version('ad-1', state, version=3)
     assert (version.version, version.digest, version.size_bytes) == (
@@ -157,7 +157,7 @@ async def test_subscriber_with_the_newest_version_is_synced_at_once(service: Run
 
 
 async def test_slow_subscriber_delays_no_other_subscriber(service: Running) -> None:
-    """A slow subscriber does not delay others, and receives its version completely and then the newest."""
+    """A slow subscriber delays no publish or fetch, and receives its version completely and then the newest one."""
     big = make_state(1, size_bytes=24 * MIB)
     await service.weights.publish_version('ad-1', big, version=1)
     slow = service.streams.Subscribe(wire.SubscribeRequest(adapter_id='ad-1'))

@@ -12,7 +12,7 @@ from twinkle_client import TwinkleClient
 
 @pytest.fixture
 async def gateway() -> AsyncIterator[FakeGateway]:
-    """A gateway in the event loop of the test."""
+    """A fake gateway in the event loop of the test."""
     fake = FakeGateway()
     await fake.start()
     yield fake

@@ -34,7 +34,7 @@ def received_tokens(gateway: FakeGateway, number: int = 1) -> np.ndarray:
 
 
 async def test_large_batch_is_uploaded(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """A batch above the message limit is uploaded, and its operation refers to the upload and has the options."""
+    """A batch above the message limit is uploaded, and its operation contains the options and names the upload."""
     await model.forward_backward.aio([FEATURE], temperature=0.5)
     np.testing.assert_array_equal(received_tokens(gateway), FEATURE['input_ids'])
     assert gateway.operations[1].forward_backward.options.temperature == 0.5
@@ -44,7 +44,7 @@ async def test_large_batch_is_uploaded(gateway: FakeGateway, model: MultiLoraTra
 async def test_uploaded_and_small_batches_have_the_same_operation(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """Apart from the batch, the operation of an uploaded batch has every field of one whose batch fits."""
+    """Except for the batch, the operation of an uploaded batch equals that of a batch that fits into the message."""
     verbs: list[ForwardBackward] = []
     for number, length in enumerate((2, LENGTH), start=1):
         feature = {name: column[:length] for name, column in FEATURE.items()}
@@ -98,7 +98,7 @@ async def test_expired_upload_is_sent_again(
 async def test_operations_wait_for_the_upload_of_an_earlier_batch(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """A pipeline sends no operation before an earlier batch is uploaded."""
+    """Operations of a pipeline are applied in order even if the batch of the first one must be uploaded."""
     async with model.pipeline():
         await asyncio.gather(model.forward_backward.aio([FEATURE]), model.step.aio(), model.zero_grad.aio())
     assert gateway.applied == ['forward_backward', 'step', 'zero_grad']

@@ -16,7 +16,7 @@ TENANT = (('x-twinkle-tenant', 'alice'),)
 
 @pytest.mark.slow
 def test_log_of_a_started_service_is_bounded(tmp_path: Path) -> None:
-    """A service that logs many refusals of a tenant keeps the newest ones in two bounded files, in any state folder."""
+    """A service that logs many refusals has two bounded log files, even if its state folder has an unusual name."""
     folder = tmp_path / 'state #1: "new"'
     spawner = Spawner(folder, lambda service, event: None)
     settings = {
@@ -40,7 +40,7 @@ def test_log_of_a_started_service_is_bounded(tmp_path: Path) -> None:
 
 
 def _log_refusals(channel: grpc.Channel, log: Path) -> None:
-    """Make the service write more log lines than two files may have, waiting for the service when a file is full."""
+    """Make the service log more than fits into two files; while a file is full, wait until the service empties it."""
     stub = checkpoint_service_pb2_grpc.CheckpointServiceStub(channel)
     request = checkpoint_service_pb2.GetCheckpointRequest(checkpoint_path='twinkle://ad-1/weights/missing')
     for _ in range(5 * LIMIT_BYTES // 100):

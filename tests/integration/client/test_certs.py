@@ -22,7 +22,7 @@ def _contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_command_creates_missing_certificates_and_keeps_the_rest(tmp_path: Path) -> None:
-    """The command creates an authority and a pair for each service, and a second run changes nothing."""
+    """A first run creates all certificates, a second run changes nothing, and `--force` keeps only the authority."""
     folder = tmp_path / 'certificates'
     code, output = _certs(str(folder), '--host', 'train.example', '--host', 'model=10.0.0.5')
     assert code == 0
@@ -78,7 +78,7 @@ def test_stack_file_enables_tls(tmp_path: Path, text: str, *, is_secure: bool) -
 
 
 def test_tls_setting_must_be_a_boolean(tmp_path: Path) -> None:
-    """The key `tls` of a stack file refuses a string such as "on"."""
+    """A string such as "on" is refused as the value of `tls` in a stack file."""
     (tmp_path / 'stack.yaml').write_text('tls: "on"')
     with pytest.raises(ValueError, match='tls must be true or false'):
         StackOptions(state_dir=tmp_path).with_file(tmp_path / 'stack.yaml')
@@ -86,7 +86,7 @@ def test_tls_setting_must_be_a_boolean(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('listen', ['0.0.0.0:8000', '[::]:8000', '127.0.0.1:8000'])
 def test_wildcard_address_is_replaced_by_loopback_with_tls(tmp_path: Path, listen: str) -> None:
-    """A wildcard listen address becomes the loopback address, because no certificate is valid for a wildcard."""
+    """TLS replaces a wildcard address by the loopback address, because no certificate is valid for a wildcard."""
     gateway = ServiceState(name='gateway', pid=1, start_mark='', address=listen, log_path='')
     fields = {'base_model': 'tiny', 'services': (gateway,), 'http_address': listen}
     secure = StackState.create(tmp_path, ca='ca.crt', **fields)

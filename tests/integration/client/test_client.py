@@ -31,7 +31,7 @@ async def test_call_carries_key_and_request_id(gateway: FakeGateway, client: Twi
 
 
 async def test_blocking_and_async_forms_agree(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """The same verb can block a thread, return a future or suspend a coroutine."""
+    """A verb returns the same result whether it blocks, returns a future or is awaited."""
     blocking = await asyncio.to_thread(client.get_server_info)
     future = await asyncio.wrap_future(client.get_server_info.submit())
     assert blocking == future == await client.get_server_info.aio()
@@ -74,7 +74,7 @@ async def test_call_survives_a_restart_of_the_server(gateway: FakeGateway, clien
 
 
 async def test_unknown_key_is_refused_at_once(gateway: FakeGateway) -> None:
-    """An authentication error is not retried."""
+    """An unknown key raises AccessError."""
     client = TwinkleClient(f'127.0.0.1:{gateway.port}', 'sk-wrong')
     with pytest.raises(AccessError):
         await client.create_session.aio()
@@ -97,7 +97,7 @@ async def test_health_is_false_without_a_server() -> None:
 
 
 async def test_session_sends_heartbeats_and_ends(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """A session starts with the context manager, sends heartbeats in the background, and ends with it."""
+    """A session begins and ends with the context manager, and sends heartbeats in the background."""
     async with client:
         assert client.session_id == 'ss-1'
         async with asyncio.timeout(10):
@@ -134,7 +134,7 @@ async def test_interrupted_download_is_resumed(gateway: FakeGateway, client: Twi
 
 
 async def test_init_sets_the_default_client(gateway: FakeGateway) -> None:
-    """Components use the client that was initialised last."""
+    """`init_twinkle_client` sets the current client, and closing the client finishes its session."""
     client = await asyncio.to_thread(init_twinkle_client, f'127.0.0.1:{gateway.port}', API_KEY)
     assert current_client() is client
     await asyncio.to_thread(client.close)

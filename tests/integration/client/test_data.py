@@ -38,7 +38,7 @@ async def test_interrupted_upload_is_resumed(gateway: FakeGateway, client: Twink
 
 
 async def test_hub_id_and_slice_are_sent(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """An id that is not a local file is resolved by the data service."""
+    """An id that is not a local file is sent as a hub id, with its slice of rows."""
     await Dataset(DatasetMeta('ms://swift/self-cognition', data_slice=range(500)), client=client).describe.aio()
     hub = gateway.calls['CreateDataset'][0].source.hub
     assert (hub.dataset_id, hub.split, hub.begin_row, hub.end_row) == ('ms://swift/self-cognition', 'train', 0, 500)
@@ -111,7 +111,7 @@ async def test_loader_resumes_from_a_row_count(gateway: FakeGateway, client: Twi
 
 
 async def test_handles_identify_the_batches(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """Handles identify the same batches over all epochs without reading them, from a given state on."""
+    """Handles identify the batches of all epochs, also after a given state, without reading the batches."""
     loader = DataLoader(Dataset('org/name', client=client), batch_size=4, epochs=2)
     handles = [handle async for handle in loader.handles.aio()]
     assert [(handle.consumed_rows, len(handle)) for handle in handles] == [
@@ -126,7 +126,7 @@ async def test_handles_identify_the_batches(gateway: FakeGateway, client: Twinkl
 
 
 async def test_handles_exclude_dropped_batches(client: TwinkleClient) -> None:
-    """Incomplete last batches are excluded with `drop_last`, and a loader without batches raises an error."""
+    """Incomplete last batches are excluded with `drop_last`, and `batch_at` refuses a position without a batch."""
     loader = DataLoader(Dataset('org/name', client=client), batch_size=4, epochs=0, drop_last=True)
     handles = loader.handles.aio()
     assert [(await anext(handles)).consumed_rows for _ in range(4)] == [0, 4, 8, 12]
@@ -140,7 +140,7 @@ async def test_handles_exclude_dropped_batches(client: TwinkleClient) -> None:
 
 
 async def test_batches_of_prompts_have_no_handles(client: TwinkleClient) -> None:
-    """Rows that are encoded for sampling cannot be used for training."""
+    """A loader of rows that are encoded for sampling has no batch handles."""
     dataset = Dataset('org/name', client=client)
     await dataset.encode.aio(add_generation_prompt=True)
     with pytest.raises(ValueError, match='sampling'):
@@ -205,7 +205,7 @@ async def test_added_datasets_are_processed_separately_and_mixed(gateway: FakeGa
 async def test_rows_are_saved_locally_despite_an_interruption(
     gateway: FakeGateway, client: TwinkleClient, tmp_path: Path
 ) -> None:
-    """The interrupted export resumes, and the file appears once it is complete."""
+    """An interrupted export resumes, and no partial file remains."""
     dataset = Dataset('org/name', client=client)
     gateway.fail('AfterExportChunk', UNREACHABLE)
     await dataset.save_as.aio(tmp_path / 'deep' / 'rows.jsonl')

@@ -17,7 +17,7 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 
 async def test_client_finds_the_grpc_port_from_the_http_address(tmp_path: Path) -> None:
-    """The client sends its calls to the gRPC port that the HTTP server names."""
+    """The client sends its calls to the gRPC port in the response of the HTTP server."""
     async with running_gateway(tmp_path, http_listen='127.0.0.1:0') as gateway:
         client = await asyncio.to_thread(TwinkleClient, f'http://{gateway.http_address}', ADMIN_KEY)
         try:
@@ -53,7 +53,7 @@ async def test_grpc_address_is_used_unchanged(gateway: FakeGateway) -> None:
     ids=['text', 'zero', 'large', 'boolean', 'unreachable', 'list', 'text-body', 'long', 'deep', 'none'],
 )
 async def test_address_of_another_server_is_used_unchanged(body: bytes) -> None:
-    """A response without a valid gRPC port leaves the address unchanged, and the later gRPC call reports the error."""
+    """A response without the number of a reachable gRPC port leaves the address unchanged."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b'\r\n\r\n')

@@ -32,7 +32,7 @@ async def test_traceback_of_a_refused_call_shows_the_program(gateway: FakeGatewa
 
 @pytest.mark.parametrize('method', [MultiLoraTransformersModel.forward_backward, Sampler.sample, Sampler.sample_stream])
 def test_methods_of_a_class_have_signatures(method: object) -> None:
-    """The signature of a remote method is known from the class, for documentation and `help`."""
+    """A remote method of a class has a signature, which documentation tools and `help` show."""
     assert next(iter(inspect.signature(method).parameters)) == 'self'  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C on the command line: one line of output, status 130, and cancellation on the server."""
+"""Ctrl-C on the command line: one line on stderr, status 130, and cancellation on the server."""
 
 import asyncio
 import os

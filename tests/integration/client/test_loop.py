@@ -56,13 +56,13 @@ def _run(program: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_forked_child_starts_a_new_loop() -> None:
-    """A loop from before a fork works only in the parent, and the child can start another; neither logs warnings."""
+    """A loop from before a fork works only in the parent; the child can start another, and neither prints warnings."""
     done = _run(_FORK)
     assert (done.returncode, done.stderr) == (0, '')
 
 
 def test_interpreter_exit_cancels_running_tasks() -> None:
-    """A program that never stops its client exits without warnings, after its tasks were cancelled."""
+    """A program that never stops its loop exits without warnings, after its tasks were cancelled."""
     done = _run(_EXIT)
     assert (done.returncode, done.stdout, done.stderr) == (0, 'cancelled\n', '')
 

@@ -85,7 +85,7 @@ async def test_number_of_a_refused_operation_is_reused(gateway: FakeGateway, mod
 async def test_ambiguous_failure_is_resolved_before_the_next_operation(
     gateway: FakeGateway, model: MultiLoraTransformersModel, *, was_applied: bool
 ) -> None:
-    """The client queries the service after a failure that leaves open whether the number is used."""
+    """The next operation gets a new number only if the operation with the ambiguous failure was applied."""
     gateway.fail('AfterExecute' if was_applied else 'Execute', failure(grpc.StatusCode.INTERNAL, 'INTERNAL'))
     with pytest.raises(ServerError):
         await model.step.aio()
@@ -97,7 +97,7 @@ async def test_ambiguous_failure_is_resolved_before_the_next_operation(
 async def test_disposition_makes_the_query_unnecessary(
     gateway: FakeGateway, model: MultiLoraTransformersModel, disposition: str, numbers: list[int]
 ) -> None:
-    """A client that knows from the disposition whether the number is used does not query the service."""
+    """A disposition that states whether the number is used makes a query of the service unnecessary."""
     lost = failure(grpc.StatusCode.DATA_LOSS, 'DIGEST_MISMATCH', disposition=disposition)
     gateway.fail('AfterExecute' if disposition == 'FAILED' else 'Execute', lost)
     with pytest.raises(ServerError):
@@ -110,7 +110,7 @@ async def test_disposition_makes_the_query_unnecessary(
 async def test_number_used_by_another_program_is_refused_once(
     gateway: FakeGateway, client: TwinkleClient, model: MultiLoraTransformersModel
 ) -> None:
-    """The refused handle continues after the numbers that the other program has used."""
+    """A refused handle continues after the numbers that another handle of the adapter has used."""
     other = MultiLoraTransformersModel('tiny', client=client)
     await other.attach_adapter.aio('same', RUN_ID)
     await other.zero_grad.aio()
@@ -165,7 +165,7 @@ async def test_refusal_in_a_pipeline_fails_the_operations_after_it(
 async def test_refusal_of_a_call_does_not_fail_concurrent_calls(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """The number of the refused call is filled with an empty change, so that the other call proceeds."""
+    """An empty `configure` operation takes the number of the refused call, so the concurrent call succeeds."""
     gateway.fail('Execute', BAD_FIELD)
     outcomes = await asyncio.gather(model.forward_backward.aio([FEATURE]), model.step.aio(), return_exceptions=True)
     assert isinstance(outcomes[0], UsageError)
@@ -200,7 +200,7 @@ async def test_policy_inputs_are_aligned_with_the_labels(
 
 
 async def test_trajectories_are_sent_as_messages(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """Trajectories are encoded on the server with the adapter's template."""
+    """A trajectory is sent with its messages and without tokens."""
     await model.forward_backward.aio({'messages': [{'role': 'user', 'content': 'hi'}]})
     trajectories = gateway.operations[1].forward_backward.batch.trajectories.trajectories
     assert trajectories[0].messages[0].parts[0].text == 'hi'
@@ -215,7 +215,7 @@ async def test_unknown_adapter_name_is_refused_by_the_client(model: MultiLoraTra
 async def test_batch_handle_is_sent_instead_of_features(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """Only loader and cursor are sent, and per-example arguments with a handle are refused before any call."""
+    """Only loader and cursor are sent; per-example arguments and custom losses are refused before any call."""
     handle = BatchHandle(loader_id='ld-1', consumed_rows=4, cursor_state=b's')
     await model.forward_backward.aio(handle, temperature=0.5)
     batch = gateway.memory.operations[1].forward_backward.batch

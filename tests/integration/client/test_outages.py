@@ -20,7 +20,7 @@ NOT_READY = failure(grpc.StatusCode.UNAVAILABLE, 'VERSION_NOT_READY')
 
 
 class Warnings(logging.Handler):
-    """Collects the client's warnings, with the number of attempts before each of them."""
+    """Collects the client's warnings and the number of calls before each warning."""
 
     def __init__(self, gateway: FakeGateway) -> None:
         super().__init__(logging.WARNING)
@@ -50,7 +50,7 @@ async def warnings(gateway: FakeGateway) -> AsyncIterator[Warnings]:
 async def test_unavailable_service_is_reported_after_a_second(
     gateway: FakeGateway, client: TwinkleClient, warnings: Warnings
 ) -> None:
-    """The warning names the service and the remaining time before the attempt after 1.4 seconds."""
+    """The warning is logged before the attempt at 1.4 seconds, and names the service and the remaining time."""
     gateway.fail('GetServerInfo', *[UNREACHABLE] * 3)
     await client.get_server_info.aio()
     (message,) = warnings.messages
@@ -70,7 +70,7 @@ async def test_outage_is_reported_once_for_all_calls(
 
 
 async def test_stopped_gateway_is_reported(gateway: FakeGateway, client: TwinkleClient, warnings: Warnings) -> None:
-    """A gateway that cannot be reached is reported while calls and pipelines wait, and both continue after it."""
+    """A stopped gateway is reported while a call and a pipeline wait, and both continue after its restart."""
     model = MultiLoraTransformersModel('tiny', client=client)
     await model.add_adapter_to_model.aio('default')
     async with model.pipeline():
@@ -87,7 +87,7 @@ async def test_stopped_gateway_is_reported(gateway: FakeGateway, client: Twinkle
 async def test_expected_refusals_are_not_reported(
     gateway: FakeGateway, client: TwinkleClient, warnings: Warnings
 ) -> None:
-    """A version that is not ready yet leads to no warning, because the services are available."""
+    """A version that is not ready yet causes no warning, because the services are available."""
     gateway.fail('GetServerInfo', *[NOT_READY] * 3)
     await client.get_server_info.aio()
     assert warnings.messages == []
@@ -113,7 +113,7 @@ async def test_service_that_a_running_response_waits_for_is_reported(
 
 
 async def test_slow_response_is_not_reported(gateway: FakeGateway, client: TwinkleClient, warnings: Warnings) -> None:
-    """A stream that is silent while all services respond leads to queries of the services, but to no warning."""
+    """A stream that is silent while all services respond causes queries of the services, but no warning."""
     stream = asyncio.create_task(read_all(Sampler('tiny', client=client)))
     await question(gateway)
     stream.cancel()
@@ -128,6 +128,6 @@ async def read_all(sampler: Sampler) -> None:
 
 
 async def question(gateway: FakeGateway) -> None:
-    """Wait until the client asks which services respond."""
+    """Wait until the client queries which services respond."""
     count = len(gateway.calls['GetServerInfo'])
     await until(lambda: len(gateway.calls['GetServerInfo']) > count)

@@ -63,7 +63,7 @@ async def test_invalid_limits_and_tenants_are_refused(run: Any) -> None:
 
 
 async def test_usage_is_shown_by_run(run: Any, fleet: RunningFleet) -> None:
-    """A tenant sees its own usage and administrators see any tenant's, with a line for the total."""
+    """An administrator sees the usage of the key's tenant and of a named tenant, with a line for the total."""
     async for _ in fleet.stub.Sample(sample_request((1, 2, 3), max_tokens=8), metadata=ADMIN):
         pass
     expected = {

@@ -33,7 +33,7 @@ def test_missing_cluster_is_reported_before_anything_starts(tmp_path: Path, addr
 
 
 def test_resources_without_a_cluster_are_refused(tmp_path: Path) -> None:
-    """A stack on this machine does not ignore resources that only a cluster can reserve."""
+    """A stack on this machine refuses resources, because only a cluster can reserve them."""
     options = StackOptions(state_dir=tmp_path, resources={'sampler': {'GPU': 1}})
     with pytest.raises(StackError, match='resources: only a Ray cluster reserves them'):
         start_stack(options, report=lambda *_: None)

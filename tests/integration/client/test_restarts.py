@@ -30,7 +30,7 @@ async def restart(gateway: FakeGateway) -> None:
 
 
 async def test_call_survives_a_restart_of_the_service(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """A call that is interrupted by a restart completes in the next process."""
+    """A call that is interrupted by a restart completes afterwards and is applied once."""
     gateway.memory.gate.clear()
     step = asyncio.create_task(model.step.aio())
     await gateway.memory.is_called.wait()
@@ -61,7 +61,7 @@ async def test_pipeline_survives_restarts_of_the_service(
 async def test_operation_after_a_broken_stream_is_not_lost(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """An idle pipeline opens a new stream after a restart, and only this stream takes the next operation."""
+    """An idle pipeline opens a new stream after a restart, and the next operation is applied once."""
     async with model.pipeline():
         for count in range(1, 4):
             await model.step.aio()
@@ -83,7 +83,7 @@ async def test_operation_that_was_not_journaled_is_sent_again(
 
 
 async def test_error_is_raised_when_the_retry_timeout_ends(gateway: FakeGateway) -> None:
-    """A service that stays unreachable raises RetryableError, in calls and in pipelines."""
+    """Calls and pipelines raise RetryableError if the service stays unreachable."""
     client = TwinkleClient(f'http://127.0.0.1:{gateway.port}', API_KEY, retry_timeout=timedelta())
     try:
         model = MultiLoraTransformersModel('tiny', client=client)
@@ -100,7 +100,7 @@ async def test_error_is_raised_when_the_retry_timeout_ends(gateway: FakeGateway)
 
 
 async def test_pipeline_continues_after_the_retry_timeout(gateway: FakeGateway) -> None:
-    """Operations after a failure are sent on a new stream."""
+    """A pipeline whose operation failed sends the next operation on a new stream."""
     client = TwinkleClient(f'http://127.0.0.1:{gateway.port}', API_KEY, retry_timeout=timedelta())
     try:
         model = MultiLoraTransformersModel('tiny', client=client)

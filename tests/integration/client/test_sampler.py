@@ -16,7 +16,7 @@ CHAT = {'messages': [{'role': 'user', 'content': 'who are you?'}], 'user_data': 
 
 
 async def test_num_samples_overrides_the_parameters(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """The argument is sent and replaces the value in the sampling parameters."""
+    """The argument `num_samples` replaces the value in the sampling parameters."""
     results = await vLLMSampler('tiny', client=client).sample.aio(
         [CHAT, 'plain'], {'max_tokens': 4, 'num_samples': 2}, num_samples=4
     )
@@ -71,7 +71,7 @@ async def test_weights_are_sent_as_a_reference(gateway: FakeGateway, client: Twi
 
 
 async def test_stream_yields_deltas_and_the_stop_reason(client: TwinkleClient) -> None:
-    """Deltas arrive during sampling, and the last one contains the stop reason."""
+    """The texts of the deltas form the answer, and the last delta contains the stop reason."""
     deltas = [delta async for delta in Sampler('tiny', client=client).sample_stream.aio('a')]
     assert ''.join(delta.text for delta in deltas) == 'one two '
     assert deltas[-1].stop_reason is StopReason.LENGTH

@@ -43,7 +43,7 @@ async def test_undo_and_export_are_operations(gateway: FakeGateway, model: Multi
 
 
 async def test_checkpoint_contains_the_data_cursor(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """A given count is saved even if it is zero, and counters are restored unless only the weights are loaded."""
+    """The count of consumed samples is saved even if it is 0, and a load with the optimizer returns the counters."""
     await model.save.aio('a', save_optimizer=True, consumed_train_samples=0)
     await model.save.aio('b', save_optimizer=True)
     counters = await model.resume_from_checkpoint.aio('twinkle://run/weights/a')
@@ -65,7 +65,7 @@ async def test_evaluation_metrics_are_configured_separately(
 
 
 async def test_gradient_limit_and_health_are_sent(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """Optional arguments stay unset by default, and health is returned by layer."""
+    """The limit and the request for health are sent, and a plain step requests no health."""
     output = await model.clip_grad_and_step.aio(max_grad_value=0.5, return_health=True)
     await model.step.aio()
     sent = gateway.operations[1].clip_grad_and_step
@@ -185,7 +185,7 @@ async def test_custom_loss_is_not_interleaved_with_other_operations(
 
 
 async def test_interrupted_watch_is_resumed(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """Every operation is reported once and in order."""
+    """An interrupted watch reports every operation once and in order."""
     for _ in range(4):
         await model.zero_grad.aio()
     gateway.fail('AfterWatched', INTERRUPTED, INTERRUPTED)
@@ -195,7 +195,7 @@ async def test_interrupted_watch_is_resumed(gateway: FakeGateway, model: MultiLo
 
 
 async def test_cancel_returns_whether_it_succeeded(model: MultiLoraTransformersModel) -> None:
-    """An operation that was already applied cannot be cancelled."""
+    """Cancelling returns False for an applied operation, and True for one that was not applied."""
     await model.zero_grad.aio()
     assert not await model.cancel_operation.aio(1)
     assert await model.cancel_operation.aio(2)

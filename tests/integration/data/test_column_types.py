@@ -1,4 +1,4 @@
-"""DatasetService over loopback: columns of every type become rows or are refused by name, in every file format."""
+"""DatasetService over loopback: dates become text, and columns of unsupported types are refused by name."""
 
 import asyncio
 from datetime import UTC, date, datetime
@@ -43,7 +43,7 @@ async def source_of(service: RunningData, path: Path) -> dataset_pb2.DatasetSour
 
 @pytest.mark.parametrize('suffix', ['.parquet', '.csv', '.arrow'])
 async def test_dates_are_stored_as_text(tmp_path: Path, suffix: str) -> None:
-    """A file with dates becomes a dataset, and its export has them as text."""
+    """A file with dates becomes a dataset, and its export contains the dates as text."""
     path = tmp_path / f'rows{suffix}'
     write(path, DATES)
     async with serving_data(tmp_path / 'state', local_roots=[tmp_path]) as service:

@@ -81,7 +81,7 @@ async def _raising(error: grpc.aio.AioRpcError) -> None:
 
 @pytest.mark.slow
 async def test_damage_to_any_stored_file_is_reported_or_has_no_effect(tmp_path: Path, tiny_llama_dir: Path) -> None:
-    """A service with any damaged file reports the damage in the calls that need the file, or returns what it stored."""
+    """A service with any damaged file reports the damage in calls that need the file, or returns the stored content."""
     model = {'base_models': (str(tiny_llama_dir),)}
     stopped, work = tmp_path / 'stopped', tmp_path / 'work'
     async with serving_data(stopped, **model) as service:
@@ -125,7 +125,7 @@ def _overwrite(state_dir: Path, content: bytes) -> None:
 
 
 async def test_damaged_upload_is_received_again(tmp_path: Path) -> None:
-    """A stream that continues a damaged upload starts again at byte 0, and stores the bytes that were sent."""
+    """A stream that continues a damaged upload is refused, and the upload can be sent again from byte 0."""
     half = len(CONTENT) // 2
     async with serving_data(tmp_path) as service:
         first = iterate([upload_header('u', len(CONTENT)), upload_chunk(0, CONTENT[:half])])

@@ -52,7 +52,7 @@ async def test_local_file_becomes_labelled_tokens(service: RunningData, tiny_lla
 
 
 async def test_quality_filters_report_dropped_rows(service: RunningData) -> None:
-    """A filter, alone or in a pipeline, adds a warning with the reason for the rows that it dropped."""
+    """A filter, alone or in a pipeline, adds a warning about the rows that it dropped."""
     turns = [{'role': 'user', 'content': 'q'}, {'role': 'assistant', 'content': 'a'}]
     source = rows({'messages': turns}, {'messages': turns}, {'messages': turns[1:]})
     pipeline = [{'name': 'DedupFilter', 'init_args': {'threshold': 1}}]
@@ -103,7 +103,7 @@ async def test_refused_chunk_keeps_earlier_bytes(service: RunningData) -> None:
     ],
 )
 async def test_malformed_upload_is_refused_by_field(service: RunningData, parts: list[Any], field: str) -> None:
-    """A stream with an invalid size or part is refused with the path of that field."""
+    """A stream with an invalid field is refused with the path of that field."""
     refused = await refusal_of(service.datasets.Upload(iterate(parts), metadata=service.metadata))
     assert (refused.code, refused.field) == ('INVALID_ARGUMENT', field)
 
@@ -244,7 +244,7 @@ async def test_list_pages_newest_first(service: RunningData) -> None:
 
 
 async def test_resources_of_another_tenant_are_not_found(service: RunningData) -> None:
-    """The error about another tenant's dataset or upload equals the error about one that does not exist."""
+    """Another tenant's dataset is reported exactly like an absent one, and another tenant's upload is not found."""
     dataset = await service.create(rows({'x': 1}))
     parts = iterate([upload_header('u', 1), upload_chunk(0, b'x')])
     await service.datasets.Upload(parts, metadata=service.metadata)

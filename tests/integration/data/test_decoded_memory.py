@@ -1,4 +1,4 @@
-"""A small file that decodes to gigabytes does not use much more memory of the data service than its limit."""
+"""The memory of the data service stays near its limit although small files would decode to far more."""
 
 import asyncio
 import json
@@ -17,6 +17,7 @@ from fixtures.data_service import RunningData, iterate, refusal_of, rows, upload
 from twinkle.api.data.v1 import dataset_pb2
 
 DATASET_BYTES = 64 << 20
+"""Limit of the service for the decoded size of a dataset, in bytes."""
 OVERHEAD_BYTES = 192 << 20
 """Memory for pyarrow, which is loaded for the first file, and for freed memory that the process keeps."""
 FORMATS = {
@@ -85,7 +86,7 @@ async def upload(service: RunningData, path: Path) -> dataset_pb2.DatasetSource:
 
 @pytest.mark.slow
 async def test_memory_stays_bounded_while_hostile_files_are_refused(tmp_path: Path) -> None:
-    """Files that decode to far more than the limit are refused, and the service's memory never grows much beyond it."""
+    """Files that decode to far more than the limit are refused, and the service's memory stays near the limit."""
     files = hostile_files(tmp_path)
     assert files['parquet'].stat().st_size < 100_000
     async with data_process(tmp_path / 'state') as (service, process):

@@ -1,4 +1,4 @@
-"""If the disk refuses a call of the data service, the request may fail, and everything stored before remains."""
+"""If the disk refuses a system call of the data service, a request may fail, and everything stored before remains."""
 
 import errno
 from collections.abc import Awaitable, Callable
@@ -42,7 +42,7 @@ ERRNOS = [
 ]
 
 Attempt = Callable[[Awaitable[object]], Awaitable[bool]]
-"""Runs a call on a disk that refuses one call, and returns whether it succeeded."""
+"""Runs an RPC on a disk that refuses one system call, and returns whether the RPC succeeded."""
 
 Action = Callable[..., Awaitable[None]]
 
@@ -162,7 +162,7 @@ async def mixing(service: RunningData, stored: Stored, attempt: Attempt) -> None
 
 
 async def uploading(service: RunningData, _stored: Stored, attempt: Attempt) -> None:
-    """Send a file; the stream continues at the committed offset afterwards."""
+    """Send a file; a second stream continues at the committed offset."""
     upload_id, service = 'v', service.as_tenant(new_request_id())
     await attempt(upload(service, upload_id))
     request = wire.GetUploadRequest(upload_id=upload_id)
@@ -187,7 +187,7 @@ ACTIONS = [creating, applying, deleting, opening, closing, exporting, reading, m
 async def test_refused_disk_call_has_no_lasting_effect(
     tmp_path: Path, tiny_llama_dir: Path, action: Action, number: int
 ) -> None:
-    """An action is refused or succeeds if the disk refuses any one of its calls, and can be repeated."""
+    """An action whose system call the disk refuses is refused or succeeds, and can be repeated."""
     model = {'base_models': (str(tiny_llama_dir),)}
     async with serving_data(tmp_path, **model) as service:
         stored = await fill(service, tiny_llama_dir)
@@ -218,7 +218,7 @@ async def _run(
     number: int,
     after: int,
 ) -> bool:
-    """Run an action on a disk that refuses one call; return whether the action reached this call."""
+    """Run an action on a disk that refuses one system call; return whether the action reached this system call."""
     is_reached = False
 
     async def attempt(call: Awaitable[object]) -> bool:

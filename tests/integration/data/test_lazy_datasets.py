@@ -115,7 +115,7 @@ async def test_invalid_row_is_named_when_it_is_read(service: RunningData, tiny_l
 
 
 async def test_filter_is_applied_at_once_to_computed_rows(service: RunningData, tiny_llama_dir: Path) -> None:
-    """A filter receives mapped rows, and the remaining rows are mapped and encoded when they are read."""
+    """A filter removes the same rows from a lazy dataset as from an eager one, and the remaining batches are equal."""
     sanity_filter = dataset_pb2.DatasetStep(filter=dataset_pb2.FilterStep(filter='MessageSanityFilter'))
     source = chats(chat('question', 'fine'), chat('question', ''), chat('question', 'fine too'))
     eager = await service.create(source, sanity_filter, set_template(tiny_llama_dir), ENCODE)

@@ -41,7 +41,7 @@ async def test_stored_bytes_and_uploads_are_limited(tmp_path: Path) -> None:
 
 
 async def test_large_dataset_of_a_hub_is_not_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dataset on a hub whose files exceed the limit of stored bytes is refused by field, with both sizes."""
+    """A dataset on a hub whose files exceed the limit of stored bytes is refused by field, with their size."""
     for name in ('TWINKLE_CACHE_DIR', 'MODELSCOPE_CACHE', 'MODELSCOPE_HOME', 'HOME'):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
     monkeypatch.delenv('TWINKLE_HUB_DIR', raising=False)
@@ -58,13 +58,13 @@ async def test_large_dataset_of_a_hub_is_not_downloaded(tmp_path: Path, monkeypa
 
 
 async def test_too_many_steps_or_arguments_are_refused_by_field(tmp_path: Path) -> None:
-    """Steps that are too many or too large are refused before the rows are read."""
+    """Too many steps, or a step with arguments that are too long, are refused by field."""
     async with serving_data(tmp_path) as service:
         await refuse_steps(service)
 
 
 async def refuse_steps(service: RunningData) -> None:
-    """Send steps above the limits."""
+    """Check that steps above the limits are refused."""
     source = rows({'query': 'q', 'response': 'r'})
     assert (await refusal_of(service.create(source, *[CHECK] * 1001))).field == 'steps'
     large = map_with('SelfCognitionProcessor', model_name='m' * (64 << 10), model_author='a')

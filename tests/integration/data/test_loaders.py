@@ -247,7 +247,7 @@ async def test_repeated_request_opens_one_loader(service: RunningData, dataset_i
 
 
 async def test_cancelled_readers_do_not_affect_others(service: RunningData, dataset_id: str) -> None:
-    """A loader can be read after other readers cancelled their streams."""
+    """A new loader of a dataset can be read after readers of another loader cancelled their streams."""
     loader = await service.open(dataset_id, 1, epoch_count=0)
     for _ in range(20):
         call = service.loaders.StreamBatches(metadata=service.metadata)

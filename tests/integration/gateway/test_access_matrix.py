@@ -126,7 +126,7 @@ async def test_every_route_needs_a_valid_key(deployment: TwoTenants) -> None:
 
 
 async def test_ids_of_another_tenant_are_unknown_to_every_route(deployment: TwoTenants) -> None:
-    """Every route gives exactly the same response for another tenant's id and for an unknown id."""
+    """Every route that takes an id responds to another tenant's id exactly as to an unknown id, with status 404."""
     bob = deployment.secrets['bob']
     for route in routes_of(deployment):
         name = ' '.join(route)
@@ -157,7 +157,7 @@ async def test_weights_of_another_tenant_cannot_be_used_in_a_session(deployment:
 
 
 async def test_ids_of_another_tenant_are_unknown_to_every_method(deployment: TwoTenants) -> None:
-    """Every method gives exactly the same response for another tenant's id and for an unknown id."""
+    """Every method responds to another tenant's id exactly as to an unknown id, apart from the ids that it creates."""
     key = await deployment.gateway.make_key('bob', scopes=(1, 2, 3))
     for method in methods():
         foreign, absent = [await outcome(deployment, method, ids, key.secret) for ids in (deployment.alices, ABSENT)]
@@ -293,7 +293,7 @@ async def test_every_method_needs_a_valid_key(deployment: TwoTenants) -> None:
 
 
 async def test_every_method_and_route_needs_its_scope(deployment: TwoTenants) -> None:
-    """A key with all scopes except the required one is refused, with the name of the missing scope."""
+    """A key that lacks only the required scope is refused by every method, and by every route but signed links."""
     secrets = {
         scope: (await deployment.gateway.make_key('bob', scopes=tuple(set(EVERY_SCOPE) - {number}))).secret
         for number, scope in enumerate(Scope, 1)

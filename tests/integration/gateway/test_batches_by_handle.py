@@ -23,7 +23,7 @@ from twinkle.api.model.v1 import (
 
 
 class Program:
-    """A client program of a tenant, whose channel counts bytes."""
+    """A client program of a tenant."""
 
     def __init__(self, channel: grpc.aio.Channel, secret: str) -> None:
         self._channel, self._metadata = channel, bearer(secret)

@@ -17,8 +17,9 @@ MIB = 1 << 20
 COUNT = 200
 BODY = b'{"model_id": "none", "seq_id": 1, "pad": "' + b'x' * (20 * MIB - 44) + b'"}'
 LIMIT = 64 * MIB
+"""Memory in bytes for the bodies of one tenant."""
 MAX_GROWTH = 400 * MIB
-"""Limit of the memory growth in bytes: bodies, parsed values, connection buffers. All bodies together have 4 GiB."""
+"""Limit of the memory growth in bytes: bodies, parsed values, connection buffers. All bodies together have 3.9 GiB."""
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[GatewayProcess]:
 
 @pytest.fixture
 async def http(gateway: GatewayProcess) -> AsyncIterator[httpx.AsyncClient]:
-    """A client without a limit of connections."""
+    """A client without a limit on connections."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     url = f'http://{gateway.http_address}/api/v1/'
     async with httpx.AsyncClient(base_url=url, timeout=100, trust_env=False, limits=limits) as client:

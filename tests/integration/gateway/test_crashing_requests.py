@@ -20,6 +20,7 @@ from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampling_pb2
 
 POISON = 13
+"""First token of a prompt that makes a sampler crash."""
 SUBMISSIONS = 12
 """Number of times that a client sends the request, more than the permitted number of lost samplers."""
 
@@ -59,7 +60,7 @@ async def _restarting_samplers(fleet: RunningFleet, count: int, poison_mode: str
 
 
 def _calls(fleet: RunningFleet, kind: str, prompt: list[int]) -> Any:
-    """Return a new call of a kind; each call of a client has another request id."""
+    """Return a new call of a kind; the client sends no request id."""
     if kind == 'stream':
         return fleet.stub.Sample(sample_request(prompt), metadata=ADMIN)
     if kind == 'score':
@@ -73,7 +74,7 @@ def _calls(fleet: RunningFleet, kind: str, prompt: list[int]) -> Any:
 
 
 async def _submit_until_refused(fleet: RunningFleet, kind: str) -> list[Any]:
-    """Send the poisoned request again while the errors are temporary, and a few times after that."""
+    """Send the poisoned request `SUBMISSIONS` times, and return the code and reason of each failure."""
     failures = [await failure_of(_calls(fleet, kind, [POISON, 1])) for _ in range(SUBMISSIONS)]
     return [(failure.code, failure.reason) for failure in failures]
 
@@ -117,7 +118,7 @@ async def test_requests_beside_a_crashing_one_all_succeed(tmp_path: Path) -> Non
 
 @pytest.mark.timeout(120)
 async def test_failures_between_successes_do_not_count(tmp_path: Path) -> None:
-    """A request that succeeds again after each lost sampler never fails, and neither does any other call."""
+    """A request that succeeds again after each lost sampler never fails, and neither does a scoring request."""
     request = sample_request([5, 6, 7], max_tokens=3)
     scoring = wire.ComputeLogprobsRequest(base_model='tiny', token_ids=[ints([5, 6, 7])])
     async with running_fleet(tmp_path, FakeSampler()) as fleet:

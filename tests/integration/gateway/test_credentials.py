@@ -66,7 +66,7 @@ async def test_other_authorization_schemes_count_as_missing(gateway: RunningGate
 
 
 async def test_every_method_needs_its_scope(gateway: RunningGateway) -> None:
-    """A key with all scopes except the required one is refused, and internal methods refuse every key."""
+    """A key with all scopes except the required one is refused, and internal methods refuse an administrator's key."""
     everything = set(SCOPE_NUMBERS.values())
     lacking = {
         scope: bearer((await gateway.make_key('alice', scopes=tuple(everything - {number}))).secret)

@@ -148,7 +148,7 @@ async def test_gateway_process_names_the_damaged_file(
 
 
 async def test_gateway_starts_without_lost_transactions_if_the_loss_is_accepted(tmp_path: Path) -> None:
-    """A database that lost transactions is refused until the switch is set, and is used normally afterwards."""
+    """A database that lost transactions is refused until the loss is accepted, and is used normally afterwards."""
     folder = await _killed(tmp_path)
     (folder / 'gateway.db-wal').unlink()
     with pytest.raises(DatabaseDamaged, match=r'lost its last \d+ transactions.*accept_data_loss: true'):

@@ -154,7 +154,7 @@ async def test_checkpoint_is_exported_to_the_tenants_folder(deployment: Deployme
 
 
 async def test_unreachable_hub_is_retried(deployment: Deployment, hub: FakeHub) -> None:
-    """A waiting export shows the error of its last attempt, and no file contains the token in plain text."""
+    """An export that cannot reach the hub shows the error and is retried; no file contains the token in plain text."""
     hub.broken = 'commit'
     started_export = (await deployment.start()).export
     waiting = await deployment.wait_until(started_export.export_id, lambda export: export.HasField('failure'))
@@ -220,7 +220,7 @@ async def test_export_resumes_immediately_after_a_shutdown(tmp_path: Path, check
 
 
 async def test_cancellation_stops_a_running_upload(deployment: Deployment, hub: FakeHub) -> None:
-    """Cancelling kills the upload process, and cancelling again changes nothing."""
+    """Cancelling stops the upload and removes its files, and cancelling again changes nothing."""
     hub.delay_seconds = 60
     started_export = (await deployment.start()).export
     await asyncio.to_thread(hub.asked.wait)
@@ -249,7 +249,7 @@ async def test_replaced_checkpoint_is_not_exported(tmp_path: Path, checkpoints: 
 
 
 async def test_exports_of_another_tenant_are_not_found(deployment: Deployment) -> None:
-    """A tenant can neither read nor cancel another tenant's exports, nor export its checkpoints."""
+    """A tenant can neither read, list nor cancel another tenant's exports, nor export that tenant's checkpoints."""
     started_export = (await deployment.start(target='file:///x', hub_token='')).export
     bob = bearer(deployment.secrets['bob'])
     for call in (
@@ -380,7 +380,7 @@ async def test_finished_push_can_be_repeated(deployment: Deployment, hub: FakeHu
 
 
 async def test_local_changes_take_effect_without_polling(tmp_path: Path, checkpoints: Running, hub: FakeHub) -> None:
-    """Exports that are started or cancelled at this gateway take effect immediately, at any poll interval."""
+    """Exports that are started or cancelled at this gateway take effect immediately, although it polls once a day."""
     hub.delay_seconds = 60
     day = timedelta(days=1)
     async with exporting(tmp_path / 'gateway', checkpoints, poll=day, lease=day) as deployment:

@@ -152,7 +152,7 @@ async def test_stream_without_a_sampler_waits_for_one(tmp_path: Path) -> None:
 
 
 async def test_stream_without_a_sampler_fails_after_the_wait(tmp_path: Path) -> None:
-    """If no sampler joins in time, started and new requests fail with UNAVAILABLE and a retry time."""
+    """If no sampler joins in time, started and new requests fail with NO_REPLICA."""
     options = FleetConfig(replica_wait=timedelta(milliseconds=200), begin_wait=timedelta(milliseconds=200))
     first = FakeSampler(end_after=3, failure_mode='stop')
     async with running_fleet(tmp_path, first, fleet=options) as fleet:

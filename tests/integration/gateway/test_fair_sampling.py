@@ -16,8 +16,9 @@ from twinkle.api.sampler.v1 import engine_pb2, sampling_pb2
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 
 CAPACITY = 4
+"""Number of sequences that the sampler runs at a time."""
 SENT_COUNT = 5
-"""Number of requests that the gateway sends to a sampler of this capacity, including its slack."""
+"""Number of requests that the gateway sends to the sampler before it queues further ones."""
 Metadata = tuple[tuple[str, str], ...]
 
 
@@ -39,7 +40,7 @@ def requests_of(count: int) -> list[Any]:
 
 
 async def abort(fleet: RunningFleet, request_id: str, metadata: Metadata = ADMIN) -> None:
-    """Abort a request as soon as the gateway knows it."""
+    """Abort a request as soon as the gateway has registered it."""
     while True:
         try:
             await fleet.stub.Abort(wire.AbortRequest(request_id=request_id), metadata=metadata)
@@ -62,7 +63,7 @@ async def test_tenants_alternate_at_a_full_sampler(tmp_path: Path) -> None:
         others = [start_sample(fleet, bob, request) for request in bob_requests]
         # A tenant without running requests never waits.
         await until(lambda: sampler.open_streams == SENT_COUNT + 1)
-        # When the gateway knows a later request of `bob`, it knows all of them.
+        # Once the gateway has registered a later request of `bob`, it has registered all earlier ones.
         later = asyncio.ensure_future(_read_all(fleet.stub.Sample(sample_request(request_id='later'), metadata=bob)))
         await abort(fleet, 'later', bob)
         await later
@@ -118,7 +119,7 @@ async def test_waiting_requests_run_elsewhere_when_their_sampler_leaves(tmp_path
 
 
 async def test_batch_frees_slots_as_it_finishes(tmp_path: Path) -> None:
-    """Waiting requests start as soon as enough prompts of a batch are finished."""
+    """A request waits while a batch fills its sampler, and runs once prompts of the batch are finished."""
     sampler = small_sampler()
     sampler.prompt_gate.clear()
     async with running_fleet(tmp_path, sampler) as fleet:
@@ -128,7 +129,7 @@ async def test_batch_frees_slots_as_it_finishes(tmp_path: Path) -> None:
         await until(lambda: len(sampler.requests) == 1)
         waiting = start_sample(fleet, ADMIN, requests_of(1)[0])
         later = asyncio.ensure_future(_read_all(fleet.stub.Sample(sample_request(request_id='later'), metadata=ADMIN)))
-        # When the gateway knows the later request, it knows the earlier one, and has sent neither.
+        # Once the gateway has registered the later request, it has registered the earlier one, and has sent neither.
         await abort(fleet, 'later')
         await later
         assert 'Sample' not in sampler.calls

@@ -75,7 +75,7 @@ async def test_replacement_gets_requests_once_it_has_the_current_version(tmp_pat
         assert not samplers[1].requests
         samplers[1].versions['ad'] = {5}
         await fleet.leases[1].report()
-        # Other prompts, because a repeated one goes to the replica that has its prefix.
+        # These prompts are new, because the gateway sends a repeated prompt to the replica that has its prefix.
         await sample(range(30, 60))
         assert samplers[1].requests
 

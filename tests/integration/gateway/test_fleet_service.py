@@ -27,7 +27,7 @@ def register(gateway, **fields):
 
 
 async def test_registration_needs_the_internal_token(tmp_path: Path) -> None:
-    """Keys with any scopes, a wrong token and missing credentials may neither register a replica nor hold a lease."""
+    """A key with all scopes, a wrong token and missing credentials may neither register a replica nor hold a lease."""
     async with running_gateway(tmp_path) as gateway:
         stub = fleet_service_pb2_grpc.FleetServiceStub(gateway.channel)
         request = wire.RegisterRequest(replica=replica_of(UNREACHABLE, 'r'))

@@ -32,7 +32,7 @@ METHODS = {
 
 
 def get_adapter(gateway: RunningGateway, adapter_id: str, **options):
-    """Start the unary method for which the upstream service has several outcomes."""
+    """Call GetAdapter, for which the upstream service chooses the outcome by the adapter id."""
     stub = adapter_service_pb2_grpc.AdapterServiceStub(gateway.channel)
     return stub.GetAdapter(
         adapter_service_pb2.GetAdapterRequest(adapter_id=adapter_id), **{'metadata': ADMIN, **options}
@@ -40,7 +40,7 @@ def get_adapter(gateway: RunningGateway, adapter_id: str, **options):
 
 
 async def first_response(gateway: RunningGateway):
-    """Repeat a call until the service is reachable again."""
+    """Repeat a call until the service is reachable, and return the response."""
     while True:
         with contextlib.suppress(grpc.aio.AioRpcError):
             return await get_adapter(gateway, 'a')

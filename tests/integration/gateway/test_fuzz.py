@@ -34,6 +34,7 @@ from twinkle.api.data.v1 import dataset_pb2, dataset_service_pb2
 
 REQUESTED_COUNT = int(os.environ.get('TWINKLE_FUZZ_REQUESTS', '0'))
 COUNT = REQUESTED_COUNT or 600
+"""Number of requests that all tests together send."""
 TESTS = 5
 """Number of tests that share the requests."""
 ROUNDS = max(1, COUNT // 900)
@@ -47,10 +48,11 @@ many_examples = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 MAX_STALL_SECONDS = 0.25
-"""Maximum time that a request may block the event loop beyond a running pass; checked by `./run fuzz` only."""
+"""Maximum time that a request may block the event loop, without the time of other threads; for `./run fuzz`."""
 METHODS = methods()
 DATASETS = 'twinkle.api.data.v1.DatasetService'
 NOT_TEXT = ['%00', '%2f', '%2e%2e%2f', '%ff%fe', '%c0%ae', '%', '%zz', '%ed%a0%80', ';', '%23']
+"""Parts of a path that are not valid text, or have a special meaning in URLs."""
 INVALID_SECRETS = {'no key': None, 'unknown key': 'tml-unknown'}
 """Secrets of callers without a valid key."""
 CALLERS = ['bob'] * 6 + [*INVALID_SECRETS]
@@ -76,7 +78,7 @@ async def fuzzed(tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[Fuzzed]:
     with unexpected_errors(errors):
         async with two_tenants(tmp_path, tiny_llama_dir, is_training_stored=True, futures=options) as deployment:
             running = Fuzzed(deployment, StoredState(tmp_path), errors=errors)
-            # A full collection of the test's own objects would block the event loop for a quarter of a second.
+            # A full garbage collection over the test's objects would block the event loop for a quarter of a second.
             gc.freeze()
             yield running
             gc.unfreeze()
@@ -95,7 +97,7 @@ async def fuzzed(tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[Fuzzed]:
 
 
 def known_of(ids: Sequence[Ids]) -> dict[str, list[str]]:
-    """Return known values of fields by field name, and known texts for all other fields under an empty name."""
+    """Return known values of fields by field name, and known texts for all other fields under the empty name."""
     paths = [f'twinkle://{item.model}/weights/best' for item in ids]
     return {
         '': [text for item in ids for text in vars(item).values()],
@@ -258,7 +260,7 @@ async def test_defect_in_a_future_is_found(fuzzed: Fuzzed, number: int) -> None:
 
 
 def _credentials(fuzzed: Fuzzed, caller: str, *, kind: str) -> tuple[str | None, frozenset[str]]:
-    """Return the secret of a caller, and the outcomes of a request of this kind if that secret is not valid."""
+    """Return the secret of a caller and, if it is invalid, the permitted outcomes of a request of this kind."""
     if caller in INVALID_SECRETS:
         return INVALID_SECRETS[caller], NO_KEY[kind]
     return fuzzed.secrets[caller], frozenset()

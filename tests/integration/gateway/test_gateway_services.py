@@ -255,7 +255,7 @@ async def test_server_info_covers_all_services(gateway: RunningGateway) -> None:
 
 
 async def test_server_info_lists_unreachable_services(tmp_path: Path) -> None:
-    """Unreachable services are listed, and their methods are reported as unsupported."""
+    """The server information lists unreachable services as such."""
     async with running_gateway(tmp_path) as gateway:
         stub = server_service_pb2_grpc.ServerServiceStub(gateway.channel)
         info = await stub.GetServerInfo(server_service_pb2.GetServerInfoRequest(), metadata=ADMIN)

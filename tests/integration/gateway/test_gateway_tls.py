@@ -121,7 +121,7 @@ async def test_public_certificate_without_internal_certificates(tmp_path: Path, 
 
 
 async def test_https_certificate_is_reloaded_when_it_changes(tmp_path: Path, folder: Path) -> None:
-    """HTTP is served with the same certificate, which is reloaded when it changes; plaintext gets no response."""
+    """HTTPS uses the gateway's certificate, which is reloaded when it changes; plaintext gets no response."""
     async with _gateway(tmp_path, tls=tls_of(folder, 'gateway')) as gateway:
         assert gateway.http is not None
         address = gateway.http.address
@@ -143,7 +143,7 @@ async def test_https_certificate_is_reloaded_when_it_changes(tmp_path: Path, fol
 async def test_openai_client_trusts_a_private_authority(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OpenAI's client trusts a private authority through SSL_CERT_FILE, as documented."""
+    """OpenAI's client trusts a private authority that SSL_CERT_FILE names."""
     async with _gateway(tmp_path, tls=tls_of(folder, 'gateway')) as gateway:
         assert gateway.http is not None
         url = f'https://{gateway.http.address}/v1'

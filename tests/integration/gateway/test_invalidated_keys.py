@@ -26,6 +26,7 @@ from twinkle.api.sampler.v1 import sampler_service_pb2, sampler_service_pb2_grpc
 SHORT = timedelta(milliseconds=200)
 """Interval between two checks of an open stream."""
 LONG = timedelta(hours=1)
+"""Interval between checks that does not end during a test."""
 MAX_TOKENS = 400_000
 """Length in tokens of a sequence that no test reads completely."""
 STREAMS = {

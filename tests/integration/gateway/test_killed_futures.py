@@ -50,7 +50,7 @@ async def train(driver: FutureDriver, requests: Sequence[FutureRequest], *, seed
     """Submit requests concurrently in random order, and return the results in the order of the positions."""
     shuffled = random.Random(seed).sample(requests, len(requests))
     await asyncio.gather(*(driver.submit(request) for request in shuffled), return_exceptions=True)
-    # A client without an acknowledgement repeats its requests; a repeated one is the same future.
+    # A client without an acknowledgement repeats its requests; a repeated request returns the same future.
     ids = await asyncio.gather(*(driver.submit(request) for request in requests))
     return await asyncio.gather(*map(driver.result, ids))
 
@@ -75,7 +75,7 @@ def _outcome(response: operation_result_pb2.OperationResult) -> Any:
 async def test_gateway_killed_at_any_failpoint_applies_each_operation_once(
     tiny_llama_dir: Path, tmp_path: Path
 ) -> None:
-    """A series of gateways, each killed at another failpoint, produces bitwise equal results."""
+    """A series of gateways, each killed at another failpoint, gives bitwise the results of an undisturbed gateway."""
     async with serving_model(tiny_llama_dir, tmp_path / 'model') as service:
         settings = {'state_dir': tmp_path / 'undisturbed', 'upstreams.model': service.address}
         async with driven_gateway(settings) as driver:

@@ -15,6 +15,7 @@ from twinkle.api.model.v1 import adapter_service_pb2
 pytestmark = pytest.mark.timeout(500)
 
 STEPS = 6
+"""Number of training steps of a client."""
 FAILPOINTS = ('future.row', 'future.numbered', 'future.executed')
 """Failpoints of the killed gateway: before it acknowledges a future, and before and after an operation runs."""
 
@@ -47,7 +48,7 @@ def numbers_of(outcomes: list[dict[str, Any]]) -> list[Any]:
 async def test_client_of_two_gateways_is_served_after_one_is_killed(
     tiny_llama_dir: Path, tmp_path: Path, postgres_database: str
 ) -> None:
-    """Every operation of a client runs once even if one gateway is killed, with bitwise equal numbers."""
+    """Every operation of a client runs once even if one gateway is killed, with bitwise equal results."""
     for name in ('model', 'surviving', 'killed'):
         (tmp_path / name).mkdir()
     async with serving_model(tiny_llama_dir, tmp_path / 'model') as model:

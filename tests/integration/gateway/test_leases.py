@@ -122,7 +122,7 @@ def logprobs_of(response: Any) -> bytes:
 
 
 async def test_lease_needs_permission_and_a_free_replica(deployment: Deployment) -> None:
-    """A lease is refused without the scope and while another tenant trains, whose operations continue."""
+    """A lease is refused without the scope, and while another tenant's adapter is in memory; this adapter continues."""
     victim, adapter_id, expected = await trained_victim(deployment)
     ordinary = await deployment.tenant('ordinary', (1, 2, 3))
     assert (await failure_of(ordinary.create('full', full_parameters={}))).reason == 'SCOPE_MISSING'
@@ -133,7 +133,10 @@ async def test_lease_needs_permission_and_a_free_replica(deployment: Deployment)
 
 @pytest.mark.parametrize('end', ['expiry', 'finish', 'operator'])
 async def test_lease_of_a_vanished_holder_ends(deployment: Deployment, end: str) -> None:
-    """A lease ends with its session or by an operator; the base weights are restored, and its run can continue."""
+    """A lease ends with its session or by an operator, and then the base weights are restored.
+
+    After the end of its session, the run continues with its trained weights.
+    """
     victim, adapter_id, expected = await trained_victim(deployment)
     await victim.finish()
     await until_parked(deployment)

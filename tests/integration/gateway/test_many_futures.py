@@ -15,8 +15,9 @@ from services.gateway.store.database import Database
 
 COUNT = 1000
 PAYLOAD_BYTES = 100_000
+"""Size of a request with a four-digit number; requests with shorter numbers are smaller."""
 MEMORY_BYTES = 30 << 20
-"""Limit of the memory growth: about a third of the total size of the requests."""
+"""Limit of the memory growth in bytes: less than half of the total size of the requests."""
 
 
 @pytest.fixture

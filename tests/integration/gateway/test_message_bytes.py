@@ -54,7 +54,7 @@ async def wait_for_failure(call: Any) -> Failure | None:
 async def test_messages_beyond_the_byte_limit_of_a_tenant_are_refused(
     gateway: RunningGateway, upstream: Upstream
 ) -> None:
-    """Running calls use the byte limit until they finish; small requests and other tenants are not affected."""
+    """Running calls count toward the byte limit until they end; small requests and other tenants are unaffected."""
     alice, bob = [(await gateway.make_key(name)).secret for name in ('alice', 'bob')]
     calls = [get_adapter(gateway, alice, 'slow') for _ in range(6)]
     refusals = [found for found in await asyncio.gather(*map(wait_for_failure, calls)) if found is not None]

@@ -19,6 +19,7 @@ from fixtures.openai_gateway import OpenAiGateway, openai_gateway
 from fixtures.running_gateway import ADMIN_KEY
 
 STREAMS = 200
+"""Number of streams that are started and not read."""
 MAX_TOKENS = 400_000
 """Token limit of a stream that never finishes during a test."""
 
@@ -73,7 +74,7 @@ async def test_unusual_heads_and_methods_are_client_errors(running: OpenAiGatewa
 
 
 async def test_model_name_with_nul_is_not_found(running: OpenAiGateway) -> None:
-    """A model name with NUL is not found, although databases cannot store it."""
+    """A model name with a NUL character is not found, although databases cannot store this character."""
     response = await running.post('/completions', {'model': 'a\0b', 'prompt': 'a'})
     assert (response.status_code, response.json()['error']['code']) == (404, 'model_not_found')
 
@@ -87,7 +88,7 @@ async def test_name_with_an_unpaired_surrogate_is_refused(running: OpenAiGateway
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_slow_readers_use_bounded_memory(running: OpenAiGateway) -> None:
-    """Unread streams block their samplers, use bounded memory, and stop when their connections are reset."""
+    """Unread streams do not block other requests, use bounded memory, and stop when their connections are reset."""
     tasks = len(asyncio.all_tasks())
     before = psutil.Process(os.getpid()).memory_info().rss
     sockets = [_start_stream(running) for _ in range(STREAMS)]

@@ -129,7 +129,7 @@ async def test_error_in_a_stream_is_its_last_event(running: OpenAiGateway) -> No
 
 
 async def test_disconnect_within_a_body_is_not_a_server_error(running: OpenAiGateway) -> None:
-    """A client that disconnects within its body causes no server error."""
+    """A client that disconnects while it sends its body causes no server error."""
     host, _, port = running.gateway.http_address.rpartition(':')
     for _ in range(3):
         reader, writer = await asyncio.open_connection(host, int(port))

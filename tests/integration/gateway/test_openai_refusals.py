@@ -172,7 +172,7 @@ async def test_wrong_names_of_tinker_are_refused(running: OpenAiGateway) -> None
 
 
 async def test_full_queue_returns_429_with_a_retry_time(tmp_path: Path) -> None:
-    """A full queue returns status 429 with a retry time, for complete and streamed responses."""
+    """A full queue returns status 429 with a retry time."""
     engine = FakeSamplerEngine(max_sequences=1)
     fleet = FleetConfig(waiting_per_tenant=1)
     async with openai_gateway(tmp_path, engine, queue_length=1, fleet=fleet) as running:
@@ -181,7 +181,7 @@ async def test_full_queue_returns_429_with_a_retry_time(tmp_path: Path) -> None:
         request: dict[str, Any] = {'model': 'tiny', 'prompt': 'a', 'max_tokens': 2}
         waiting = [asyncio.create_task(client.completions.create(**request)) for _ in range(2)]
         await running.sampler.wait_for_load(2)
-        # One of these waits for the sampler; the queue has no capacity for the other.
+        # One of these two requests waits for the sampler, and the queue has no space for the other one.
         waiting.append(asyncio.create_task(client.completions.create(**request)))
         waiting.append(asyncio.create_task(client.completions.create(**request, stream=True)))
         done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

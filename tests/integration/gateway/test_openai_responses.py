@@ -27,7 +27,7 @@ from twinkle.api.gateway.v1 import catalogue_service_pb2, catalogue_service_pb2_
 
 CHAT = [{'role': 'system', 'content': 'Be short.'}, {'role': 'user', 'content': [{'type': 'text', 'text': 'Hi!'}]}]
 CHAT_TOKENS = 1 + len('Be short.') + len('Hi!') + 1
-"""Tokens of the chat in the fake engine: one per byte, and one before and after it."""
+"""Tokens of the chat in the fake engine: one per byte, one before the chat and one after it."""
 
 
 @pytest.fixture

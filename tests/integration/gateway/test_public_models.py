@@ -36,7 +36,7 @@ async def test_public_checkpoint_of_another_tenant_can_be_sampled(deployment: Tw
     """A path of another tenant can be sampled while it is public, and otherwise has the error of an unknown path."""
     run = deployment.alices.model
     native = f'twinkle://{run}/weights/best.sampler'
-    # The fake weights of the sampler do not ask the checkpoint service.
+    # The sampler has a fake source of weights, which does not call the checkpoint service.
     facts = CheckpointFacts(path=native, digest='d' * 64, step_count=7)
     deployment.source.checkpoints['bob', native] = (facts, lora_weights(0, adapter_id=run, base_model='tiny'))
     path, absent = f'tinker://{run}/sampler_weights/best', f'tinker://{run}/sampler_weights/worst'

@@ -18,7 +18,7 @@ from twinkle.api.sampler.v1 import sampling_pb2
 
 
 async def allow(fleet: RunningFleet, **limits: Any) -> None:
-    """Set the quota of the calling tenant."""
+    """Set the quota of the default tenant."""
     stub = quota_service_pb2_grpc.QuotaServiceStub(fleet.gateway.channel)
     await stub.SetQuota(quotas.SetQuotaRequest(tenant_id='default', quota=quotas.Quota(**limits)), metadata=ADMIN)
 

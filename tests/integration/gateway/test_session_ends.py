@@ -164,7 +164,7 @@ async def test_training_continues_bitwise_after_an_expiry(deployment: Deployment
     expected = await deployment.train(uninterrupted, range(1, 10))
     session_id = await deployment.create_session('expiring')
     adapter_id = await deployment.create_adapter(session_id, 'expiring', lora_config=LORA)
-    # The session expires with an accumulated gradient and no step yet.
+    # The session expires after one step, with an accumulated gradient for the next one.
     found = await deployment.train(adapter_id, range(1, 4))
     assert adapter_id in deployment.in_memory()
     deployment.gateway.clock.advance(LIFETIME + timedelta(seconds=1))
@@ -281,7 +281,7 @@ async def test_weights_of_a_tinker_sampler_are_unpinned_at_the_end_of_its_sessio
 
 
 async def test_killed_settlement_resumes_and_saves_once(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """The next gateway continues a settlement that was killed at any failpoint, and saves one checkpoint."""
+    """The next gateway continues a settlement that a kill interrupted at any failpoint, and saves one checkpoint."""
     state_dir = tmp_path / 'gateway'
     async with serving_model(tiny_llama_dir, tmp_path / 'model') as model:
         adapter = await model.create(session_id='ses-1', lora_config=LORA)

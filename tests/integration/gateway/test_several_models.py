@@ -131,7 +131,7 @@ async def _running_pair(folders: tuple[Path, Path], state: Path) -> AsyncIterato
 
 @pytest.fixture(scope='session')
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two base models of different families."""
+    """Folders of two base models of different families."""
     root = tmp_path_factory.mktemp('bases')
     return build_tiny_model(root / 'tiny-llama'), build_tiny_model(root / 'tiny-qwen3', family='qwen3')
 
@@ -177,7 +177,7 @@ async def test_all_base_models_are_listed_and_unknown_ones_refused_by_name(pair:
 
 
 async def test_stream_of_two_base_models_is_refused_and_an_absent_adapter_is_reported(pair: Pair) -> None:
-    """A stream serves only one base model, and an operation on an absent adapter does not affect the others."""
+    """A stream serves only one base model, and an operation on an absent adapter does not affect later operations."""
     ids = [await pair.create(name, f'r-{name}') for name in pair.base_models]
 
     def stream(*operations: tuple[str, int]) -> Any:
@@ -244,7 +244,7 @@ async def test_adapter_of_another_tenant_is_not_found(pair: Pair) -> None:
 
 
 async def test_expired_adapter_that_the_catalogue_does_not_list_is_reported_by_its_service(pair: Pair) -> None:
-    """A call for an expired adapter without a run is sent to every model service, and fails with ADAPTER_EXPIRED."""
+    """A call for an expired adapter without a run in the catalogue fails with ADAPTER_EXPIRED, from either service."""
     for base_model in pair.base_models:
         directory = pair.models[base_model].verbs.directory
         owned = directory.find(await pair.create(base_model, f'r-{base_model}'))
@@ -292,7 +292,7 @@ async def _train_once_reachable(pair: Pair, adapter_id: str, number: int) -> int
 
 @pytest.mark.slow
 async def test_gateway_that_starts_without_one_service_serves_the_other(pair: Pair, tmp_path: Path) -> None:
-    """Known adapters are routed from the catalogue, and an unknown base model may belong to the stopped service."""
+    """Adapters of the running service are found; calls for the stopped service and for unknown adapters fail."""
     ids = [await pair.create(name, f'r-{name}') for name in pair.base_models]
     while await pair.active_runs() != set(ids):
         pass

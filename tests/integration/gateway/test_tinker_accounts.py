@@ -77,7 +77,7 @@ async def test_items_of_another_tenant_are_not_found(api: TinkerCatalogue) -> No
 
 
 async def test_lists_contain_only_items_of_the_tenant(api: TinkerCatalogue) -> None:
-    """Lists do not contain another tenant's items."""
+    """Lists of runs, checkpoints and sessions do not contain another tenant's items."""
     await _create_session(api)
     await api.until_listed(2)
     assert (await api.get('training_runs', key='bob'))['training_runs'] == []
@@ -87,7 +87,7 @@ async def test_lists_contain_only_items_of_the_tenant(api: TinkerCatalogue) -> N
 
 
 async def test_session_shows_its_runs_and_its_labels(api: TinkerCatalogue) -> None:
-    """A session shows its runs and labels, and lists of sessions are paged."""
+    """A session shows its labels and display name, and lists of sessions are paged."""
     first = await _create_session(api, user_metadata={'team': 'a'}, display_name='First try')
     second = await _create_session(api)
     assert (await api.get('sessions?limit=1&offset=1'))['sessions'] in ([first], [second])
@@ -103,7 +103,7 @@ async def test_session_shows_its_runs_and_its_labels(api: TinkerCatalogue) -> No
 
 
 async def test_sessions_are_found_by_their_fields(api: TinkerCatalogue) -> None:
-    """Name, labels, project and status narrow a search, and its cursor continues after the previous page."""
+    """Name, id, labels, status and owner narrow a search, and its cursor continues after the previous page."""
     sessions = [
         await _create_session(api, display_name=f'Try {index}', user_metadata={'index': str(index)})
         for index in range(3)

@@ -95,7 +95,7 @@ async def test_expired_checkpoint_is_deleted(api: TinkerCatalogue) -> None:
     'body', [{'ttl_seconds': 0}, {'ttl_seconds': -1}, {'ttl_seconds': '5'}, {'ttl_seconds': 1e9}, []]
 )
 async def test_invalid_time_to_live_changes_nothing(api: TinkerCatalogue, body: object) -> None:
-    """A time to live that is not an integer of seconds up to ten years is refused and changes nothing."""
+    """A time to live that is not a whole number of seconds from 1 up to ten years is refused and changes nothing."""
     assert (await api.call('PUT', f'{BEST}/ttl', json=body)).status_code == 400
     assert all(item['expires_at'] is None for item in (await api.get(f'{RUN_PATH}/checkpoints'))['checkpoints'])
 
@@ -240,6 +240,6 @@ async def test_invalid_names_of_weights_are_refused(api: TinkerCatalogue) -> Non
     ['limit=0', 'limit=1001', 'limit=x', 'offset=-1', 'offset=99999999999999999999', 'limit=', 'access_scope=all'],
 )
 async def test_lists_refuse_invalid_queries(api: TinkerCatalogue, query: str) -> None:
-    """Every list refuses an invalid offset, limit or access scope."""
+    """The lists of runs, checkpoints and sessions refuse an invalid offset, limit or access scope."""
     for path in ('training_runs', 'checkpoints', 'sessions'):
         assert (await api.call('GET', f'{path}?{query}')).status_code == 400

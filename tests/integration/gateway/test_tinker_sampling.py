@@ -212,7 +212,7 @@ async def test_many_concurrent_samples_all_finish(api: TinkerApi) -> None:
 
 
 async def test_unsuitable_requests_are_user_errors(api: TinkerApi) -> None:
-    """Prompts that are too long and missing or unsuitable weights are refused immediately."""
+    """Too many tokens, an unknown token, an unknown base model and weights saved for training are user errors."""
 
     def run() -> None:
         with api.client() as service:

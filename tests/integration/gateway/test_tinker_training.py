@@ -141,7 +141,7 @@ async def test_policy_losses_have_their_closed_forms(client: Client) -> None:
 
 
 async def test_bounds_of_every_policy_loss_have_defaults(client: Client) -> None:
-    """Every loss with clipping bounds has default bounds; those of gspo are 0.9997 and 1.0004."""
+    """Every loss with clipping bounds has default bounds; the upper bound of gspo is 1.0004."""
     await client.create_model(rank=4, seed=1)
     logps, _ = await client.train(forward_only=True)
     advantages, inputs = np.array([1, -1, 2, 0, 1, -2, 1], '<f4'), {'logprobs': logps - ONES / 4}

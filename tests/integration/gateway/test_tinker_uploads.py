@@ -140,7 +140,7 @@ async def test_interrupted_upload_keeps_its_bytes(api: TinkerCatalogue, archive:
 async def test_malformed_upload_is_refused(
     api: TinkerCatalogue, query: str, data: bytes, headers: dict[str, str]
 ) -> None:
-    """A malformed upload is refused with a detail and creates nothing."""
+    """A malformed upload is refused with status 400 and a detail."""
     response = await put(api, data, query=query, headers=headers)
     assert response.status_code == 400, response.text
     assert response.json()['detail']

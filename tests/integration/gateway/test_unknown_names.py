@@ -25,6 +25,7 @@ WARM_UP = 150
 """Calls after which the bounded caches of the process are full."""
 CALLS = 800
 MIN_GROWTH = CALLS // 4
+"""Number of new items or objects that counts as growth."""
 CONCURRENT = 20
 _REFUSALS = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED}
 KNOWN = '/twinkle.api.model.v1.AdapterService/GetAdapter'

@@ -99,7 +99,7 @@ async def test_deleted_adapter_is_not_found(deployment: TwoTenants, *, is_listed
 
 @pytest.mark.parametrize('is_listed', [True, False])
 async def test_expired_adapter_is_reported_with_its_checkpoint(deployment: TwoTenants, *, is_listed: bool) -> None:
-    """The error for an adapter that was removed because it was unused names its checkpoint to its owner only."""
+    """The error for an adapter that was removed as unused names the adapter's checkpoint, but only to the owner."""
     run_id = await make_unpublished(deployment)
     if is_listed:
         await wait_until(deployment, run_id, is_active=True)

@@ -128,7 +128,7 @@ async def test_refusal_reveals_no_details(folder: Path) -> None:
 
 
 async def test_peers_can_be_named_by_dns_name(folder: Path) -> None:
-    """Certificates without URIs can be trusted by their DNS names."""
+    """A caller can be trusted by a DNS name of its certificate."""
     async with _serving('model', tls_of(folder, 'model', trusted_peers=('stranger',))) as server:
         assert await _status_of_call(server.address, tls_of(folder, 'stranger')) is grpc.StatusCode.OK
         assert await _status_of_call(server.address, tls_of(folder, 'gateway')) is grpc.StatusCode.PERMISSION_DENIED
@@ -162,7 +162,7 @@ async def test_calls_of_a_service_are_encrypted(folder: Path) -> None:
 
 
 async def test_renewed_certificate_is_shown_without_a_restart(tmp_path: Path) -> None:
-    """New connections get the renewed certificate, and running calls and open channels continue."""
+    """New connections get a renewed certificate but no incomplete one, and an open channel continues."""
     make_authority(tmp_path, services=('data', 'gateway'))
     gateway_tls = tls_of(tmp_path, 'gateway')
     async with (

@@ -81,7 +81,7 @@ class Servicer(dataset_service_pb2_grpc.DatasetServiceServicer):
             self.was_cancelled.set()
 
     async def Upload(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
-        """Count the chunks."""
+        """Return the number of received bytes."""
         size = 0
         async for request in request_iterator:
             size += len(request.chunk.data)
@@ -186,7 +186,7 @@ async def test_unknown_method_is_unimplemented_with_reason() -> None:
 
 @pytest.mark.parametrize('call_kind', ['unary', 'stream'])
 async def test_oversize_message_names_size_and_limit(call_kind: str) -> None:
-    """A message above the limit is refused before the servicer receives it."""
+    """A message above the limit is refused, and the error contains the limit."""
     async with _serving(message_bytes=2048) as (_, _, channel):
         stub = dataset_service_pb2_grpc.DatasetServiceStub(channel)
         big = dataset_service_pb2.UploadRequest()
@@ -312,7 +312,7 @@ async def test_streams_without_credentials_are_limited() -> None:
 
 
 def test_layers_have_the_documented_order() -> None:
-    """The layers are ordered so that refusals are also traced, named, counted, logged and mapped."""
+    """The layers that trace, count, log and map errors come before the layers that refuse calls."""
     layers = server_layers(InternalAuthenticator(TOKEN), is_supported=bool, default_timeouts={}, message_limit_bytes=1)
     assert [layer.__name__ for layer in layers] == [
         'trace_call',

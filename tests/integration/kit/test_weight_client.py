@@ -48,7 +48,7 @@ class FakeStreams(weight_stream_service_pb2_grpc.WeightStreamServiceServicer):
             yield wire.FetchResponse(frame=item)
 
     async def Publish(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
-        """Read the first message and send the next part of the script."""
+        """Read the first message; the next part of the script may refuse it."""
         list(self._next(await anext(request_iterator)))
         return wire.PublishResponse(version=weights_pb2.AdapterVersion(version=1))
 
@@ -111,7 +111,7 @@ async def test_fetch_resumes_at_the_first_missing_byte() -> None:
 
 
 async def test_fetch_never_mixes_two_states() -> None:
-    """If another state is sent after a break, it is received from the beginning."""
+    """Another state that is sent after a break is received from its first byte."""
     fake = FakeStreams(
         lambda request: [*frames(STATE)[:3], Draining()],
         lambda request: frames(OTHER, offset=request.offset),

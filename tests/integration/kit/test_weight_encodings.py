@@ -35,7 +35,7 @@ CHUNK = 1 << 10
 
 
 def similar(state: PackedState, seed: int) -> PackedState:
-    """Return another state of the same tensors, with the two lowest bits of every byte changed."""
+    """Return another state of the same tensors, with the two lowest bits of each byte changed at random."""
     bits = np.random.default_rng(seed).integers(0, 4, len(state.data), np.uint8)
     tensors = unpack_state(state.manifest, (np.frombuffer(state.data, np.uint8) ^ bits).tobytes())
     return pack_state(tensors, base_model=state.manifest.base_model, lora_config=state.manifest.lora_config)
@@ -58,7 +58,7 @@ Script = Callable[[Any], list[Any]]
 
 @dataclass
 class FakeStreams(weight_stream_service_pb2_grpc.WeightStreamServiceServicer):
-    """A servicer that sends scripted frames with the generated code and records the requests."""
+    """A servicer that sends scripted frames and records the requests."""
 
     script: list[Script]
     requests: list[Any] = field(default_factory=list[Any])
@@ -232,7 +232,7 @@ async def test_delta_that_cannot_be_applied_leads_to_a_whole_transfer(broken_del
 
 
 async def test_damaged_chunk_of_a_delta_is_requested_again() -> None:
-    """A delta continues before a damaged, repeated or misplaced chunk."""
+    """A delta is resumed at the offset at which a damaged, repeated or misplaced chunk arrived."""
     good = delta(SECOND, 2)
     damaged = weights_pb2.WeightFrame()
     damaged.CopyFrom(good[2])
@@ -251,7 +251,7 @@ async def test_damaged_chunk_of_a_delta_is_requested_again() -> None:
 
 
 async def test_shared_state_is_mapped_and_its_file_can_be_opened(tmp_path: Path) -> None:
-    """Other processes can open the file of a shared state as long as the state is in use."""
+    """The file of a shared state can be opened as long as the state is in use."""
     sender, segments = Segments(tmp_path / 'shm'), Segments(tmp_path / 'shm')
     created = sender.create(len(FIRST.data))
     created.data[:] = FIRST.data
@@ -273,7 +273,7 @@ async def test_shared_state_is_mapped_and_its_file_can_be_opened(tmp_path: Path)
 
 @pytest.mark.parametrize('name', ['../secret', '/etc/passwd', 'link', 'missing', 'wrong', 'short'])
 async def test_segment_that_cannot_be_used_is_replaced_by_bytes(tmp_path: Path, name: str) -> None:
-    """An unusable segment is replaced by plain bytes, and after two of them no more are requested."""
+    """An unusable segment is replaced by plain bytes, and after two such segments none is requested."""
     folder = tmp_path / 'shm'
     segments = Segments(folder)
     (tmp_path / 'secret').write_bytes(FIRST.data)

@@ -60,7 +60,7 @@ class Trainer:
         return self._training.Execute(_request(adapter_id, number, forward_backward=verb))
 
     async def train(self, adapter_id: str, batches: list[operation_pb2.Batch]) -> list[Any]:
-        """Train; return the results of each batch and of the step after it."""
+        """Train on each batch and take a step; return the results of both."""
         results: list[Any] = []
         for index, batch in enumerate(batches):
             verb = operation_pb2.ForwardBackward(batch=batch)
@@ -92,14 +92,14 @@ async def _retry(method: Any, request: Any) -> Any:
 
 @pytest.fixture
 async def data(tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[RunningData]:
-    """A data service that knows the tiny model."""
+    """A data service with the tiny model in its configuration."""
     (tmp_path / 'data').mkdir()
     async with serving_data(tmp_path / 'data', base_models=(str(tiny_llama_dir),)) as running:
         yield running
 
 
 async def _open(data: RunningData, base_model: Path) -> tuple[str, list[dataset_pb2.Cursor | None], list[Any]]:
-    """Open a shuffled loader of two epochs over five chats; return each batch with the cursor before it."""
+    """Open a shuffled loader of two epochs; return its id, the cursor before each batch, and the batches."""
     source = chats(*(chat('question', 'word ' * (count + 1)) for count in range(5)))
     dataset = await data.create(source, set_template(base_model), ENCODE)
     loader = await data.open(dataset.dataset_id, 2, shuffle_seed=1, epoch_count=2)
@@ -175,7 +175,7 @@ async def test_restart_replays_without_the_data_service(
 
 
 async def test_refusals_name_the_problem_of_the_handle(data: RunningData, tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """Another tenant's loader is not found, the end has its own reason, and a forged cursor is an invalid field."""
+    """Another tenant's loader, a position after the end and a forged cursor are refused with different errors."""
     loader_id, cursors, _ = await _open(data, tiny_llama_dir)
     end = dataset_pb2.Cursor(consumed_rows=10)
     forged = dataset_pb2.Cursor(consumed_rows=2, state=b'x')

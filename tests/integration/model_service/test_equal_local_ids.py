@@ -18,10 +18,11 @@ LENGTHS = {'alice': (30, 7), 'bob': (5,), 'carol': (12, 12, 40)}
 
 
 async def _train(model: RunningModel, tenant: str) -> tuple[list[Any], int]:
-    """Train an adapter for each tenant, with the same request ids and operation numbers.
+    """Train an adapter of a tenant, with the request id and operation numbers that all tenants use.
 
-    Returns losses, gradient norms and the log-probabilities after each step, which depend on all weights, and the
-    largest number of adapters that shared a pass.
+    Returns:
+        Losses, token counts, gradient norms and the log-probabilities after each step, which depend on all weights;
+        and the largest number of adapters that shared a pass.
     """
     adapter = await model.create(tenant=tenant, request_id='run', lora_config=LORA, training_config=CONFIG)
     found: list[Any] = []

@@ -103,7 +103,7 @@ async def test_a_journal_that_lost_transactions_is_refused_until_the_loss_is_acc
     killed = await _killed(tmp_path)
     log = killed / 'journal.sqlite-wal'
     content = bytearray(log.read_bytes())
-    # The first frame: everything after it is dropped as well.
+    # The damage is in the first frame, so SQLite drops all later frames as well.
     content[1000] ^= 1
     log.write_bytes(content)
     with pytest.raises(JournalRefused, match=r'lost its last \d+ transactions: journal.sqlite-wal .* accept_data_loss'):

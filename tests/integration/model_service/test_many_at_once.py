@@ -84,12 +84,12 @@ async def test_streams_of_two_tenants_share_passes(fake):
 
 
 async def test_a_step_runs_before_a_long_queue_of_batches(fake):
-    """A tenant's step runs next, although another tenant has fifty large batches waiting."""
+    """A tenant's step runs next, although another tenant has sent fifty large batches before."""
     busy = [(await fake.create(request_id=f'r{index}')).adapter_id for index in range(50)]
     quick = (await fake.create(tenant='carol')).adapter_id
     fake.trainer.gate.clear()
     calls = [call(fake, busy[0], 1, **train(0, 500))]
-    # The others wait only if this one arrives first.
+    # The other batches wait only if this batch runs first.
     await until(fake, busy[0], 1, RUNNING)
     calls += [call(fake, adapter_id, 1, **train(index, 500)) for index, adapter_id in enumerate(busy[1:], 1)]
     await asyncio.gather(*(until(fake, adapter_id, 1, QUEUED) for adapter_id in busy[1:]))
@@ -132,7 +132,7 @@ def rate_of(verb):
 
 
 async def test_overload_is_refused_with_a_retry_time_or_waits(tmp_path):
-    """A full queue refuses a call with a retry time, or the call waits if it allows it; other tenants can call."""
+    """A full queue refuses a call, or lets it wait if the request allows waiting; other tenants are not affected."""
     async with serving_fake(tmp_path, queue=QueueLimits(operation_count=3, request_bytes=1 << 20)) as fake:
         adapter_id, foreign = (await fake.create()).adapter_id, (await fake.create(tenant='bob')).adapter_id
         fake.trainer.gate.clear()

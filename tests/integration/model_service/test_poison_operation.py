@@ -61,7 +61,7 @@ STATE_VERBS: dict[str, Any] = {
 
 
 async def _prepare(culprit: PersistentClient, innocent: PersistentClient) -> tuple[str, str, str, list[Any]]:
-    """Create and train an adapter of each tenant, and save the first one.
+    """Create and train an adapter of each tenant, and save the adapter of `culprit`.
 
     Returns:
         The ids of both adapters, the path of the checkpoint, and the results of the second adapter.
@@ -74,7 +74,7 @@ async def _prepare(culprit: PersistentClient, innocent: PersistentClient) -> tup
 
 
 async def _check_innocent(client: PersistentClient, adapter_id: str, results: list[Any]) -> None:
-    """Continue the training of the other tenant, and compare all its results with an undisturbed run."""
+    """Continue the training of the innocent tenant, and compare all its results with an undisturbed run."""
     results += await client.train_and_step(adapter_id, range(3, 7))
     reference = await client.create('undisturbed')
     assert await client.train_and_step(reference, range(1, 7)) == results

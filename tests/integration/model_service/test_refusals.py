@@ -17,7 +17,7 @@ GOOD = forward_backward([draw_example()])
 
 
 def broken(field, tensor):
-    """Return forward_backward over two examples, with this tensor in the second."""
+    """Return forward_backward over two examples, with this tensor in the second example."""
     verb = forward_backward([draw_example(), draw_example(12, 1)])
     getattr(verb.batch.features.features[1], field).CopyFrom(tensor)
     return {'forward_backward': verb}
@@ -162,7 +162,7 @@ BAD_OPERATIONS = {
 
 
 async def test_bad_operations_are_refused_and_leave_their_number_free(service):
-    """Each refusal has a reason and a field, and the adapter and its next number are unchanged."""
+    """Each refusal has the expected reason and field, and the adapter and its next number are unchanged."""
     adapter_id = (await service.create()).adapter_id
     for name, (verb, reason, field) in BAD_OPERATIONS.items():
         failure = await failure_of(service.execute(adapter_id, 1, **verb))
@@ -257,7 +257,7 @@ async def test_every_int64_seed_is_accepted(service):
 
 
 async def test_adapter_of_another_tenant_is_not_found(service):
-    """Every call with another tenant's adapter fails like one with an unknown id."""
+    """Calls with another tenant's adapter fail like calls with an unknown id."""
     adapter_id = (await service.create()).adapter_id
     bob = as_tenant('bob')
     for requested_id in (adapter_id, 'ad-none'):
@@ -320,7 +320,7 @@ async def test_configuration_changes_completely_or_not_at_all(service):
 
 
 async def test_a_refused_operation_of_a_stream_fails_alone(service):
-    """The stream returns the failure and continues with independent operations."""
+    """The stream returns the failure, and the next operation uses the refused number."""
     adapter_id = (await service.create()).adapter_id
 
     async def operations():

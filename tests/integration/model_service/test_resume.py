@@ -23,7 +23,7 @@ BATCHES = [[draw_example(9 + step, step), draw_example(14, step + 20)] for step 
 
 
 async def train(model, adapter_id, batches, *, first):
-    """Run steps; return the loss, norm and learning rate of each."""
+    """Run training steps; return the loss, norm, learning rate and step count of each."""
     results = []
     for number, batch in enumerate(batches):
         sequence_number = first + 2 * number
@@ -40,7 +40,7 @@ async def test_another_adapter_continues_a_run_after_a_restart(tiny_llama_dir, t
         await train(model, first.adapter_id, BATCHES[:3], first=1)
         save = wire.Save(name='third', is_optimizer_included=True, consumed_train_samples=6)
         saved = (await model.result(first.adapter_id, 7, save=save)).save
-        # In process, the library reads the counters from the same files.
+        # The library reads the same counters from the folder of the checkpoint.
         state = trainer_state(read_checkpoint(Path(saved.folder)))
         assert (state['step_count'], state['extra']) == (3, {'consumed_train_samples': 6})
         path = saved.checkpoint_path
@@ -62,7 +62,7 @@ async def test_another_adapter_continues_a_run_after_a_restart(tiny_llama_dir, t
 
 
 async def test_cursor_is_loaded_only_with_the_optimizer(service):
-    """A load returns a cursor only if one was saved and the optimizer is loaded; weights alone keep the counters."""
+    """A load returns a saved cursor only with the optimizer; a load of the weights alone keeps the step count."""
     adapter = await service.create(lora_config=LORA)
     await train(service, adapter.adapter_id, BATCHES[:1], first=1)
     paths = []
@@ -84,7 +84,7 @@ async def test_cursor_is_loaded_only_with_the_optimizer(service):
 
 
 async def test_a_cursor_without_an_optimizer_is_refused(service):
-    """A cursor without the optimizer is refused with its field's name, because it would not be saved."""
+    """A save with a cursor and without the optimizer is refused with the field's name, and its number stays free."""
     adapter = await service.create(lora_config=LORA)
     with pytest.raises(grpc.aio.AioRpcError, match='consumed_train_samples') as refusal:
         await service.execute(adapter.adapter_id, 1, save=wire.Save(name='a', consumed_train_samples=3))
@@ -93,7 +93,7 @@ async def test_a_cursor_without_an_optimizer_is_refused(service):
 
 
 async def test_load_discards_a_pending_forward(service):
-    """A load discards a pending Forward; its Backward fails, and training continues."""
+    """A load discards a pending Forward, so the following Backward fails, and training continues."""
     adapter = await service.create(lora_config=LORA)
     saved = await service.result(adapter.adapter_id, 1, save=wire.Save(name='begin'))
     await service.result(adapter.adapter_id, 2, forward=wire.Forward(batch=forward_backward(BATCHES[0]).batch))

@@ -157,7 +157,7 @@ async def test_configure_changes_the_run(service):
 
 
 async def test_a_stream_is_pipelined_and_returns_results_in_order(service):
-    """Operations of two adapters are sent at once, and the results of each arrive in order."""
+    """Operations of two adapters are sent in one stream, and the results of each adapter arrive in order."""
     adapters = [
         (await service.create(request_id=f'r{index}', lora_config=LORA, training_config=TRAINING)).adapter_id
         for index in range(2)
@@ -178,7 +178,7 @@ async def test_a_stream_is_pipelined_and_returns_results_in_order(service):
 
 
 async def test_concurrent_adapters_train_bitwise_as_separately(service, tiny_llama_dir):
-    """Two tenants that train at the same time get bitwise the results that each gets alone."""
+    """Two tenants that train at the same time get bitwise the losses of the engine in process."""
     _, expected = train_in_process(tiny_llama_dir)
     runs = []
     for tenant in ('alice', 'bob'):

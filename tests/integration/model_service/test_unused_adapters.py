@@ -38,7 +38,7 @@ class ShiftedClock(SystemClock):
 
 
 async def _train(running: RunningModel) -> str:
-    """Train an adapter of a session by one step, end the session without a save, and return the adapter's id."""
+    """Train an adapter of a session by one step, and return the adapter's id."""
     adapter = await running.create(lora_config={'lora_rank': 4, 'seed': 3}, session_id='ses-1')
     verb = forward_backward([draw_example(), draw_example(9, seed=1)])
     await running.result(adapter.adapter_id, 1, forward_backward=verb)

@@ -58,7 +58,7 @@ async def test_uploaded_batch_trains_like_an_inline_one(service):
 
 
 async def test_upload_is_private_to_its_tenant(service):
-    """Another tenant cannot use the upload, and its adapter is unchanged."""
+    """A tenant cannot use another tenant's upload, and the number of the refused operation stays free."""
     data = batch_of(BATCH).features.SerializeToString()
     await service.training.UploadBatch(parts(data), metadata=ALICE)
     adapter_id = (await service.create(tenant='bob')).adapter_id
@@ -126,7 +126,7 @@ async def test_policy_loss_keeps_its_scaling(service):
 
 
 async def test_sum_without_effect_gives_a_warning(service):
-    """A sum that the loss ignores gives a warning at creation and later, and is not reported as in use."""
+    """A sum that the loss ignores causes a warning at creation and later, and is reported as unset."""
     plain, own = (
         training_config_pb2.LossConfig(name='CrossEntropyLoss'),
         training_config_pb2.LossConfig(name='GRPOLoss'),
@@ -266,7 +266,7 @@ async def test_estimate_creates_no_adapter(service):
 
 
 async def test_the_adapters_of_a_session_are_listed_by_it(service):
-    """Each adapter reports its session, and the pages of a session's list contain only its adapters."""
+    """Each adapter reports its session, and the pages of a session's list contain only the adapters of that session."""
     for index in range(3):
         session_id = 'ss-1' if index < 2 else 'ss-2'
         request = adapter_service_pb2.CreateAdapterRequest(

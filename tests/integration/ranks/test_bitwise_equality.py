@@ -58,7 +58,7 @@ def test_program_without_a_mesh_is_data_parallel(model_dir: Path, tmp_path: Path
 
 
 def _train(model_dir: Path, folder: Path, batches: range, *, count: int) -> tuple[list[dict[str, Any]], str]:
-    """Train some batches in `count` processes; return what each of them recorded, and the log."""
+    """Train some batches in `count` processes; return the record of each process, and the log."""
     folder.mkdir(exist_ok=True)
     done = run_ranks(torchrun_user_program.__file__, model_dir, folder, batches.start, batches.stop, count=count)
     assert done.returncode == 0, done.stderr[-4000:]

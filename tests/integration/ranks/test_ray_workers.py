@@ -71,7 +71,7 @@ def test_lost_worker_ends_its_group(found: dict[str, Any]) -> None:
 
 
 def test_placement_report_lists_the_workers(found: dict[str, Any]) -> None:
-    """The placement report has one line for each worker, and says which groups were lost."""
+    """The placement report has one line for each worker, and marks the groups that were lost."""
     assert 'model: 2 workers on cpu' in found['placement']
     assert found['placement'].count(' process ') == 3, 'those of the group, and the program'
     assert 'lost' in found['placement'].partition('other: 2 workers')[2]

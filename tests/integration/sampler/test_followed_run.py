@@ -90,7 +90,7 @@ def greedy(model: Path, version: int) -> list[int]:
 
 
 async def test_each_version_samples_with_its_weights(real_engine, tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """Tokens equal those of transformers with the published weights; the torch engine matches the trainer bitwise."""
+    """Tokens equal those of transformers with the published weights; scores on torch are bitwise the library's."""
     async with following(real_engine, tmp_path) as both:
         assert await refusal(both, run_ref(0.05)) == 'VERSION_NOT_READY'
         for version in (1, 2):
@@ -127,7 +127,7 @@ async def test_other_requests_are_refused(torch_engine, tiny_llama_dir: Path, tm
 
 
 async def test_running_request_keeps_its_weights(real_engine, tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """The weights are not replaced while a request runs, and a request for the new version waits."""
+    """The weights are not replaced while they are leased, and a lease of the new version waits."""
     async with following(real_engine, tmp_path) as both:
         await publish(both, tiny_llama_dir, 1)
         request = sample_request(run_ref(), params={'temperature': 0.0, 'max_tokens': 64})

@@ -41,6 +41,7 @@ pytestmark = pytest.mark.timeout(420)
 ALICE = tenant('alice')
 RUN = whole_publisher.RUN
 TOKENS = 24
+"""Number of tokens of each response."""
 SEEDS = 8
 """Number of distinct responses per version; repeated responses are scored only once."""
 CLOSE, FAR = 1e-4, 1e-2
@@ -240,7 +241,7 @@ def check_received(deployment: Deployment, oracle: Oracle, versions: Sequence[in
 
 
 def failpoints_of(model: Path) -> list[str]:
-    """Return the failpoints of the second replacement: around it, and at its first, middle and last weight."""
+    """Return the failpoints of the second replacement: around it, and before its second, middle and last weight."""
     count = len(load_file(model / 'model.safetensors'))
     middle = [f'replacement.tensor={count + index}' for index in (2, count // 2, count)]
     return ['replacement.staged=2', 'replacement.begun=2', *middle, 'replacement.done=2', 'replacement.served=2']

@@ -123,7 +123,7 @@ async def fleet(gateway: RunningGateway) -> Fleet:
 
 
 async def test_sampler_joins_and_reports_its_versions(gateway, fleet, tmp_path):
-    """The fleet shows the address, model, engine, load and resident versions of a sampler."""
+    """The fleet shows the model, the engine, the capacity and the resident versions of a sampler."""
     async with member(gateway, tmp_path / 'sampler') as sampler, serving(sampler):
         replica = await fleet.until(lambda replica: replica.state == wire.REPLICA_STATE_READY)
         assert (replica.engine, list(replica.base_models)) == ('torch', ['tiny'])
@@ -168,7 +168,7 @@ async def test_replacement_waits_for_the_version_of_the_lost_sampler(gateway, fl
     async with member(gateway, tmp_path / 'replacement') as replacement, serving(replacement):
         replacement.source.publish(DEFAULT_TENANT, lora_weights(1))
         if not version:
-            # The source does not say yet which version is the newest.
+            # The source does not report the newest version yet.
             replacement.source.gate.clear()
         reading = asyncio.ensure_future(read_answer(stub.Sample(request, metadata=ADMIN)))
         await replacement.source.followed_by(1)

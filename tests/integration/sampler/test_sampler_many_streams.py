@@ -41,7 +41,7 @@ async def engine(tiny_llama_dir: Path) -> AsyncIterator[TorchEngine]:
 
 @pytest.fixture
 async def sampler(engine: TorchEngine, tmp_path: Path) -> AsyncIterator[RunningSampler]:
-    """A service on that engine."""
+    """A sampler service with `engine`."""
     async with serving_sampler(engine, FakeWeightSource(), tmp_path, queue_length=2 * PROMPTS) as running:
         yield running
 
@@ -53,7 +53,7 @@ def request_of(number: int) -> GenerationRequest:
 
 
 async def test_slow_readers_keep_memory_bounded(engine):
-    """Unread streams stop after a few events each, and lose nothing when they are read again."""
+    """Unread streams stop after a few events each, and are complete when they are read again."""
     streams = [engine.generate(request_of(number)) for number in range(STREAMS)]
     for stream in streams:
         await anext(stream)

@@ -1,4 +1,4 @@
-"""Versions relayed by samplers over loopback: a chain of samplers, and the failure of one of them."""
+"""Versions relayed by samplers over loopback: a chain of samplers, and the failure of a sampler in it."""
 
 import asyncio
 import socket
@@ -57,7 +57,7 @@ async def publish(checkpoint: Running, version: int) -> None:
 
 
 async def node(checkpoint_address: str, folder: Path, *, relay: Node | None, segments: Segments | None) -> Node:
-    """Start a sampler that fetches weights from `relay` if it is given."""
+    """Start a sampler, which fetches weights from `relay` if a relay is given."""
     stack = AsyncExitStack()
     sources = WeightSources(checkpoint_address, segments=segments)
     stack.push_async_callback(sources.close)
@@ -84,8 +84,8 @@ async def running_chain(first: str, others: str, folder: Path, *, is_shared: boo
 
     Args:
         first: Address of the checkpoint service for the first sampler.
-        others: Address of the checkpoint service for the others.
-        folder: Folder for their state.
+        others: Address of the checkpoint service for the other two samplers.
+        folder: Folder for the state of the samplers.
         is_shared: Whether weights are exchanged through shared memory.
     """
     segments = Segments(folder / 'segments') if is_shared else None
@@ -170,7 +170,7 @@ async def test_fleet_assigns_another_relay_to_a_sampler(chain, checkpoint):
 
 
 async def test_weights_are_relayed_only_for_their_tenant(chain, checkpoint):
-    """A service call for another tenant does not see the weights."""
+    """A service that calls for another tenant cannot fetch the weights."""
     await publish(checkpoint, 1)
     await chain[0].sample(1)
     channel = open_channel(chain[0].running.address)

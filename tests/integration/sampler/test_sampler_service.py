@@ -51,7 +51,7 @@ async def engine(request: pytest.FixtureRequest, tiny_llama_dir: Path) -> AsyncI
 
 @pytest.fixture
 async def sampler(engine: SamplerEngine, tmp_path: Path) -> AsyncIterator[RunningSampler]:
-    """A service on that engine, without adapters."""
+    """A sampler service with `engine` and without adapters."""
     async with serving_sampler(engine, FakeWeightSource(), tmp_path, queue_length=3) as running:
         yield running
 
@@ -102,7 +102,7 @@ async def test_expired_call_leaves_the_engine(sampler):
 
 
 async def test_aborted_stream_ends_with_its_stop_reason(sampler):
-    """An aborted stream ends with the stop reason ABORT, and its id can be used again."""
+    """An aborted stream ends with the stop reason ABORT; only its owner can abort it, and only while it runs."""
     request = sample_request(request_id='mine', params=LONG)
     call = sampler.stub.Sample(request, metadata=ALICE)
     await anext(aiter(call))
@@ -299,7 +299,7 @@ async def test_invalid_requests_of_other_methods_are_refused_with_their_field(sa
 
 
 async def test_sampling_needs_its_scope(sampler):
-    """A key without the required scope may not sample or reset the prefix cache."""
+    """A key without the required scope may not sample, load an adapter or reset the prefix cache."""
     trainer = tenant('alice', scopes='train')
     for call in (
         sampler.stub.Sample(sample_request(), metadata=trainer),
@@ -335,7 +335,7 @@ async def test_structured_output_is_refused_if_unsupported(sampler):
 
 
 async def test_sleep_waits_for_running_requests_and_refuses_new_ones(sampler):
-    """An engine with sleep mode sleeps after its running requests; one without it refuses. Both serve afterwards."""
+    """An engine with sleep mode sleeps after its running requests, another engine refuses, and both serve later."""
     if not sampler.engine.facts.can_sleep:
         refused = await failure_of(sampler.stub.Sleep(wire.SleepRequest(), metadata=OPERATOR))
         assert (refused.code, refused.reason) == ('FAILED_PRECONDITION', 'NOT_SUPPORTED_HERE')

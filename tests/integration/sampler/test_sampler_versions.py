@@ -136,7 +136,7 @@ async def test_published_version_is_sampled_and_named(sampler, checkpoint, tiny_
 
 
 async def test_request_waits_for_its_version(sampler, checkpoint):
-    """A request for a later version waits for it, an exact older one is served, and a timeout is reported."""
+    """A request for a later version waits, a request for an older one is served, and a timeout is reported."""
     await publish(checkpoint, 1)
     waiting = asyncio.ensure_future(
         read_answer(sampler.stub.Sample(sample_request(adapter(at_least=2, wait_timeout=wait(20))), metadata=ALICE))
@@ -204,7 +204,7 @@ async def test_resident_adapters_are_listed_in_pages_and_unloaded(sampler, check
 
 
 async def test_durable_checkpoint_is_sampled_by_its_path(sampler, checkpoint):
-    """A checkpoint gives the tokens of the version that it was saved from; a replaced one gives the new ones."""
+    """A checkpoint gives the tokens of its weights, and after its replacement those of the new weights."""
     await publish(checkpoint, 1)
     greedy = {'temperature': 0.0}
     expected = await read_answer(sampler.stub.Sample(sample_request(adapter(), params=greedy), metadata=ALICE))
@@ -312,5 +312,5 @@ async def test_weights_are_freed_without_a_garbage_collection(checkpoint: Runnin
 
 
 async def unload(sampler: RunningSampler, adapter_id: str) -> None:
-    """Unload an adapter once no request uses it."""
+    """Unload all idle versions of an adapter."""
     await sampler.stub.UnloadAdapter(wire.UnloadAdapterRequest(adapter_id=adapter_id), metadata=ALICE)

@@ -66,7 +66,7 @@ def greedy(model: Any) -> list[int]:
 
 @pytest.fixture
 async def checkpoints(tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[Any]:
-    """A checkpoint service that knows the model."""
+    """A checkpoint service with the model in its configuration."""
     async with serving(tmp_path / 'checkpoints', base_models=(str(tiny_llama_dir),)) as running:
         yield running
 

@@ -82,7 +82,7 @@ async def test_valid_forms_are_accepted(checker, form):
 
 
 async def test_owners_alternate_in_the_form_checker(checker):
-    """An owner with many expensive forms delays another owner by at most one of them."""
+    """An owner with many expensive forms delays another owner by at most one form."""
     finished: list[str] = []
 
     async def check(owner: str, form: StructuredOutput) -> None:
@@ -108,7 +108,7 @@ async def test_cancelled_check_does_not_affect_the_next_form(checker):
 
 
 def is_form_process(process):
-    """Return whether a process checks forms; one of an earlier test may have exited but not been collected."""
+    """Return whether a process checks forms; the process of an earlier test may be a zombie."""
     try:
         return 'form_process.py' in ' '.join(process.cmdline())
     except psutil.NoSuchProcess:

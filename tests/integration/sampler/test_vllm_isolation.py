@@ -24,7 +24,7 @@ GREEDY = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
 
 @pytest_asyncio.fixture(scope='module', loop_scope='session')
 async def engine(tiny_llama_dir: Path):
-    """An engine with so little key-value memory that every request reuses blocks of others."""
+    """An engine with so little key-value memory that every request reuses blocks of other requests."""
     need_vllm()
     from twinkle.sampler.vllm import VllmEngine  # noqa: PLC0415 - heavy
 
@@ -82,7 +82,7 @@ async def test_unsatisfiable_form_is_refused(engine):
 
 
 async def test_continued_form_counts_the_earlier_tokens(engine):
-    """A continuation counts the earlier tokens, so that the complete text satisfies the form."""
+    """A continuation counts the earlier tokens, so the complete sequence is as long as an uninterrupted one."""
     from twinkle.sampler.engine import SequenceSoFar  # noqa: PLC0415 - heavy
     from twinkle.sampler.vllm import VllmRequest  # noqa: PLC0415 - heavy
 
@@ -104,7 +104,7 @@ async def test_continued_form_counts_the_earlier_tokens(engine):
 
 @pytest.mark.slow
 async def test_expensive_forms_are_refused_before_they_reach_the_engine(engine):
-    """An expensive form is refused without delaying a running stream or a later usual form."""
+    """Expensive forms are refused while a running stream completes, and a usual form is accepted afterwards."""
     from twinkle.sampler.vllm import VllmRequest  # noqa: PLC0415 - heavy
 
     sampled: list[int] = []

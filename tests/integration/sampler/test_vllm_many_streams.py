@@ -80,7 +80,7 @@ async def test_many_streams_finish_in_bounded_memory(real_engine, tmp_path: Path
 
 
 async def test_unread_streams_do_not_delay_others(real_engine, tmp_path: Path):
-    """Twelve unread streams do not delay others, and are complete when they are read."""
+    """Twelve unread streams do not block other streams, and are complete when they are read."""
     long_request = sample_request(params={'max_tokens': 200, 'seed': 1})
     async with serving_both(real_engine, tmp_path, queue_length=64) as running:
         idle = [running.sampler.stub.Sample(long_request, metadata=ALICE) for _ in range(12)]

@@ -89,7 +89,7 @@ async def test_hundred_versions_do_not_interrupt_streams(real_engine, oracle, tm
 
 
 async def test_more_versions_than_slots_keep_their_weights(real_engine, oracle, tmp_path):
-    """Nine versions on three slots each use their weights, although vLLM computes two at once."""
+    """Nine versions on three slots each use their weights, although vLLM computes two adapters at once."""
     async with serving_both(real_engine, tmp_path, max_resident_versions=3) as running:
         for version in range(1, 10):
             await running.publish(version)
@@ -99,7 +99,7 @@ async def test_more_versions_than_slots_keep_their_weights(real_engine, oracle, 
 
 
 async def test_base_requests_use_the_base_model_with_many_versions(real_engine, oracle, tmp_path):
-    """Requests without an adapter use the base model, even with more loaded versions than slots."""
+    """Requests without an adapter use the base model, even while other requests use four versions."""
     async with serving_both(real_engine, tmp_path, max_resident_versions=4) as running:
         for version in range(1, 5):
             await running.publish(version)

@@ -11,7 +11,7 @@ from twinkle.advantage import GAEAdvantage, InvalidAdvantageInput
 
 NUMBERS = st.floats(-10, 10)
 SEQUENCE = st.lists(st.tuples(NUMBERS, NUMBERS, st.booleans()), min_size=1, max_size=12)
-"""Rewards, values, and whether each token counts."""
+"""Reward and value of each token, and whether the token is counted."""
 
 
 def explicit_advantages(rewards: list[float], values: list[float], gamma: float, gae_lambda: float) -> list[float]:
@@ -84,7 +84,7 @@ def test_lambda_zero_looks_one_token_ahead() -> None:
 
 
 def test_normalized_advantages_have_mean_0_and_deviation_1_over_the_batch() -> None:
-    """Normalization acts on the pooled tokens of rows of any length and does not change the returns."""
+    """Advantages of all rows together have mean 0 and standard deviation 1; the returns are not normalized."""
     rewards, values = [[0.0, 1.0], [2.0, 0.0, 3.0]], [[0.5, 0.5], [1.0, 1.0, 1.0]]
     advantages, returns = GAEAdvantage()(rewards, values)
     pooled = np.concatenate(advantages)
@@ -111,7 +111,7 @@ def test_last_token_gets_the_completion_reward() -> None:
 
 
 def test_mean_penalty_is_the_divergence() -> None:
-    """The mean penalty over the policy's distribution is its KL divergence from the reference."""
+    """The mean penalty over the policy's distribution is the policy's KL divergence from the reference."""
     policy, reference = (0.75, 0.25), (0.5, 0.5)
     divergence = sum(p * math.log(p / q) for p, q in zip(policy, reference, strict=True))
     penalties = [
@@ -134,7 +134,7 @@ def test_mean_penalty_is_the_divergence() -> None:
     ],
 )
 def test_inconsistent_sequences_are_refused(arguments: tuple[object, object], field: str) -> None:
-    """Invalid or inconsistent sequences are refused by an error that names the row."""
+    """Invalid or inconsistent sequences are refused by an error that names the argument."""
     with pytest.raises(InvalidAdvantageInput) as caught:
         GAEAdvantage()(*arguments)
     assert caught.value.field.startswith(field)
@@ -159,7 +159,7 @@ def test_masks_without_counted_tokens_are_refused() -> None:
     ],
 )
 def test_inconsistent_token_reward_arguments_are_refused(options: dict[str, object], field: str) -> None:
-    """Lengths, log-probabilities and masks of inconsistent sizes are refused."""
+    """Invalid and inconsistent arguments are refused by an error that names the argument."""
     with pytest.raises(InvalidAdvantageInput) as caught:
         GAEAdvantage.build_token_rewards([1.0], **{'lengths': [2], **options})
     assert caught.value.field == field

@@ -1,4 +1,7 @@
-"""Compares group advantages with values computed by hand, and checks properties that hold for all rewards."""
+"""Compares group advantages with values computed by hand, and checks properties that hold for all rewards.
+
+Legend: P prompts, G completions of a prompt.
+"""
 
 import pickle
 import statistics
@@ -24,11 +27,11 @@ REWARDS = st.integers(2, 6).flatmap(
         st.just(group), st.lists(st.lists(st.floats(-100, 100), min_size=group, max_size=group), min_size=1, max_size=5)
     )
 )
-"""Size of a group, and the rewards of several groups."""
+"""Group size, and the rewards of 1 to 5 groups."""
 
 
 def test_grpo_equals_the_normalized_reward_of_the_paper() -> None:
-    """The advantage is the reward minus the group's mean, divided by its deviation (DeepSeekMath, section 4.1.2)."""
+    """The advantage is the reward minus the group's mean, divided by the group's deviation (DeepSeekMath, 4.1.2)."""
     rewards = [0.0, 1.0, 0.0, 3.0, 5.0, 5.0, 1.0, 1.0]
     advantages = GRPOAdvantage(epsilon=1e-12)(rewards, num_generations=4, scale='group').tolist()
     expected = [
@@ -55,7 +58,7 @@ def test_rloo_baseline_is_the_mean_of_the_others() -> None:
 
 
 def test_rloo_is_unbiased() -> None:
-    """Raising one reward raises its advantage by the same amount, because it is not part of its baseline."""
+    """Raising one reward by 10 raises its RLOO advantage by 10, because the baseline excludes that reward."""
     before = RLOOAdvantage()([1.0, 2.0, 3.0], 3)
     after = RLOOAdvantage()([11.0, 2.0, 3.0], 3)
     assert after[0] - before[0] == pytest.approx(10)
@@ -76,7 +79,7 @@ def test_advantages_of_a_group_sum_to_zero(case: tuple[int, list[list[float]]]) 
 
 @given(REWARDS, st.floats(-1000, 1000))
 def test_constant_bonus_does_not_change_advantages(case: tuple[int, list[list[float]]], bonus: float) -> None:
-    """A constant added to all rewards does not change the advantages."""
+    """A constant added to all rewards does not change unscaled GRPO advantages."""
     group, rewards = case
     flat = np.array(rewards).reshape(-1)
     assert GRPOAdvantage()(flat + bonus, group, 'none') == pytest.approx(GRPOAdvantage()(flat, group, 'none'), abs=1e-9)
@@ -93,7 +96,7 @@ def test_rloo_is_proportional_to_unscaled_grpo(case: tuple[int, list[list[float]
 
 
 def test_equal_rewards_have_zero_advantages() -> None:
-    """Equal rewards have advantages of exactly 0, although their mean is rounded."""
+    """Equal rewards have advantages of exactly 0, although the mean is rounded."""
     assert GRPOAdvantage()([0.1] * 3, 3).tolist() == [0.0] * 3
     assert RLOOAdvantage()([0.1] * 3, 3).tolist() == [0.0] * 3
 
@@ -122,7 +125,7 @@ def test_without_generations_the_batch_is_one_group() -> None:
     ],
 )
 def test_invalid_rewards_are_refused(rewards: object, generations: object, field: str) -> None:
-    """Rewards that cannot be grouped are refused by an error that names the argument."""
+    """Invalid rewards and invalid group sizes are refused by an error that names the argument."""
     for estimator in (GRPOAdvantage(), RLOOAdvantage()):
         with pytest.raises(InvalidAdvantageInput) as caught:
             estimator(rewards, generations)
@@ -152,7 +155,7 @@ class BestOfOthers(GroupAdvantage):
 
 
 def test_custom_class_and_function_work() -> None:
-    """A custom subclass gets scales and checks; a custom function is called directly."""
+    """A custom subclass sets the baseline; `build_advantage` accepts a function or a registered name."""
     assert BestOfOthers()([1.0, 4.0], 2, 'none').tolist() == [-3.0, 0.0]
     doubled = build_advantage(lambda rewards, **_: [2 * reward for reward in rewards])
     assert doubled([1.0, 2.0], num_generations=2) == [2.0, 4.0]

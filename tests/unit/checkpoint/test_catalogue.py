@@ -59,7 +59,7 @@ def test_lookups_are_by_tenant() -> None:
 
 
 def test_expired_checkpoint_may_be_overwritten() -> None:
-    """An expired checkpoint may be overwritten; only the sweep still finds it."""
+    """An expired checkpoint may be overwritten, and `find` still returns it."""
     catalogue = make_catalogue(make_checkpoint(expire_time=NOW + timedelta(seconds=1)))
     with pytest.raises(CheckpointExists):
         catalogue.match_checkpoint(KEY, 'other', is_overwrite_allowed=False, now=NOW)
@@ -71,7 +71,7 @@ def test_expired_checkpoint_may_be_overwritten() -> None:
 
 @pytest.mark.parametrize('is_overwrite_allowed', [True, False])
 def test_repeated_request_finds_its_checkpoint(*, is_overwrite_allowed: bool) -> None:
-    """A repeated request finds its checkpoint; the same state from another request is a new save."""
+    """A repeated request finds its checkpoint; another request or state is a new save, or is refused."""
     catalogue = make_catalogue(replace(make_checkpoint(), request_id='ad-1:5:f'))
 
     def match(request_id: str, digest: str = 'd') -> Checkpoint | None:
@@ -108,7 +108,7 @@ def test_restore_returns_the_versions_beyond_the_capacity() -> None:
 def test_a_follower_has_the_current_state_or_must_restart(
     steps: list[tuple[int, bool]], limit: int, polls: set[int]
 ) -> None:
-    """A follower that polls at any time has the current state, or must start again."""
+    """A follower that polls at any time, and restarts if the log is incomplete, has the current state."""
     log = ChangeLog(deletion_limit=limit)
     expected: set[str] = set()
     followed: set[str] = set()
@@ -210,7 +210,7 @@ async def test_announcements_reach_the_watchers_of_their_topic() -> None:
 
 
 async def test_closing_fails_every_wait() -> None:
-    """Closing makes waits that are running, and later ones, raise Draining."""
+    """Closing makes running and later waits raise Draining."""
     announcements = Announcements()
     with announcements.watch('a') as changed:
         waiting = asyncio.ensure_future(announcements.wait(changed))

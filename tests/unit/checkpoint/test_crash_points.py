@@ -116,7 +116,7 @@ async def test_a_disk_error_at_any_step_leaves_the_old_or_the_new(
 
 
 async def test_a_deletion_leaves_the_state_that_is_being_written(tmp_path: Path) -> None:
-    """A state that a writer has begun is complete although the earlier one is deleted before the commit."""
+    """A new state is complete after its commit even if the earlier state is deleted before the commit."""
     threads = Threads('store', count=1)
     store = FolderStore(open_disk(str(tmp_path)), threads)
     for is_damaged in (False, True):
@@ -186,7 +186,7 @@ async def _open_state(store: FolderStore) -> PackedState | None:
 
 
 def _assert_clean(root: Path, *, is_empty: bool) -> None:
-    """Check that every file belongs to a record."""
+    """Check that there is exactly one record with its files, or nothing if `is_empty`."""
     states = root / 'states'
     folders = [path for path in states.glob('*/*/*/*/*') if path.is_dir()]
     records = list(states.glob('*/*/*/*/record.json'))

@@ -1,4 +1,4 @@
-"""Evicted versions are deleted in the background, or at the next start."""
+"""Evicted versions are deleted in the background, and a restart finds those that remain."""
 
 import asyncio
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ class BrokenStore(MemoryStore):
     is_broken = True
 
     async def delete(self, key: VersionKey | CheckpointKey) -> None:
-        """Delete the state; fails for version 1."""
+        """Delete the state, or fail for version 1."""
         if self.is_broken and isinstance(key, VersionKey) and key.version == 1:
             raise OSError('the disk failed')
         await super().delete(key)

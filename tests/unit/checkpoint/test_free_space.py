@@ -37,7 +37,7 @@ def huge_manifest() -> WeightManifest:
 async def test_state_that_does_not_fit_on_the_disk_is_refused(
     tmp_path: Path, threads: Threads, key: VersionKey | CheckpointKey
 ) -> None:
-    """The first chunk of a state above the free space is refused, and no file is created."""
+    """The first chunk of a state that is larger than the free space is refused, and no file is created."""
     writer = FolderStore(open_disk(str(tmp_path)), threads).begin(key, huge_manifest())
     (chunk, *_) = iter_chunks(STATE.data)
     with pytest.raises(DiskFull) as caught:

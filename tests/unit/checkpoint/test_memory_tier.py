@@ -98,7 +98,7 @@ async def test_deleted_versions_take_no_memory_while_the_disk_hangs(host: Host) 
 
 
 async def test_spill_waits_for_a_quiet_period(host: Host) -> None:
-    """Versions are not spilled while others are read, unless they are pinned."""
+    """A version is not spilled while versions are read, unless it is pinned."""
     tier = host.tier(quiet_seconds=1000, patience_seconds=1000)
     record = await put(tier, 1)
     async with spilling(tier):
@@ -111,7 +111,7 @@ async def test_spill_waits_for_a_quiet_period(host: Host) -> None:
 
 @pytest.mark.parametrize('reason', [{'patience_seconds': 0}, {'count': 1}, {'quiet_seconds': 0}])
 async def test_wait_for_a_quiet_period_is_limited(host: Host, reason: dict[str, Any]) -> None:
-    """A version is spilled after the timeout, when memory is short, or at once when the tier is quiet."""
+    """A version is spilled after `patience_seconds`, if memory is short, or after `quiet_seconds` without use."""
     tier = host.tier(**({'quiet_seconds': 1000, 'patience_seconds': 1000} | reason))
     async with spilling(tier):
         await put(tier, 1)
@@ -135,7 +135,7 @@ async def test_update_after_a_deletion_fails(host: Host) -> None:
 
 
 async def test_least_recently_used_version_is_removed_from_memory(host: Host) -> None:
-    """The least recently used version is removed from memory and read from the durable store."""
+    """The least recently used version is removed from memory and is then read from the durable store."""
     tier = host.tier(count=3)
     async with spilling(tier):
         for number in (1, 2, 3):
@@ -150,7 +150,7 @@ async def test_least_recently_used_version_is_removed_from_memory(host: Host) ->
 
 
 async def test_slow_disk_delays_publishers_and_loses_nothing(host: Host) -> None:
-    """Publishing waits for the disk, and loses nothing, while the memory is full of unspilled versions."""
+    """Publishing waits for the disk while memory is full of unspilled versions, and no version is lost."""
     host.durable.gate.clear()
     tier = host.tier(count=2)
     async with spilling(tier):
@@ -268,7 +268,7 @@ async def test_flush_leaves_no_segment_in_memory(host: Host) -> None:
 
 
 async def test_segments_of_a_removed_store_are_deleted(host: Host, tmp_path: Path) -> None:
-    """Segments of a store whose folder was removed are deleted by the next service; those of a stopped one remain."""
+    """Segments of a store whose folder was removed are deleted by the next service; those of a stopped store remain."""
     removed, stopped = tmp_path / 'gone', tmp_path / 'stopped'
     segments = Segments(host.folder / 'memory')
     for home in (removed, stopped):
@@ -284,7 +284,7 @@ async def test_segments_of_a_removed_store_are_deleted(host: Host, tmp_path: Pat
 
 
 async def test_memory_of_a_store_is_used_by_one_process(host: Host) -> None:
-    """A second process cannot open the shared memory of a store that is in use."""
+    """The shared memory of a store cannot be opened a second time while it is in use."""
     tier = host.tier()
     with pytest.raises(InUse):
         host.tier()

@@ -38,7 +38,7 @@ def make_ring(*numbers: int, capacity: int = 3, pin_limit: int = 2) -> VersionRi
 def test_ring_is_bounded_and_keeps_newest_and_pinned(
     steps: list[tuple[str, int]], capacity: int, pin_limit: int
 ) -> None:
-    """The ring respects its limits and has the newest and all pinned versions after any sequence of operations."""
+    """The ring respects its limits and contains the newest and all pinned versions after any sequence of operations."""
     ring = make_ring(capacity=capacity, pin_limit=pin_limit)
     newest, pinned = 0, set[int]()
     for verb, number in steps:
@@ -74,7 +74,7 @@ def _change(ring: VersionRing, verb: str, number: int, *, newest: int, pinned: s
 
 
 def test_get_returns_a_version_by_number_or_the_newest() -> None:
-    """A version is found by number, and 0 means the newest; the error for a missing one contains its number."""
+    """A version is found by number, and 0 means the newest; the error for a missing version contains the number."""
     ring = make_ring(3, 5)
     assert (ring.get(3).version, ring.get(0).version) == (3, 5)
     for ring_, number in ((ring, 4), (make_ring(), 0)):

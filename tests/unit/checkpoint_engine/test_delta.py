@@ -26,7 +26,7 @@ _SHAPES = st.lists(st.integers(0, 7), max_size=3).map(tuple)
 
 @st.composite
 def _pairs(draw: st.DrawFn) -> tuple[PackedState, PackedState]:
-    """Return two states with the same tensors whose bytes are different, slightly different or equal."""
+    """Return two states with equal names, dtypes and shapes; none, a tenth or most of the bytes differ."""
     random = np.random.default_rng(draw(st.integers(0, 1 << 32)))
     kinds = draw(st.lists(st.tuples(st.sampled_from(sorted(_ITEM_BYTES)), _SHAPES), min_size=1, max_size=6))
     changed_share = draw(st.sampled_from([0.0, 0.1, 1.0]))
@@ -119,7 +119,7 @@ def test_a_delta_requires_equal_tensors() -> None:
 
 @given(data=st.data())
 def test_a_damaged_delta_is_detected(data: st.DataObject) -> None:
-    """A truncated, extended or modified delta raises InvalidDelta or gives bytes with another digest."""
+    """A truncated or extended delta raises InvalidDelta; a modified one raises it or gives bytes of the right size."""
     base, new = _random_state(1, 400), _random_state(2, 400)
     delta = bytearray(encode_delta(new.manifest, new.data, base.data))
     position = data.draw(st.integers(0, len(delta) - 1))
@@ -140,7 +140,7 @@ def test_a_damaged_delta_is_detected(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize('claimed', [1 << 40, 0])
 def test_a_frame_with_a_false_size_is_refused(claimed: int) -> None:
-    """A frame whose header has a wrong decompressed size is refused before memory is allocated."""
+    """A frame whose header has a wrong decompressed size is refused."""
     base = _random_state(1, 400)
     # A zstd frame: magic, descriptor with an eight-byte content size, window, size, one empty last block.
     frame = b'\x28\xb5\x2f\xfd' + b'\xc0\x00' + claimed.to_bytes(8, 'little') + b'\x01\x00\x00'

@@ -32,7 +32,7 @@ GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 
 @pytest.fixture
 def trainer(tiny_llama_dir: Path) -> TransformersModel:
-    """A trainer whose adapter 'policy' has been trained for some steps."""
+    """A trainer whose adapter 'policy' has been trained for one step."""
     trainer = TransformersModel(str(tiny_llama_dir))
     trainer.add_adapter_to_model('policy', LoraConfig(r=4, lora_alpha=16, seed=1))
     trainer.set_optimizer('AdamW', lr=2e-2)
@@ -60,7 +60,7 @@ def scores(sampler: TorchSampler, adapter_name: str = '', **options) -> np.ndarr
 
 
 def trained_scores(trainer: TransformersModel, **options) -> np.ndarray:
-    """Return the trainer's log-probabilities of the same tokens."""
+    """Return the trainer's log-probabilities of the tokens of `FEATURE`, without the first."""
     return np.asarray(trainer.forward_only(FEATURE, **options)['logps'][0], np.float32)[:-1]
 
 
@@ -117,7 +117,7 @@ def test_a_user_defined_engine_transfers_weights(trainer, sampler, tmp_path):
 
 
 def test_merged_weights_equal_those_of_peft(trainer, sampler, tiny_llama_dir):
-    """The sampler's base weights equal PEFT's merged weights, and completions use them."""
+    """The sampler's base weights equal PEFT's merged weights, and completions use the merged weights."""
     synced = CheckpointEngineManager(trainer, sampler).sync_weights()
     assert (synced.version, synced.adapter_name) == (1, '')
     state = trainer.export_weights(merge_lora=True)
@@ -168,7 +168,7 @@ def test_full_parameter_weights_are_synced_completely(tiny_llama_dir, sampler):
 
 
 def test_several_adapters_must_be_named(tiny_llama_dir, sampler):
-    """If there are several adapters, calls must name one, and syncing one does not affect the other."""
+    """If there are several adapters, calls must name an adapter, and a sync does not affect other adapters."""
     trainer = MultiLoraTransformersModel(str(tiny_llama_dir))
     manager = CheckpointEngineManager(trainer, sampler)
     for name, seed in (('a', 1), ('b', 2)):
@@ -212,7 +212,7 @@ def test_corrupt_bytes_are_refused(trainer, sampler):
 
 
 def test_unsuitable_weights_are_refused(trainer, sampler, tiny_qwen3_dir):
-    """States of another architecture, incomplete models and wrong names are refused."""
+    """Weights of another architecture, a base under an adapter's name and an adapter without a name are refused."""
     before = scores(sampler)
     foreign = TransformersModel(str(tiny_qwen3_dir))
     foreign.engine.create_full_adapter('whole')

@@ -185,7 +185,7 @@ def test_an_interrupted_merge_resumes(base, tmp_path):
 
 
 def test_files_of_another_merge_are_not_reused(base, tmp_path):
-    """A merge with other weights, another alpha or another dtype starts from the beginning."""
+    """A merge does not reuse the unfinished files of a merge with other weights or another dtype."""
     _, tensors, config = adapter(base, tmp_path / 'adapter')
     others = {name: TensorData(t.dtype, t.shape, bytes(len(t.data))) for name, t in tensors.items()}
     for args, options in (((others, config), {}), ((tensors, config), {'dtype': 'float16'})):
@@ -295,7 +295,7 @@ def test_an_unknown_dtype_is_refused(base, tmp_path):
 
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16', 'float32'])
 def test_rounding_equals_that_of_torch(dtype):
-    """Conversion from and to float32 equals torch's for ties, extreme values, infinities and NaN."""
+    """Conversion from and to float32 equals torch's for random values, ties, overflow and NaN."""
     random = np.random.default_rng(0).integers(0, 2**32, 100_000, dtype=np.uint32)
     ties = (np.arange(0, 2**16, dtype=np.uint32) << 16) | np.uint32(0x8000)
     values = np.concatenate([random, ties, ties - 1, ties + 1]).view(np.float32)

@@ -50,6 +50,7 @@ CONFIGS = {
     'anchored pattern': {'target_modules': ['q_proj'], 'alpha_pattern': {'^model.layers.1.self_attn.q_proj': 20}},
     'other initialization': {'target_modules': ['q_proj'], 'init_lora_weights': 'orthogonal'},
 }
+"""Options of `peft.LoraConfig`, by the feature that they use."""
 
 
 @pytest.fixture(scope='module')
@@ -65,7 +66,7 @@ def packed(base):
 
 
 def saved_by_peft(base: Path, folder: Path, **options):
-    """Save an adapter with random weights with PEFT; return its log-probabilities."""
+    """Let PEFT save an adapter with random weights; return the adapter's log-probabilities."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_pretrained(base, attn_implementation='eager')
     model = peft.get_peft_model(model, peft.LoraConfig(**{'r': 4, 'lora_alpha': 9, **options}))
@@ -95,7 +96,7 @@ def our_logprobs(packed, folder: Path):
 @pytest.mark.filterwarnings('ignore:It is not recommended')
 @pytest.mark.parametrize('name', CONFIGS)
 def test_an_imported_adapter_gives_pefts_results(base, packed, tmp_path, name):
-    """An adapter gives the same log-probabilities in PEFT and in this library, also after writing it again."""
+    """An adapter gives the same log-probabilities in PEFT and in this library, also after it is written again."""
     expected = saved_by_peft(base, tmp_path / 'theirs', **CONFIGS[name])
     torch.testing.assert_close(our_logprobs(packed, tmp_path / 'theirs'), expected, rtol=1e-5, atol=1e-5)
     tensors, config = read_peft_folder(tmp_path / 'theirs')
@@ -224,7 +225,7 @@ def layers(*paths):
     ],
 )
 def test_adapters_that_take_long_to_compare_are_refused(shapes, change, offending_name):
-    """Long names and large patterns are refused by their size, before they are compared."""
+    """Long names, names with many parts and large patterns are refused because of their size."""
     with pytest.raises(ValueError, match=offending_name):
         import_adapter(json.dumps({**CONFIG, **change}).encode(), shapes)
 

@@ -17,7 +17,7 @@ def _state() -> PackedState:
 
 @pytest.mark.parametrize('protocol', range(2, pickle.HIGHEST_PROTOCOL + 1))
 def test_pickled_state_is_equal(protocol: int) -> None:
-    """A state and views of its tensors are equal after pickling, with every protocol, and remain read-only."""
+    """A state and views of its tensors are equal after pickling, and the state's data remains read-only."""
     state = _state()
     for value in (state, unpack_state(state.manifest, state.data)):
         assert pickle.loads(pickle.dumps(value, protocol)) == value
@@ -25,7 +25,7 @@ def test_pickled_state_is_equal(protocol: int) -> None:
 
 
 def test_pickled_bytes_are_transferred_out_of_band() -> None:
-    """The bytes of a state are handed to the transport without a copy, and the receiver uses its buffer."""
+    """The transport receives the bytes of a state without a copy, and the restored state uses the received buffer."""
     state, buffers = _state(), list[pickle.PickleBuffer]()
     content = pickle.dumps(state, protocol=5, buffer_callback=buffers.append)
     (buffer,) = buffers

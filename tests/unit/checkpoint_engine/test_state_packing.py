@@ -54,7 +54,7 @@ def state_of(data: bytes) -> PackedState:
 
 
 def test_dtype_bytes_cover_every_dtype() -> None:
-    """The element sizes equal those of the corresponding arrays."""
+    """`DTYPE_BYTES` contains an element size for every dtype, and `TensorData` accepts it."""
     for name in DTYPE_NAMES:
         TensorData(name, (3,), bytes(3 * DTYPE_BYTES[name]))
     assert set(DTYPE_BYTES) == set(DTYPE_NAMES)
@@ -62,7 +62,7 @@ def test_dtype_bytes_cover_every_dtype() -> None:
 
 @given(adapter=tensors(min_size=1), trainer=tensors())
 def test_unpack_restores_the_packed_tensors(adapter: dict[str, TensorData], trainer: dict[str, TensorData]) -> None:
-    """Unpacking gives both sections bitwise, and the adapter section needs only its own bytes."""
+    """Unpacking gives both sections bitwise, and the adapter section is unpacked from its bytes alone."""
     state = pack_state(adapter, base_model=BASE_MODEL, lora_config=LoraConfig(), trainer=trainer)
     head = state.data[: state.manifest.adapter_size_bytes]
     assert unpack_state(state.manifest, head) == adapter
@@ -72,7 +72,7 @@ def test_unpack_restores_the_packed_tensors(adapter: dict[str, TensorData], trai
 
 @given(adapter=tensors(min_size=1), seed=st.randoms())
 def test_packing_does_not_depend_on_the_order_of_tensors(adapter: dict[str, TensorData], seed: object) -> None:
-    """Equal tensors give an equal manifest and equal bytes."""
+    """Equal tensors in another order give an equal manifest and equal bytes."""
     names = list(adapter)
     seed.shuffle(names)  # type: ignore[attr-defined]
     first = pack_state(adapter, base_model=BASE_MODEL, lora_config=LoraConfig())
@@ -232,7 +232,7 @@ def _chunk(offset: int, data: bytes) -> StateChunk:
 
 
 def test_chunks_out_of_order_or_range_are_refused_and_change_nothing() -> None:
-    """Overlapping, skipping, negative and overlong chunks are refused and leave the state unchanged."""
+    """Chunks with a wrong offset or too many bytes are refused and do not change the assembled state."""
     state = state_of(b'0123456789')
     assembler = Assembler(state.manifest)
     assembler.add(_chunk(0, b'01234'))
@@ -249,7 +249,7 @@ def test_chunks_out_of_order_or_range_are_refused_and_change_nothing() -> None:
 @settings(max_examples=30)
 @given(data=st.binary(max_size=64))
 def test_checksums_fit_a_signed_64_bit_field(data: bytes) -> None:
-    """A checksum has the bits of the unsigned hash and fits into a signed 64-bit integer."""
+    """A checksum fits into a signed 64-bit integer."""
     assert -(1 << 63) <= chunk_checksum(data) < 1 << 63
 
 

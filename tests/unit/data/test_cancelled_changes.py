@@ -62,7 +62,7 @@ class GatedThreads(StoreThreads):
 
 @pytest.fixture
 def threads() -> Iterator[GatedThreads]:
-    """Two threads."""
+    """Pool of two threads."""
     gated = GatedThreads('rows', count=2)
     yield gated
     gated.close()

@@ -42,7 +42,7 @@ def test_paths_on_the_server_are_refused() -> None:
 
 
 def full_trajectory() -> message_pb2.Trajectory:
-    """Return a chat that uses every field of its message."""
+    """Return a chat with tools, a tool call and its result, reasoning and user data."""
     trajectory = chat('question', 'answer', 'thanks')
     trajectory.messages[1].reasoning_content = 'think'
     call = trajectory.messages[1].tool_calls.add(tool_call_id='c', name='add')
@@ -74,7 +74,7 @@ def test_unsupported_and_malformed_parts_are_refused_by_field() -> None:
     cases['t.messages[0].parts[1]'] = with_image
     with_empty = chat('u')
     with_empty.messages[0].parts.add()
-    cases['t.messages[0].parts[1]!'] = with_empty
+    cases['t.messages[0].parts[1]!'] = with_empty  # The mark makes the key unique; the path ends before it.
     without_parts = chat('u')
     del without_parts.messages[0].parts[:]
     cases['t.messages[0].parts'] = without_parts

@@ -7,7 +7,7 @@ from services.kit.errors import BytesFull, Cancelled, QuotaExceeded
 
 
 def decoded(**limits: int) -> DecodedBytes:
-    """Return counters with these limits; the others are high."""
+    """Return counters with these limits; the other limits are high."""
     high = {'rows': 1000, 'dataset_bytes': 1000, 'tenant_bytes': 1000, 'total_bytes': 1000}
     return DecodedBytes(DecodedLimits(**(high | limits)))
 
@@ -27,7 +27,7 @@ def test_large_dataset_is_refused_by_quota(limits: dict[str, int], quota: str) -
 
 @pytest.mark.parametrize(('limits', 'other'), [({'tenant_bytes': 15}, 'alice'), ({'total_bytes': 15}, 'bob')])
 def test_rows_of_other_requests_count(limits: dict[str, int], other: str) -> None:
-    """The rows of a tenant's other requests count for the tenant, and those of all tenants count in total."""
+    """The rows of a tenant's other requests count for the tenant, and the rows of all tenants count in total."""
     counters = decoded(**limits)
     with counters.meter(other) as first, counters.meter('alice') as second:
         first.charge(10, 1)
@@ -60,7 +60,7 @@ def test_failed_step_releases_everything() -> None:
 
 
 def test_charge_after_the_end_of_a_request_is_refused() -> None:
-    """A thread whose request was cancelled stops at its next row, and releases nothing twice."""
+    """A charge after the end of its request raises Cancelled, and a release after the end has no effect."""
     counters = decoded()
     with counters.meter('alice') as meter:
         meter.charge(10, 1)

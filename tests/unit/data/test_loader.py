@@ -85,7 +85,7 @@ async def test_changes_of_one_tenant_run_in_order() -> None:
 
 
 async def test_waiting_changes_are_limited() -> None:
-    """A tenant's queue is limited, and a refused change does not occupy it."""
+    """A tenant's queue is limited, and a refused change does not occupy the queue."""
     locks = TenantLocks(queue_limit=1)
     async with asyncio.TaskGroup() as tasks, locks.hold('alice'):
 

@@ -1,4 +1,4 @@
-"""Rows on the disk: single rows are read back, and their digest depends on the content only."""
+"""Rows on disk: single rows are read back, and the digest of a table depends only on its content."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from services.data.domain import Table
 
 
 def encoded(count: int, *, seed: int = 0, is_packed: bool = False) -> Table:
-    """Return rows of different lengths, in the form in which `encode` produces them."""
+    """Return rows of different lengths, in the form that `encode` produces."""
     rng = np.random.default_rng(seed)
     rows = []
     for index in range(count):

@@ -26,7 +26,7 @@ OPEN = OpenRequest(
 
 
 class Store(DiskDatasets):
-    """Datasets for which another request may close the loaders and delete the files before a reader opens them."""
+    """Datasets for which another request may close the loaders and delete the files before a reader opens the files."""
 
     loaders: DiskLoaders | None = None
     is_raced = False
@@ -43,7 +43,7 @@ class Store(DiskDatasets):
 
 @pytest.fixture
 def threads() -> Iterator[StoreThreads]:
-    """A thread."""
+    """Pool of one thread."""
     started = StoreThreads('rows', count=1)
     yield started
     started.close()
@@ -88,13 +88,13 @@ async def _token_ids(loaders: Loaders, loader: Loader) -> list[int]:
 
 
 async def test_undisturbed_stream_reads_its_dataset(store: Store, kept: DiskLoaders) -> None:
-    """The tests below differ from this one only by the other request."""
+    """A stream that no other request disturbs returns all rows of its dataset."""
     loaders, loader, _ = await _opened(store, kept)
     assert await _token_ids(loaders, loader) == [5] * 4
 
 
 async def test_loader_that_was_opened_during_a_change_is_refused(store: Store, kept: DiskLoaders) -> None:
-    """A loader never returns the rows of another revision than the one that it was opened for."""
+    """A loader never returns the rows of a revision other than the one for which it was opened."""
     loaders, loader, dataset = await _opened(store, kept)
     await _saved(store, dataset, _table(6))
     with pytest.raises(InvalidField, match='opened while its dataset changed'):

@@ -61,6 +61,7 @@ SUPPORTED: dict[str, tuple[pa.Array, list[Any]]] = {
     'json': (pa.array(['{}'], pa.json_()), ['{}']),
     'truth values as bytes': (pa.ExtensionArray.from_storage(pa.bool8(), pa.array([1], pa.int8())), [1]),
 }
+"""Columns of supported types, with the JSON value of each row."""
 REFUSED: dict[str, pa.Array] = {
     'binary': pa.array([b'x']),
     'large binary': pa.array([b'x'], pa.large_binary()),
@@ -80,6 +81,7 @@ REFUSED: dict[str, pa.Array] = {
     'bytes in a map': pa.array([[('a', b'x')]], pa.map_(pa.string(), pa.binary())),
     'deep structs': pa.nulls(1, reduce(lambda kind, _: pa.struct({'y': kind}), range(70), pa.int8())),
 }
+"""Columns of types that are refused."""
 INVALID: dict[str, pa.Array] = {
     'a year above 9999': pa.array([1 << 60], pa.timestamp('s')),
     'a year below 1': pa.array([-(1 << 60)], pa.timestamp('ms')),
@@ -90,6 +92,7 @@ INVALID: dict[str, pa.Array] = {
     'a large date in a dictionary': pa.array([1 << 60], pa.timestamp('s')).dictionary_encode(),
     'a repeated key': pa.array([[('a', 1), ('a', 2)]], pa.map_(pa.string(), pa.int8())),
 }
+"""Columns of supported types with values that are refused."""
 
 
 def write_parquet(path: Path, table: pa.Table) -> None:
@@ -130,7 +133,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize('suffix', WRITERS)
 @pytest.mark.parametrize('name', SUPPORTED)
 def test_supported_types_become_json_values(tmp_path: Path, name: str, suffix: str) -> None:
-    """A value has the documented form in every format, also within lists and objects, and null stays null."""
+    """A value has the documented form in every format, also within an object, and null stays null."""
     array, expected = SUPPORTED[name]
     path = tmp_path / f'rows.{suffix}'
     WRITERS[suffix](path, pa.table({'x': array, 'n': range(len(array))}))

@@ -72,7 +72,7 @@ def test_file_with_changed_bytes_is_refused_or_read(tmp_path: Path, suffix: str)
 
 @pytest.mark.parametrize('suffix', WRITERS)
 def test_file_that_ends_early_is_refused(tmp_path: Path, suffix: str) -> None:
-    """Every prefix of a file is refused, because rows would be missing."""
+    """A truncated file is refused, because rows would be missing."""
     path = tmp_path / f'rows.{suffix}'
     WRITERS[suffix](path)
     content = path.read_bytes()

@@ -63,7 +63,7 @@ def test_wrong_batched_options_are_refused() -> None:
 
 @pytest.mark.parametrize('kind', [PackingDataset, IterablePackingDataset])
 def test_unused_processes_are_logged(kind: Any, warnings: pytest.LogCaptureFixture) -> None:
-    """Several processes for packing are logged as unused."""
+    """Several processes for packing are logged as unused, and zero processes are refused."""
     kind(DatasetMeta(data=ROWS), packing_num_proc=4)
     assert [record.args for record in warnings.records] == [('packing_num_proc', 4)]
     with pytest.raises(ValueError, match='packing_num_proc'):

@@ -30,7 +30,7 @@ KINDS = [Dataset, LazyDataset, IterableDataset]
 
 @pytest.fixture(autouse=True)
 def _no_progress_bars() -> Iterator[None]:
-    """The library shows no progress bars during a test."""
+    """Disable the progress bars of `datasets` during a test."""
     datasets.disable_progress_bars()
     yield
     datasets.enable_progress_bars()
@@ -72,7 +72,7 @@ def test_tables_are_not_copied() -> None:
 
 
 def test_given_rows_are_read_by_index_and_slice() -> None:
-    """Rows are read by index, from the end and by slice, and an index out of range is an IndexError."""
+    """Rows are read by index, from the end and by slice, and an index out of range raises IndexError."""
     dataset = Dataset(DatasetMeta(data=hf_dataset(), data_slice=[5, 2, -1, 9]))
     assert [dataset[index]['number'] for index in (0, 1, -1)] == [5, 2, 6]
     assert [row['number'] for row in dataset[1:]] == [2, 6]
@@ -118,7 +118,7 @@ def test_encoded_rows_are_converted(tiny_llama_dir: Path) -> None:
 
 
 def test_streams_are_converted_to_streams(tiny_llama_dir: Path) -> None:
-    """Each iteration of the converted stream is a pass over the dataset, including endless packs."""
+    """Each iteration of a converted stream is a pass over the dataset, and endless packs can be converted too."""
     source = IterableDataset(DatasetMeta(data=hf_dataset()))
     source.map(lambda columns: {'number': [number + 1 for number in columns['number']]})
     returned = source.to_hf()
@@ -177,7 +177,7 @@ def test_a_saved_split_is_checked(tmp_path: Path) -> None:
 
 
 def test_damaged_folders_are_refused(tmp_path: Path) -> None:
-    """The error of a saved folder with missing or invalid files names the file."""
+    """A saved folder without rows, or with a missing or invalid file, is refused; the error names the file."""
     hf_dataset().save_to_disk(tmp_path / 'one')
     file = next((tmp_path / 'one').glob('*.arrow'))
     file.write_bytes(b'nothing of the kind')
@@ -197,7 +197,7 @@ def test_damaged_folders_are_refused(tmp_path: Path) -> None:
 
 
 def test_arrow_files_are_compatible_with_the_library(tmp_path: Path) -> None:
-    """`Dataset.from_file` reads files of `save_as`, and both Arrow formats are read here."""
+    """`datasets.Dataset.from_file` reads files of `save_as`, and Twinkle reads both Arrow formats."""
     path = tmp_path / 'rows.arrow'
     Dataset(DatasetMeta(data=CHATS)).save_as(path, batch_size=2)
     assert datasets.Dataset.from_file(str(path)).to_list() == CHATS

@@ -109,7 +109,7 @@ def test_missing_files_are_refused_early_and_broken_files_on_read(tmp_path: Path
 
 
 def test_invalid_rows_do_not_end_a_pass_over_items() -> None:
-    """`items` continues after an invalid row, and a plain loop raises its error."""
+    """`items` continues after an invalid row, and a plain loop raises the row's error."""
     rows: list[dict[str, Any]] = [{'query': 'q', 'response': str(i)} for i in range(250)]
     del rows[130]['response']
     dataset = IterableDataset(DatasetMeta(data=rows))

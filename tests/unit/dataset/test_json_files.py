@@ -27,7 +27,7 @@ class Counted:
 
 
 class Trickle(io.StringIO):
-    """A file whose reads return at most three characters, so that pieces end everywhere."""
+    """A file whose reads return at most three characters, so a piece may end at any character."""
 
     def read(self, size: int | None = -1, /) -> str:
         """Return at most three characters."""
@@ -38,6 +38,7 @@ ITEMS = [
     *('{}', '[]', '""', '"xy"', '"é"', '"\\u1234"', '1.5', '-12345678901234567890', 'true', '{"a":{"b":[]}}', '[[[]]]'),
     *('{' + ','.join(f'"k{index}":""' for index in range(count)) + '}' for count in (1, 6, 11)),
 ]  # fmt: skip
+"""JSON values of several types and sizes."""
 TEXTS = {
     **{item: '[' + ','.join([item] * 20_000) + ']' for item in ITEMS},
     'one object': '{' + ','.join(f'"{index}":{{}}' for index in range(20_000)) + '}',
@@ -45,6 +46,7 @@ TEXTS = {
     'one text with a long character': '"' + 'x' * 100_000 + chr(0x1F600) + '"',
     'one text with an escape': '"' + 'x' * 100_000 + '\\ud83d\\ude00"',
 }
+"""JSON texts by name: lists that repeat an item, and single large values."""
 
 
 @pytest.mark.parametrize('name', TEXTS)
@@ -97,7 +99,7 @@ def _all(rows: Iterator[Any]) -> None:
     ],
 )
 def test_text_that_is_no_list_of_objects_is_refused(text: str, problem: str, opened: type[io.StringIO]) -> None:
-    """The error names the first item that is wrong, and no byte stays counted."""
+    """The error describes the problem, and no byte stays counted."""
     bounds = Counted()
     with pytest.raises(UnreadableFile, match=problem):
         _all(rows_of_list('a', opened(text), bounds))

@@ -64,7 +64,7 @@ def test_filter_runs_immediately_on_mapped_rows() -> None:
 
 
 def test_split_is_refused_when_the_template_is_set(tiny_llama_dir: Path) -> None:
-    """The strategy 'split' is refused, and the dataset keeps its previous template."""
+    """The strategy 'split' is refused by `set_template`, and by `encode` for a given template."""
     dataset = LazyDataset(DatasetMeta(data=[chat('a')]))
     with pytest.raises(DatasetError, match='split'):
         dataset.set_template('Template', model_id=str(tiny_llama_dir), truncation_strategy='split')

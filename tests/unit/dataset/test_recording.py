@@ -90,7 +90,7 @@ def test_misuse_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(('name', 'value'), [('WORLD_SIZE', '2'), ('RANK', '1')])
 def test_several_ranks_cannot_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
-    """Recording is refused in a process with several ranks, and no file is created."""
+    """Recording is refused if `WORLD_SIZE` is above 1 or `RANK` is not 0, and no file is created."""
     monkeypatch.setenv(name, value)
     dataset = Dataset(DatasetMeta(data=ROWS))
     with pytest.raises(NotReady):

@@ -19,6 +19,7 @@ from twinkle.dataset import (
 )
 
 WASTE_LIMIT = 0.03
+"""Maximum fraction of unused space in all packs together."""
 
 
 def feature(number: int, length: int) -> dict[str, Any]:
@@ -75,7 +76,7 @@ def test_waste_on_realistic_lengths_is_small(seed: int) -> None:
 
 
 def test_every_sample_is_returned_in_bounded_time() -> None:
-    """A sample that fits badly is returned after a bounded number of rounds."""
+    """A sample that fits badly is returned before 40 further samples are added."""
     packer = WindowPacker(capacity=100, interval=4)
     packer.add(feature(0, 51))
     for number in range(1, 40):

@@ -29,7 +29,7 @@ def test_failed_build_leaves_nothing(cache: Path) -> None:
 
 
 def test_concurrent_builders_build_once(cache: Path) -> None:
-    """If two threads need the same folder, one of them builds it and both get it."""
+    """If two threads need the same folder, it is built once."""
     calls: list[Path] = []
     is_building = threading.Event()
     may_finish = threading.Event()

@@ -1,4 +1,4 @@
-"""Uploads to and downloads from ModelScope with its own client over a loopback socket."""
+"""Uploads to and downloads from a fake ModelScope, with ModelScope's client over a loopback socket."""
 
 import subprocess
 import sys
@@ -119,7 +119,7 @@ def test_missing_repositories_are_not_found(hub: FakeModelScope) -> None:
 
 
 def test_background_pushes_are_awaited_together(hub: FakeModelScope, folder: Path) -> None:
-    """`wait_for` returns results in order; it raises a failure after all pushes are done and removes them."""
+    """`wait_for` raises a failure after all pushes are done and removes them; it returns results of later pushes."""
     pushes = [
         MSHub.async_push_to_hub('org/one', folder, token=TOKEN),
         HubOperation.async_push_to_hub('ms://other/two', folder, token=TOKEN),

@@ -20,7 +20,7 @@ from twinkle.hub import (
 
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with an empty mirror and empty caches; the network is not available."""
+    """A working directory with an empty mirror and empty caches."""
     monkeypatch.setenv('TWINKLE_HUB_DIR', str(tmp_path / 'mirror'))
     monkeypatch.setenv('TWINKLE_CACHE_DIR', str(tmp_path / 'cache'))
     monkeypatch.setenv('HF_HUB_CACHE', str(tmp_path / 'hf'))

@@ -1,4 +1,4 @@
-"""Uploads to Hugging Face with its own client over a loopback socket."""
+"""Uploads to a fake Hugging Face hub, with Hugging Face's client over a loopback socket."""
 
 import os
 import subprocess
@@ -71,7 +71,7 @@ def test_weights_are_uploaded_as_large_files(folder: Path) -> None:
 
 
 def test_dataset_that_is_too_large_is_not_downloaded(tmp_path: Path) -> None:
-    """The sizes that the hub reports are added before the first file is requested."""
+    """A dataset whose files together exceed the limit is refused with the sum of their sizes."""
     code = (
         'from twinkle.hub import DownloadTooLarge, resolve_dataset\n'
         'try:\n    resolve_dataset("hf://org/rows", download_limit_bytes=299)\n'

@@ -39,7 +39,7 @@ def test_results_are_collected_once_from_the_last_stage(axis_sizes: dict[str, in
 
 
 def test_worked_example_of_sixteen_ranks() -> None:
-    """A mesh of 2 x 2 x 2 x 2 ranks matches coordinates computed by hand."""
+    """A mesh of 2 x 2 x 2 x 2 ranks has the groups of ranks that were computed by hand."""
     mesh = DeviceMesh.from_sizes(pp_size=2, dp_size=2, cp_size=2, tp_size=2)
     assert mesh.get_pp_last_ranks() == list(range(8, 16))
     assert mesh.get_collect_ranks() == [8, 12]

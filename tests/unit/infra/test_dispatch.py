@@ -67,7 +67,7 @@ def test_other_workers_get_empty_batches() -> None:
     ],
 )
 def test_results_are_combined(collect: Any, expected: Any) -> None:
-    """Each way of combining returns its combination of two results."""
+    """Each value of `collect` combines the results of two workers as expected."""
     assert combine(collect, [[1], [3]], mesh=None) == expected
 
 

@@ -41,7 +41,7 @@ def test_impossible_sizes_are_refused(sizes: dict[str, int]) -> None:
     ],
 )
 def test_unsuitable_meshes_are_refused(sizes: dict[str, Any], error: type[Exception], message: str) -> None:
-    """A mesh that does not have one rank per process, or has other axes, is refused before a model is loaded."""
+    """A mesh without one rank per process, or with an unsupported option, is refused before a model is loaded."""
     before, mesh = runtime(), twinkle.DeviceMesh.from_sizes(**sizes)
     with pytest.raises(error, match=message):
         twinkle.initialize(global_device_mesh=mesh)
@@ -85,7 +85,7 @@ def test_initialize_sets_seed_and_runtime() -> None:
 def test_incomplete_launchers_are_refused(
     world_size: str, mesh: dict[str, int] | None, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Processes that cannot find each other, and meshes of another size, are refused before a model is loaded."""
+    """A missing rank, an invalid world size and a mesh of another size are refused before a model is loaded."""
     twinkle.initialize()
     before = runtime()
     monkeypatch.setenv('WORLD_SIZE', world_size)
@@ -101,6 +101,6 @@ def test_incomplete_launchers_are_refused(
 
 @pytest.mark.parametrize('options', [{'gpus_per_worker': 2}, {'visible_devices': '0,1'}])
 def test_devices_of_workers_are_refused(options: dict[str, Any]) -> None:
-    """A group that assigns devices to worker processes is refused by the name of the setting."""
+    """A group that assigns devices to worker processes is refused with the name of the setting."""
     with pytest.raises(NotSupportedYet, match=next(iter(options))):
         twinkle.initialize(groups=[twinkle.DeviceGroup('train', 1, **options)])

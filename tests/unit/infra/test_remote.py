@@ -91,7 +91,7 @@ def test_unknown_option_values_are_refused() -> None:
 
 
 def test_the_placement_report_lists_the_groups() -> None:
-    """The placement report has one line per group, and all lines have the same length."""
+    """The placement report names the groups, and all of its lines have the same length."""
     report = twinkle.get_device_placement()
     assert len({len(line) for line in report.strip().splitlines()}) == 1
     assert [word for word in ('one', 'many') if word in report] == ['one', 'many']

@@ -93,7 +93,7 @@ for number in range(40):
 
 @pytest.mark.parametrize('writer', WRITERS)
 def test_log_file_keeps_the_newest_lines_in_two_bounded_files(tmp_path: Path, writer: str) -> None:
-    """The log of a process, its libraries and its children uses two files of about the configured size."""
+    """Two files of about the configured size contain the newest lines of a process, its libraries and its children."""
     path, limit_bytes = tmp_path / 'logs' / 'service.log', 8192
     program = WRITING_PROGRAM.replace('PATH', str(path)).replace('LIMIT', str(limit_bytes))
     command = [sys.executable, '-c', program.replace('WRITE', WRITERS[writer])]

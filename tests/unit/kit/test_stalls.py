@@ -9,7 +9,7 @@ BLOCKED_SECONDS = 0.3
 
 
 async def test_blocked_loop_is_a_stall() -> None:
-    """A callback that blocks the event loop is measured, although no measurement runs during it."""
+    """A callback that blocks the event loop is measured, although no measurement runs during the callback."""
     stalls = StallMeter()
     async with stalls.measuring():
         await asyncio.sleep(0)

@@ -144,7 +144,7 @@ def test_public_certificate_is_shown_to_clients_only(folder: Path) -> None:
 
 
 def test_renewed_files_are_read_again(tmp_path: Path) -> None:
-    """A complete new pair is used at once, and an incomplete or missing one is ignored."""
+    """A complete new pair is used at once, and an incomplete or missing pair is ignored."""
     make_authority(tmp_path, services=('data', 'other'))
     files = TlsFiles(tls_of(tmp_path, 'data'))
     first = files.current()

@@ -254,7 +254,7 @@ async def test_an_announced_size_counts_while_the_stream_is_open(announced: Stor
 
 
 async def test_an_upload_that_does_not_fit_on_the_disk_is_refused(tmp_path: Path) -> None:
-    """An upload above the free space is refused before a byte is stored, and so is one that grows above it."""
+    """An upload that exceeds the free space, at once or when it grows, is refused before a byte is stored."""
     storage = Storage(tmp_path, UploadRules(time_to_live=HOUR, is_header_binding=False))
     with pytest.raises(DiskFull) as caught:
         await storage.announce(1 << 60)

@@ -21,6 +21,7 @@ _MESSAGES = [
     (wire.SubscribeResponse, codec.encode_subscribed, codec.decode_subscribed),
     (wire.FetchResponse, codec.encode_fetched, codec.decode_fetched),
 ]
+"""Message class, encoder and decoder of each stream with chunks."""
 
 
 def _generated(message_class, chunk):
@@ -92,7 +93,7 @@ def test_unusual_encodings_of_a_chunk_are_read(inner: bytes) -> None:
 
 
 def test_other_frames_are_parsed_by_the_generated_code() -> None:
-    """Headers, commits, events and empty messages are parsed by the generated code."""
+    """Headers, events and empty messages are read as by the generated code."""
     header = wire.PublishRequest(frame=weights_pb2.WeightFrame(header=weights_pb2.FrameHeader(adapter_id='a')))
     assert codec.decode_published(codec.encode_published(header)) == header
     synced = wire.SubscribeResponse(is_synced=True)
@@ -110,7 +111,7 @@ def test_bytes_of_a_chunk_are_a_view_of_the_message() -> None:
 
 
 def test_chunk_message_has_only_the_known_fields() -> None:
-    """The codec relies on the field numbers of the contract, which this test checks."""
+    """The fields and numbers that the codec relies on are those of the contract."""
     fields = [(field.name, field.number) for field in tensor_pb2.TensorChunk.DESCRIPTOR.fields]
     assert fields == [('offset', 1), ('data', 2), ('checksum', 3)]
     assert weights_pb2.WeightFrame.DESCRIPTOR.fields_by_name['chunk'].number == 2

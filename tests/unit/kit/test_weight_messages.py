@@ -104,7 +104,7 @@ def test_manifest_and_chunks_round_trip(config: LoraConfig, size: int) -> None:
 
 
 def test_versions_of_a_run_share_their_entries() -> None:
-    """The tensor entries of equal manifests are checked once, and all other fields come from each message."""
+    """Manifests with equal tensor entries share one object, and all other fields come from each message."""
     config = LoraConfig()
     states = [pack_state({'w': TensorData('uint8', (2,), data)}, base_model='m', lora_config=config) for data in _DATA]
     first, second = (manifest_from_proto(manifest_to_proto(state.manifest), 'x') for state in states)
@@ -118,7 +118,7 @@ def test_versions_of_a_run_share_their_entries() -> None:
     [({'digest': 'x'}, 'a.digest'), ({'base_model': ''}, 'a.base_model'), ({'size_bytes': 3}, 'a.size_bytes')],
 )
 def test_manifest_similar_to_a_cached_one_is_checked(change: dict[str, object], field: str) -> None:
-    """A cached manifest does not hide an error in a similar one, even if that one is sent repeatedly."""
+    """A cached manifest does not hide an error in a similar manifest, even if the error is sent repeatedly."""
     message = manifest_to_proto(_MANIFEST)
     manifest_from_proto(message, 'a')
     for name, value in change.items():

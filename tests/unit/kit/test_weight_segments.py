@@ -117,7 +117,7 @@ def test_folder_that_others_can_write_is_refused(folder: Path) -> None:
 
 
 def test_segment_without_enough_memory_is_refused(folder: Path) -> None:
-    """Memory is allocated with the segment, so a later write cannot fail, and a refusal leaves no file behind."""
+    """A segment that is larger than the available memory is refused when it is created, and leaves no file."""
     segments = Segments(folder)
     with pytest.raises(OSError, match=r'.'):  # the error depends on the file system
         segments.create(1 << 60)

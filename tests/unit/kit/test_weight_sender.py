@@ -196,7 +196,7 @@ async def test_subscribers_share_one_encoding(sender: Sender) -> None:
 
 
 async def test_cancelled_subscriber_does_not_fail_the_others(sender: Sender) -> None:
-    """A waiting subscriber encodes the delta if the first one is cancelled."""
+    """A waiting subscriber encodes the delta if the first subscriber is cancelled."""
     first, second = (
         asyncio.ensure_future(frames(sender, CountedBytes(NEW), receiver=ReceiverOptions(DELTA), base=base_of(OLD)))
         for _ in range(2)

@@ -1,4 +1,7 @@
-"""Tests of custom losses computed by the caller and sent to the trainer as gradients."""
+"""Tests of custom losses computed by the caller and sent to the trainer as gradients.
+
+Legend: R labels.
+"""
 
 from dataclasses import replace
 

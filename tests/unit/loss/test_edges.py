@@ -1,4 +1,7 @@
-"""Tests of edge cases: clip bounds, ties, single labels, float32 overflow, malformed groups."""
+"""Tests of edge cases: clip bounds, ties, single labels, float32 overflow, malformed groups.
+
+Legend: R labels, V vocabulary.
+"""
 
 from dataclasses import replace
 
@@ -11,6 +14,7 @@ from fixtures.loss_cases import CASES, case_id
 from twinkle.loss import InvalidLossInput, LossBatch, build_loss
 
 CLIPPING = ('GRPOLoss', 'PPOLoss', 'BNPOLoss', 'DRGRPOLoss', 'ppo')
+"""Losses that clip the ratio to [0.8, 1.2] by default."""
 
 
 def one_label(ratio, advantage, **others):
@@ -165,6 +169,7 @@ REFUSED_GROUPS = {
     'no positive': (make_arrays((1, 1, 1)), [1, 0, 1], 2),
     'no contrast': (make_arrays((1, 1)), [1, 0], 0),
 }
+"""Batch, labels, and index of the feature that the error names."""
 
 
 @pytest.mark.parametrize('name', REFUSED_GROUPS)

@@ -1,4 +1,7 @@
-"""Compares every loss with an independent implementation of its formula, and gradients with finite differences."""
+"""Compares every loss with an independent implementation of its formula, and gradients with finite differences.
+
+Legend: R labels.
+"""
 
 from dataclasses import replace
 from itertools import pairwise

@@ -1,4 +1,7 @@
-"""Tests of building losses, of their declarations, and of their errors."""
+"""Tests of building losses, of their declarations, and of their errors.
+
+Legend: R labels, K candidates of a label, V vocabulary, F features, D embedding width.
+"""
 
 import math
 

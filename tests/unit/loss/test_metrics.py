@@ -1,4 +1,7 @@
-"""Compares metrics of losses with independent formulas, and checks the signatures that users rely on."""
+"""Compares metrics of losses with independent formulas, and checks the signatures that users rely on.
+
+Legend: R labels, F features, D embedding width.
+"""
 
 import inspect
 import math

@@ -11,6 +11,7 @@ from twinkle.loss import MissingStream, build_loss
 from twinkle.loss.off_policy import masked_weights, truncated_weights
 
 LOG_K = torch.tensor([math.log(k) for k in (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)], dtype=torch.float64)
+"""Logarithms of k, the trainer's probability of a token divided by the sampler's."""
 
 
 def test_truncation_bounds_large_weights_and_keeps_small_ones():
@@ -19,7 +20,7 @@ def test_truncation_bounds_large_weights_and_keeps_small_ones():
 
 
 def test_masking_drops_both_ends_and_keeps_the_middle():
-    """Masked weights are k within the bounds, including both ends, and 0 outside."""
+    """Masked weights are k within the bounds and 0 outside."""
     assert masked_weights(LOG_K[2:], low=0.5, high=5.0).tolist() == pytest.approx([1.0, 2.0, 4.0, 0.0])
     assert masked_weights(LOG_K[:1], low=0.5, high=5.0).tolist() == [0.0]
 

@@ -1,4 +1,7 @@
-"""Tests of losses from installed packages, which must be allowed before they are imported."""
+"""Tests of losses from installed packages, which must be allowed before they are imported.
+
+Legend: R labels.
+"""
 
 import sys
 

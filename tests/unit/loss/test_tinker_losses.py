@@ -1,4 +1,7 @@
-"""Tests specific to the losses under Tinker's names; `test_formulas` tests their formulas."""
+"""Tests specific to the losses under Tinker's names; `test_formulas` tests their formulas.
+
+Legend: R labels, K candidates of a label.
+"""
 
 import math
 

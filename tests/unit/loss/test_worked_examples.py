@@ -1,4 +1,8 @@
-"""Compares preference, distillation and contrastive losses with values from papers or computed by hand."""
+"""Compares preference, distillation and contrastive losses with values from papers or computed by hand.
+
+`h` is the log-ratio of policy to reference for the chosen response, minus that for the rejected response.
+Legend: R labels, V vocabulary, F features, D embedding width.
+"""
 
 import math
 
@@ -84,7 +88,7 @@ def test_kto_compares_each_side_with_the_divergence_of_the_other():
 
 
 def test_conservative_dpo_optimum():
-    """Conservative DPO has no gradient at sigmoid(beta h) = 1 - e (arXiv 2403.00409), here 0.8."""
+    """Conservative DPO with smoothing e has no gradient at sigmoid(beta h) = 1 - e, here 0.8 (arXiv 2403.00409)."""
     margin = math.log(0.8 / 0.2) / 0.5
     batch = pair([0.0], [0.0], reference=(-margin, 0.0))
     _, gradient = value_and_gradient('DPOLoss', batch, beta=0.5, label_smoothing=0.2)

@@ -1,4 +1,7 @@
-"""Compares per-label metrics with plain Python implementations."""
+"""Compares per-label metrics with plain Python implementations.
+
+Legend: R labels, F features, D embedding width.
+"""
 
 import json
 import math
@@ -72,7 +75,7 @@ FACTS = (batch(1), batch(2, lengths=(2, 5)))
 
 
 def test_policy_metrics_are_means_over_labels():
-    """All values of the policy metric except clipping are means or maxima over labels."""
+    """All values of the policy metric except clipping are computed over the labels of all batches."""
     found, labels = report('GRPOMetric', *FACTS), list(rows(*FACTS))
     mean = statistics.fmean
     diffs = [row['new'] - row['old_logps'] for row in labels]

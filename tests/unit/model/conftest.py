@@ -50,7 +50,7 @@ def engine(model: PackedCausalLM) -> TrainerEngine:
 
 @pytest.fixture
 def make_feature():
-    """Factory of features with random tokens whose first labels are masked."""
+    """Factory of features with random tokens; the first third of the labels is masked with -100."""
 
     def draw(length: int = 12, seed: int = 0, **fields: object) -> InputFeature:
         ids = np.random.default_rng(seed).integers(3, 300, length + 1)

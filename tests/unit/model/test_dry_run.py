@@ -34,18 +34,18 @@ def test_size_equals_the_adapter(engine: TrainerEngine, pattern: dict[str, int])
 
 @pytest.mark.parametrize(('name', 'copies'), [('SGD', 0), ('AdamW', 2), ('Adagrad', 1)])
 def test_optimizer_state_is_measured(name: str, copies: int) -> None:
-    """The optimizer state per parameter is measured for each optimizer."""
+    """The optimizer state has no float32 value per parameter for SGD, two for AdamW and one for Adagrad."""
     assert full_size([1000], optimizer=name, options={}).optimizer_bytes == copies * 4000
 
 
 def test_unknown_layers_are_refused(engine: TrainerEngine) -> None:
-    """Unknown target layers are refused as for a real adapter."""
+    """The size of an adapter with unknown target layers is refused."""
     with pytest.raises(UnknownTargetModules):
         lora_size(engine.model.layers, LoraConfig(target_modules=['nothing']), **ADAMW)
 
 
 def test_probe_leaves_no_adapter(engine: TrainerEngine) -> None:
-    """A probe leaves no adapter, and a larger batch has a higher estimated peak."""
+    """A probe leaves no additional adapter, and a larger batch has a higher estimated peak."""
     engine.create_adapter('other', LoraConfig(r=4))
     probe = Probe(engine, max_pass_tokens=1024)
     for _ in range(PROBE_COUNT):

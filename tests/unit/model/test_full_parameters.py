@@ -80,7 +80,7 @@ def test_restored_lease_continues_bitwise(engine_of: Callable[[], TrainerEngine]
 
 
 def test_malformed_snapshot_leaves_the_base_unchanged(engine_of: Callable[[], TrainerEngine]) -> None:
-    """A malformed snapshot is refused, and the lease that it started is undone."""
+    """A malformed snapshot is refused, and the lease started for its restoration is ended."""
     engine, restored = engine_of(), engine_of()
     engine.create_full_adapter('full')
     snapshot = engine.snapshot('full')

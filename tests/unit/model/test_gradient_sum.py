@@ -10,7 +10,7 @@ COUNTS = [*range(1, 20), 31, 32, 33, 64, 100]
 
 
 def _gradients(count: int) -> list[list[torch.Tensor] | None]:
-    """Return gradients of very different sizes, so that another order gives other bits; some parts have none."""
+    """Return gradients of very different magnitudes, whose sum depends on the order; some parts have no gradient."""
     draw = np.random.default_rng(count)
     return [
         None
@@ -51,7 +51,7 @@ def test_neighbours_are_added_in_pairs(count: int) -> None:
 @pytest.mark.parametrize('size', [1, 2, 4, 8])
 @pytest.mark.parametrize('rank_count', [2, 4, 8])
 def test_complete_subtrees_can_be_added_separately(size: int, rank_count: int) -> None:
-    """Processes that add equal blocks of parts, and then their sums in the same tree, get bitwise the same sum."""
+    """Adding blocks of 1, 2, 4 or 8 parts separately, and then the block sums, gives bitwise the sum of all parts."""
     count = size * rank_count
     gradients = _gradients(count)
     blocks = [_total(gradients[begin : begin + size]) for begin in range(0, count, size)]
@@ -59,7 +59,7 @@ def test_complete_subtrees_can_be_added_separately(size: int, rank_count: int) -
 
 
 def test_folded_sum_adds_one_after_the_other() -> None:
-    """A folded sum starts with the first part and keeps one gradient."""
+    """A folded sum adds the parts one after another and stores a single partial sum."""
     gradients, total = _gradients(10), GradientSum(is_folded=True)
     expected = None
     for gradient in gradients:

@@ -1,4 +1,4 @@
-"""Learning rates and momenta for which torch fails in the middle of a step are refused before any change."""
+"""Tests that invalid learning rates, momenta and options are refused without changes."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def engine(engine, make_feature):
 
 @pytest.mark.parametrize('optimizer', ['AdamW', 'Adamax', 'NAdam', 'RAdam', 'SGD', 'Muon', 'Adafactor'])
 def test_a_rate_that_overflows_changes_nothing(engine, make_feature, optimizer):
-    """A step with the largest float32 learning rate is either refused without changes or completed."""
+    """A step at a learning rate near the float32 maximum is refused without changes or completes; later steps run."""
     engine.set_optimizer('a', optimizer)
     engine.forward_backward('a', [make_feature(9)])
     before = state_bytes(engine, 'a')
@@ -35,7 +35,7 @@ def test_a_rate_that_overflows_changes_nothing(engine, make_feature, optimizer):
 
 
 def test_momentum_of_1_is_refused(engine, make_feature):
-    """A step at momentum 1, with which Adam would divide by 0, is refused without changes."""
+    """A schedule up to momentum 1, at which Adam would divide by 0, is refused when it is set or before that step."""
     engine.set_optimizer('a', 'AdamW', lr=0.01)
     options = {'base_lr': 0.01, 'max_lr': 0.1, 'step_size_up': 2, 'base_momentum': 0.8, 'max_momentum': 1.0}
     try:
@@ -55,14 +55,14 @@ def test_momentum_of_1_is_refused(engine, make_feature):
 
 @pytest.mark.parametrize('power', [None, [], 'x', -1.0])
 def test_options_of_schedules_are_numbers(engine, power):
-    """An option of a schedule with a wrong type is refused with its name."""
+    """A schedule option of a wrong type or with a negative value is refused, and the message names the option."""
     with pytest.raises(InvalidComponentOptions, match='power must be a number'):
         engine.set_lr_scheduler('a', 'PolynomialLR', power=power)
 
 
 @pytest.mark.parametrize('options', [{'betas': None}, {'eps': 'x'}, {'weight_decay': [1]}, {'betas': [0.9]}])
 def test_message_about_a_wrong_type_has_no_internals(engine, options):
-    """Messages about options with wrong types do not contain Python internals."""
+    """Messages about malformed optimizer options do not contain Python internals."""
     with pytest.raises(InvalidComponentOptions) as caught:
         engine.set_optimizer('a', 'AdamW', **options)
     assert not any(word in caught.value.problem for word in ('object', 'instances', 'argument', 'tuple'))

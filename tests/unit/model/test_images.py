@@ -30,7 +30,7 @@ def color_chat(name):
 
 
 def test_adapter_learns_from_pixels(folder):
-    """An adapter learns different answers for two chats that differ only in their images."""
+    """A trained adapter predicts the answers of two chats better with their images than with swapped images."""
     model = TransformersModel(str(folder))
     model.add_adapter_to_model('default', LoraConfig(r=8, lora_alpha=16, seed=0))
     model.set_optimizer('AdamW', lr=0.01)
@@ -68,7 +68,7 @@ def run_together(folder, features):
 
 
 def test_text_and_images_share_a_pass_bitwise(folder):
-    """Text and images in one pass get bitwise the results that each gets alone."""
+    """A text and an image feature have bitwise the same results in a shared pass as in separate passes."""
     template = Template(str(folder))
     text = {'messages': [{'role': 'user', 'content': 'hi'}, {'role': 'assistant', 'content': 'yes'}]}
     with_image = {**color_chat('red'), 'images': [picture(48, 64)]}
@@ -80,7 +80,7 @@ def test_text_and_images_share_a_pass_bitwise(folder):
 
 
 def test_a_text_model_refuses_images(folder, tiny_llama_dir):
-    """A text model refuses images with the name of the field."""
+    """A text model refuses images, and the error names the field."""
     feature = Template(str(folder)).encode(color_chat('red'))
     model = TransformersModel(str(tiny_llama_dir))
     model.add_adapter_to_model('default', LoraConfig(r=4))

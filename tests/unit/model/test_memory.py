@@ -1,4 +1,4 @@
-"""Tests of out-of-memory handling with a model that refuses packs above a size."""
+"""Tests of out-of-memory handling, with a model that raises an error for packs above a given size."""
 
 from contextlib import nullcontext
 
@@ -16,7 +16,7 @@ ERRORS = [torch.OutOfMemoryError('CUDA out of memory.'), RuntimeError(CPU_MESSAG
 
 
 class LimitedModel(PackedCausalLM):
-    """Model without memory for packs of more than `max_rows` rows; it samples dropout before it fails."""
+    """Model that raises `error` for packs of more than `max_rows` tokens, after their forward pass and its dropout."""
 
     max_rows = 10**9
     error = ERRORS[0]
@@ -32,7 +32,7 @@ class LimitedModel(PackedCausalLM):
 
 
 class WholeSharding:
-    """Sharding among one rank, which holds all weights. Implements `BaseSharding`."""
+    """Sharding over a single rank, which stores all weights; implements `BaseSharding`."""
 
     pass_inputs = ()
 
@@ -93,7 +93,7 @@ def test_only_the_part_that_does_not_fit_is_halved(limited, make_feature):
         BatchItem(adapter_id='a', features=large, is_training=True),
         BatchItem(adapter_id='b', features=[make_feature(9)], is_training=True),
     ]
-    # No dropout is used, because halves get other masks than the whole batch.
+    # Dropout is off, because the halves would sample other dropout masks than the whole batch.
     unlimited, constrained = new_engine(limited, 'ab', dropout=0.0), new_engine(limited, 'ab', dropout=0.0)
     expected = unlimited.run_batch(items)
     limited.max_rows = 30
@@ -155,7 +155,7 @@ def test_a_loss_over_the_whole_batch_is_not_divided(limited, make_feature):
 
 
 def test_groups_stay_together_when_a_part_is_halved(limited, make_feature):
-    """Halving a part never separates pairs."""
+    """Halving a part never separates a pair, and a pair that does not fit is refused."""
     engine = new_engine(limited, 'a')
     engine.set_loss('a', 'DPOLoss', reference_free=True)
     pairs = [make_feature(10, seed) for seed in range(8)]
@@ -168,7 +168,7 @@ def test_groups_stay_together_when_a_part_is_halved(limited, make_feature):
 
 
 def test_other_errors_are_raised_unchanged(limited, make_feature):
-    """Other exceptions are raised unchanged and leave every adapter unchanged."""
+    """An exception that is not about memory is raised unchanged, and no adapter changes."""
     engine = new_engine(limited, 'ab')
     items = [BatchItem(adapter_id=name, features=[make_feature(20)], is_training=True) for name in 'ab']
     before = [state_of(engine, name) for name in 'ab']
@@ -181,7 +181,7 @@ def test_other_errors_are_raised_unchanged(limited, make_feature):
 @pytest.mark.parametrize('error', ERRORS, ids=['cuda', 'cpu', 'python'])
 @pytest.mark.parametrize('verb', ['forward', 'forward_only', 'forward_backward'])
 def test_memory_that_runs_out_in_a_sharded_pass_is_no_refusal(limited, make_feature, error, verb):
-    """A rank of a sharded model does not refuse a batch, because the other ranks wait for it inside the pass."""
+    """Exhausted memory in a sharded pass raises an error that does not count as out of memory and refuses no batch."""
     engine = new_engine(limited, 'a')
     limited.sharding, limited.max_rows, limited.error = WholeSharding(), 8, error
     with pytest.raises(OutOfMemoryInShardedPass) as caught:

@@ -17,7 +17,7 @@ def model(tiny_llama_dir) -> TransformersModel:
 
 
 def test_loss_of_one_batch(model, make_feature):
-    """A batch may have a loss with options, which does not change the adapter's loss."""
+    """A loss for one batch does not replace the adapter's loss; its options need a loss and must be known."""
     feature = make_feature(advantages=[1.0] * 12, old_logps=[-5.0] * 12)
     output = model.forward_backward([feature], loss='cispo', loss_options={'clip_high_threshold': 2.0})
     assert output['metrics'] == {'loss:sum': output['loss']}
@@ -29,7 +29,7 @@ def test_loss_of_one_batch(model, make_feature):
 
 
 def test_options_of_one_step(model, make_feature):
-    """Both step methods accept options for one step."""
+    """`step` and `clip_grad_and_step` accept options for one step and refuse unsupported ones."""
     model.forward_backward([make_feature()])
     assert model.step(optimizer_options={'weight_decay': 0.5}).learning_rate == 0.001
     assert model.clip_grad_and_step(learning_rate=0.25, optimizer_options={'eps': 1e-12}).learning_rate == 0.25

@@ -52,7 +52,7 @@ def test_value_loss_of_one_batch_is_refused(engine, make_feature):
 
 
 def test_tinkers_losses_return_labels_of_weight_0(engine, make_feature):
-    """Tinker's losses return log-probabilities of labels of weight 0, which have a gradient of 0."""
+    """Tinker's `cross_entropy` returns the log-probabilities of labels with weight 0, and their gradient is 0."""
     loss = build_loss('cross_entropy')
     weighted = engine.forward_only('a', [make_feature()], loss=loss)
     unweighted = engine.forward_only('a', [make_feature(loss_weights=np.zeros(12, np.float32))], loss=loss)
@@ -66,7 +66,7 @@ def test_tinkers_losses_return_labels_of_weight_0(engine, make_feature):
 
 
 def test_batch_without_labels_is_refused_for_tinkers_losses(engine, make_feature):
-    """A batch without labels is refused for Tinker's losses as for all others."""
+    """A batch whose labels are all masked is refused by Tinker's `cross_entropy`."""
     with pytest.raises(InvalidFeatures):
         engine.forward_backward(
             'a', [{**make_feature(), 'labels': np.full(12, -100)}], loss=build_loss('cross_entropy')
@@ -75,7 +75,7 @@ def test_batch_without_labels_is_refused_for_tinkers_losses(engine, make_feature
 
 
 def test_several_targets_per_label(engine, make_feature):
-    """Several targets per label return [T, K] log-probabilities; gradients equal those of one batch per target."""
+    """Several targets per label give log-probabilities [label, target] and the gradient of one batch per target."""
     feature = make_feature()
     ids = np.stack([feature['labels'], np.arange(12) + 7], axis=1)
     ids[:4] = 1
@@ -125,7 +125,7 @@ def test_options_of_every_step_equal_the_optimizers_options(model, make_feature)
      {'weight_decay': math.inf}, {'foreach': True}, {'beta': 0.1}],
 )  # fmt: skip
 def test_invalid_step_options_are_refused(engine, make_feature, verb, options):
-    """Unknown options, options of the state and values out of range are refused and change nothing."""
+    """Unknown options, options that one step cannot change, and values out of range are refused and change nothing."""
     arguments = (
         {'optimizer_options': options} if verb == 'step' else {'step_options': StepOptions(optimizer_options=options)}
     )

@@ -33,7 +33,7 @@ def test_part_that_does_not_fit_is_first_in_the_next_pass():
 
 
 def test_large_part_runs_alone():
-    """A part larger than a pass runs alone, in its order."""
+    """A part larger than a pass runs alone, after the smaller parts that fit before it."""
     assert plan([[3], [50], [3]], max_tokens=10) == [[Slot(0, 0), Slot(2, 0)], [Slot(1, 0)]]
 
 
@@ -51,7 +51,7 @@ def test_dropped_item_does_not_run():
 
 @pytest.mark.parametrize('seed', range(60))
 def test_every_part_runs_once_in_order_within_bounds(seed):
-    """Every part runs once, parts of an item in order in different passes, and shared passes respect the limit."""
+    """Every part runs once, the parts of an item run in order in different passes, and shared passes obey the limit."""
     rng = random.Random(seed)
     limit = rng.randint(1, 40)
     items = [[rng.randint(1, 50) for _ in range(rng.randint(1, 6))] for _ in range(rng.randint(1, 8))]
@@ -66,7 +66,7 @@ def test_every_part_runs_once_in_order_within_bounds(seed):
 
 @pytest.mark.parametrize('seed', range(20))
 def test_passes_are_full(seed):
-    """A part that is not in a pass does not fit into it."""
+    """The next part of an item that is absent from a pass would not fit into that pass."""
     rng = random.Random(seed)
     items = [[rng.randint(1, 10) for _ in range(rng.randint(1, 4))] for _ in range(6)]
     done = [0] * len(items)

@@ -47,7 +47,7 @@ def random_item(rng, make_feature, adapter_id):
 
 
 def result_bytes(result):
-    """Return all numbers of a result as bytes."""
+    """Return losses, token count and log-probabilities of a result in a form that is compared bitwise."""
     return (
         np.float64(result.loss_sum).tobytes(), np.float64(result.loss).tobytes(), result.num_tokens,
         [logps.tobytes() for logps in result.logps],
@@ -162,7 +162,7 @@ def test_all_losses_share_passes_bitwise(model, make_feature):
     [('CrossEntropyLoss', {}), ('GRPOLoss', {'entropy_coef': 0.1}), ('GKDLoss', {}), ('PPOValueLoss', {})],
 )
 def test_failing_adapters_do_not_affect_others(model, make_feature, loss, options):
-    """Adapters with invalid weights, overflowing gradients and refused batches do not change other results."""
+    """Adapters with invalid or overflowing weights and refused batches do not change the results of other adapters."""
     names = ('healthy', 'not-a-number', 'infinite', 'overflowing', 'refused', 'also-healthy')
     shared, alone = TrainerEngine(model), TrainerEngine(model)
     for engine, own in ((shared, names), (alone, ('healthy', 'also-healthy'))):
@@ -313,7 +313,7 @@ def test_a_processor_that_fails_does_not_affect_others(model, make_feature):
 
 
 def test_division_into_parts_is_independent(model, make_feature):
-    """A large batch is divided the same way with and without other batches, which share its passes if they fit."""
+    """Batches are divided by the token limit of a pass; training batches that fit together share a pass."""
     engine = TrainerEngine(model, max_pass_tokens=32)
     for name in 'abc':
         engine.create_adapter(name, LoraConfig(r=4, seed=1))
@@ -336,7 +336,7 @@ def test_division_into_parts_is_independent(model, make_feature):
 
 
 def test_errors_are_returned(engine, make_feature):
-    """Unknown adapters, invalid features and disabled adapters in training are returned as errors."""
+    """Unknown adapters, invalid features and disabled adapters in training are returned; duplicate adapters raise."""
     items = [
         BatchItem(adapter_id='ghost', features=[make_feature()], is_training=True),
         BatchItem(adapter_id='a', features=[], is_training=False),

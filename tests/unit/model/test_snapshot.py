@@ -21,7 +21,7 @@ def new_engine(model, config=CONFIG):
 
 
 def run(engine, features):
-    """Train on one feature after the other; return every loss."""
+    """Train on the features one by one; return all losses."""
     losses = []
     for feature in features:
         losses.append(engine.forward_backward('a', [feature]).loss)
@@ -79,7 +79,7 @@ def test_loading_weights_does_not_load_the_optimizer(model, make_feature):
     'config', [LoraConfig(r=8, seed=7), LoraConfig(r=4, target_modules=('q_proj',)), LoraConfig(r=4, lora_alpha=99)]
 )
 def test_another_configuration_is_refused(model, config):
-    """Weights of other layers, ranks or scaling are refused."""
+    """A snapshot with other target layers, rank or scaling is refused and changes no weights."""
     snapshot = new_engine(model, config).export_state('a', is_optimizer_included=True)
     engine = new_engine(model)
     before = [parameter.clone() for parameter in engine.adapter('a').weights.parameters()]

@@ -16,7 +16,7 @@ def gradients_of(engine):
 
 
 def snapshot_of(engine):
-    """Return weights, gradient, counters, learning rate and schedule position."""
+    """Return weights, gradient, counters, learning rate, gradient norm and schedule position."""
     state = engine.adapter('a')
     tensors = [item.numpy(force=True).tobytes() for item in state.parameters()]
     gradients = [None if item.grad is None else item.grad.numpy().tobytes() for item in state.parameters()]
@@ -26,7 +26,7 @@ def snapshot_of(engine):
 
 @pytest.fixture
 def ready(engine, make_feature):
-    """Trainer whose adapter has a gradient and a nonzero B."""
+    """Trainer whose adapter has a gradient and nonzero LoRA matrices B."""
     engine.set_optimizer('a', 'AdamW', lr=1e-2)
     for seed in range(2):
         engine.forward_backward('a', [make_feature(20, seed)])
@@ -62,7 +62,7 @@ def test_invalid_limits_are_refused(ready, limits):
 
 
 def test_health_is_measured_layer_by_layer(ready):
-    """Health has the norms of unclipped gradients, of weights before the step, and of updates per layer."""
+    """Health reports, per layer, the unclipped gradient's norm, the earlier weights' norm and the relative update."""
     before = {name: item.detach().clone() for name, item in ready.adapter('a').named_parameters().items()}
     gradients, divisor = dict(zip(before, gradients_of(ready), strict=True)), ready.adapter('a').divisor
     health = ready.clip_grad_and_step('a', max_grad_norm=1e-3, is_health_returned=True).layers

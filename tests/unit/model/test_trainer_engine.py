@@ -1,4 +1,4 @@
-"""Compares the trainer's methods with transformers and peft, and tests their guarantees."""
+"""Tests of the trainer's methods, some of them compared with transformers and peft."""
 
 import math
 
@@ -104,7 +104,7 @@ def test_padding_does_not_change_results(engine, make_feature):
 
 
 def test_packed_feature_equals_separate_ones(engine, make_feature):
-    """Samples packed into one feature do not attend to each other."""
+    """Samples packed into one feature have the log-probabilities of separate features."""
     first, second = make_feature(10, 1), make_feature(8, 2)
     packed = {
         'input_ids': np.concatenate([first['input_ids'], second['input_ids']]),
@@ -154,7 +154,7 @@ def test_accumulated_batches_equal_one_large_one(model, make_feature):
 
 
 def test_sum_reduction_does_not_divide_the_gradient(engine, make_feature):
-    """Reduction 'sum' applies the gradient of the summed loss, and 'mean' that of the mean."""
+    """The gradient norm with reduction 'sum' is the norm with 'mean' times the number of labels."""
     batch = [make_feature(20)]
     norms = {}
     for reduction in ('sum', 'mean'):
@@ -183,7 +183,7 @@ def test_forward_loss_backward_equals_forward_backward(engine, make_feature):
 
 
 def test_forward_only_changes_nothing_and_can_disable_the_adapter(engine, make_feature):
-    """Evaluation adds no gradient and applies no dropout; with a disabled adapter it evaluates the base model."""
+    """Evaluation counts no training batch, and with a disabled adapter it evaluates the base model."""
     batch = [make_feature(20)]
     fresh = engine.forward_only('a', batch)
     engine.set_optimizer('a', 'AdamW', lr=0.1)
@@ -240,7 +240,7 @@ def test_loss_that_is_not_finite_adds_nothing(engine, make_feature):
 
 
 def test_a_batch_without_a_counting_label_is_refused(engine, make_feature):
-    """A batch without counted labels is refused for training and accepted for evaluation."""
+    """A batch whose labels all have weight 0 is refused for training and accepted for evaluation."""
     batch = [make_feature(6, loss_weights=np.zeros(6))]
     with pytest.raises(InvalidFeatures) as refusal:
         engine.forward_backward('a', batch)
@@ -267,7 +267,7 @@ def test_unknown_and_taken_ids_are_refused(engine):
 
 
 def test_unknown_components_and_options_are_refused(engine):
-    """Unknown components and options are refused with the known names and change nothing."""
+    """Unknown components, invalid options and a temperature of 0 are refused, and the optimizer is not replaced."""
     optimizer = engine.adapter('a').optimizer
     with pytest.raises(UnknownComponent, match='AdamW'):
         engine.set_optimizer('a', 'AdamX')

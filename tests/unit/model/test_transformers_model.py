@@ -1,4 +1,4 @@
-"""Tests of the public trainer classes."""
+"""Tests of `TransformersModel` and `MultiLoraTransformersModel`."""
 
 import json
 import os
@@ -109,7 +109,7 @@ def test_resume_from_a_folder_continues_bitwise(trainer, tiny_llama_dir, tmp_pat
 
 
 def test_load_without_optimizer(trainer, tmp_path, make_feature):
-    """A checkpoint without optimizer can be loaded but not resumed."""
+    """A checkpoint without optimizer can be loaded but not resumed; absent folders and invalid names are refused."""
     trainer.forward_backward([make_feature()])
     trainer.clip_grad_and_step()
     saved = trainer.get_state_dict()
@@ -234,7 +234,7 @@ def test_chats_need_a_template(trainer):
 
 
 def test_a_function_may_be_the_loss(trainer, make_feature):
-    """A function as loss gets the labels' log-probabilities, and its loss and metrics are reported."""
+    """A loss function receives the labels' log-probabilities, and its loss and metrics are reported."""
     seen = []
 
     def loss(batch):
@@ -249,7 +249,7 @@ def test_a_function_may_be_the_loss(trainer, make_feature):
 
 
 def test_multi_lora_is_bounded(tiny_llama_dir):
-    """Adapters beyond max_loras or max_r are refused until one is removed."""
+    """An adapter with a rank above max_r is refused; an adapter beyond max_loras is refused until one is removed."""
     model = MultiLoraTransformersModel(str(tiny_llama_dir), max_loras=1, max_r=8)
     with pytest.raises(InvalidArgument, match='max_r'):
         model.add_adapter_to_model('a', LoraConfig(r=4, rank_pattern={'q_proj': 16}))
@@ -261,7 +261,7 @@ def test_multi_lora_is_bounded(tiny_llama_dir):
 
 
 def test_streams_as_arguments(trainer, make_feature):
-    """Advantages per example, per label, per token and in a sampler's format give the same loss."""
+    """Advantages per example, label or token or in a sampler's format give one loss; malformed ones are refused."""
     features = [make_feature(12, 1), make_feature(9, 2)]
     trainer.set_loss('GRPOLoss', epsilon=0.2)
     counts = [int((feature['labels'] != -100).sum()) for feature in features]

@@ -22,7 +22,7 @@ def trainer(tiny_llama_dir: Path) -> TransformersModel:
 def test_upload_omits_the_state_for_resuming(
     trainer: TransformersModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, async_upload: bool
 ) -> None:
-    """An upload omits the state for resuming, and is complete on return without `async_upload`."""
+    """An upload omits the trainer state and the marker file; without `async_upload`, it is complete on return."""
     # Only small files are used, because the hub's client uploads weights by another protocol.
     for name in ('adapter_config.json', 'trainer_state.safetensors', '.unfinished.json'):
         (tmp_path / name).write_text('{}')

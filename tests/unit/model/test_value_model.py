@@ -65,7 +65,7 @@ def test_critic_without_adapter_trains_the_whole_model(tiny_llama_dir, features)
 
 
 def test_full_critic_gradient(tiny_llama_dir, features):
-    """The backbone gradient with a nonzero head equals that of transformers with the same formula."""
+    """The backbone gradient with a nonzero head equals the gradient of the same formula computed with transformers."""
     critic = TransformersValueModel(str(tiny_llama_dir))
     critic.set_optimizer('SGD', lr=0.0)
     critic.forward_only(features, **TARGETS)
@@ -87,7 +87,7 @@ def test_full_critic_gradient(tiny_llama_dir, features):
 
 
 def test_lora_critic(tiny_llama_dir, features):
-    """A LoRA critic has a value head from the start and excludes full-parameter training."""
+    """A LoRA critic lowers its loss and excludes full-parameter training of the same model."""
     critic = TransformersValueModel(str(tiny_llama_dir))
     critic.add_adapter_to_model('critic', CONFIG)
     critic.set_optimizer('AdamW', lr=1e-2)
@@ -135,7 +135,7 @@ def test_value_head_is_loaded_without_optimizer(tiny_llama_dir, tmp_path: Path, 
 
 
 def test_value_head_in_the_trainer_state_is_loaded(tiny_llama_dir, tmp_path: Path, features):
-    """A value head stored only in the trainer state, as by the checkpoint service, is loaded too."""
+    """A value head stored only in the trainer state, where the checkpoint service stores it, is loaded too."""
     first, second = (TransformersValueModel(str(tiny_llama_dir)) for _ in range(2))
     for critic in (first, second):
         critic.add_adapter_to_model('critic', CONFIG)
@@ -149,7 +149,7 @@ def test_value_head_in_the_trainer_state_is_loaded(tiny_llama_dir, tmp_path: Pat
 
 
 def test_mismatched_checkpoint_is_refused(tiny_llama_dir, tmp_path: Path, features):
-    """A head of another width and a checkpoint of another kind are refused and change no values."""
+    """A value head of another width is refused without changes; a critic without adapter refuses a LoRA checkpoint."""
     critic = TransformersValueModel(str(tiny_llama_dir))
     critic.add_adapter_to_model('critic', CONFIG)
     critic.set_optimizer('AdamW', lr=1e-2)

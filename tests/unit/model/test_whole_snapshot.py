@@ -15,10 +15,11 @@ from twinkle.module import optimizer_names, scheduler_names
 CLOCK_VALUES = {
     name for metric in METRICS.names for name in METRICS.build(metric, {}).wall_clock_values
 }  # fmt: skip
+"""Metric values that depend on the wall clock and are therefore not compared."""
 
 
 def state_of(engine):
-    """Return the entire state of an adapter as comparable values."""
+    """Return the adapter's tensors, counters, choices of components, metrics and random state as comparable values."""
     state = engine.adapter('a')
     tensors = [
         tensor.numpy(force=True).tobytes()
@@ -106,11 +107,12 @@ OPTIONS = {
     'AdamW': {'lr': 1e-2, 'amsgrad': True, 'betas': [0.8, 0.9]},
     'Adam': {'lr': 1e-2, 'groups': [{'pattern': 'lora_B', 'lr': 1e-1}]},
 }
+"""Options by optimizer; an optimizer that is absent or has `None` uses a learning rate of 0.01."""
 
 
 @pytest.mark.parametrize('name', optimizer_names())
 def test_every_optimizer_is_restored_bitwise(model, make_feature, name):
-    """Every optimizer is restored bitwise in the middle of an accumulated step, with a value head."""
+    """Every installed optimizer is restored bitwise in the middle of an accumulated step, with a value head."""
     engine = TrainerEngine(model)
     engine.create_adapter('a', LoraConfig(r=4, lora_dropout=0.1, seed=1, target_modules=('q_proj',)))
     options = OPTIONS.get(name, {'lr': 1e-2})
@@ -150,7 +152,7 @@ SCHEDULES = {
 
 @pytest.mark.parametrize('name', scheduler_names())
 def test_every_schedule_is_restored_bitwise(model, make_feature, name):
-    """Every schedule is restored bitwise, from before its first step to after its third."""
+    """Every schedule is restored bitwise after 0, 2, 4 and 6 steps."""
     engine = TrainerEngine(model)
     engine.create_adapter('a', LoraConfig(r=2, seed=1, target_modules=('q_proj',)))
     engine.set_optimizer('a', 'SGD', lr=0.1, momentum=0.9)
@@ -208,7 +210,7 @@ def test_no_snapshot_while_a_forward_is_pending(engine, make_feature):
 
 
 def test_invalid_snapshots_are_refused(engine, model, make_feature):
-    """An id in use, incomplete snapshots, other layers and malformed tensors are refused without changes."""
+    """An id in use, incomplete snapshots, another rank and malformed tensors are refused and create no adapter."""
     engine.forward_backward('a', [make_feature()])
     whole = engine.snapshot('a')
     with pytest.raises(AdapterExists):

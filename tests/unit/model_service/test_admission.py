@@ -1,4 +1,4 @@
-"""Slots of tenants: limits on number and bytes, order of granting, and the retry time of refusals."""
+"""Tests of queue slots: limits on their number and bytes, the order of granting, and the retry time of refusals."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -189,7 +189,7 @@ async def test_an_urgent_operation_is_admitted_beyond_the_limit() -> None:
 
 
 async def test_the_retry_time_follows_the_rate_of_the_queue() -> None:
-    """If a slot is released every two seconds and one caller waits, the retry time is four seconds."""
+    """If a slot is released every two seconds, the retry time is two seconds, and four while another caller waits."""
     harness = Harness(operation_count=1)
     for _ in range(20):
         slots = await harness.hold()

@@ -51,7 +51,7 @@ def test_contradiction_is_named(fields, field):
     ids=['labels', 'name', 'value', 'targets', 'pattern', 'parameters'],
 )
 def test_data_stored_with_an_adapter_is_bounded(fields, field):
-    """Everything stored with an adapter has a size limit, because it stays in memory."""
+    """Metadata, target modules and rank patterns have size limits, because an adapter keeps them in memory."""
     with pytest.raises(InvalidField) as refusal:
         create_request_from_proto(request(**fields))
     assert refusal.value.field == field

@@ -55,7 +55,7 @@ def test_an_impossible_plan_is_refused(fields, field):
 
 @pytest.mark.parametrize('available', [99, 100])
 def test_estimated_cost_is_converted(available):
-    """All values are converted, and a plan fits if its peak memory does."""
+    """All values are converted, and a plan fits if its peak memory is at most the available memory."""
     cost = PlanCost(
         parameter_count=7, adapter_bytes=28, peak_bytes=100, step_time=timedelta(seconds=1.5), available_bytes=available
     )

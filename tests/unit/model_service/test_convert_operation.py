@@ -49,7 +49,7 @@ def training_verb(**extra):
 
 
 def test_gradient_limits_are_converted():
-    """Gradient limits are converted; unset ones have the domain's defaults."""
+    """Gradient limits, a learning rate of 0 and the health flag are converted; unset fields have default values."""
     verb = converted(clip_grad_norm=wire.ClipGradNorm(max_grad_value=0.5, norm_type=math.inf))
     assert verb == domain.ClipGradNorm(max_grad_value=0.5, norm_type=math.inf)
     verb = converted(clip_grad_and_step=wire.ClipGradAndStep(max_grad_norm=2.0, is_health_returned=True))
@@ -84,7 +84,7 @@ def test_a_malformed_option_of_a_step_is_named(verb, fields, field):
 
 
 def test_loss_of_a_batch_is_converted():
-    """Both verbs that compute a loss accept a loss for the batch; unset means the adapter's."""
+    """ForwardOnly and ForwardBackward accept a loss for the batch; an unset loss means the adapter's loss."""
     loss = training_config_pb2.LossConfig(name='ppo', options=struct_of({'clip_low_threshold': 0.9}))
     chosen = LossChoice(name='ppo', options={'clip_low_threshold': 0.9})
     batch = training_verb().batch
@@ -99,7 +99,7 @@ def test_loss_of_a_batch_is_converted():
     + [('max_grad_value', value) for value in (0.0, -1.0, math.inf, math.nan)],
 )
 def test_an_invalid_limit_is_refused(name, value):
-    """Zero, negative and undefined limits are refused by name, as is an infinite limit for elements."""
+    """Zero, negative and NaN limits are refused with their path, as is an infinite limit for elements."""
     assert refused_field(clip_grad_norm=wire.ClipGradNorm(**{name: value})) == f'operation.clip_grad_norm.{name}'
 
 
@@ -112,7 +112,7 @@ def test_undo_needs_at_least_one_step(count):
 
 @pytest.mark.parametrize('name', ['', '../up', 'a/b', 'x' * 129])
 def test_export_name_must_not_be_a_path(name):
-    """A name that could leave the folder of exports is refused."""
+    """An empty, overlong or path-like export name is refused, and a plain name is converted."""
     assert refused_field(export_merged=wire.ExportMerged(name=name)) == 'operation.export_merged.name'
     assert converted(export_merged=wire.ExportMerged(name='merged-1')) == domain.ExportMerged(name='merged-1')
 
@@ -143,11 +143,12 @@ HOSTILE = {
     'negative id': ('teacher_topk_ids', np.full((4, 2), -100), ''),
     'not a number': ('returns', np.full(4, math.nan, np.float32), ''),
 }
+"""Invalid extra tensors: the name, the value and the suffix of the refused path."""
 
 
 @pytest.mark.parametrize('case', HOSTILE)
 def test_hostile_extra_tensor_is_named(case):
-    """A stream that no loss can read is refused with its name in the path."""
+    """An extra tensor that no loss can read is refused with its name in the path."""
     name, value, suffix = HOSTILE[case]
     path = f'operation.forward_backward.batch.features.features[0].extra_tensors[{name!r}]'
     assert refused_field(forward_backward=training_verb(**{name: value})) == path + suffix
@@ -155,7 +156,7 @@ def test_hostile_extra_tensor_is_named(case):
 
 @given(st.binary(max_size=64), st.lists(st.integers(-(2**62), 2**62), max_size=3), st.sampled_from(list(EXTRA_STREAMS)))
 def test_arbitrary_bytes_are_refused_without_a_crash(data, shape, name):
-    """Arbitrary bytes and shapes of a stream are refused with its path and never cause a crash."""
+    """Arbitrary bytes and shapes of a stream are converted, or refused with the stream's name; none causes a crash."""
     verb = training_verb()
     tensor = tensor_pb2.Tensor(dtype=tensor_pb2.DTYPE_FLOAT32, shape=shape, data=data)
     verb.batch.features.features[0].extra_tensors[name].CopyFrom(tensor)
@@ -210,7 +211,7 @@ def test_groups_inside_the_options_are_refused():
 
 
 def test_health_and_receipt_are_converted():
-    """All values of a step and of its receipt are converted."""
+    """The layer health, receipt and warnings of a step are converted, and an absent gradient norm stays unset."""
     layer = LayerHealth(
         path='q', grad_norm=1.0, weight_norm=2.0, relative_update=0.5, non_finite_location='lora_A[0, 1]'
     )
@@ -238,7 +239,7 @@ def test_data_cursor_needs_the_optimizer():
 
 
 def test_training_and_evaluation_metrics_are_separate():
-    """Training and evaluation metrics survive a round trip in separate lists; one without a name is refused."""
+    """Training and evaluation metrics survive a round trip in separate lists; a metric without a name is refused."""
     message = training_config_pb2.TrainingConfig(
         metrics=[{'name': 'LossMetric'}], evaluation_metrics=[{'name': 'Accuracy'}]
     )

@@ -48,7 +48,7 @@ async def test_deletion_fails_operations_that_wait_for_the_engine() -> None:
 
 
 async def test_versions_of_a_deleted_adapter_are_deleted_before_the_service_closes() -> None:
-    """The versions of a deleted adapter are deleted, those of other adapters stay, and a closing service waits."""
+    """The versions of a deleted adapter are deleted before `close` returns, and those of other adapters remain."""
     harness = Harness()
     deleted, other = await harness.adapter(), await harness.adapter(request_id='r2')
     for adapter in (deleted, other):

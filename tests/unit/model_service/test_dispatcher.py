@@ -28,7 +28,7 @@ class Harness:
         self.dispatcher = Dispatcher(self.trainer, own, self.clock, batch_seconds=batch_seconds)
 
     async def adapters(self, count: int, *, tenant: str = 'alice') -> list[Adapter]:
-        """Return adapters of a tenant."""
+        """Create adapters for a tenant."""
         created = [_adapter(f'{tenant}-{index}', tenant) for index in range(count)]
         for adapter in created:
             await self.trainer.create_adapter(adapter.adapter_id, adapter.lora_config, adapter.training_config)
@@ -278,7 +278,7 @@ async def _run_timed(harness: Harness, adapters: list[Adapter], *, seconds: floa
 
 
 async def test_adapters_with_short_think_times_share_the_next_pass() -> None:
-    """The dispatcher waits for adapters that usually return at once, so that they share the next pass."""
+    """The dispatcher delays a pass for adapters whose next verb usually arrives quickly, and runs all together."""
     harness = Harness()
     adapters = await harness.adapters(3)
     for _ in range(2):

@@ -26,7 +26,7 @@ def test_equal_outcomes_have_no_difference():
 
 
 def test_values_are_compared_if_recorded():
-    """Values are compared only if recorded, because older journals lack them."""
+    """The outputs of a value head are compared only if they were recorded, because older journals lack them."""
     critic = replace(FORWARD, outcome=replace(FORWARD.outcome, values=[np.zeros(12, np.float32)]))
     other = replace(FORWARD, outcome=replace(FORWARD.outcome, values=[np.full(12, -0.0, np.float32)]))
     assert first_difference(FORWARD, critic) is None
@@ -49,7 +49,7 @@ def test_values_are_compared_if_recorded():
     ],
 )
 def test_a_difference_in_the_last_bit_is_located(change, path):
-    """A difference in the last bit is reported with its location and both values."""
+    """A difference, even in the last bit or in the sign of zero, is reported with its location."""
     recorded = replace(FORWARD, outcome=replace(FORWARD.outcome, metrics={'accuracy': 0.0}))
     replayed = replace(recorded, outcome=replace(recorded.outcome, **change))
     assert first_difference(recorded, replayed).startswith(f'{path}: recorded ')

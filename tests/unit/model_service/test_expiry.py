@@ -30,7 +30,7 @@ PREFIX = 'adapter-expired'
 
 
 class OwnedStore(StrictStore):
-    """A store that records the tenants that it is used for."""
+    """A store that records the tenants of its saves, and whose saves can be blocked or made to fail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ async def _trained(service, request_id='r1', *, number=1, **fields):
 
 
 async def _end_session(service, adapter_id):
-    """Park the adapter like the gateway at the end of a successful session, which saves nothing."""
+    """Park the adapter without saving it, as the gateway does at the end of a successful session."""
     await service.verbs.park_adapter(ALICE, adapter_id)
 
 
@@ -190,7 +190,7 @@ async def test_full_parameter_run_is_never_removed(journal, store, clock):
 
 @pytest.mark.parametrize(('settings', 'limit'), [({}, LIMIT), ({'parked_adapter_days': 0}, None)])
 def test_setting_is_a_number_of_days(settings, limit):
-    """The default is 90 days, zero keeps all adapters, and other values are refused with the name of the setting."""
+    """The default is 90 days, zero sets no limit, and invalid numbers are refused with the name of the setting."""
     required = {'base_model': 'tiny', 'checkpoint_address': 'localhost:1'}
     assert make_limits(ModelConfig(**required, **settings)).unused_for == limit
     for wrong in (-1, 0.5, 36_501):
@@ -227,7 +227,7 @@ async def test_a_deleted_checkpoint_is_saved_again(journal, store, clock, is_del
 
 
 async def test_failed_save_keeps_the_adapter_and_is_logged_once(journal, store, clock):
-    """An adapter that cannot be saved is kept without delaying others, and the next sweep removes it."""
+    """An adapter whose save fails is kept with a single warning, others are removed, and a later sweep removes it."""
     service = await _start(journal, store, clock)
     adapter_ids = [await _trained(service, f'r{index}') for index in range(2)]
     for adapter_id in adapter_ids:
@@ -275,7 +275,7 @@ async def test_waiting_operation_keeps_the_adapter(journal, store, clock):
 
 
 async def test_other_adapters_do_not_wait_for_a_save(journal, store, clock):
-    """An operation of another adapter takes one pass while a sweep waits for the checkpoint service."""
+    """An operation of another adapter runs while a sweep waits for the checkpoint service."""
     service = await _start(journal, store, clock)
     other_id, *adapter_ids = [await _trained(service, f'r{index}') for index in range(3)]
     for adapter_id in adapter_ids:
@@ -294,7 +294,7 @@ async def test_other_adapters_do_not_wait_for_a_save(journal, store, clock):
 
 
 async def test_sweeps_are_repeated_until_cancelled(journal, store, clock):
-    """Unused adapters are removed at the start and after each interval."""
+    """Unused adapters are removed after each pause of one interval, until the sweeps are cancelled."""
     service = await _start(journal, store, clock)
     adapter_ids = [await _trained(service, f'r{index}') for index in range(2)]
     pauses, counts = [], []
@@ -369,7 +369,7 @@ async def test_a_crash_during_a_sweep_loses_nothing(is_settled):
 
 
 async def test_adapter_that_crashes_the_service_is_kept(journal, store, clock):
-    """An adapter whose save ends the process is kept after three attempts, and others are removed."""
+    """An adapter whose save ends the process is kept after `MAX_ATTEMPTS` attempts, and others are removed."""
     service = await _start(journal, store, clock)
     poisoned, other = await _trained(service), await _trained(service, 'other')
     await _end_session(service, poisoned)

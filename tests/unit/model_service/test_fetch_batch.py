@@ -44,7 +44,7 @@ def example(token: int, length: int = 4) -> InputFeature:
 
 
 def by_handle(adapter_id: str, number: int, *, loader_id: str = 'ld', consumed: int = 0) -> Operation:
-    """Return forward_backward over the batch after this number of examples."""
+    """Return forward_backward over the loader's batch that starts after `consumed` examples."""
     batch = operation_pb2.Batch(loader={'loader_id': loader_id, 'cursor': {'consumed_rows': consumed}})
     message = operation_pb2.Operation(
         adapter_id=adapter_id, sequence_number=number, forward_backward=operation_pb2.ForwardBackward(batch=batch)
@@ -53,7 +53,7 @@ def by_handle(adapter_id: str, number: int, *, loader_id: str = 'ld', consumed: 
 
 
 class Harness(FakePorts):
-    """The service for alice, with a loader of five examples and an adapter."""
+    """The service with alice's loader of five examples in batches of two."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Harness(FakePorts):
 
 
 async def test_batch_is_fetched_and_the_next_cursor_returned():
-    """The engine gets the loader's examples, the receipt counts their tokens, and the result has the next cursor."""
+    """The journal has the loader's examples, the receipt counts their tokens, and the result has the next cursor."""
     harness = Harness()
     adapter_id = await harness.create()
     result = await harness.execute(by_handle(adapter_id, 1, consumed=2))
@@ -95,7 +95,7 @@ async def test_repeat_is_answered_without_fetching():
 
 @pytest.mark.parametrize('failure', [ServiceUnreachable('data'), InvalidField('batch.loader.cursor', 'no')])
 async def test_refusal_leaves_the_number_free(failure):
-    """A refused fetch leaves the number free, and the same operation succeeds later."""
+    """A failed fetch leaves the sequence number free, and the same operation succeeds later."""
     harness = Harness()
     adapter_id = await harness.create()
     harness.batches.failures.append(failure)
@@ -135,7 +135,7 @@ async def test_without_a_data_service_handles_are_refused():
 
 
 def fill_of(batches: FakeBatches, *, tenant_bytes: int) -> FetchBatch:
-    """Return a batch fetcher."""
+    """Return a batch fetcher with this limit on the bytes of a tenant's batches in memory."""
     return FetchBatch(batches, CODEC, tenant_bytes=tenant_bytes)
 
 
@@ -147,7 +147,7 @@ class CountingBatches(FakeBatches):
         self.gate, self.current, self.most = gate, 0, 0
 
     async def load(self, place):
-        """Wait for the gate."""
+        """Load a batch once the gate is open."""
         self.current += 1
         self.most = max(self.most, self.current)
         await self.gate.wait()
@@ -192,7 +192,7 @@ class SlowHarness(Harness):
         self.served = self.verbs()
 
     async def begin(self, operation: Operation) -> asyncio.Task:
-        """Start an operation whose batch is being fetched."""
+        """Start an operation; return its task while its batch is being fetched."""
         task = asyncio.create_task(self.execute(operation))
         await let_others_run()
         assert self.batches.current == 1
@@ -264,7 +264,7 @@ async def test_tenants_do_not_wait_for_each_others_batches():
 
 
 async def test_number_is_used_on_the_current_adapter_state():
-    """The number is used up on the adapter's current state, which may have changed during the fetch."""
+    """A fetch that fails uses the number on the adapter's current state and keeps a change made during the fetch."""
     harness = SlowHarness()
     adapter_id = await harness.create()
     task = await harness.begin(by_handle(adapter_id, 1, consumed=5))

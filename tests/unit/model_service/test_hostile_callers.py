@@ -1,4 +1,4 @@
-"""Callers that disconnect at the worst moment block no other caller."""
+"""Callers that disconnect in the middle of a request, and slow checkpoints, block no other caller."""
 
 import asyncio
 

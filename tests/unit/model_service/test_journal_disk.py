@@ -113,7 +113,7 @@ async def test_unneeded_snapshots_and_payloads_are_deleted(tmp_path: Path):
 
 @pytest.mark.parametrize('folder', ['payloads', 'snapshots'])
 async def test_partial_files_are_deleted_at_the_next_start(tmp_path: Path, folder: str):
-    """The next start deletes files that no row names."""
+    """The next start deletes files to which no row refers."""
     await (await open_journal(tmp_path)).close()
     (tmp_path / folder / '.half-abc').write_bytes(b'torn')
     (tmp_path / folder / 'unknown').write_bytes(b'whole, and never recorded')

@@ -1,4 +1,4 @@
-"""Leases: a full-parameter adapter has its replica to itself, and no operation waits for the end of a lease."""
+"""Leases: a full-parameter adapter uses its replica exclusively, and no operation waits for the end of a lease."""
 
 import asyncio
 from dataclasses import replace
@@ -37,7 +37,7 @@ def leasing(ports: FakePorts) -> ModelService:
 
 
 async def park(verbs: ModelService, adapter: Adapter) -> Adapter:
-    """Park an adapter as at the end of its session."""
+    """Park an adapter as the gateway does when its session expires."""
     caller = Caller(tenant_id=adapter.tenant_id, is_internal=True)
     return await verbs.park_adapter(caller, adapter.adapter_id, save_prefix='session-expired')
 
@@ -94,7 +94,7 @@ async def test_lease_is_refused_while_an_evicted_adapter_is_likely_to_be_used(po
 
 
 async def test_full_parameter_runs_take_turns_when_idle(ports: FakePorts) -> None:
-    """A run whose lease ended because it was idle does not prevent the lease of another run, and gets it back later."""
+    """A run whose lease ended when idle does not prevent another run's lease, and later leases the replica again."""
     verbs = leasing(ports)
     first = await verbs.create_adapter(BOB, FULL)
     for number in (1, 2):
@@ -203,7 +203,7 @@ async def test_lease_of_a_busy_run_ends_with_its_session(ports: FakePorts) -> No
 
 
 async def test_operator_ends_a_lease(ports: FakePorts) -> None:
-    """An operator of any tenant can end a lease, and the run cannot take it again for a while."""
+    """An operator of any tenant can end a lease, and the run cannot lease the replica again for `IDLE_SECONDS`."""
     verbs = leasing(ports)
     full = await verbs.create_adapter(BOB, FULL)
     with pytest.raises(ScopeMissing):

@@ -1,4 +1,4 @@
-"""Merged models that cannot be written, and their number per tenant."""
+"""Tests of merged models: failed writes, and the limit on their number per tenant."""
 
 import shutil
 
@@ -12,7 +12,7 @@ from services.model.domain.errors import ExportUnavailable
 from twinkle.data_format import LoraConfig
 
 HUGE_BYTES = 1 << 43
-"""More than any disk has."""
+"""8 TiB, more than the free space of a test machine."""
 STATE = AdapterState(lora_config=LoraConfig(), adapter={}, full_parameters=())
 FIRST, SECOND = (make_adapter(name, tenant_id='alice') for name in ('ad-1', 'ad-2'))
 OTHER = make_adapter('ad-3', tenant_id='bob')
@@ -66,7 +66,7 @@ async def test_number_of_merged_models_of_a_tenant_is_limited(tiny_llama_dir, tm
 
 
 async def test_a_full_quota_permits_replacing_and_exporting_after_a_deletion(tiny_llama_dir, tmp_path):
-    """The limit holds after a restart, an incomplete model counts, and the folder of a deleted model does not."""
+    """The limit holds after a restart; an incomplete model counts and can be replaced, a deleted one does not count."""
     root = tmp_path / 'exports'
     folders = MergedFolders(root, base_model=str(tiny_llama_dir), tenant_limit=1)
     await folders.export_merged(FIRST, STATE, name='one')

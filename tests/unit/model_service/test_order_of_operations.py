@@ -59,7 +59,7 @@ async def test_repeat_returns_the_recorded_outcome() -> None:
 
 
 async def test_repeat_waits_for_the_running_operation() -> None:
-    """Two concurrent copies of one request run once."""
+    """Five concurrent copies of one request run once and return one outcome."""
     harness = Harness()
     adapter = await harness.adapter()
     harness.trainer.gate.clear()
@@ -91,7 +91,7 @@ async def test_a_lasting_gap_is_an_error() -> None:
 
 @pytest.mark.parametrize('error', [InvalidField('x', 'is bad'), ServiceUnreachable('checkpoint')])
 async def test_refused_operation_leaves_its_number_free(error: DomainError) -> None:
-    """The number of a refused operation may be used with corrected content."""
+    """The number of a refused operation, or of one that may be retried, can be used with other content."""
     harness = Harness()
     adapter = await harness.adapter()
     harness.trainer.failures.append(error)
@@ -236,7 +236,7 @@ async def test_repeat_returns_its_adapter_at_the_limit() -> None:
 
 
 async def test_create_refuses_before_the_engine_is_called() -> None:
-    """An unknown model, an excessive rank or too many adapters are refused before the engine is called."""
+    """An unknown model and an adapter beyond the total limit are refused before the engine is called."""
     harness = Harness(adapters=AdapterLimits(tenant=10, total=0))
     with pytest.raises(BaseModelNotFound):
         await harness.create(ALICE, create_request('r1', base_model='other'))
@@ -258,7 +258,7 @@ async def test_limit_of_a_tenant_does_not_affect_others() -> None:
 
 
 async def test_watch_sends_a_snapshot_then_changes_and_resumes() -> None:
-    """A watcher that resumes with its token gets every event exactly once."""
+    """A watch sends a snapshot and then changes, and a resumed watch continues after its token."""
     harness = Harness()
     adapter = await harness.adapter()
     watch = harness.directory.watch(GATEWAY, '')

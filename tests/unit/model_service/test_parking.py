@@ -23,10 +23,10 @@ PREFIX = 'session-expired'
 
 
 class RefusingStore(StrictStore):
-    """A store that refuses a taken name like the checkpoint service."""
+    """A store that refuses a name in use, as the checkpoint service does."""
 
     async def save(self, adapter_id, state, *, base_model, save, request_id):
-        """Save a state, or raise AlreadyExists."""
+        """Save a state, or raise CheckpointExists."""
         known = self.checkpoints.get(f'twinkle://{adapter_id}/weights/{save.name}')
         if known is not None and known[0] != request_id:
             raise CheckpointExists(f'{adapter_id}/weights/{save.name}')
@@ -101,7 +101,7 @@ async def test_parked_adapter_continues_bitwise(journal, store):
 
 
 async def test_a_saved_adapter_is_not_saved_again(journal, store):
-    """Saved, untrained and loaded adapters are not saved again; after a step or an undo they are."""
+    """Saved, untrained and loaded adapters are not saved again; an adapter after a step or an undo is saved."""
     service = await start(journal, store)
     adapter_id = await create(service)
     assert (await _park(service, adapter_id)).checkpoint_path == ''
@@ -243,7 +243,7 @@ async def test_concurrent_parking_saves_once(journal, store):
 
 
 async def test_a_failed_save_does_not_park_the_adapter(journal, store):
-    """If saving fails, the adapter is not parked; the next attempt does both."""
+    """If saving fails, the adapter stays in memory; the next attempt saves it."""
     service = await start(journal, store)
     adapter_id = await _trained(service)
     save = store.save

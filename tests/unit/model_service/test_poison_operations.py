@@ -76,7 +76,7 @@ async def test_only_the_poisoned_operation_fails(journal: Journal, *, is_culprit
 
 
 async def test_poisoned_adapter_continues_from_its_last_good_state(journal: Journal) -> None:
-    """The failed operation keeps its number and error; the adapter is parked, and continues as if it never ran."""
+    """The failed operation keeps its number and error, and its adapter continues as if the operation never ran."""
     store = StrictStore()
     service = await start(journal, store, trainer=PoisonedTrainer(POISON))
     adapter_id = await create(service, 'culprit')
@@ -103,7 +103,7 @@ async def test_poisoned_adapter_continues_from_its_last_good_state(journal: Jour
 
 
 async def test_crashes_outside_the_replay_are_not_counted(journal: Journal) -> None:
-    """Any number of crashes before the replay of an operation, or after one that succeeded, does not fail it."""
+    """Crashes before the replay of an operation, and restarts after its successful replay, do not fail it."""
     store = StrictStore()
     service = await start(journal, store, trainer=PoisonedTrainer(POISON))
     adapter_id = await create(service, 'r1')
@@ -218,13 +218,13 @@ STATE_VERBS: dict[str, tuple[str, Any]] = {
     'load': ('import_state', Load(checkpoint_path='twinkle://first/weights/start')),
     'export': ('export_state', ExportMerged(name='poison')),
 }
-"""Verbs that call other services, and the method of the trainer that crashes the process. An undo is not listed,
-because an undo that crashes is a restore that crashes."""
+"""Verbs that call other services, each with the trainer's method that crashes. An undo is absent, because a crashing
+undo is a crashing restore."""
 
 
 @pytest.mark.parametrize('name', STATE_VERBS)
 async def test_state_verb_that_crashes_each_time_fails(journal: Journal, name: str) -> None:
-    """A state verb that its client repeats fails after three crashes; others run, and the next one has new attempts."""
+    """A repeated state verb fails after `MAX_ATTEMPTS` crashes; other verbs and later state verbs run."""
     method, verb = STATE_VERBS[name]
     store = StrictStore()
     service = await start(journal, store)
@@ -253,7 +253,7 @@ async def test_state_verb_that_crashes_each_time_fails(journal: Journal, name: s
 
 @pytest.mark.parametrize('method', ['create_adapter', 'import_state'])
 async def test_creation_that_crashes_each_time_fails(journal: Journal, method: str) -> None:
-    """A creation that its client repeats fails after three crashes, and other creations are not affected."""
+    """A repeated creation fails after `MAX_ATTEMPTS` crashes; other creations and a later attempt succeed."""
     store = StrictStore()
     path = ''
     if method == 'import_state':
@@ -306,7 +306,7 @@ class _SlowJournal(MemoryJournal):
 
 
 async def test_operation_that_crashes_at_once_is_recorded_after_the_first_crash() -> None:
-    """An operation that crashes before it is on record is recorded first once the service has crashed."""
+    """An operation that is repeated after a crash is recorded before it runs, so its crashes are counted."""
     journal, store = _SlowJournal(), StrictStore()
     service = journal.process = await start(journal, store, trainer=PoisonedTrainer(POISON))
     adapter_id = await create(service, 'culprit')

@@ -1,4 +1,4 @@
-"""An operation with an uploaded batch equals the operation with the batch inline."""
+"""Tests of reading operations whose batch is inline, uploaded or in a loader."""
 
 import numpy as np
 import pytest
@@ -32,13 +32,13 @@ class UploadedBatches:
 
 
 def features(length: int = 4, token: int = 3) -> input_feature_pb2.FeatureBatch:
-    """Return one example."""
+    """Return a batch with one example of a repeated token."""
     ids = tensor_to_proto(np.full(length, token, np.int32))
     return input_feature_pb2.FeatureBatch(features=[input_feature_pb2.InputFeature(input_ids=ids, labels=ids)])
 
 
 def operation(**source) -> operation_pb2.Operation:
-    """Return forward_backward over an uploaded batch."""
+    """Return forward_backward over a batch with this source."""
     batch = operation_pb2.Batch(**source)
     return operation_pb2.Operation(
         adapter_id='a', sequence_number=1, forward_backward=operation_pb2.ForwardBackward(batch=batch)
@@ -144,7 +144,7 @@ async def test_too_many_examples_are_refused_before_any_is_checked(source, field
 
 
 async def test_too_many_examples_of_a_loader_are_refused_before_any_is_checked():
-    """A fetched batch has the same limit, which does not apply to the replay of a stored batch."""
+    """A fetched batch with too many examples is refused, but a stored batch can be read without this limit."""
     read, codec = (
         OperationReader(UploadedBatches(), vocabulary_size=VOCABULARY),
         ProtoRecordCodec(vocabulary_size=VOCABULARY, max_batch_examples=2),

@@ -1,4 +1,4 @@
-"""Loading adapters into the engine and evicting them."""
+"""Tests of loading adapters into the engine and evicting them."""
 
 import asyncio
 from dataclasses import replace
@@ -22,7 +22,7 @@ def journal() -> MemoryJournal:
 
 
 async def test_resident_adapters_are_limited_and_all_train(journal):
-    """Eight adapters train in an engine for three, and each is restored unchanged."""
+    """Eight adapters train in an engine with memory for three, and each continues its step count."""
     service = await start(journal, StrictStore(), resident_adapters=3)
     ids = [await create(service, f'r{index}', seed=index + 1) for index in range(8)]
     for number in (1, 2, 3):
@@ -34,7 +34,7 @@ async def test_resident_adapters_are_limited_and_all_train(journal):
 
 
 async def test_the_least_recently_used_adapter_is_evicted(journal):
-    """The least recently used adapter is evicted, and those in use stay."""
+    """The least recently used adapter is evicted when another one needs its memory."""
     service = await start(journal, StrictStore(), resident_adapters=2)
     first, second = [await create(service, f'r{index}') for index in range(2)]
     await service.execute(journals.step_operation(1, second))
@@ -157,7 +157,7 @@ async def test_an_outcome_lost_before_the_snapshot_does_not_block_the_adapter(jo
 
 
 async def test_a_defect_of_the_engine_uses_up_the_number_and_changes_nothing(journal):
-    """A defect uses up the number, and its effect is dropped, also in later restores."""
+    """A defect uses up the operation's number, and the operation has no effect, also after a restart."""
     service = await start(journal, StrictStore())
     adapter_id = await create(service)
     await service.execute(journals.batch_operation(1, adapter_id))

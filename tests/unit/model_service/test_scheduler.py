@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from services.model.domain.scheduler import QUICK_RUN, ReadyVerb, Scheduler
 
 BUDGET = 1024
+"""Tokens of one pass."""
 KEYS = ('train', 'evaluate', None)
+"""Batch keys; a verb with the key `None` runs alone."""
 
 
 def ready_verb(adapter_id: str, tokens: int, *, tenant: str = 'alice', key: str | None = 'train') -> ReadyVerb:
@@ -84,7 +86,7 @@ def check_batch(batch: Sequence[ReadyVerb]) -> None:
 
 
 def test_verbs_of_one_kind_fill_the_batch() -> None:
-    """Sixteen small batches of sixteen adapters run together, and the seventeenth waits."""
+    """Sixteen verbs of 64 tokens fill a batch, and the seventeenth waits."""
     scheduler = Scheduler(batch_tokens=BUDGET)
     for index in range(17):
         scheduler.add(ready_verb(f'a{index}', 64))
@@ -112,7 +114,7 @@ def test_a_large_verb_shares_its_last_pass() -> None:
 
 
 def test_quick_verbs_run_first_but_do_not_starve_batches() -> None:
-    """A step runs before waiting batches, but an endless series of steps does not starve them."""
+    """Quick verbs run before a waiting batch, but at most `QUICK_RUN` of them."""
     scheduler = Scheduler(batch_tokens=BUDGET)
     scheduler.add(ready_verb('batch', 64))
     for index in range(QUICK_RUN + 10):
@@ -139,7 +141,7 @@ def test_an_adapter_has_one_ready_verb() -> None:
 
 
 class BusyAdapters:
-    """Adapters whose next verb is ready as soon as the last one was scheduled."""
+    """Adapters whose next verb is ready as soon as the previous one was scheduled."""
 
     def __init__(self, scheduler: Scheduler, sizes: dict[str, Iterator[int]], *, adapters: dict[str, int]) -> None:
         self.scheduler = scheduler
@@ -155,7 +157,7 @@ class BusyAdapters:
         self.scheduler.add(ready_verb(adapter_id, next(self.sizes[tenant]), tenant=tenant))
 
     def run(self, batches: int) -> None:
-        """Take batches."""
+        """Take this number of batches, and add the next verb of each served adapter other than 'guest'."""
         for _ in range(batches):
             batch = self.scheduler.next_batch()
             for item in batch:
@@ -190,7 +192,7 @@ def test_backlogged_tenants_share_tokens_by_weight(seed: int) -> None:
 
 
 def test_a_thousand_adapters_of_one_tenant_do_not_starve_one_of_another() -> None:
-    """A tenant with one adapter runs in at least every other batch beside a tenant with a thousand adapters."""
+    """A tenant with one adapter runs in at least half of the batches beside a tenant with a thousand adapters."""
     busy = BusyAdapters(
         Scheduler(batch_tokens=BUDGET),
         {'many': sizes(1, 100, 100), 'one': sizes(2, 100, 100)},
@@ -277,7 +279,7 @@ def test_idle_tenants_are_removed() -> None:
 
 
 def test_unequal_demand_is_shared_equally_if_batches_are_limited() -> None:
-    """Full batches share by demand; limited batches share equally between equal weights."""
+    """Full batches are shared by demand; limited batches are shared equally between tenants of equal weight."""
     adapters = {'many': 26, 'more': 19, 'some': 13, 'few': 6}
     served = {bound: served_of(adapters, bound) for bound in (None, 128)}
     assert served[None]['many'] == pytest.approx(26 / 64, abs=0.01)
@@ -285,7 +287,7 @@ def test_unequal_demand_is_shared_equally_if_batches_are_limited() -> None:
 
 
 def served_of(adapters: dict[str, int], bound: int | None) -> dict[str, float]:
-    """Return each tenant's share in 500 batches; a served adapter returns one batch later."""
+    """Return each tenant's share of the verbs in 500 batches; a served adapter returns one batch later."""
     scheduler = Scheduler(batch_tokens=BUDGET)
     scheduler.bound(bound)
     absent = [

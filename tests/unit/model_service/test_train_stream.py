@@ -27,7 +27,7 @@ from services.model.domain.operation import LrStep, Operation, PublishVersion, S
 
 
 class Sender:
-    """Operations of a stream, sent on request of a test."""
+    """A stream whose operations are sent by the test."""
 
     def __init__(self, verbs: ModelService) -> None:
         self._queue: asyncio.Queue[Operation | OperationFailure | None] = asyncio.Queue()
@@ -193,7 +193,7 @@ async def test_full_queue_blocks_the_stream() -> None:
 
 
 async def test_byte_limit_blocks_the_stream() -> None:
-    """Large requests are read one at a time if two exceed the byte limit."""
+    """The stream reads at most three large requests before a result if two of them exceed the byte limit."""
     ports = FakePorts()
     verbs = ports.verbs(queue=QueueLimits(operation_count=100, request_bytes=1000))
     (adapter,) = await _adapters(verbs, 1)

@@ -46,6 +46,7 @@ def script() -> list[Any]:
 
 
 TOTAL = sum(len(f['input_ids']) for item in script() for f in getattr(item.verb, 'features', ()))
+"""Tokens of all batches in the script."""
 
 
 async def test_every_token_is_counted_once_across_crashes(tmp_path: Path):

@@ -29,7 +29,7 @@ async def _start(service: ModelService, *verbs: Verb) -> 'list[asyncio.Future[Op
 
 
 async def test_other_content_waits_for_a_late_copy_of_a_refused_operation(ports: FakePorts) -> None:
-    """A late copy of a refused operation may run when its number is used again; the new operation runs after it."""
+    """If a running operation is refused, an operation with other content and the same number runs after the refusal."""
     ports.trainer.failures.append(InvalidField('x', 'is bad'))
     ports.trainer.gate.clear()
     late_copy, corrected = await _start(ports.verbs(), Step(), ZeroGrad())
@@ -42,7 +42,7 @@ async def test_other_content_waits_for_a_late_copy_of_a_refused_operation(ports:
 
 
 async def test_other_content_is_refused_once_the_running_operation_has_succeeded(ports: FakePorts) -> None:
-    """An operation that arrives while another one uses its number is refused when that one succeeds."""
+    """An operation with other content is refused once the running operation with the same number has succeeded."""
     ports.trainer.gate.clear()
     calls = await _start(ports.verbs(), Step(), ZeroGrad(), Step())
     ports.trainer.gate.set()

@@ -318,7 +318,7 @@ async def test_each_operation_has_a_separate_gap_timeout() -> None:
 
 
 async def test_long_running_operation_is_not_a_gap() -> None:
-    """Operations behind a running one wait without a limit."""
+    """An operation behind a running one waits longer than the gap timeout."""
     ports = FakePorts()
     verbs = ports.verbs(gap_seconds=0.01)
     (adapter,) = await _adapters(verbs, 1)

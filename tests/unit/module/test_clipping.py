@@ -1,4 +1,4 @@
-"""Compares clipping with torch's implementation, also at its limits and with extreme values."""
+"""Tests of clipping: comparison with torch, extreme values, and refused arguments."""
 
 import math
 
@@ -89,7 +89,7 @@ def test_invalid_limits_are_refused(limit):
 
 @pytest.mark.parametrize('broken', [math.nan, math.inf])
 def test_non_finite_gradient_is_refused(broken):
-    """A gradient with an infinite or NaN element is refused and unchanged."""
+    """A gradient with an infinite or NaN element is refused and not scaled."""
     clipped = gradients()
     clipped[1][2] = broken
     for clip in (lambda: clip_by_norm(clipped, max_norm=1.0), lambda: clip_by_value(clipped, max_value=1.0)):

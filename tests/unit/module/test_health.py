@@ -1,4 +1,4 @@
-"""Compares step health with values computed by hand."""
+"""Tests of step health, compared with values computed by hand."""
 
 import math
 
@@ -32,7 +32,7 @@ def test_layer_norms_and_ratio():
 
 
 def test_gradient_without_step():
-    """A gradient without an applied step, or a missing gradient, gives an update of 0."""
+    """The relative update is 0 without an applied step, and a missing gradient counts as 0 in the norm."""
     (layer, _) = measure_health({**GRADIENTS, B: None}, BEFORE)
     assert layer.relative_update == 0.0
     assert layer.grad_norm == pytest.approx(math.sqrt(20))

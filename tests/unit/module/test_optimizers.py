@@ -105,7 +105,7 @@ def test_state_of_other_shapes_is_refused_before_anything_changes():
 
 
 def test_groups_give_their_parameters_their_own_options():
-    """The first matching group sets a parameter's options; other parameters come first with the common options."""
+    """The first matching group sets a parameter's options; unmatched parameters form the first group."""
     parameters = lora_parameters()
     groups = [
         {'pattern': 'layers.0.v_proj', 'lr': 0.5, 'weight_decay': 0.0},

@@ -64,7 +64,7 @@ def test_cosine_warmup_falls_along_half_a_wave():
 
 @pytest.mark.parametrize('name', ['LambdaLR', 'ReduceLROnPlateau', 'LRScheduler', 'Nothing'])
 def test_unsupported_schedules_are_unknown(name):
-    """Schedules that need functions, other schedules or measured values are unknown."""
+    """Schedules that need a function or a measured value, base classes and unknown names are refused."""
     optimizer = build_optimizer('SGD', [torch.zeros(1, requires_grad=True)], {})
     assert name not in scheduler_names()
     with pytest.raises(UnknownComponent):
@@ -113,7 +113,7 @@ def build_run(name):
 
 
 def run_steps(parameters, optimizer, scheduler, step_count):
-    """Step the optimizer and the schedule; return the rates of each step."""
+    """Step the optimizer and the schedule; return each step's learning rate and first beta of every group."""
     rates = []
     for index in range(step_count):
         for parameter in parameters.values():
@@ -127,7 +127,7 @@ def run_steps(parameters, optimizer, scheduler, step_count):
 @pytest.mark.parametrize('name', scheduler_names())
 @pytest.mark.parametrize('before', [1, 3, 6])
 def test_every_schedule_is_restored_bitwise_from_json(name, before):
-    """A schedule restored from JSON at any step gives bitwise the same rates and weights."""
+    """A schedule restored from JSON after 1, 3 or 6 steps gives bitwise the same rates and weights."""
     parameters, optimizer, scheduler = build_run(name)
     run_steps(parameters, optimizer, scheduler, before)
     saved = optimizer_state(optimizer)
@@ -146,7 +146,7 @@ def test_every_schedule_is_restored_bitwise_from_json(name, before):
 
 
 def test_the_state_of_another_schedule_is_refused():
-    """The state of another schedule is refused and changes nothing."""
+    """The state of another schedule and malformed states are refused and change nothing."""
     *_, step = build_run('StepLR')
     *_, cosine = build_run('CosineAnnealingLR')
     before = scheduler_state(step)

@@ -22,6 +22,7 @@ SIZES = {
     'pad_token_id': 0,
 }
 WINDOWED = {'sliding_window': 8}
+"""Attention with a sliding window."""
 DELTA_NET = {
     'head_dim': 16,
     'layer_types': ['linear_attention', 'full_attention'],
@@ -30,9 +31,11 @@ DELTA_NET = {
     'linear_key_head_dim': 8,
     'linear_value_head_dim': 16,
 }
+"""One recurrent Gated DeltaNet layer and one attention layer."""
 LATENT = {'q_lora_rank': 16, 'kv_lora_rank': 16, 'qk_rope_head_dim': 8, 'qk_nope_head_dim': 16, 'v_head_dim': 16}
 """Multi-head latent attention, whose keys and values have different head sizes."""
 DENSE = {'first_k_dense_replace': 2, 'num_key_value_heads': 4}
+"""Dense layers only, in architectures that otherwise use mixtures of experts."""
 ARCHITECTURES = {
     'mistral': (transformers.MistralConfig, {**WINDOWED}),
     'gemma': (transformers.GemmaConfig, {'head_dim': 16}),
@@ -54,10 +57,12 @@ ARCHITECTURES = {
     'olmo-clipped': (transformers.OlmoConfig, {'clip_qkv': 0.05}),
     'qwen2-windowed': (transformers.Qwen2Config, {**WINDOWED, 'use_sliding_window': True, 'max_window_layers': 0}),
 }
+"""Supported architectures: the configuration class and the fields that differ from `SIZES`."""
 REFUSED = {
     'gemma2': (transformers.Gemma2Config, {'head_dim': 16}),
     'gptj': (transformers.GPTJConfig, {'rotary_dim': 8}),
 }
+"""Unsupported architectures, in the form of `ARCHITECTURES`."""
 
 
 def build(folder: Path, config_class: type, fields: dict) -> Path:
@@ -89,7 +94,7 @@ def test_architecture_gives_the_logits_of_transformers(name, tmp_path):
 
 @pytest.mark.parametrize('name', REFUSED)
 def test_unsupported_architecture_is_refused(name, tmp_path):
-    """A model with soft-capped or fixed attention is refused when it is loaded."""
+    """A model with soft-capped attention or with attention that cannot be replaced is refused when it is loaded."""
     folder = build(tmp_path, *REFUSED[name])
     with pytest.raises(UnsupportedModel):
         PackedCausalLM.load(folder)

@@ -1,4 +1,4 @@
-"""Compares packs with audio with transformers and peft, and with other packings of the same rows."""
+"""Tests of packs with audio, compared with transformers, peft and other packings of the same rows."""
 
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from twinkle.data_format import LoraConfig
 from twinkle.nn import AdapterSpan, LoraWeights, MediaSpan, PackedCausalLM, PackError, SequenceSpan
 
 AUDIBLE, FRAMES, BANDS = 61, 200, 16
+"""Frames with sound, all frames, and mel bands of the clip."""
 
 
 @pytest.fixture(scope='session')
@@ -21,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def random_clip():
-    """Return the mel bands of one clip, [F, M]."""
+    """Return the mel bands of one clip, float32 [frames, bands]."""
     return torch.randn(FRAMES, BANDS, generator=torch.Generator().manual_seed(1))
 
 
@@ -73,7 +74,7 @@ def test_logits_and_gradients_equal_transformers_and_peft(folder):
 
 
 def test_a_clip_beside_text_does_not_change_results(folder):
-    """Text and a clip in one pass get bitwise the results that each gets alone."""
+    """Text and a clip have bitwise the same results in one pass as alone."""
     model = PackedCausalLM.load(folder)
     grid, text = (AUDIBLE, FRAMES, 1), random_ids(8, 0, 14)
     ids = random_ids(5, model.media.token_count(grid), 9)
@@ -95,7 +96,7 @@ def test_a_clip_beside_text_does_not_change_results(folder):
 
 
 def test_positions_on_three_axes_are_refused(folder):
-    """An audio model takes one position per token and refuses positions on three axes."""
+    """An audio model refuses positions on three axes."""
     with pytest.raises(PackError):
         PackedCausalLM.load(folder).hidden(
             torch.tensor([7, 8]), torch.zeros((3, 2), dtype=torch.int64), sequences=[SequenceSpan(0, 2)]

@@ -1,4 +1,4 @@
-"""Compares the packed forward path with transformers and peft, and with other packings of the same rows."""
+"""Tests of the packed forward path, compared with transformers, peft and other packings of the same rows."""
 
 from pathlib import Path
 
@@ -144,7 +144,7 @@ def test_dropout_depends_only_on_its_own_generator(tiny_llama_dir):
 
 
 def test_logprob_blocks_and_temperature_equal_log_softmax(tiny_llama_dir):
-    """Blocks, temperature and their hand-written gradient equal torch's log_softmax."""
+    """Blockwise log-probabilities with a temperature, and their hand-written gradient, equal those of torch."""
     model = PackedCausalLM.load(tiny_llama_dir)
     hidden = torch.randn(300, 64, generator=torch.Generator().manual_seed(1))
     labels = random_ids(300, 4)

@@ -1,4 +1,4 @@
-"""Tests the settings of CPU libraries that keep the rows of a product independent."""
+"""Tests of the settings of CPU libraries that keep the rows of a product independent."""
 
 import os
 

@@ -91,7 +91,7 @@ def test_passes_with_a_cache_equal_one_pass(model, steps):
 @pytest.mark.parametrize('device', ['cpu', ACCELERATOR])
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
 def test_half_precision_differs_only_by_rounding(folder, model, dtype, device):
-    """Sequences of a pack, and one that is run in several passes, get the results of float32 up to rounding."""
+    """Half-precision results of a pack and of several passes differ from float32 by under 3% in the median row."""
     half = PackedCausalLM.load(folder, dtype=dtype, device=device)
     lengths = (70, 5, 33)
     ids = torch.randint(1, 128, (sum(lengths),), generator=torch.Generator().manual_seed(3))

@@ -27,17 +27,19 @@ SUPPORTED = frozenset({
     'phi4_multimodal', 'qwen2', 'qwen2_moe', 'qwen3', 'qwen3_5', 'qwen3_5_moe', 'qwen3_5_moe_text', 'qwen3_5_text',
     'qwen3_moe', 'qwen3_next', 'seed_oss', 'smollm3', 'solar_open', 'starcoder2', 'whisper', 'youtu',
 })
+"""`model_type` of the architectures that run."""
 NOT_BUILT = frozenset({
     'blt', 'cohere_compass_text', 'dbrx', 'gemma3n', 'gemma4_assistant', 'gemma4_unified_assistant', 'musicgen',
     'musicgen_melody',
 })
+"""`model_type` of the architectures that cannot be built from `fixtures.architectures.SIZES`."""
 NOT_BITWISE = frozenset({'jetmoe', 'longcat_flash'})
+"""`model_type` of the architectures that are refused on CPUs on which their gradients depend on the pack."""
 REFUSED_VARIANTS = frozenset({
     'gemma2 with capped attention', 'gemma3_text in both directions', 'lfm2 with convolutions',
     'llama with dynamic positions', 'llama with longrope',
 })
-"""`model_type` of the architectures that run, of those that cannot be built from `fixtures.architectures.SIZES`, and of
-those that are refused on CPUs on which their gradients are not bitwise the same in every pack; and refused variants."""
+"""Keys of `VARIANTS` whose models are refused."""
 COMPOSITE = ('gemma3', 'gemma4', 'qwen3_5', 'qwen3_5_moe')
 """Architectures with towers for other media whose folders are loaded as text models."""
 IN_SHORT_CHECK = frozenset({
@@ -45,6 +47,7 @@ IN_SHORT_CHECK = frozenset({
     'gemma3_text with capped logits', 'granite with scales', 'lfm2 with convolutions', 'llama with yarn',
     'qwen3_5_text without attention',
 })
+"""Cases that are not marked as slow."""
 # fmt: on
 OWN_LENGTHS = (37, 3)
 """Lengths of the sequences of the observed tenant."""
@@ -57,7 +60,7 @@ VOCABULARY = 100
     [name if name in IN_SHORT_CHECK else pytest.param(name, marks=pytest.mark.slow) for name in architectures()],
 )
 def test_tenants_of_a_pass_are_isolated_or_the_model_is_refused(model_type: str, tmp_path: Path) -> None:
-    """Other tenants' tokens do not change a bit of a tenant's results, which equal those of transformers."""
+    """A tenant's results do not depend on other tenants and equal transformers', or the model is refused."""
     try:
         plain = build_tiny(model_type, tmp_path)
     except NotTiny:
@@ -154,7 +157,7 @@ def check_tenants(plain: Any, folder: Path, *, is_supported: bool) -> None:
 
 
 def logits_of(plain: Any, own: list[torch.Tensor]) -> torch.Tensor:
-    """Return float [T, V], the logits of transformers for each sequence alone."""
+    """Return the logits of transformers for each sequence alone, float [tokens, vocabulary]."""
     with torch.no_grad():
         return torch.cat([plain(ids[None], use_cache=False).logits[0] for ids in own])
 
@@ -163,7 +166,7 @@ class Tenant:
     """Results of one tenant's sequences in a pass with those of other tenants.
 
     Args:
-        logits_TV: float32.
+        logits_TV: float32 [tokens, vocabulary].
         gradients: gradients of the adapter's parameters.
     """
 
@@ -213,7 +216,7 @@ def adapter_of(model: PackedCausalLM, *, seed: int) -> LoraWeights:
 
 
 def hidden_of(model: PackedCausalLM, sequences: list[torch.Tensor], adapters: list[AdapterSpan]) -> Any:
-    """Return float [T, D] for a pack of sequences."""
+    """Return the hidden states of a pack of sequences, float [tokens, width]."""
     spans: list[SequenceSpan] = []
     for ids in sequences:
         begin = spans[-1].end_row if spans else 0

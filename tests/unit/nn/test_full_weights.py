@@ -57,7 +57,7 @@ def test_only_selected_parameters_are_trained(tmp_path: Path) -> None:
 
 
 def test_state_loads_and_mismatched_state_is_refused(tmp_path: Path) -> None:
-    """A state loads into a lease of the same parameters; a state that does not match changes nothing."""
+    """A state of the same parameters is loaded; a state that does not match is refused and changes nothing."""
     model = PackedCausalLM.load(build_tiny_model(tmp_path))
     weights = FullWeights(model)
     state = {name: tensor + 1.0 for name, tensor in weights.peft_state().items()}

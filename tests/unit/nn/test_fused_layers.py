@@ -43,7 +43,7 @@ def test_norm_equals_the_replaced_module(kind):
 
 
 def test_norm_without_a_weight_equals_the_replaced_module():
-    """Values and gradients of a norm without a weight equal the replaced module's, for any width."""
+    """Values and input gradient of a norm without a weight equal those of the replaced module."""
     norm = Gemma4RMSNorm(48, eps=1e-5, with_scale=False)
     fused = fused_norm(norm)
     assert list(fused.parameters()) == []
@@ -59,7 +59,7 @@ def test_gated_layer_equals_the_replaced_module(activation):
 
 
 def test_extreme_gates_stay_finite():
-    """A gate whose exponential overflows gives the limit and a zero gradient instead of NaN."""
+    """Gates whose exponential overflows have the limits of value and gradient instead of NaN."""
     torch.manual_seed(0)
     fused = fused_mlp(LlamaMLP(config_of(4)))
     gate, up = torch.tensor([-1e4, -200.0, 0.0, 1e4]).requires_grad_(), torch.ones(4)

@@ -16,7 +16,7 @@ def random_tensor(*shape: int, seed: int) -> Tensor:
 
 
 def head_of(*, is_capped: bool = False, has_bias: bool = False) -> HeadWeights:
-    """Return a small head."""
+    """Return random head weights, with a soft cap and a bias on request."""
     bias = random_tensor(VOCAB, seed=2) if has_bias else None
     return HeadWeights(random_tensor(VOCAB, HIDDEN, seed=1), bias, softcap=3.0 if is_capped else None)
 
@@ -68,7 +68,7 @@ def test_values_and_gradients_equal_log_softmax(temperature, is_label_only, is_c
 
 @pytest.mark.parametrize('requested', ['entropies_R', 'candidate_logps_RK'])
 def test_gradient_of_one_output_alone_equals_log_softmax(requested):
-    """An output that no loss uses needs no gradient and does not change the gradients of the others."""
+    """The gradient of entropies alone, or of candidates alone, equals that of torch's log_softmax."""
     head, labels, candidates = head_of(), random_ids(ROWS), random_ids(ROWS, 4, seed=4)
     gradients = []
     for is_own in (True, False):

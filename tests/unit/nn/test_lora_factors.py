@@ -81,7 +81,7 @@ def test_layer_is_one_autograd_node_for_any_number_of_adapters():
 
 @pytest.mark.parametrize('has_bias', [False, True])
 def test_result_can_be_changed_in_place(has_bias):
-    """A model may change the result of a layer in place, as models with clipped projections do."""
+    """Clamping a layer's result in place, as models with clipped projections do, gives the usual gradient."""
     active = ActiveAdapters()
     base = nn.Linear(INPUTS, OUTPUTS, bias=has_bias).requires_grad_(False)
     layer = LoraLinear(base, path='m', layer=0, active=active)
@@ -99,7 +99,7 @@ def test_result_can_be_changed_in_place(has_bias):
 
 @pytest.mark.parametrize('rank', [1, 2, 16])
 def test_gradients_do_not_depend_on_the_layout_of_their_rows(rank):
-    """Gradients of factors are bitwise the same in a large and a small pass if columns are stored one by one."""
+    """Factor gradients are bitwise the same in large and small passes if output gradients are stored by column."""
     active = ActiveAdapters()
     layer = LoraLinear(nn.Linear(4, 4).requires_grad_(False), path='m', layer=0, active=active)
     adapter = LoraWeights.create({'m': (4, 4)}, LoraConfig(r=rank), seed=0, is_trainable=True)
@@ -118,7 +118,7 @@ def test_gradients_do_not_depend_on_the_layout_of_their_rows(rank):
 
 
 def test_frozen_factors_get_no_gradient():
-    """A factor that requires no gradient gets None."""
+    """A factor that requires no gradient has the gradient `None`."""
     factors = LoraFactors(
         random_tensor(RANK, INPUTS, seed=1), random_tensor(OUTPUTS, RANK, seed=2).requires_grad_(), SCALING
     )

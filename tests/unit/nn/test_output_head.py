@@ -118,7 +118,7 @@ def test_training_leaves_the_base_and_its_embeddings(folder):
 
 
 def test_a_disabled_adapter_does_not_change_the_head(folder):
-    """The log-probabilities of a disabled adapter are those of the base model."""
+    """A disabled adapter with a head update does not change the log-probabilities."""
     engine = new_engine(folder, {'a': HEAD, 'b': replace(HEAD, seed=8)})
     options = ForwardOptions(is_adapter_disabled=True)
     own, other = (engine.forward_only(name, [make_feature()], options=options) for name in 'ab')
@@ -173,7 +173,7 @@ def test_peft_computes_the_logits_of_a_trained_head_from_its_folder(folder, tmp_
 
 
 def logits_of(engine: TrainerEngine, feature) -> torch.Tensor:
-    """Return float32 [T, V], the logits of a feature with the adapter 'a'."""
+    """Return the logits of a feature with the adapter 'a', float32 [tokens, vocabulary]."""
     rows = len(feature['input_ids'])
     spans = [AdapterSpan(0, rows, engine.adapter('a').weights)]
     ids, positions = torch.from_numpy(feature['input_ids']), torch.arange(rows)
@@ -201,7 +201,7 @@ LAYERS = {
     'opt': {'layers.0.self_attn.out_proj': 'a', 'layers.0.fc1': 'm', 'layers.0.fc2': 'm', 'lm_head': 'h'},
     'hybrid': {'layers.0.linear_attn.in_proj': 'a', 'layers.1.feed_forward.w1': 'm', 'output': 'h'},
 }  # fmt: skip
-"""Layers of several architectures with the initial of their group."""
+"""Layers by architecture, each with the initial of its group: attention, MLP or head."""
 
 
 @pytest.mark.parametrize('name', LAYERS)

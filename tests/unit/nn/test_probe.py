@@ -23,14 +23,14 @@ UNSUPPORTED: dict[str, dict[str, Any]] = {
 }
 """Fields of a configuration, by a word of the refusal."""
 LEAKING = ('bert', 'bloom', 'mamba', 'recurrent_gemma', 'rwkv', 'xglm')
-"""Encoders, biases by distance, recurrent layers, and learned positions that are counted over a pack."""
+"""Architectures that mix sequences: encoders, biases by distance, recurrent layers, and positions over a pack."""
 RIGHT = ('deepseek_v3', 'gemma3_text', 'qwen3', 'qwen3_5_text', 'qwen3_moe')
-"""Latent attention, sliding windows, recurrent layers and mixtures of experts."""
+"""Correct architectures: latent attention, sliding windows, recurrent layers and mixtures of experts."""
 
 
 @pytest.mark.parametrize('word', UNSUPPORTED)
 def test_configuration_with_effects_beyond_the_check_is_refused(word: str, tmp_path: Path) -> None:
-    """Layers and rotary embeddings that mix long sequences are refused, although short ones pass the check."""
+    """Layers and rotary embeddings with effects only in long sequences are refused by their configuration."""
     folder = edited(build_tiny_model(tmp_path / 'model', family='qwen3'), UNSUPPORTED[word])
     with pytest.raises(UnsupportedModel, match=f"Qwen3ForCausalLM .*'qwen3'.* is not supported: .*{word}"):
         PackedCausalLM.load(folder)
@@ -67,7 +67,7 @@ def test_sliding_window_longer_than_the_check_is_checked(tmp_path: Path) -> None
     ],
 )
 def test_failure_of_a_model_is_a_refusal(error: Exception, expected: type[Exception], tmp_path: Path) -> None:
-    """An exception in the code of a model becomes a refusal that names it, but running out of memory does not."""
+    """An exception in a model's code becomes a refusal that names the model, but an out-of-memory error does not."""
 
     def fail(*_: object) -> None:
         raise error
@@ -182,7 +182,7 @@ def test_weights_are_float32_only_in_the_layer_that_runs(tiny_llama_dir: Path) -
 
 
 def mixed(rows: torch.Tensor) -> torch.Tensor:
-    """Return rows [1, T, D] that contain a small part of the row before each."""
+    """Return rows [1, tokens, width] with one percent of the previous row added to each."""
     return rows + 0.01 * rows.roll(1, dims=1)
 
 

@@ -1,4 +1,4 @@
-"""Compares packs with images with transformers and peft, and with other packings of the same rows."""
+"""Tests of packs with images, compared with transformers, peft and other packings of the same rows."""
 
 from pathlib import Path
 
@@ -23,7 +23,9 @@ from twinkle.nn import (
 )
 
 GRID = (1, 4, 6)
+"""Patches of an image: frames, rows and columns."""
 IMAGE, VIDEO = 5, 6
+"""Token ids that stand for image and video patches."""
 
 
 @pytest.fixture(scope='session')
@@ -54,7 +56,7 @@ def random_weights(model, seed=0):
 
 
 def plain_positions(plain, ids, **grids):
-    """Return the positions that transformers computes, [3, T]."""
+    """Return the positions that transformers computes, [3, tokens]."""
     kinds = (ids == IMAGE).int() + 2 * (ids == VIDEO).int()
     return plain.model.get_rope_index(ids[None], kinds[None], **grids)[0][:, 0]
 
@@ -147,7 +149,7 @@ def test_text_in_a_mix_is_bitwise_equal_to_text_alone(folder):
 
 
 def test_checkpointed_layers_do_not_change_gradients(folder):
-    """Checkpointing a vision model changes no gradient, also for sequences with images."""
+    """Checkpointing a vision model changes no log-probability and no gradient of a sequence with an image."""
     plain, checkpointed = (PackedCausalLM.load(folder, is_checkpointed=flag) for flag in (False, True))
     for one, other in zip(run_mix(plain, (1,))[1], run_mix(checkpointed, (1,))[1], strict=True):
         assert torch.equal(one, other)
@@ -163,7 +165,7 @@ def test_tower_is_not_trainable(folder):
 
 
 def test_images_that_do_not_fit_are_refused(folder, tiny_llama_dir):
-    """An image span longer than its tokens is refused, and so is an image on a text model."""
+    """An image span with more rows than image tokens is refused, and so is an image on a text model."""
     span = MediaSpan(2, 9, 'image', random_patches(), GRID)
     ids = random_ids(2, 5, 2)
     arguments = {'sequences': [SequenceSpan(0, 9)], 'media': [span]}

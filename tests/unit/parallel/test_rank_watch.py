@@ -10,7 +10,9 @@ from torch.distributed import HashStore, Store  # pyright: ignore[reportPrivateI
 from twinkle.parallel import RankWatch
 
 SILENCE_SECONDS = 0.25
+"""Time without heartbeats after which a rank counts as lost."""
 LIMIT_SECONDS = 20.0
+"""Maximum time that a test waits for a report."""
 
 
 class Losses:

@@ -140,7 +140,7 @@ def test_failing_patch_undoes_the_others(folder):
 
 
 def test_a_patch_is_in_one_model_at_a_time(folder):
-    """A patch cannot be applied to a second model, and can be undone only after it was applied."""
+    """A patch cannot be applied to a second model or undone before it was applied; a refusal reaches the caller."""
     patch = RopeScalingPatch(2.0)
     with pytest.raises(PatchError):
         patch.unpatch()

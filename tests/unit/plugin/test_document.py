@@ -31,6 +31,6 @@ def test_program_runs(program: str) -> None:
 
 
 def test_the_document_names_every_kernel() -> None:
-    """The document names all kernel operations and backends, and all of its programs were found."""
+    """The document names all kernel operations and backends and contains six programs."""
     assert [name for name in (*OPERATIONS, *BACKENDS) if name not in DOCUMENT] == []
     assert len(PROGRAMS) == 6

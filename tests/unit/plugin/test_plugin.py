@@ -85,7 +85,7 @@ def test_nothing_is_loaded_unless_it_is_allowed(hub: Path) -> None:
 
 
 def test_all_are_allowed_by_one_variable_and_none_in_a_service(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`TWINKLE_TRUST_REMOTE_CODE=1` allows all plugins, other values are refused, and a service disables it."""
+    """`TWINKLE_TRUST_REMOTE_CODE=1` allows all plugins except in a service, and an invalid value is refused."""
     plugin = write(hub, 'me/square', shape(4.0))
     monkeypatch.setenv('TWINKLE_TRUST_REMOTE_CODE', '1')
     assert Plugin.load_plugin(plugin, Shape)().area() == 4.0
@@ -205,7 +205,7 @@ def test_modules_of_a_plugin_are_found_in_its_folders_only(hub: Path, tmp_path: 
     ],
 )
 def test_a_plugin_must_define_exactly_one_class_of_the_kind(hub: Path, code: str) -> None:
-    """A plugin is refused if it defines no such class, two of them, or only imports one."""
+    """A plugin is refused if it defines no subclass of the base class or two of them, or only imports a class."""
     plugin = write(hub, 'me/other', code)
     allow_plugins(plugin)
     with pytest.raises(PluginRefused, match='Shape'):
@@ -225,7 +225,7 @@ def test_a_failed_import_leaves_no_modules_behind(hub: Path) -> None:
 
 
 def test_a_folder_can_be_a_plugin(hub: Path) -> None:
-    """A path works like a hub id, and a folder without `__init__.py` raises PluginNotFound."""
+    """A path works like a hub id; a folder without `__init__.py` and a malformed id raise PluginNotFound."""
     write(hub, 'me/square', shape(4.0))
     folder = str(hub / 'models' / 'me' / 'square')
     allow_plugins(folder, str(hub), 'ms://no id')
@@ -271,7 +271,7 @@ def test_components_can_be_built_by_plugin_id(hub: Path, tiny_llama_dir: Path) -
 
 
 def test_a_service_loads_only_the_plugins_its_operator_listed(hub: Path) -> None:
-    """A registry with plugins disabled builds only the plugins it loaded explicitly, and names them by id."""
+    """A registry of a service builds only explicitly loaded plugins, names them by id, and refuses changed code."""
     plugin = write(hub, 'me/square', shape(4.0))
     shapes: ComponentRegistry[Shape] = ComponentRegistry('shape', Shape, ())
     keep_plugins_out()

@@ -69,7 +69,7 @@ def test_other_columns_may_be_compared() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """The oldest rows are removed first, so duplicates that are far apart are kept."""
+    """The filter remembers only the newest rows, so duplicates that are far apart are kept."""
     dedup = DedupFilter(memory=2, near_memory=2)
     assert reasons(dedup, rows('one', 'two', 'three', 'two', 'one')) == [(3, 'duplicate')]
 

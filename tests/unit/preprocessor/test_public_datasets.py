@@ -80,7 +80,7 @@ def test_columns_of_pairs_can_be_chosen() -> None:
 
 
 def test_clevr_puts_the_image_first() -> None:
-    """The question has one placeholder for the image, and the tagged answer is the ground truth."""
+    """The question has one image placeholder, the tagged answer is the ground truth, and invalid rows are refused."""
     row = {'image': b'png', 'problem': 'How many cubes?', 'solution': '<answer> 3 </answer>'}
     (prompt,) = rows_of(CLEVRProcessor(), row)
     assert prompt['messages'][-1]['content'] == '<image>How many cubes?'
@@ -109,7 +109,7 @@ def test_olympiad_rows_without_an_answer_or_image_are_refused(invalid: dict[str,
 
 
 def test_olympiad_supports_two_languages() -> None:
-    """The default system message has the requested language, and other languages are refused."""
+    """The default system message depends on the language, and a language without a message is refused."""
     english, chinese = OlympiadBenchProcessor(), build_preprocessor('OlympiadBenchProcessor', {'language': 'zh'})
     assert isinstance(chinese, OlympiadBenchProcessor)
     assert english.system != chinese.system
@@ -118,5 +118,5 @@ def test_olympiad_supports_two_languages() -> None:
 
 
 def test_the_module_llm_exports_preprocessors() -> None:
-    """`twinkle.preprocessor.llm` exports the preprocessors of text datasets."""
+    """The module `twinkle.preprocessor.llm` exports `GSM8KProcessor`."""
     assert llm.GSM8KProcessor is type(build_preprocessor('GSM8KProcessor'))

@@ -172,7 +172,7 @@ def test_repetitions_within_a_text_are_found(answer: str, expected: str | None) 
 
 
 def test_equal_turns_are_a_repetition() -> None:
-    """Many equal calls are a repetition, but a few equal calls are allowed."""
+    """More than `max_equal_turns` equal calls are a repetition."""
     polls = [message for _ in range(5) for message in (call_message(), result_message())]
     assert reason(DeadLoopFilter(), chat('q', *polls)) == 'repeated_turns'
     assert reason(DeadLoopFilter(max_equal_turns=5), chat('q', *polls)) is None

@@ -63,7 +63,7 @@ class ShortAnswers(QualityFilter):
 
 
 class Uppercase(RowPreprocessor):
-    """A custom preprocessor."""
+    """A custom preprocessor that writes texts in capital letters."""
 
     def convert(self, row: Row) -> Row:
         """Return the row with its texts in capital letters."""
@@ -97,7 +97,7 @@ def _has_a_question(row: Row) -> bool:
 @settings(max_examples=25, deadline=None)
 @given(ROWS)
 def test_every_row_is_kept_or_removed_with_a_reason(rows: list[dict[str, Any]]) -> None:
-    """No rows raise an error, and each row is kept or removed with a reason, in order."""
+    """No row raises an error, and each row is kept or removed with a reason, in order."""
     kept, dropped = QualityPreprocessor().split(rows)
     assert len(kept) + len(dropped) == len(rows)
     assert [row.row_index for row in dropped] == sorted(row.row_index for row in dropped)
@@ -258,6 +258,7 @@ def test_invalid_log_paths_are_refused(tmp_path: Path) -> None:
 
 
 HUGE = 500_000
+"""Approximate number of characters of a hostile text."""
 HOSTILE = {
     'one character': 'a' * HUGE,
     'nearly one character': ('a' * 199 + 'b' + 'c' * 3) * (HUGE // 203),
@@ -278,7 +279,7 @@ HOSTILE['fibonacci'] = _next
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize('name', HOSTILE)
 def test_huge_texts_take_bounded_time(name: str) -> None:
-    """Every filter takes linear time for texts that are slow for naive algorithms."""
+    """Every filter finishes within the time limit for huge texts that are slow for naive algorithms."""
     row = {'messages': [{'role': 'user', 'content': HOSTILE[name]}, {'role': 'assistant', 'content': HOSTILE[name]}]}
     for filter_name in filter_names():
         quality = build_filter(filter_name, {'column': 'messages'} if filter_name == 'TextLengthFilter' else {})

@@ -43,7 +43,7 @@ def test_packed_samples_are_separate_sequences():
 
 
 def test_packed_dataset_is_accepted(tiny_llama_dir):
-    """A packed dataset can be trained on; additional fields of its samples are ignored."""
+    """A pack of a dataset becomes one sequence per sample; additional fields of the samples are ignored."""
     rows = [{'messages': [{'role': 'assistant', 'content': text}], 'source': text} for text in ('ab', 'c')]
     dataset = PackingDataset(DatasetMeta(data=rows))
     dataset.set_template('Template', model_id=str(tiny_llama_dir), max_length=64)
@@ -123,6 +123,6 @@ def test_an_empty_batch_is_refused():
 
 @pytest.mark.parametrize('options', [{'framework': 'megatron'}, {'padding_side': 'top'}])
 def test_unsupported_options_are_refused(options):
-    """Unsupported values of arguments without effect are refused."""
+    """Unsupported values of the arguments `framework` and `padding_side` are refused."""
     with pytest.raises(ValueError, match=next(iter(options))):
         InputProcessor(**options)

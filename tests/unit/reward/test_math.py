@@ -123,7 +123,7 @@ def test_missing_walls_are_logged_once(caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_a_forked_judge_does_not_stop_the_parents_process() -> None:
-    """A judge copied by a fork starts its own process, and deleting it leaves the parent's process running."""
+    """Closing a judge in a forked process leaves the judge process of the parent running."""
     judge = MathJudge(60)
     assert judge.is_same(r'\boxed{a+b}', r'\boxed{b+a}')
     begun = children()

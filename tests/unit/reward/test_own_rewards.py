@@ -119,7 +119,7 @@ class CountDown(Reward):
     """A user-defined reward that overrides `__call__`, as in the quick start."""
 
     def __call__(self, trajectories, ground_truths):
-        """Return the fraction of digits."""
+        """Return 1.0 for a completion with a digit."""
         return [float(bool(re.search(r'\d', row['messages'][-1]['content']))) for row in trajectories]
 
 

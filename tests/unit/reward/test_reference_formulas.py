@@ -41,7 +41,7 @@ WORDS = st.lists(
 
 @given(EXPRESSION, st.integers(-1, 1), st.sampled_from([[], [7]]))
 def test_countdown_is_arithmetic_over_fractions(expression: Expression, off: int, others: list[int]) -> None:
-    """An answer scores 1 if and only if its value is the target and it uses the given numbers, in any order."""
+    """An answer scores 1 if and only if its value is the target and it uses exactly the given numbers, in any order."""
     text, value, used = expression
     target = off if value is None or value.denominator != 1 else int(value) + off
     given_numbers = sorted([*used, *others])

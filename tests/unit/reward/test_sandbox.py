@@ -40,6 +40,7 @@ for number in range(1, 32):
 while True:
     pass
 """
+"""A program that ignores signals and never exits."""
 INSPECT_ENVIRONMENT = """
 import os
 print(sorted(os.environ), os.getcwd())
@@ -50,10 +51,11 @@ for number in range(3, 64):
         continue
     print('open', number)
 """
+"""A program that prints the names of its environment variables, its folder and its open files."""
 
 
 def attempt(body: str) -> str:
-    """Run lines of Python in the sandbox and return whether they succeeded."""
+    """Run lines of Python in the sandbox; return 'done', 'refused' or the error output."""
     lines = '\n'.join(f'    {line}' for line in body.splitlines())
     result = run_program(ATTEMPT.format(body=lines), limits=GENEROUS_LIMITS)
     assert result.outcome == 'exited', result

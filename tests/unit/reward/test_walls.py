@@ -12,10 +12,13 @@ import twinkle.reward
 WALLS = runpy.run_path(str(Path(twinkle.reward.__file__).parent / 'enclosed' / 'walls.py'))
 STEPS = WALLS['_filter']()
 X86_64, I386, AARCH64 = 0xC000003E, 0x40000003, 0xC00000B7
+"""Architectures, as the kernel reports them to a filter."""
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x80000000
+"""Results of the filter."""
 TESTS = {0x15: operator.eq, 0x45: operator.and_}
 """Conditions of the filter's jump instructions: equality, and a common bit."""
 OPEN, OPENAT, CREAT, OPENAT2 = 2, 257, 85, 437
+"""Numbers of the system calls that open files on x86-64."""
 
 
 def filter_result(call: int, second: int = 0, third: int = 0, machine: int = X86_64) -> int:

@@ -18,6 +18,7 @@ BRIDGES = {
     'thinking': '<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n',
     'brackets': '<|im_end|>[INST] more [/INST]',
 }
+"""Text between a truncated turn and the model's next turn, by chat template."""
 
 
 @pytest.fixture(scope='module')
@@ -52,6 +53,6 @@ def test_a_template_without_earlier_turns_is_refused(build):
 
 
 def test_errors_of_the_template_propagate(build):
-    """An answer whose role the template does not support raises TemplateError."""
+    """A message whose role the template does not support raises TemplateError."""
     with pytest.raises(TemplateError):
         bridge_tokens(build(ALL['brackets']), [{'role': 'system', 'content': 'x'}], last_token=2)

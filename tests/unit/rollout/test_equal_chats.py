@@ -44,7 +44,7 @@ class TwoAnswers:
 
 
 def test_equal_chats_get_different_samples(template):
-    """Equal chats in one seeded call get different samples in every turn, so that a group has advantages."""
+    """Equal chats in one seeded call get different samples in every turn."""
 
     def run(chats: list[Any], count: int) -> tuple[list[Any], ScriptedSampler]:
         sampler = ScriptedSampler(template, lambda prompt, seed: f'{seed}')

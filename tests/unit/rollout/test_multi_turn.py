@@ -48,7 +48,7 @@ class Counting:
         return trajectory
 
     def step(self, message: Any, *, is_last: bool) -> EnvStep:
-        """Answer with the next text."""
+        """Answer with the next text, or end the chat after the last one."""
         self.messages.append((message['content'], is_last))
         if not self.answers:
             return EnvStep(reward=1.0, is_done=True, facts={'steps': 1.0})

@@ -35,7 +35,7 @@ class Loop:
 
 @pytest.mark.parametrize('max_staleness', [0, 1, 3])
 def test_batches_are_sampled_with_the_documented_weights(max_staleness):
-    """Batch n is sampled with the weights after exactly n - max_staleness trained batches."""
+    """Batch n is sampled with the weights after max(0, n - max_staleness) trained batches."""
     for _ in range(5):
         loop = Loop()
         with AsyncPipeline(loop.sample, 'abcdef', sync=loop.sync, max_staleness=max_staleness) as pipeline:

@@ -137,7 +137,7 @@ def test_a_function_that_raises_is_answered_with_an_error(error):
 
 
 def test_calls_time_out_and_their_number_is_limited():
-    """A call that times out keeps its thread; after eight of them, calls fail as BUSY until one finishes."""
+    """A call that times out keeps its thread; while eight threads are occupied, calls fail as BUSY."""
     release = threading.Event()
 
     def hang() -> str:

@@ -1,4 +1,4 @@
-"""The engine's thread: a failed step fails only its requests, and a reader that stops reading occupies no memory."""
+"""The engine's thread: a failed step fails only its requests, and a request that nothing reads is aborted."""
 
 import asyncio
 from functools import partial

@@ -20,7 +20,9 @@ from twinkle.data_format import TensorData
 ALICE = Caller(tenant_id='alice')
 RUN = AdapterKey('alice', 'full')
 PATIENCE = timedelta(milliseconds=20)
+"""Maximum time for which a pending replacement delays requests."""
 _LIMIT_SECONDS = 10
+"""Maximum duration of a test."""
 _SOME_ITERATIONS = 20
 """Iterations of the event loop after which all notified tasks have run."""
 
@@ -140,7 +142,7 @@ async def test_refused_replacement_is_retried(run, engine, source):
 
 
 async def test_request_waits_for_the_version_after_an_unusable_one(run, source):
-    """A request for an unusable version gets its error; a request for a later version waits for it."""
+    """A request for an unusable version gets the version's error; a request for a later version waits."""
     assert await version_of(run) == 1
     source.publish('alice', lora_weights(3, adapter_id='full'))
     with pytest.raises(AdapterMisfit):

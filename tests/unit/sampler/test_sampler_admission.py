@@ -108,7 +108,7 @@ async def test_aborted_request_is_admitted_at_once():
 
 
 async def test_closed_admission_refuses_new_requests_until_opened():
-    """Prompts that wait when admission closes still get a slot."""
+    """A closed admission refuses new requests until it is opened, but prompts that already wait get a slot."""
     admission = one_slot()
     running, waiting = Prompt(admission, request('a')), Prompt(admission, request('a'))
     await run_ready_tasks()

@@ -57,7 +57,7 @@ def others_of(model: PackedCausalLM, seed: int) -> dict:
 
 @pytest.mark.parametrize('length', [1, 40, 64, 100])
 def test_memory_of_a_sequence_is_known(model, length):
-    """The cache of a sequence occupies exactly the computed memory, and knows its length."""
+    """The cache of a sequence occupies exactly the computed memory and reports the sequence's length."""
     cache = KVCache(length)
     ids = torch.randint(3, 100, (length,), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():

@@ -139,7 +139,7 @@ def test_requests_are_found_only_by_their_tenant():
     ],
 )
 def test_prompt_beyond_the_context_is_refused(prompt_tokens, params, error):
-    """A prompt is refused if it exceeds the context together with its new tokens."""
+    """A prompt that exceeds the context with its new tokens, or an unreachable `min_tokens`, is refused."""
     if error is None:
         check_fits(prompt_tokens, SamplingParams(**params), FACTS)
     else:

@@ -25,7 +25,7 @@ def drawn_tokens(**params) -> set[int]:
 
 
 def test_uniform_depends_on_each_of_seed_sequence_and_token():
-    """The same arguments give the same number, and adjacent arguments give unrelated numbers."""
+    """The same arguments give the same number, and different arguments give different numbers from 0 to 1."""
     numbers = {uniform(seed, index, position) for seed in range(5) for index in range(5) for position in range(20)}
     assert len(numbers) == 500
     assert all(0.0 <= number < 1.0 for number in numbers)

@@ -43,7 +43,7 @@ def engine(model: PackedCausalLM, tokenizer: Tokenizer) -> SamplerEngine:
 
 
 def plain_logprobs(folder: Path, token_ids: list[int]) -> torch.Tensor:
-    """Return log-probabilities [T, V] from one forward pass of plain transformers."""
+    """Return log-probabilities [tokens, vocabulary] from one forward pass of plain transformers."""
     plain = AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad():
         return plain(torch.tensor([token_ids])).logits[0].float().log_softmax(-1)

@@ -67,7 +67,7 @@ def check_same(local: SampledSequence, remote: SampledSequence) -> None:
 
 @pytest.mark.parametrize('prompt', [CHAT, [5, 6, 7]], ids=['chat', 'tokens'])
 def test_features_are_the_same_from_both(sampler, prompt):
-    """Tokens, labels, masks and log-probabilities are equal, at the same positions."""
+    """Both samplers give equal tokens, labels, masks and log-probabilities at the same positions."""
     (response,) = sampler.sample([prompt], PARAMS, num_samples=2)
     for local, remote in zip(response.sequences, converted_by_the_service(response, prompt).sequences, strict=True):
         check_same(local, remote)

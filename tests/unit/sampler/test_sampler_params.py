@@ -66,7 +66,7 @@ def test_probe_is_converted_unchanged():
 
 
 def probe_of(array=None, draw_count=0):
-    """Return a message with the given values."""
+    """Return a PromptProbe message with the given values."""
     targets = None if array is None else tensor_to_proto(np.asarray(array))
     return sampling_pb2.PromptProbe(target_token_ids=targets, draw_count=draw_count)
 

@@ -33,7 +33,7 @@ TOKENIZER = byte_tokenizer()
 
 
 def detector(max_tokens: int = 100, eos: int = EOS, **params) -> StopDetector:
-    """Return the stop rules of one sequence."""
+    """Return the stop detector of one sequence."""
     rules = StopRules.of(SamplingParams(**params), eos_token_ids=frozenset({eos}), max_new_tokens=max_tokens)
     return StopDetector(rules, IncrementalDetokenizer(TOKENIZER))
 

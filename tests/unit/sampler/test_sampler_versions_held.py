@@ -19,6 +19,7 @@ from twinkle.data_format import TensorData
 
 ALICE = Caller(tenant_id='alice')
 NOW = timedelta()
+"""Wait time of a request that does not wait."""
 
 
 @pytest.fixture
@@ -217,7 +218,7 @@ async def test_few_adapters_are_followed_at_once(source, engine):
 
 
 async def test_fetch_without_a_waiter_is_dropped(source, engine):
-    """A fetched version without capacity is dropped once no request waits for it."""
+    """A version whose fetch no request awaited, because there was no capacity, can be leased later."""
     store = VersionStore(engine, source, Retention(max_versions=1))
     for version in (1, 2):
         source.publish('alice', lora_weights(version))
@@ -241,7 +242,7 @@ async def test_full_parameter_weights_are_refused_as_an_adapter(store, source):
 
 
 async def test_changes_of_resident_versions_reach_listeners(store, source):
-    """A listener is called for every version that is loaded or unloaded."""
+    """A listener is called once after each change of the loaded versions."""
     seen: list[list[int]] = []
     store.on_change(lambda: seen.append([version.key.version for version in store.all_resident()]))
     for version in (1, 2, 3):
@@ -254,7 +255,7 @@ async def test_changes_of_resident_versions_reach_listeners(store, source):
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize('order', [(1, 1, 2, 2, 3), (2, 1, 2, 1, 3), (3, 1, 1, 1, 2, 2, 3)])
 async def test_versions_that_evict_each_other_are_all_served(source, engine, order):
-    """Requests whose versions evict each other are all served without a busy loop."""
+    """Concurrent requests whose versions evict each other are all served."""
     for version in (1, 2, 3):
         source.publish('alice', lora_weights(version))
     store = VersionStore(engine, source, Retention(max_versions=1))

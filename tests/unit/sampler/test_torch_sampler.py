@@ -90,7 +90,7 @@ def test_unknown_adapter_is_refused(sampler):
 
 
 def test_no_new_tokens_scores_the_prompt(sampler):
-    """A call with max_tokens 0 returns log-probabilities of the prompt without `prompt_logprobs`."""
+    """A call with max_tokens 0 returns the prompt's log-probabilities even if `prompt_logprobs` is unset."""
     (response,) = sampler.sample([5, 6, 7], SamplingParams(max_tokens=0))
     assert response.sequences[0].tokens == []
     assert response.prompt_logprobs[0] is None

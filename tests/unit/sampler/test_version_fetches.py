@@ -20,6 +20,7 @@ from services.sampler.domain.errors import VersionNotReady
 
 ALICE = Caller(tenant_id='alice')
 NOW = timedelta()
+"""Wait time of a request that does not wait."""
 _MAX_ITERATIONS = 200
 """Iterations of the event loop after which all fakes have finished."""
 
@@ -55,7 +56,7 @@ class SlowSource(FakeWeightSource):
         return await super().fetch(caller, adapter_id, version)
 
     async def find_checkpoint(self, caller: Caller, path: str) -> CheckpointFacts:
-        """Look up after one iteration of the event loop."""
+        """Look up the checkpoint after one iteration of the event loop."""
         await asyncio.sleep(0)
         return await super().find_checkpoint(caller, path)
 
@@ -88,7 +89,7 @@ async def version_of(store: VersionStore, adapter_id: str = 'ad-1', **choice) ->
 
 
 async def retry_version(store: VersionStore, **choice) -> int:
-    """Lease repeatedly without waiting until it succeeds; every refusal must be retryable."""
+    """Request a lease without waiting until one is granted; every refusal must be retryable."""
     refusals: list[VersionNotReady] = []
     for _ in range(_MAX_ITERATIONS):
         try:

@@ -98,7 +98,7 @@ def test_auto_dtype_is_the_stored_dtype(tiny_llama_dir):
 
 
 def test_base_weights_are_checked_before_replacement(tiny_llama_dir):
-    """Missing and unknown tensors, and tensors with a wrong shape or dtype, are reported by name."""
+    """Missing and unknown tensors, and tensors with a wrong shape or dtype, are reported."""
     folder, whole = str(tiny_llama_dir), folder_tensors(str(tiny_llama_dir))
     assert problem_with(folder, whole) == ''
     name = 'model.norm.weight'

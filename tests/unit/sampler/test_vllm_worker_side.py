@@ -24,6 +24,7 @@ runpy.run_path({str(WATCHDOG)!r})['exit_with_owner']()
 print('ready', flush=True)
 time.sleep(600)
 """
+"""A process with the watchdog."""
 OWNER = f"""
 import runpy, subprocess, sys
 runpy.run_path({str(WATCHDOG)!r})['record_owner']()
@@ -32,6 +33,7 @@ child.stdout.readline()
 print(child.pid, flush=True)
 child.wait()
 """
+"""A process that starts the child and prints the child's process id."""
 
 
 class Wrapper:
@@ -128,7 +130,7 @@ def test_continued_sequence_requests_the_remaining_tokens():
 
 
 def test_neighbouring_seeds_share_no_sequence():
-    """Sequence 1 of seed 5 and sequence 0 of seed 6 have different seeds."""
+    """Every pair of a seed and a sequence index gives a different sequence seed below 2**63."""
     seeds = {sequence_seed(seed, index) for seed in range(32) for index in range(32)}
     assert len(seeds) == 1024
     assert all(0 <= seed < 1 << 63 for seed in seeds)

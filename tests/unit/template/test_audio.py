@@ -35,7 +35,7 @@ def chat(content, answer='low', **fields):
 
 
 def test_a_clip_gets_one_token_per_audio_embedding(template, folder, tmp_path):
-    """The mel bands equal those of transformers' extractor for a file, bytes, an array and a message part."""
+    """The mel bands of each kind of source equal those of transformers, and each audio embedding has one token."""
     clip = sound(1.0)
     file = wav(clip)
     (tmp_path / 'clip.wav').write_bytes(file)
@@ -83,7 +83,7 @@ def test_unreadable_media_are_refused_by_field(template, inputs, field):
 
 
 def test_an_adapter_learns_to_distinguish_sounds(template, folder):
-    """An adapter learns different answers for chats that differ only in their sound."""
+    """A trained adapter predicts the answers of two chats better with their sounds than with swapped sounds."""
     model = TransformersModel(str(folder))
     model.add_adapter_to_model('default', LoraConfig(r=8, lora_alpha=16, seed=0))
     model.set_optimizer('AdamW', lr=0.01)

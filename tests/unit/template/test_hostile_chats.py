@@ -1,4 +1,4 @@
-"""Hostile chats are refused with the path of the invalid field, and generation marks cannot be forged."""
+"""Hostile chats are refused with the path of the invalid field, and forged special tokens are refused on request."""
 
 import json
 from pathlib import Path

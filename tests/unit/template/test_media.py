@@ -18,6 +18,7 @@ from twinkle.template import ExampleTooLong, InvalidFeature, InvalidTrajectory, 
 from twinkle.template.media import MediaLimits, MediaLoader
 
 IMAGE, VIDEO = 5, 6
+"""Token ids that stand for image and video embeddings."""
 
 
 @pytest.fixture(scope='session')
@@ -51,7 +52,7 @@ def chat(content, **fields):
 
 
 def test_a_placeholder_gets_one_token_per_image_embedding(template, folder):
-    """The pixels equal those of transformers' processor, and only the answer is labelled."""
+    """The pixels equal those of transformers, each image embedding has a token, and only the answer is labelled."""
     image = picture(50, 34)
     feature = template.encode(chat('Look: <image>. What?', images=[image]))
     processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
@@ -178,6 +179,7 @@ def test_sampled_tokens_continue_after_the_largest_position(template):
 
 ANIMATED_GIF = encoded(picture(32, 32), 'GIF', save_all=True, append_images=[picture(32, 32, seed=1)])
 BOMB = b'BM' + bytes(12) + (40).to_bytes(4, 'little') + (60000).to_bytes(4, 'little') * 2 + b'\1\0\x18\0' + bytes(24)
+"""The header of a BMP file that declares 60000 by 60000 pixels."""
 REFUSED = [
     (chat('<image>'), 'messages[0].content'),
     (chat('hello', images=['cat.png']), 'images[0]'),

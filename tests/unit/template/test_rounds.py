@@ -94,7 +94,7 @@ def test_appending_a_completion_changes_no_token(
 def test_truncation_keeps_tokens_and_labels_aligned(
     templates: dict[str, Template], texts: list[str], limit: int, strategy: Any
 ) -> None:
-    """Every piece is a range of the whole example with the same labels and at most `max_length` tokens."""
+    """Every piece is a range of at most `max_length` tokens, with the labels of the whole example except the last."""
     whole = templates['chatml'].encode({'messages': chat_of(texts)})
     truncating = Template(templates['chatml'].model_id, max_length=limit, truncation_strategy=strategy)
     pieces = truncating.batch_encode([{'messages': chat_of(texts)}])

@@ -31,8 +31,9 @@ def byte_level(normalizer: normalizers.Normalizer | None = None, *, without: str
 
 
 PLAIN, COMPOSING = byte_level(), byte_level(normalizers.NFC())
+"""Tokenizers without a normalizer, and with a normalizer that composes characters."""
 INCOMPLETE = byte_level(without='ÃxĀ')
-"""A tokenizer whose vocabulary lacks some bytes, which therefore disappear from the text; such models exist."""
+"""A tokenizer whose vocabulary lacks some bytes; these bytes disappear from the text."""
 
 
 @given(

@@ -242,7 +242,7 @@ def test_any_text_is_accepted(text: str) -> None:
     ],
 )
 def test_large_hostile_text_is_parsed(unit: str) -> None:
-    """Text that causes quadratic time in naive parsers is parsed in time and gives at most one call."""
+    """Large texts that take quadratic time in naive parsers give at most one call."""
     for parser in (HERMES, JSON, REACT):
         for end in ('', '</tool_call>', '</function></tool_call>'):
             assert len(find_calls(parser, unit * (100_000 // len(unit)) + end)) <= 1

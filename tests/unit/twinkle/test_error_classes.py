@@ -1,4 +1,4 @@
-"""Error classes: constructors, messages and pickling that `error_class` writes."""
+"""Tests of the constructors, messages and pickling that `error_class` generates."""
 
 import importlib
 import pickle
@@ -20,6 +20,7 @@ _EXAMPLES: dict[Any, object] = {
     list[str]: ['a', 'b'],
     BaseException: ValueError('word'),
 }
+"""A value for a field of each type."""
 
 
 @error_class('no {kind} {name!r}; known: {known}')
@@ -75,7 +76,7 @@ def test_class_without_a_message_is_refused() -> None:
 
 @pytest.mark.parametrize('error', _library_errors(), ids=lambda error: f'{error.__module__}.{error.__name__}')
 def test_library_error_survives_pickling(error: type[Any]) -> None:
-    """Every error class of the library keeps its class, message and fields when it is pickled."""
+    """Every error of the library keeps its class, message and field names when it is pickled."""
     hints = get_type_hints(error)
     instance = error(**{item.name: _EXAMPLES[hints[item.name]] for item in fields(error) if item.init})
     copy = pickle.loads(pickle.dumps(instance))

@@ -14,6 +14,7 @@ from twinkle_client.convert.config import lora_config
 METHODS = {config: method.value for method, config in PEFT_TYPE_TO_CONFIG_MAPPING.items()}
 """`peft_type` of each configuration class that PEFT can apply."""
 OTHER_METHODS = sorted((config for config in METHODS if config is not peft.LoraConfig), key=lambda item: item.__name__)
+"""Configuration classes of the methods other than LoRA."""
 OTHER_CLASSES = sorted(
     name
     for name, found in inspect.getmembers(peft, inspect.isclass)

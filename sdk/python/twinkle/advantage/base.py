@@ -15,7 +15,7 @@ from twinkle.advantage.errors import InvalidAdvantageInput
 FloatVector = npt.NDArray[np.float64]
 Scale = Literal['group', 'batch', 'none']
 LARGEST = 1e100
-"""Limit of input values; squares of larger numbers overflow, so their standard deviation is not finite."""
+"""Maximum magnitude of input values. The squares of numbers above 1e154 overflow in a standard deviation."""
 
 
 class Advantage(ABC):
@@ -57,12 +57,12 @@ class GroupAdvantage(Advantage):
         Args:
             rewards: one number per completion; completions of one prompt are adjacent.
             num_generations: completions per prompt; 1 treats the batch as one group.
-            scale: divisor of the advantages: the sample standard deviation of the group's rewards, that of the
-                batch's, or none. Advantages of a group of equal rewards are always 0.
+            scale: divisor of the advantages: the sample standard deviation of the rewards of the group or of the
+                batch, or none. Advantages of a group of equal rewards are always 0.
 
         Raises:
-            InvalidAdvantageInput: rewards are empty, not finite or not one-dimensional, do not divide into groups, or
-                a group has only one completion.
+            InvalidAdvantageInput: rewards are empty, too large, not finite or not one-dimensional; they cannot be
+                divided into groups of at least two completions; or `scale` is unknown.
         """
         rewards_PG = _grouped(read_vector('rewards', rewards), num_generations)
         centred_PG = self.centre(rewards_PG)
@@ -81,7 +81,8 @@ def read_vector(field: str, values: Any) -> FloatVector:
     """Return the values as a vector of finite numbers.
 
     Raises:
-        InvalidAdvantageInput: the values are not such a vector; the error names `field`.
+        InvalidAdvantageInput: the values are empty, not one-dimensional, or not numbers of at most `LARGEST` in
+            magnitude. The error names `field`.
     """
     try:
         # `tolist` works for tensors of any device; numpy cannot convert those on an accelerator.

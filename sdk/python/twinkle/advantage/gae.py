@@ -47,8 +47,8 @@ class GAEAdvantage(Advantage):
     ) -> list[FloatVector]:
         """Return rewards per token: the completion's reward at its last token, minus a KL penalty at every token.
 
-        Only tokens that count get rewards: the last of them gets the completion's reward, all others 0. A completion
-        without such a token has reward 0 at every token.
+        Only tokens that count have a penalty, and the last of these tokens has the completion's reward. All other
+        tokens have reward 0.
 
         The penalty is `kl_coef (log p_old - log p_ref)` (Ziegler et al. 2019, arXiv 1909.08593, eq. 2). Its mean over
         tokens sampled from the policy is the divergence from the reference.
@@ -59,10 +59,10 @@ class GAEAdvantage(Advantage):
             old_logps: natural log-probability of each token under the policy that sampled it.
             ref_logps: natural log-probability of each token under the reference model.
             kl_coef: factor of the penalty, at least 0; a positive one requires both log-probabilities.
-            masks: true for tokens that count, the same masks as the estimator gets. None counts all tokens.
+            masks: true for tokens that count; the estimator must be called with the same masks. None counts all tokens.
 
         Raises:
-            InvalidAdvantageInput: lengths do not match, a number is not finite, or log-probabilities are missing.
+            InvalidAdvantageInput: lengths do not match, a number is out of range, or log-probabilities are missing.
         """
         scores = read_vector('rewards', rewards)
         if len(lengths) != len(scores):

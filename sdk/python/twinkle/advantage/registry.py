@@ -14,7 +14,7 @@ ADVANTAGES = ComponentRegistry('advantage', Advantage, (GAEAdvantage, GRPOAdvant
 
 
 class _FunctionAdvantage(Advantage):
-    """Adapter of a plain function to `Advantage`."""
+    """Advantage that calls a plain function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function

@@ -23,5 +23,5 @@ class RLOOAdvantage(GroupAdvantage):
     def __call__(
         self, rewards: Sequence[float] | npt.ArrayLike, num_generations: int = 1, scale: Scale = 'none'
     ) -> FloatVector:
-        """Return one advantage per reward; see `GroupAdvantage`. By default they are not scaled."""
+        """Return one advantage per reward, unscaled by default; see `GroupAdvantage`."""
         return super().__call__(rewards, num_generations, scale)

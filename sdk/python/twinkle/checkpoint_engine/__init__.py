@@ -1,8 +1,8 @@
 """Weight transfer formats: manifests, packing, chunks, digests, deltas and PEFT folders.
 
 A *state* is a single byte sequence that contains an adapter's tensors and, optionally, the data that its trainer needs
-to resume. A `WeightManifest` describes it. This package does not import torch, open sockets or depend on services;
-the checkpoint service, trainers and samplers use it.
+to resume. A `WeightManifest` describes it. The checkpoint service, trainers and samplers use this package. It does not
+import torch, open sockets or depend on services.
 """
 
 from twinkle.checkpoint_engine.assembler import Assembler, ChunkVerifier

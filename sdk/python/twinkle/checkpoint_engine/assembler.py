@@ -72,7 +72,7 @@ class ChunkVerifier:
 class Assembler:
     """Assembles one state in memory.
 
-    After an interrupted stream, open another one at `next_offset` and continue to add chunks.
+    After an interrupted stream, open another stream at `next_offset` and continue to add chunks.
 
     Args:
         manifest: Description of the expected state.

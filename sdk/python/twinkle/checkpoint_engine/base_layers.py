@@ -11,7 +11,7 @@ _HEAD, _EMBEDDINGS = 'lm_head.weight', 'model.embed_tokens.weight'
 
 
 def layer_shapes(base: ModelFolder) -> Shapes:
-    """Return the shape `(out, in)` of each weight that LoRA can be applied to, by its name in the model.
+    """Return the shape of each floating-point matrix of the model, by name; `(out, in)` for linear layers.
 
     An output head that is tied to the embeddings is included with their shape.
     """
@@ -34,7 +34,8 @@ def check_fit(base: Shapes | None, adapter: Mapping[str, tuple[int, ...]], *, ma
         max_rank: highest allowed rank.
 
     Raises:
-        AdapterMismatch: the model lacks a layer or has it with another shape, or a rank is too high.
+        AdapterMismatch: the adapter is inconsistent, a rank is too high, or the model lacks a layer or has another
+            shape for it.
     """
     try:
         ranks = layer_ranks(adapter)

@@ -1,4 +1,4 @@
-"""Splitting of a byte sequence into chunks with checksums that fit a message.
+"""Splitting of a byte sequence into chunks that fit a message, each with a checksum.
 
 Chunks can start at any byte, so an interrupted transfer can be resumed. The `assembler` module joins chunks.
 """

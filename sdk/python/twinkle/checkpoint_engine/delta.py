@@ -1,7 +1,7 @@
 """Lossless deltas between two states with the same tensors: the XOR of their bytes, split into planes and compressed.
 
 Weights change little in a training step. Signs and exponents rarely change, so the planes of the upper bytes are
-nearly all zero. docs/weights.md describes the format. With the same version of zstd, equal states give equal bytes, so
+nearly all zero. docs/weights.md describes the format. With the same version of zstd, equal states give equal deltas, so
 an interrupted transfer can be resumed.
 """
 
@@ -19,11 +19,13 @@ BLOCK_BYTES = 4 << 20
 """Maximum number of bytes of a state in one block."""
 
 _PARAMETERS = zstandard.ZstdCompressionParameters.from_level(1, min_match=7, hash_log=6, write_content_size=1)
-"""Level 1 with almost no search for repetitions. The lower planes have only accidental ones, and encoding these costs
-about 10 % of size and speed (docs/LOG.md, 2026-11-22)."""
+"""Level 1 with almost no search for repetitions. Repetitions in the lower planes are accidental, and encoding them
+costs about 10 % of size and speed (docs/LOG.md, 2026-11-22)."""
 _STORED = 0
 _COMPRESSED = 1
+"""First byte of a plane: `_STORED` if its content is uncompressed, `_COMPRESSED` if it is a zstd frame."""
 _PLANE_HEADER_BYTES = 5
+"""Size of a plane's header: one byte for the method and four for the length of the content, little-endian."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -45,7 +47,10 @@ class DeltaBlock:
 
 
 def is_delta_possible(manifest: WeightManifest, base: WeightManifest) -> bool:
-    """Return whether a state can be encoded as a delta to another: both have the same tensors at the same offsets."""
+    """Return whether one state can be encoded as a delta to another.
+
+    Both must belong to the same base model and have the same tensors at the same offsets.
+    """
     return manifest.base_model == base.base_model and manifest.tensors == base.tensors
 
 

@@ -1,4 +1,4 @@
-"""Errors about a state, its transfer, or a folder that contains one. Nothing of an invalid state is stored."""
+"""Errors about a state, its transfer, or a folder that contains one."""
 
 from twinkle.errors import error_class
 
@@ -42,7 +42,7 @@ class ChunkOutOfRange(StateError):
     offset: int
     """First byte of the chunk within the state."""
     end: int
-    """Byte after the chunk's last one."""
+    """Position after the last byte of the chunk."""
     size_bytes: int
     """Size of the complete state."""
 
@@ -87,10 +87,10 @@ class InvalidModelFolder(StateError):
 
 @error_class('{problem}')
 class AdapterMismatch(StateError):
-    """An adapter does not fit the model that it should be merged into."""
+    """An adapter, or a set of full weights, does not fit the base model."""
 
     problem: str
-    """Layer, and what is wrong with it."""
+    """Description of the mismatch."""
 
 
 @error_class('another process is merging into {folder}; wait for it or choose another folder')

@@ -10,6 +10,7 @@ FLOAT_DTYPES = ('float16', 'bfloat16', 'float32', 'float64')
 
 _NUMPY: dict[str, np.dtype[Any]] = {'float16': np.dtype('<f2'), 'float32': np.dtype('<f4'), 'float64': np.dtype('<f8')}
 _QUIET = np.uint32(0x7FC0)
+"""Bits that are set in a bfloat16 NaN, so that truncation cannot turn a NaN into infinity."""
 
 
 def to_float32(data: bytes | memoryview, dtype: str) -> npt.NDArray[np.float32]:

@@ -1,6 +1,6 @@
 """A model folder in the Hugging Face layout: its files, and the position of each tensor in them.
 
-Only headers are read here. Pickled weights are never opened.
+Weights files are read only up to the end of their headers. Pickled weights are never opened.
 """
 
 import json
@@ -16,12 +16,14 @@ from twinkle.checkpoint_engine.safetensors_file import FileEntry, parse_header
 CONFIG_FILE = 'config.json'
 """File with the model's architecture."""
 INDEX_FILE = 'model.safetensors.index.json'
-"""File that maps tensors to shards, if there are several."""
+"""File that maps tensors to shards, in a model with several shards."""
 SINGLE_FILE = 'model.safetensors'
-"""File with the weights, if there is only one."""
+"""Weights file of a model with a single shard."""
 
 _LENGTH_BYTES = 8
+"""Size of the number before a safetensors header, which is the header's length."""
 _COMPANIONS = ('*.json', '*.txt', '*.model', '*.jinja', 'LICENSE*')
+"""Patterns of the files that `ModelFolder.companions` lists."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Shard:
 
     @property
     def size_bytes(self) -> int:
-        """Size of its tensors."""
+        """Size of the file's tensors."""
         return sum(entry.end - entry.begin for entry in self.entries)
 
 

@@ -12,6 +12,7 @@ from twinkle.data_format import LoraConfig
 PREFIX = 'base_model.model.'
 """Prefix that PEFT adds to a path of the base model."""
 _TENSOR = re.compile(r'(?P<path>.+)\.lora_(?P<part>[AB])(\.(?P<adapter>\w+))?\.weight')
+"""Name of a LoRA matrix, in any of the forms that `canonical_names` supports."""
 _Value = TypeVar('_Value')
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -1,8 +1,8 @@
 """Synchronizes a sampler with a trainer in the same process.
 
-The trainers of `twinkle.model` and the samplers of `twinkle.sampler` implement the protocols that are used here. The
-weights are transferred as a packed state with manifest and digest, the same form that the services stream, and the
-sampler verifies them before use. `twinkle_client.checkpoint_engine` offers the same class for separate processes.
+The trainers of `twinkle.model` implement `TrainedModel`, and the samplers of `twinkle.sampler` implement
+`WeightReceiver`. The weights are transferred as a packed state with manifest and digest, as between services, and the
+sampler verifies them before use. `twinkle_client.checkpoint_engine` has the same class for separate processes.
 """
 
 import time

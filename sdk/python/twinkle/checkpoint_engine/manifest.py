@@ -26,7 +26,7 @@ DTYPE_BYTES = {
 """Size of one element in bytes, by dtype name."""
 
 _CACHED_LAYOUTS = 64
-"""Number of layouts that are cached to avoid repeated checks. A run has one."""
+"""Number of layouts that are cached to avoid repeated checks. A run has one for versions and one for checkpoints."""
 _DIGEST = re.compile(r'[0-9a-f]{64}')
 
 
@@ -64,7 +64,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Validated entries and values derived from them. All versions of a run share one layout.
+    """Validated entries and values derived from them. All adapter versions of a run share one layout.
 
     Layouts are compared by identity, so that results computed from hundreds of entries can be cached by layout.
     """
@@ -84,7 +84,7 @@ class WeightManifest:
     """The description of one state. The tensors are in order of offset, without gaps.
 
     Raises:
-        InvalidManifest: a field is inconsistent. The error names the first one.
+        InvalidManifest: a field is inconsistent; the error names the first inconsistent field.
     """
 
     base_model: str

@@ -113,7 +113,7 @@ def _digest(base: ModelFolder, state: Mapping[str, TensorData], config: LoraConf
 
 @contextmanager
 def _locked(staging: Path, target: Path) -> Generator[None]:
-    """Hold the lock of a target during the block; delete the lock file afterwards."""
+    """Hold the lock of a target inside the context; delete the lock file afterwards."""
     path = staging.with_suffix('.lock')
     with path.open('w') as lock:
         try:

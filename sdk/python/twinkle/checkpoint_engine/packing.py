@@ -19,6 +19,7 @@ from twinkle.data_format import LoraConfig, TensorData
 from twinkle.data_format.tensor import picklable
 
 _HASHING_THREADS = min(4, os.cpu_count() or 1)
+"""Number of threads that compute the hash of a large state."""
 _SINGLE_THREAD_BYTES = 8 << 20
 """Size up to which one thread computes the hash, because starting more threads takes as long."""
 _CACHED_PLANS = 16
@@ -102,8 +103,8 @@ def pack_state(
 ) -> PackedState:
     """Copy tensors into a state.
 
-    Within a section, tensors are ordered by descending element size, then by name. This is the order of the safetensors
-    library, and it aligns every tensor to its element size.
+    Within a section, tensors are ordered by descending element size, then by name, as in the safetensors library. This
+    order aligns every tensor to its element size, relative to the start of its section.
 
     Args:
         weights: The adapter's weights by PEFT's names, or the model's weights by its names; at least one. Read-only.

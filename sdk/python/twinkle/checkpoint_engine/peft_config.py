@@ -1,7 +1,6 @@
 """Conversion between `LoraConfig` and PEFT's `adapter_config.json`.
 
-Features of PEFT that the layers do not support (DoRA, biases, fully saved modules) are refused when reading, not
-ignored.
+Files that use unsupported features of PEFT, such as DoRA, biases or `modules_to_save`, are refused.
 """
 
 import json
@@ -17,6 +16,7 @@ _REQUIRED_VALUES: Mapping[str, tuple[Any, ...]] = {'peft_type': ('LORA',), **PEF
 _PLAIN_INITIALIZATIONS = (None, True, False, 'gaussian', 'orthogonal', 'eva', 'mica')
 """Initializations that do not modify the base model. With others, the adapter belongs to a modified base model."""
 _MAX_RANK = (1 << 31) - 1
+"""Maximum rank that fits into the wire format."""
 _SEEDS = range(-(1 << 63), 1 << 63)
 """Range of seeds that fit into the wire format."""
 _MAX_QUOTED = 100
@@ -57,13 +57,14 @@ _IS_VALID: dict[str, Callable[[Any], bool]] = {
 }
 """Checks of the fields that are read."""
 _REQUIRED = ('r', 'target_modules')
+"""Fields that a file must have."""
 
 
 def adapter_config_json(config: LoraConfig, *, base_model: str, tensor_names: Iterable[str]) -> bytes:
     """Return the content of a file from which PEFT can rebuild the adapter.
 
-    `all-linear` and the other groups are expanded to module names, like in PEFT, because other tools do not know them.
-    The seed is not written, because PEFT has no field for it.
+    `all-linear` and the other groups are expanded to module names, as in PEFT, because other tools do not support
+    groups. The seed is not written, because PEFT has no field for it.
 
     Args:
         config: The adapter's configuration.

@@ -2,8 +2,8 @@
 
 PEFT's configuration may contain regular expressions where `LoraConfig` has names. The layers and their ranks are
 read from the tensors, so only alphas require matching of expressions. As folders are untrusted, an expression that
-could take long to match is refused. A running match cannot be interrupted, so the time of one match is bounded by
-limits on the lengths of expressions and paths, and only the total by a clock.
+could take long to match is refused. A running match cannot be interrupted. Therefore limits on the lengths of
+expressions and paths bound the time of one match, and a clock bounds only the total.
 """
 
 import json
@@ -21,20 +21,25 @@ from twinkle.data_format.lora import ALL_LINEAR
 
 _Value = TypeVar('_Value')
 _NAME = re.compile(r'[\w-]+(\.[\w-]+)*')
+"""A path or its suffix, as opposed to a regular expression."""
 _COSTLY = re.compile(r'\)[*+?{]|\\[1-9]|\(\?|\.[*+]\??\.[*+]')
 """Quantified groups, references, extensions and consecutive wildcards, which can make matching slow."""
 _LITERAL = re.compile(r'\\.|\[[^\]]*\]', re.DOTALL)
 """An escape or a character class, which match one character."""
 _MAX_PATTERN = 256
+"""Maximum number of characters in an expression."""
 _MAX_QUANTIFIERS = 2
+"""Maximum number of quantifiers in an expression."""
 _MAX_COMBINATIONS = 256
-"""Maximum number of combinations of alternatives in an expression; each quantifier multiplies it by four."""
+"""Maximum number of combinations of alternatives in an expression; each quantifier multiplies the number by four."""
 _MAX_EXPRESSIONS = 256
+"""Maximum number of entries in `alpha_pattern`, if an entry is an expression."""
 _MAX_PATH = 512
-"""Maximum length of a layer's path. Paths of real models have about 100 characters."""
+"""Maximum length of a tensor's canonical name. In real models, these names have about 100 characters."""
 _MAX_PATH_PARTS = 32
+"""Maximum number of dots in a tensor's canonical name."""
 _MAX_COMPARISONS = 50_000_000
-"""Maximum product of names in a pattern and layers."""
+"""Maximum of the number of names in a pattern times the number of tensors."""
 _MATCHING_SECONDS = 10.0
 """Time limit for matching all expressions together."""
 _EXCLUDING_FIELDS = ('exclude_modules', 'layers_to_transform', 'layers_pattern')
@@ -103,7 +108,7 @@ def _targets(parsed: LoraConfig, fields: Mapping[str, Any], paths: list[str]) ->
     if any(fields.get(name) for name in _EXCLUDING_FIELDS):
         return tuple(sorted(paths))
     if isinstance(targets, str):
-        # Any other string is an expression. It is not needed, because the tensors determine the layers.
+        # A string other than 'all-linear' is an expression. It is not needed: the tensors determine the layers.
         return targets if targets == ALL_LINEAR else tuple(sorted(paths))
     unused = set(targets)
     known = frozenset(targets)

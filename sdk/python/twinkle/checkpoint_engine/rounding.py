@@ -13,6 +13,7 @@ ROUNDED_DTYPES = ('float32', 'bfloat16', 'float16')
 """Supported target types."""
 
 _MANTISSA_BITS = {'float16': 10, 'bfloat16': 7, 'float32': 23, 'float64': 52}
+"""Number of stored bits of the mantissa, by type."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class RoundedTensors:
 
     tensors: Mapping[str, TensorData]
     narrowed: frozenset[str]
-    """Source types that lost precision or range."""
+    """Source types with more precision or range than the target type."""
 
 
 def round_tensors(tensors: Mapping[str, TensorData], dtype: str) -> RoundedTensors:

@@ -24,6 +24,7 @@ _CODES = {
     'float32': 'F32',
     'float64': 'F64',
 }
+"""Codes of dtypes in safetensors headers."""
 _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 _LENGTH = struct.Struct('<Q')
 _MAX_HEADER_BYTES = 100_000_000

@@ -8,7 +8,7 @@ from twinkle.checkpoint_engine.safetensors_file import build_header
 MODEL_FILE = 'model.safetensors'
 """Name of the file with the weights of a model."""
 WEIGHTS_FILES = (ADAPTER_MODEL_FILE, MODEL_FILE)
-"""Possible names of the weights file; a folder has one of them."""
+"""Possible names of the weights file. A folder has a single weights file."""
 
 
 def weights_file(manifest: WeightManifest) -> str:

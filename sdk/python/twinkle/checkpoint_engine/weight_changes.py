@@ -62,7 +62,8 @@ def changes_of(
         config: configuration of the adapter. None: `state` contains full weights.
 
     Raises:
-        AdapterMismatch: the model lacks a weight or has it with another shape.
+        AdapterMismatch: the adapter is inconsistent, a weight is not a floating-point tensor, or the model lacks the
+            weight or has another shape for it.
     """
     return _replacements(base, state) if config is None else _updates(base, state, config)
 

@@ -112,12 +112,12 @@ class ComponentRegistry(Generic[_Component]):
 
         Args:
             allowed_names: names of entry points and ids of plugins. An id may end in `@` and a digest that the code
-                must have. Each class is registered under its name or id, without the digest.
+                must match. Each class is registered under its name or id, without the digest.
 
         Raises:
             UnknownComponent: no installed package provides an entry point of this name.
             InvalidComponent: the class does not derive from the base, or its name is taken.
-            PluginRefused: a plugin does not contain exactly one such class.
+            PluginRefused: a plugin does not contain exactly one class of this kind, or has another digest.
             HubError: a plugin cannot be downloaded.
         """
         offered = entry_points(group=self._plugin_group) if self._plugin_group else ()
@@ -152,7 +152,8 @@ class ComponentRegistry(Generic[_Component]):
         Raises:
             UnknownComponent: the name is not registered.
             InvalidComponentOptions: an option is unknown or invalid, or options were given for an instance.
-            PluginRefused: plugins are not allowed, or this one does not contain exactly one such class.
+            PluginRefused: plugins are not allowed, or this plugin does not contain exactly one class of this kind.
+            HubError: a plugin cannot be downloaded.
         """
         if isinstance(component, self._base):
             if options:

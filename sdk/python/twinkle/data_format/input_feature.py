@@ -19,7 +19,10 @@ FloatArray = Sequence[float] | npt.NDArray[np.floating[Any]]
 
 
 class InputFeature(TypedDict, total=False):
-    """Token-level input of a model with `T` tokens.
+    """Token-level input of a model.
+
+    Legend: T tokens, K ids per label, V ids in the vocabulary, P patches of C values, N images, videos or audio clips,
+    M mel bands, F frames.
 
     Labels are already shifted: `labels[t]` is the token to predict from the tokens `0..t`, so that
     `labels[t] == input_ids[t + 1]` unless it is `IGNORE_INDEX`.
@@ -37,8 +40,8 @@ class InputFeature(TypedDict, total=False):
     loss_weights: FloatArray
     """float [T]. Weight of each label in the loss. Defaults to 1.0."""
     completion_mask: IntArray
-    """int [T]. 1 if the model generated the token at this position, 0 otherwise. A label counts only if the token that
-    it predicts, which is the next one, is marked with 1. If unset, all labels count."""
+    """int [T]. 1 if the model generated the token at this position, 0 otherwise. A label counts only if its token,
+    which is at the next position, is marked with 1. If unset, all labels count."""
     length: int
     """Number of real tokens."""
     advantages: FloatArray

@@ -48,7 +48,7 @@ _REQUIRED_AT_CREATION: Mapping[str, tuple[Any, ...]] = {
     'layers_to_transform': (None, []),
     'layers_pattern': (None, []),
 }
-"""The same for a new adapter, including the fields that only affect its creation."""
+"""Fields that are checked when an adapter is created, including those that affect only its creation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class LoraConfig:
     lora_dropout: float = 0.0
     """Probability in [0, 1) of dropping an input element of `A` during training."""
     target_modules: str | tuple[str, ...] = ALL_LINEAR
-    """`'all-linear'`, or names that are matched against the end of each module's path, including `TARGET_GROUPS`."""
+    """One or more names, each from `TARGET_GROUPS` or matched against the end of each module's path."""
     use_rslora: bool = False
     """Whether to use rank-stabilized scaling (Kalajdzievski 2023, arXiv:2312.03732)."""
     rank_pattern: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -145,7 +145,7 @@ def _endings(name: str) -> Iterator[str]:
 
 
 def _check_method(config: Any) -> None:
-    """Check that a configuration is one of LoRA: other methods of PEFT have fields with the same names."""
+    """Check that a configuration is for LoRA, because other methods of PEFT have fields with the same names."""
     kind, has_rank = type(config).__name__, hasattr(config, 'r')
     method: Any = getattr(config, 'peft_type', _METHOD)
     if isinstance(config, Mapping):

@@ -1,15 +1,18 @@
-"""Results of a forward pass and of a loss. Arrays are torch tensors in process, and NumPy arrays over the wire."""
+"""Results of a forward pass and of a loss. Arrays are torch tensors in process, and NumPy arrays over the wire.
+
+Legend: N features, T tokens of the longest feature, V ids in the vocabulary, D embedding width.
+"""
 
 from typing import Any, TypedDict
 
 
 class ModelOutput(TypedDict, total=False):
-    """Result of a forward pass over a batch of N features, padded to their longest T."""
+    """Result of a forward pass over a batch."""
 
     loss: float
     """Loss of the batch with the scaling of the optimizer step; see `ForwardResult.loss`."""
     logps: list[Any]
-    """N arrays, float32 [T]: natural log-probability of each label, 0.0 where it is ignored."""
+    """N arrays, float32, one value per token: natural log-probability of each label, 0.0 where it is ignored."""
     logits: Any
     """float32 [N, T, V]; present only if requested."""
     values: Any
@@ -32,4 +35,4 @@ class LossOutput(TypedDict, total=False):
     metrics: dict[str, float]
     """Values to report, by name. A value is a mean unless its name ends with `:sum`, `:min` or `:max`."""
     metric_weight: float
-    """Number of items in the means, which weights them if a batch is computed in parts. Defaults to 1."""
+    """Number of items in the means. It is their weight if a batch is computed in parts. Defaults to 1."""

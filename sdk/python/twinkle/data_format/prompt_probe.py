@@ -1,4 +1,7 @@
-"""Values to compute at the positions of a prompt, in addition to the log-probabilities of its tokens."""
+"""Values to compute at the positions of a prompt, in addition to the log-probabilities of its tokens.
+
+Legend: T tokens of the prompt, K target tokens per position.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -60,7 +63,7 @@ class PromptProbe:
         """Check that the probe fits a prompt and a model.
 
         Raises:
-            InvalidProbe: the matrix has other rows or tokens, or too many tokens are drawn.
+            InvalidProbe: the matrix has a wrong number of rows or an unknown token, or too many tokens are drawn.
         """
         rows, targets = prompt_tokens - 1, self.target_token_ids
         if rows * self.draw_count > MAX_PROMPT_DRAWS:

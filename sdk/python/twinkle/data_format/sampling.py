@@ -41,7 +41,7 @@ class StructuredOutput:
         """Validate the form.
 
         Raises:
-            ValueError: Not exactly one field is set, or it is empty.
+            ValueError: Not exactly one field is set, or a text or list is empty.
         """
         given = [name for name in ('json_schema', 'regex', 'choices', 'grammar') if getattr(self, name) is not None]
         given += ['json_object'] if self.json_object else []
@@ -99,7 +99,7 @@ class SamplingParams:
     ignore_eos: bool = False
     """Whether to continue after the model's end-of-sequence tokens."""
     min_p: float = 0.0
-    """Keeps only tokens whose probability is at least this fraction of that of the most likely token, in [0, 1]."""
+    """Keeps only tokens whose probability is at least this fraction, in [0, 1], of the highest probability."""
     presence_penalty: float = 0.0
     """Value subtracted from the logit of each token that was sampled before, -2 to 2."""
     frequency_penalty: float = 0.0
@@ -206,12 +206,14 @@ class SampleResponse:
     prompt_logprobs: list[float | None] | None = None
     """Natural log-probability of each prompt token given the tokens before it. The first element is `None`."""
     topk_prompt_logprobs: list[list[tuple[int, float]] | None] | None = None
+    """Pairs `(token_id, natural log-probability)` of the most likely tokens at each position of the prompt, if
+    requested. The first element is `None`."""
     prompt_probe: ProbeResult | None = None
     """Values at the positions of the prompt, if requested."""
 
 
 class SampleResults(list[SampleResponse]):
-    """Responses for several prompts, in their order. It can also be read as one response with the sequences of all."""
+    """Responses in the order of their prompts; also usable as one response with the sequences of all prompts."""
 
     @property
     def sequences(self) -> list[SampledSequence]:

@@ -70,7 +70,7 @@ class TensorData:
         raise ValueError(f'dtype {array.dtype} is not one of {DTYPE_NAMES}')
 
     def to_numpy(self) -> npt.NDArray[Any]:
-        """Return the bytes as a read-only view; bfloat16 is converted to float32, which copies."""
+        """Return a view of the bytes, read-only if `data` is; bfloat16 is converted to a float32 copy."""
         array = np.frombuffer(self.data, dtype=_NUMPY_DTYPES[self.dtype]).reshape(self.shape)
         if self.dtype == 'bfloat16':
             return (array.astype(np.uint32) << 16).view(np.float32)

@@ -36,7 +36,7 @@ class LayerHealth:
     weight_norm: float
     """Norm of the weights before the step."""
     relative_update: float
-    """Norm of the change divided by the norm of the weights; 0.0 if nothing was applied."""
+    """Norm of the change divided by `weight_norm`; 0.0 if nothing changed, infinite if only `weight_norm` is 0."""
     non_finite_location: str = ''
     """First element that is infinite or NaN, such as 'lora_B[3, 7] of the gradient'; empty if all are finite."""
 

@@ -63,8 +63,8 @@ class Trajectory(TypedDict, total=False):
 class UserDatum(tuple[str, str]):  # noqa: SLOT001 - a subclass of tuple cannot have slots
     """A `(key, JSON)` pair that also refers to the user data that it belongs to.
 
-    User data can be read as pairs, or with `user_data[0].get(key)`; a list of `UserDatum` supports both. Serialization
-    to JSON turns it into plain pairs.
+    User data can be read as pairs, or with `user_data[0].get(key)`; a list of `UserDatum` supports both. In JSON, each
+    element is a plain pair.
     """
 
     _values: Mapping[str, Any]

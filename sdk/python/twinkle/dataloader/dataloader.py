@@ -58,11 +58,11 @@ class DataLoader:
     """Reads a dataset in batches, which are lists of rows.
 
     Each `for` loop is one epoch. The position is a number of examples, and the order is a pure function of seed and
-    epoch. Therefore a resumed run gets exactly the batches that an uninterrupted run gets, on any number of ranks. A
-    row that cannot be read is replaced by another row; the replacement is logged and added to `replacements`.
+    epoch. Therefore a resumed run reads exactly the batches of an uninterrupted run, on any number of ranks. A row
+    that cannot be read is replaced by another row; the replacement is logged and added to `replacements`.
 
     In mode 'ray', every loader yields whole batches, which a trainer divides among its workers. With `remote_group`,
-    the first worker of the group reads the dataset; a function that returns it is called there.
+    the first worker of the group reads the dataset; a function that returns the dataset is called there.
 
     Concurrency: not safe to share between threads.
     """
@@ -79,7 +79,7 @@ class DataLoader:
 
         Args:
             dataset: an object with indices and a length, an object that can be iterated over repeatedly, or a function
-                that returns one of them.
+                that returns either kind of object.
             batch_size: number of examples per batch over all data ranks; a multiple of the number of data ranks.
             device_mesh: mesh whose data ranks share each batch; each rank reads its part. None: the mesh of
                 `initialize`, or all processes that torchrun started.
@@ -121,7 +121,8 @@ class DataLoader:
             consumed_train_samples: number of examples over all epochs and ranks, at least 0.
 
         Raises:
-            ValueError: the number is negative or is not the beginning of a batch (for a stream, the loop raises this).
+            ValueError: the number is negative, or is not the beginning of a batch. For a stream, the loop raises the
+                latter error.
         """
         if consumed_train_samples < 0:
             raise ValueError(f'consumed_train_samples must be at least 0, got {consumed_train_samples}')

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 _SEED_MASK = (1 << 64) - 1
+"""Maps seeds, including negative ones, to unsigned 64-bit integers, which numpy requires."""
 
 
 def epoch_order(size: int, *, seed: int | None, epoch: int) -> npt.NDArray[np.int64]:
@@ -48,7 +49,8 @@ def shuffled_stream(rows: Iterator[Any], *, seed: int, epoch: int, buffer_size: 
         rows: the rows in their original order.
         seed: seed of the order.
         epoch: zero-based epoch; each epoch has a different order.
-        buffer_size: number of rows in the buffer, at least 1. A row moves forward by less than this number.
+        buffer_size: number of rows in the buffer, at least 1. A row moves by less than this number of positions towards
+            the beginning.
     """
     next_word = _words([seed & _SEED_MASK, epoch])
     buffer = list(islice(rows, buffer_size))

@@ -7,7 +7,7 @@ from twinkle.infra import DeviceMesh
 
 @dataclass(frozen=True)
 class RankSlice:
-    """One of several equal parts of each batch."""
+    """One of the parts into which each batch is divided."""
 
     rank: int = 0
     """Zero-based index of the part."""

@@ -35,7 +35,7 @@ class BadSamples(RuntimeError):
     count: int
     """Number of rows that were tried."""
     place: str
-    """Position and epoch of the row, as text."""
+    """Position of the row, as text."""
     reason: str
     """Type and message of the last exception."""
 

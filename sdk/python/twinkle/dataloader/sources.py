@@ -72,7 +72,7 @@ class BatchSource(Protocol):
         ...
 
     def next_epoch(self, position: Position) -> Position:
-        """Return the beginning of the epoch after the one of `position`."""
+        """Return the beginning of the epoch that follows the epoch of `position`."""
         ...
 
     def batches(self, position: Position) -> Iterator[tuple[list[Any], Position]]:

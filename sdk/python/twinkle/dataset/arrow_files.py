@@ -16,6 +16,7 @@ from twinkle.dataset.errors import UnreadableFile
 Row = dict[str, Any]
 
 _STREAM_ROWS = 1000
+"""Number of rows that `stream_parquet` reads at a time."""
 
 
 def read_parquet(path: Path) -> list[Row]:

@@ -23,6 +23,7 @@ _LENGTH, _NODES, _BUFFERS, _COMPRESSION = range(4)
 _NOT_COMPRESSED = -1
 """Declared size of a buffer that a compressed batch stores uncompressed."""
 _PREFIX_BYTES = 8
+"""Size of the number that declares the decoded size of a buffer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class BatchSize:
     """The size of one batch once it is decoded."""
 
     is_dictionary: bool
-    """Whether the batch has the values of a dictionary, which stays in memory for the following batches."""
+    """Whether the batch contains the values of a dictionary, which stays in memory for the following batches."""
     row_count: int
     value_count: int
     """Number of values in all columns, nested ones included; a value may take no bytes."""
@@ -121,6 +122,6 @@ class _Table:
         return position + self._unpack('<I', position)
 
     def _unpack(self, layout: str, position: int) -> int:
-        if position < 0:  # which would count from the end
+        if position < 0:  # a negative position would count from the end
             raise struct.error
         return int(struct.unpack_from(layout, self._data, position)[0])

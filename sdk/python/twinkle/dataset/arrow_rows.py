@@ -78,6 +78,7 @@ def stream_arrow(path: Path) -> Iterator[Row]:
 
     Raises:
         UnreadableFile: the file is not an Arrow file.
+        DatasetError: two columns have the same name.
     """
     yield from read_arrow(path)
 

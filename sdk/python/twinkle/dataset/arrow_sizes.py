@@ -9,19 +9,23 @@ import pyarrow.compute as pa_compute
 
 _COMPUTE: Any = pa_compute  # pyarrow generates these functions when it is imported
 _REFERENCE_BYTES = 8
-"""A value in a list; nulls and booleans take no more."""
+"""Size of a reference to a value; nulls and booleans take no other memory."""
 _NUMBER_BYTES = _REFERENCE_BYTES + 32
+"""Size of a number."""
 _TEXT_BYTES = _REFERENCE_BYTES + 56
-"""An empty text."""
+"""Size of an empty text."""
 _SHORT_TEXT_BYTES = _TEXT_BYTES + 40
-"""A date, a time or a decimal, written as text."""
+"""Size of a date, a time or a decimal, written as text."""
 _LIST_BYTES = _REFERENCE_BYTES + 64
+"""Size of an empty list."""
 _OBJECT_BYTES = _REFERENCE_BYTES + 184
-"""An object with up to five fields."""
+"""Size of an object with up to five fields."""
 _FIELD_BYTES = 40
-"""A further field of an object."""
+"""Size of each further field of an object."""
 _PIECE_BYTES = 4 << 20
+"""Maximum size of a piece with several rows."""
 _PIECE_ROWS = 1000
+"""Maximum number of rows in a piece."""
 
 
 def pieces_of(batch: Any) -> Iterator[tuple[Any, int]]:
@@ -52,7 +56,7 @@ def size_as_values(array: Any) -> int:
 
 
 def parts_of(array: Any) -> list[Any]:
-    """Return the arrays that contain the values of an array of lists, structs or maps; none for other arrays."""
+    """Return the arrays that contain the values of an array of a nested or extension type; none for other arrays."""
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
         return [array.storage]

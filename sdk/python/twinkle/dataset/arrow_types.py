@@ -1,6 +1,6 @@
 """Supported types of Arrow columns, and the conversion of their values to JSON values.
 
-Dates, times and decimals become texts, and maps with texts as keys become objects; docs/datasets.md has all types.
+Dates, times and decimals become texts, and maps with texts as keys become objects; docs/datasets.md lists all types.
 All other types are refused with an error that names the column.
 """
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -31,7 +31,7 @@ _TEXT_INDICES = pa.dictionary(pa.int32(), pa.string())
 
 
 def refuse_duplicates(names: Sequence[str], location: str = '') -> None:
-    """Raise an error if two columns have the same name, because a row could contain only one of them.
+    """Raise an error if two columns have the same name, because a row can contain the value of only one column.
 
     Args:
         names: the names of all columns.
@@ -49,7 +49,7 @@ def refuse_duplicates(names: Sequence[str], location: str = '') -> None:
 def json_types(schema: Any) -> tuple[Any, Any]:
     """Return two schemas; casting a table to the first and then to the second makes its rows JSON values.
 
-    The first one converts time zones to UTC, and the second one converts values to texts.
+    The first schema converts time zones to UTC, and the second schema converts values to texts.
 
     Raises:
         DatasetError: two columns have the same name, or a column has a type that rows cannot have.

@@ -14,10 +14,12 @@ Row = dict[str, Any]
 
 _COMPUTE: Any = pa_compute  # pyarrow generates these functions when it is imported
 _UNITS = {'s': 1, 'ms': 1_000, 'us': 1_000_000, 'ns': 1_000_000_000}
+"""Units per second."""
 _DAY_SECONDS = 24 * 60 * 60
 _EPOCH = date(1970, 1, 1)
 _FIRST_DAY, _END_DAY = (date.min - _EPOCH).days, (date.max - _EPOCH).days + 1
-"""Days since 1970 of the years 1 to 9999; pyarrow cannot write other years as text."""
+"""First day of the year 1 and the day after the year 9999, in days since 1970; pyarrow cannot write other years as
+text."""
 
 
 def check_values(batch: Any) -> None:

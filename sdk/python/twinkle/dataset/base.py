@@ -34,7 +34,7 @@ class BaseDataset(ABC, Generic[RowsT]):
     """Training rows: a list in memory, rows computed on access, or a stream.
 
     A dataset starts with the rows of one `DatasetMeta`; more can be added and mixed in. If a method that changes rows
-    raises, nothing has changed.
+    raises an error, the rows are unchanged. While rows are being recorded, these methods raise `NotReady`.
     """
 
     def __init__(self, dataset_meta: DatasetMeta | None = None, *, template: Template | None = None) -> None:
@@ -121,7 +121,8 @@ class BaseDataset(ABC, Generic[RowsT]):
 
         Raises:
             PreprocessorError: the preprocessor is unknown, its arguments are wrong, or a row cannot be read.
-            DatasetError: `batched=False` was given, but functions always get columns.
+            DatasetError: `dataset_meta` was not added, or `batched=False` was given, although functions always receive
+                columns.
             NotReady: the rows are already encoded, or there are several datasets and `dataset_meta` is not given.
         """
         check_hints('map', hints, is_batched=True)
@@ -148,7 +149,8 @@ class BaseDataset(ABC, Generic[RowsT]):
 
         Raises:
             PreprocessorError: the filter is unknown, its arguments are wrong, or a row cannot be read.
-            DatasetError: `batched=True` was given, but filters always get one row.
+            DatasetError: `dataset_meta` was not added, or `batched=True` was given, although filters always receive
+                one row.
             NotReady: there are several datasets and `dataset_meta` is not given.
         """
         check_hints('filter', hints, is_batched=False)
@@ -234,8 +236,9 @@ class BaseDataset(ABC, Generic[RowsT]):
 
         Raises:
             UnreadableFile: the format is unknown or cannot represent the rows.
-            NotReady: rows are already being recorded, or several ranks would record to the same file.
-            ValueError: `batch_size` or `mode` is out of range.
+            NotReady: there is not exactly one dataset, rows are already being recorded, or several ranks would record
+                to the same file.
+            ValueError: `batch_size` or `mode` is invalid.
         """
         if batch_size < 1:
             raise ValueError(f'batch_size must be at least 1, got {batch_size}')

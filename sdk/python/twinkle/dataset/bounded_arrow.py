@@ -20,6 +20,7 @@ from twinkle.dataset.parquet_footer import column_sizes
 from twinkle.dataset.row_bounds import Row, RowBounds, bounded_lines, held, refuse_columns
 
 _BATCH_ROWS = 1000
+"""Maximum number of rows of a CSV or Parquet file in a batch."""
 _VALUE_BYTES = 8
 """Minimum memory of each value of a column."""
 _FILE_MAGIC = b'ARROW1\0\0'
@@ -122,7 +123,7 @@ def _stream_in(file: Any) -> tuple[Any, int]:
 
 
 def _rows_of(batch: Any, types: tuple[Any, Any], bounds: RowBounds) -> Iterator[Row]:
-    """Yield the rows of a batch as JSON values; they are charged while they are converted."""
+    """Yield the rows of a batch as JSON values; the memory of the rows is charged while they are converted."""
     check_values(batch)
     for piece, size_bytes in pieces_of(batch):
         with held(bounds, size_bytes):

@@ -33,6 +33,7 @@ def read_rows(path: Path, file_format: str | None = None) -> Sequence[Row]:
 
     Raises:
         UnreadableFile: the format is unknown, or the file does not have this format.
+        DatasetError: two columns have the same name.
     """
     chosen = file_format or format_of(path)
     if chosen not in _READERS:
@@ -97,7 +98,7 @@ def refuse_unwritable(path: Path, file_format: str | None) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a value with numpy arrays converted to lists, for JSON."""
+    """Return a value with numpy arrays and scalars converted to lists and numbers, and with texts as keys, for JSON."""
     if isinstance(value, np.ndarray | np.generic):
         return cast('Any', value.tolist())
     if isinstance(value, Mapping):

@@ -41,9 +41,7 @@ def is_stream(data: Any) -> bool:
 
 
 def rows_of_table(data: Any) -> 'ArrowRows':
-    """Return the stored rows of a `datasets.Dataset` without copying them.
-
-    The rows are copied only if they were selected or reordered (`select`, `shuffle`).
+    """Return the stored rows of a `datasets.Dataset`; rows that were selected or reordered are copied.
 
     Raises:
         DatasetError: the dataset has a transform, which is not part of the stored rows.
@@ -97,6 +95,7 @@ class _Passes:
 
 
 _BATCH_ROWS = 1000
+"""Number of rows converted to columns together."""
 
 
 def _is_any(data: Any, *names: str) -> bool:

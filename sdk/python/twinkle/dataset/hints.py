@@ -11,7 +11,7 @@ class ExecutionHints(TypedDict, total=False):
     """Options of other dataset libraries; a value that differs from this library's behaviour is logged or refused."""
 
     batched: bool
-    """Whether functions get columns; must be True for `map` and False for `filter`."""
+    """Whether functions receive columns; must be True for `map` and False for `filter`."""
     batch_size: int | None
     """No effect."""
     keep_in_memory: bool | None
@@ -56,7 +56,7 @@ def check_hints(verb: str, hints: Mapping[str, Any], *, is_batched: bool | None)
     Args:
         verb: name of the method.
         hints: the caller's options.
-        is_batched: whether the function gets columns of rows; None for methods without a function.
+        is_batched: whether the function receives columns of rows; None for methods without a function.
 
     Raises:
         TypeError: an option is unknown.

@@ -22,16 +22,17 @@ _REPORTED_ROWS = 20
 class IterableDataset(BaseDataset[Stream]):
     """Training rows that are read in order in every iteration.
 
-    All methods return immediately and are applied to rows while they are read, up to 100 rows at a time. Reports that a
-    `Dataset` returns are logged: the rows that `check` removes, and the rows that `encode` cuts or leaves out. The
-    dataset has no length and cannot be indexed.
+    Methods that change rows return immediately; rows are changed while they are read, up to 100 rows at a time. Reports
+    that a `Dataset` returns are logged: the rows that `check` removes, and the rows that `encode` cuts or leaves out.
+    The dataset has no length and cannot be indexed.
     """
 
     def __iter__(self) -> Iterator[Row]:
         """Start a pass.
 
         Raises:
-            ValueError: a row cannot be processed; the pass ends. Use `items` to continue with the next row.
+            Exception: one of `ROW_ERRORS`, because a row cannot be processed; the pass ends. Use `items` to continue
+                with the next row.
         """
         for item in self.items():
             if isinstance(item, RefusedRow):
@@ -110,7 +111,7 @@ def _encoder(template: Template, *, is_prompt: bool) -> BatchChange:
 
 
 def _checker(template: Template) -> BatchChange:
-    """Return a function that removes the unusable rows of one pass and logs the first of them."""
+    """Return a function that removes the unusable rows of one pass, and logs the first unusable rows."""
     reported = 0
 
     def check(batch: list[Row], begin: int) -> list[Row]:

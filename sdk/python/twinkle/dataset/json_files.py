@@ -15,10 +15,12 @@ from twinkle.dataset.row_bounds import MAX_CHARACTERS, Row, RowBounds, held
 MAX_DEPTH = 64
 """Maximum number of levels of nested lists and objects in a row."""
 _READ_CHARACTERS = 1 << 16
+"""Minimum number of characters that are read from a file at once."""
 _PARSED_BYTES = {'"': 40, '{': 250, '[': 96, ',': 48, ':': 110}
 """Memory per structural character, in this order: half of a text without its characters, an object, a list, an element
 of a list, and an element of an object."""
 _EMPTY_TEXT_BYTES = 80
+"""Memory of an empty text."""
 
 
 def rows_of_lines(name: str, lines: Iterable[str], bounds: RowBounds | None = None) -> Iterator[Row]:
@@ -54,7 +56,7 @@ def rows_of_list(name: str, file: IO[str], bounds: RowBounds | None = None) -> I
             no limit.
 
     Raises:
-        UnreadableFile: the file does not contain such a list, the text is not UTF-8, or an object is too long.
+        UnreadableFile: the file does not contain a list of objects, the text is not UTF-8, or an object is too long.
         Exception: `bounds` refused a piece of the text.
     """
     with closing(_Text(name, file, bounds)) as text:
@@ -88,7 +90,7 @@ class _Text:
         return self._text[self._position : self._position + 1]
 
     def take(self, character: str) -> bool:
-        """Skip a character; return whether it was the next one."""
+        """Skip spaces, and then `character` if it follows; return whether it was skipped."""
         is_next = self.peek() == character
         self._position += is_next
         return is_next

@@ -1,7 +1,7 @@
 """Find the files of a subset and split in a dataset folder.
 
-The `configs` in the README's front matter define them, with the same rules as on the hubs. Without `configs`, the names
-of folders and files define them.
+The `configs` in the README's front matter define the files, with the same rules as on the hubs. Without `configs`, the
+names of folders and files determine subsets and splits.
 """
 
 import json
@@ -16,7 +16,9 @@ from twinkle.dataset.errors import DatasetError
 from twinkle.dataset.files import format_of
 
 DEFAULT_SUBSET = 'default'
+"""Name of the default subset."""
 _SPLITS = ('train', 'validation', 'valid', 'val', 'dev', 'test')
+"""Names of splits that are recognized in paths."""
 _SAVED_SPLITS, _SAVED_STATE = 'dataset_dict.json', 'state.json'
 """Files that `save_to_disk` of `datasets` adds to a folder with several splits and to the folder of one dataset."""
 _SPLIT_WORD = re.compile(rf'(?<![a-z])({"|".join(_SPLITS)})(?![a-z])')

@@ -22,7 +22,7 @@ class LazyDataset(Dataset):
     """Training rows that are computed on access; only the original rows are stored.
 
     `map`, `cast_column`, `mix_dataset`, `encode` and `check` return immediately and are applied to a row each time it
-    is read. Therefore each of them must produce exactly one row per row, and errors in a row are raised when it is read
+    is read. Therefore each method must produce exactly one row per row, and errors in a row are raised when it is read
     (`DataLoader` logs them and uses another row instead). `filter` reads all rows immediately.
     """
 

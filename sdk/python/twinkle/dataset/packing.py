@@ -18,6 +18,7 @@ from twinkle.template import Template
 _TOKEN_FIELDS = (
     'input_ids', 'attention_mask', 'position_ids', 'labels', 'loss_weights', 'completion_mask', *STREAMS
 )  # fmt: skip
+"""Fields with one value or one row of values per token."""
 _MEDIA_FIELDS = (
     'pixel_values', 'pixel_values_videos', 'pixel_attention_mask', 'image_grid_thw', 'image_sizes', 'video_grid_thw',
     'second_per_grid_ts', 'input_features', 'feature_attention_mask', 'routed_experts',
@@ -64,7 +65,8 @@ class PackingDataset(Dataset):
 
         Raises:
             NotReady: the rows are not encoded, are prompts without labels, or are already packed.
-            InvalidExample: a row is longer than `max_length`, has media, or has a per-token field of another length.
+            InvalidExample: a row has no tokens, is longer than `max_length`, has model inputs other than tokens, or has
+                a per-token field of another length.
         """
         if not self.is_encoded:
             raise NotReady('the rows are not encoded; call encode() before pack_dataset()', needs='encode')
@@ -110,7 +112,7 @@ def refuse_unpackable(feature: Row, *, index: int, capacity: int) -> None:
 
 
 def join_features(features: Sequence[Row]) -> Row:
-    """Return one feature with the tokens of all samples, in order; it has new arrays.
+    """Return one feature with the tokens of all samples, in order, in new arrays.
 
     Missing masks and loss weights are 1 and missing positions count from 0. Other per-token fields must be in all
     samples or in none. The remaining columns of each sample are in the list `samples`.

@@ -17,13 +17,17 @@ from twinkle.dataset.errors import UnreadableFile
 _TAIL = struct.Struct('<I4s')
 """The size of the footer, and the last bytes of the file."""
 _MAGIC = b'PAR1'
+"""Last bytes of every Parquet file."""
 MAX_FOOTER_BYTES = 16 << 20
 """Maximum size of a footer, which pyarrow reads at once."""
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT, _UUID = range(1, 14)
+"""Types of values in the compact protocol."""
 _FIXED_BYTES = {_TRUE: 0, _FALSE: 0, _BYTE: 1, _DOUBLE: 8, _UUID: 16}
+"""Sizes of the values of types with a fixed size."""
 _PATH = ((4, _LIST), (1, _LIST), (3, _STRUCT))
 """Fields that lead to the metadata of a column: the groups of rows, their columns, and the metadata."""
 _VALUE_COUNT, _SIZE_BYTES = (5, _I64), (6, _I64)
+"""Fields of a column's metadata: its number of values and its uncompressed size."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from twinkle.dataset.files import Row, iter_rows, plain, refuse_unwritable, writ
 class RowRecorder:
     """Appends each position's row once, as a line of JSON; `close` converts the lines to the requested file.
 
-    Until then the lines are in a `.part` file in the same folder, so a run that fails keeps the rows it has read.
+    Until then, the lines are in a `.part` file in the same folder. A run that fails loses fewer than `batch_rows` rows.
     """
 
     def __init__(self, path: Path, file_format: str | None, *, batch_rows: int) -> None:

@@ -21,7 +21,7 @@ def map_rows(rows: Sequence[Row], function: MapFunction, *, begin: int) -> list[
         begin: index of the first row in the dataset.
 
     Raises:
-        InvalidRow: names the row.
+        InvalidRow: the function cannot use a row, which the error names.
         DatasetError: the function returned columns of different lengths.
     """
     try:
@@ -38,7 +38,7 @@ def is_kept(row: Row, function: FilterFunction, *, index: int) -> bool:
     """Return whether a filter accepts row `index`.
 
     Raises:
-        InvalidRow: names the row.
+        InvalidRow: the filter cannot use the row, which the error names.
     """
     try:
         return bool(function(row))
@@ -67,7 +67,8 @@ def encode_rows(template: Template, rows: Sequence[Row], *, begin: int, is_promp
         is_prompt: end with the opening of an assistant turn and omit the labels.
 
     Raises:
-        InvalidExample: names the row and the field.
+        InvalidExample: a row cannot be encoded; the error names the row and the field.
+        TemplateError: the rows cannot be encoded together, although each can be encoded alone.
     """
     try:
         return template.encode_chats(rows, add_generation_prompt=is_prompt)

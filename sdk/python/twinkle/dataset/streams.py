@@ -22,12 +22,12 @@ class RefusedRow:
     """A row that could not be processed."""
 
     error: Exception
-    """The reason; it names the row by its zero-based position in the stream."""
+    """The reason. Errors of this library name the row by its zero-based position in the stream."""
 
 
 Item = Row | RefusedRow
 BatchChange = Callable[[list[Row], int], list[Row]]
-"""Function from some rows and the position of the first in the stream to any number of new rows."""
+"""Function from some rows and the position of the first row in the stream to any number of new rows."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ def changed(
     Args:
         stream: the original rows.
         change: creates the transformation for each pass.
-        batch_rows: number of rows transformed together. A batch that fails is repeated row by row, so a stateful
-            transformation needs 1. Default: 100.
+        batch_rows: number of rows transformed together; must be 1 for a stateful transformation, because a batch that
+            fails is repeated row by row. Default: 100.
         at_end: called after each complete pass.
     """
 

@@ -30,7 +30,9 @@ _LAYER_PARTS = {
     'ffn_up': 'mlp.up_proj',
     'ffn_down': 'mlp.down_proj',
 }
+"""Name of each part of a layer in transformers, by its name in GGUF files."""
 _OTHER_PARTS = {'token_embd': 'model.embed_tokens', 'output_norm': 'model.norm', 'output': 'lm_head'}
+"""Name of each part outside of the layers in transformers, by its name in GGUF files."""
 
 
 def convert_llama(source: Path, folder: Path, report: Report) -> None:

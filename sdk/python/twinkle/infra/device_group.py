@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _DEVICE_TYPES = {'auto': 'auto', 'cpu': 'cpu', 'cuda': 'cuda', 'gpu': 'cuda', 'npu': 'npu', 'mps': 'mps'}
+"""Stored device type, by accepted name."""
 
 
 @dataclass(frozen=True)
@@ -18,12 +19,12 @@ class DeviceGroup:
     ranks: int | Sequence[int]
     """Number of ranks, or a list of rank numbers."""
     device_type: str = 'auto'
-    """'cpu', 'cuda' (or 'GPU'), 'npu', 'mps', or 'auto' to detect the device; stored in lower case."""
+    """'cpu', 'cuda' or its synonym 'gpu', 'npu', 'mps', or 'auto' to detect the device. Case is ignored."""
     gpus_per_worker: int = 1
     """Number of GPUs of each worker in mode 'ray'; 1 in mode 'local'."""
     visible_devices: str | None = None
-    """Devices available to the workers, in the format of `CUDA_VISIBLE_DEVICES`. None: all devices. `initialize`
-    refuses other values."""
+    """Devices available to the workers, in the format of `CUDA_VISIBLE_DEVICES`. None: all devices, which is the only
+    value that `initialize` accepts."""
 
     def __post_init__(self) -> None:
         device_type = _DEVICE_TYPES.get(str(self.device_type).lower())

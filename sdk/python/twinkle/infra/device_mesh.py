@@ -77,7 +77,7 @@ class DeviceMesh:
     vpp_size: int = 1
     """See `MeshSizes.vpp_size`."""
     sequence_parallel: bool = field(default=False, kw_only=True)
-    """Whether `tp` ranks also split the activations between their layers along the sequence."""
+    """Whether `tp` ranks also split the activations between layers along the sequence."""
 
     dp_rank, dp_world_size = _axis_rank('dp'), _axis_size('dp')
     fsdp_rank, fsdp_world_size = _axis_rank('fsdp'), _axis_size('fsdp')
@@ -264,7 +264,8 @@ class DeviceMesh:
     def get_dim_ranks(self, name: str, rank: int | None = None) -> list[int]:
         """Return the ranks that differ from `rank` only along axis `name`, including `rank` itself.
 
-        An expert axis is compared with the other expert axes only.
+        Along an expert axis, the ranks are those of the same pipeline stage that differ only in this axis of the
+        expert layout.
 
         Raises:
             ValueError: the rank is not in the mesh, or `name` is not a known axis.

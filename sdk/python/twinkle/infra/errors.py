@@ -6,4 +6,4 @@ class NotSupportedYet(NotImplementedError):
 
 
 class WorkersLost(RuntimeError):
-    """A worker process ended, and its group's components are lost. Save checkpoints, and start the program again."""
+    """A worker process ended, and the components of its group are lost. Restart the program from a checkpoint."""

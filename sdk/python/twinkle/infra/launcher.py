@@ -8,6 +8,7 @@ from twinkle.infra.errors import NotSupportedYet
 _VARIABLES = ('RANK', 'MASTER_ADDR', 'MASTER_PORT')
 """Environment variables that torchrun sets in addition to WORLD_SIZE."""
 _SUPPORTED_AXES = ('dp', 'fsdp')
+"""Axes that may have several ranks."""
 
 
 def process_count() -> int:
@@ -23,7 +24,7 @@ def process_count() -> int:
 
 
 def is_first_rank() -> bool:
-    """Return whether this process is the first one of its program, or the only one."""
+    """Return whether this process is the first or the only process of its program."""
     return process_count() == 1 or os.environ.get('RANK', '0') == '0'
 
 

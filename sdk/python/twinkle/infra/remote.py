@@ -30,7 +30,7 @@ _COLLECTS = ('none', 'flatten', 'mean', 'avg', 'sum', 'first', 'last_pp', 'last_
 
 
 def place_here(component: str, remote_group: str | None) -> DeviceGroup | None:
-    """Check that a component can run in this process, log it, and return its group.
+    """Check that a component can run in this process, log its placement, and return its group.
 
     Args:
         component: name of the component, for messages.
@@ -61,9 +61,9 @@ def remote_class(
 ) -> Callable[[type[_Class]], type[_Class]]:
     """Return a class decorator that adds `remote_group` and `device_mesh` to the constructor's arguments.
 
-    In mode 'ray', a constructor with `remote_group` creates the component in the group's workers. It returns an object
-    of a subclass, whose public methods and properties use the component. Otherwise, a constructor that declares
-    `device_mesh` receives it; for other classes a mesh of one rank is accepted and ignored.
+    In mode 'ray', a constructor with `remote_group` creates the component in the group's workers. The created object
+    belongs to a subclass, whose public methods and properties use the component. Otherwise, a constructor that declares
+    `device_mesh` receives it; for other classes, a mesh of one rank is accepted and ignored.
 
     Args:
         execute: which workers of a group create the component: 'all', or the first one ('first' and 'peer').
@@ -106,20 +106,21 @@ def remote_function(
 ) -> Callable[[_Function], _Function]:
     """Return a decorator for the methods of a `remote_class` that the driver calls.
 
-    With one worker, and in this process, all dispatch and collect modes are equivalent: the method gets all arguments,
-    and its result is returned directly. Methods without the decorator have the options dispatch='all', execute='all'
-    and collect='first'. The options are stored in the method's `remote_options`.
+    With one worker, and in this process, all dispatch and collect modes are equivalent: the method receives all
+    arguments, and its result is returned directly. Methods without the decorator have the options dispatch='all',
+    execute='all' and collect='first'. The options are stored in the method's `remote_options`.
 
     Args:
         dispatch: how the batch, the method's first argument, and all lists of the same length are divided among the
             workers. 'all': not at all. 'slice': into one part per worker. 'slice_dp': into one part per data rank of
-            the mesh; other ranks get the same part. Workers without a part are not called. 'first': the first worker
-            gets everything, the others get empty lists. A function `(worker_count, worker, args, named, device_mesh)`
-            returns the worker's `args` and `named`.
+            the mesh; workers with the same data rank receive the same part. Workers without a part are not called.
+            'first': the first worker receives all arguments; for the other workers, empty lists replace the batch and
+            all lists. A function `(worker_count, worker, args, named, device_mesh)` returns the worker's `args` and
+            `named`.
         execute: which workers are called: 'all', or the first one ('first' and 'peer').
         collect: how the workers' results are combined. 'none': a list. 'flatten': one list of the items of all results.
             'mean' or 'avg', and 'sum': of numbers, arrays, or mappings of them. 'first': the result of the first
-            worker. 'last_pp': a list of the results of the last pipeline stage; 'last_pp_first': the first of them.
+            worker. 'last_pp': a list of the results of the last pipeline stage. 'last_pp_first': its first element.
             A function `(results, device_mesh)` returns the combined result.
         sync: whether a call waits for its completion even if `lazy_collect` is True.
         lazy_collect: whether a call returns a `LazyResult` before it completes. None: the setting of `initialize`.

@@ -32,9 +32,9 @@ class RayOptions(TypedDict, total=False):
     """Options that apply to Ray only."""
 
     nproc_per_node: int
-    """Maximum number of workers with GPUs per machine. Default: as many as it has GPUs."""
+    """Maximum number of workers with GPUs per machine, on average. Default: the number of GPUs."""
     ncpu_proc_per_node: int
-    """Maximum number of workers without GPUs per machine. Default: as many as it has cores."""
+    """Maximum number of workers without GPUs per machine, on average. Default: the number of cores."""
     lazy_collect: bool
     """Whether calls of components return a `LazyResult` before they complete. Default: False."""
     name: str
@@ -50,7 +50,7 @@ class Runtime:
     mode: Literal['local', 'ray'] = 'local'
     """Where components of a group run: in this process, or in workers."""
     seed: int | None = None
-    """Seed passed to `initialize`. None: it was not called."""
+    """Seed passed to `initialize`. None: `initialize` was not called."""
     device_mesh: DeviceMesh | None = None
     """Default mesh of components."""
     groups: tuple[DeviceGroup, ...] = ()
@@ -70,7 +70,7 @@ def runtime() -> Runtime:
 
 
 def use_runtime(settings: Runtime) -> None:
-    """Replace the settings of this process, and stop the workers of the previous ones."""
+    """Replace the settings of this process, and stop the workers of the previous settings."""
     previous, _current[0] = _current[0], settings
     if previous.cluster is not None:
         previous.cluster.close()
@@ -100,10 +100,11 @@ def initialize(
         ray_options: options of mode 'ray'; see `RayOptions`.
 
     Raises:
-        ValueError: `mode` is unknown, an option does not apply to it, two groups have the same name or rank, the mesh
-            does not have one rank per process, or the Ray cluster does not have the resources of the groups.
-        NotSupportedYet: the mesh has an axis that is not supported, a group assigns devices to workers, or `notifier`
-            is given.
+        ValueError: `mode` is unknown, an option does not apply to it, or two groups have the same name or rank; the
+            mesh does not have one rank per process; the Ray cluster does not have the resources of the groups; or
+            `full_determinism` is set before torch is imported.
+        NotSupportedYet: the mesh has an axis that is not supported, a group assigns devices to workers, `notifier` is
+            given, or `full_determinism` is set in mode 'ray'.
         ImportError: `mode` is 'ray', and Ray is not installed; the extra is 'ray'.
     """
     if mode not in ('local', 'ray'):

@@ -45,7 +45,7 @@ def kernelize(model: Any, mapping: Mapping[str, Choice] = DEFAULT_KERNEL_CONFIG)
     layers = _kernel_layers(model)
     plan = [_selection(operation, choice, layers) for operation, choice in mapping.items()]
     if mapping is DEFAULT_KERNEL_CONFIG:
-        # The defaults cover every operation, so a model that lacks one of them is valid.
+        # The defaults cover every operation, so a model without some of these operations is valid.
         plan = [selection for selection in plan if selection.layers]
     for selection in plan:
         if not selection.layers:
@@ -67,7 +67,7 @@ def unkernelize(model: Any) -> Any:
 
 @contextmanager
 def kernelized(model: Any, mapping: Mapping[str, Choice] = DEFAULT_KERNEL_CONFIG) -> Generator[Any]:
-    """Install kernels for the duration of the block, then restore the previous ones; raises like `kernelize`."""
+    """Install kernels inside the context, then restore the previous kernels; for errors see `kernelize`."""
     before = [(layer, layer.kernel) for layer in _kernel_layers(model)]
     kernelize(model, mapping)
     try:

@@ -15,10 +15,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """Return `silu(gate) up`."""
+    """Return `silu(gate) * up`."""
     return LigerSiLUMulFunction.apply(gate, up)
 
 
 def geglu(gate: Tensor, up: Tensor) -> Tensor:
-    """Return `gelu(gate) up`, in the tanh approximation."""
+    """Return `gelu(gate) * up`, in the tanh approximation."""
     return LigerGELUMulFunction.apply(gate, up)

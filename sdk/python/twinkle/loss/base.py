@@ -1,9 +1,8 @@
 """Interface between the trainer and a loss.
 
-A counted label is one that is not ignored and whose weight is not 0.
+A counted label is one that is not ignored and whose weight is not 0. The trainer calls a loss with counted labels only.
 
-Legend: R counted labels, S features with counted labels, F features, K candidates of a label, V vocabulary,
-D hidden size.
+Legend: R labels, S features with labels, F features, K candidates of a label, V vocabulary, D hidden size.
 """
 
 from abc import ABC, abstractmethod
@@ -23,14 +22,17 @@ OUTPUT_NAMES = ('candidate_logps', 'embeddings', 'entropies', 'logits', 'values'
 
 @dataclass(frozen=True, kw_only=True)
 class LossBatch:
-    """Input of a loss: one element per counted label of one adapter's batch."""
+    """Labels of one adapter's batch, with the outputs and streams that its loss reads.
+
+    Labels of weight 0 occur if their log-probabilities were requested; `counting` removes them before a loss is called.
+    """
 
     logps_R: Tensor
     """float32 [R], with gradient: natural log-probability of each label."""
     labels_R: Tensor
     """int64 [R]."""
     weights_R: Tensor
-    """float32 [R]: factor of each label's loss, not 0."""
+    """float32 [R]: factor of each label's loss."""
     features_R: Tensor
     """int64 [R], ascending: index of each label's feature."""
     streams: Mapping[str, Tensor] = field(default_factory=dict)
@@ -48,22 +50,22 @@ class LossBatch:
 
     @cached_property
     def sequences(self) -> Tensor:
-        """int64 [S], ascending: indexes of the features with counted labels."""
+        """int64 [S], ascending: indexes of the features with labels."""
         return torch.unique_consecutive(self.features_R)
 
     @cached_property
     def lengths(self) -> Tensor:
-        """int64 [S]: number of counted labels of each such feature."""
+        """int64 [S]: number of labels of each feature in `sequences`."""
         return torch.unique_consecutive(self.features_R, return_counts=True)[1]
 
     @property
     def label_count(self) -> int:
-        """Number of counted labels, R."""
+        """Number of labels, R."""
         return len(self.labels_R)
 
     @property
     def sequence_count(self) -> int:
-        """Number of features with counted labels, S."""
+        """Number of features with labels, S."""
         return len(self.lengths)
 
     def feature_sum(self, values_R: Tensor) -> Tensor:
@@ -105,7 +107,7 @@ class LossBatch:
         return value
 
     def counting(self) -> 'LossBatch':
-        """Return the batch without labels of weight 0, which it has if their log-probabilities are wanted."""
+        """Return the batch without labels of weight 0."""
         return self.select(self.weights_R != 0)
 
     def select(self, index_R: Tensor) -> 'LossBatch':
@@ -144,7 +146,8 @@ class Loss(ABC):
     are_candidates_targets: bool = False
     """Whether candidates replace the label, so that a batch returns their log-probabilities."""
     takes_every_label: bool = False
-    """Whether to compute log-probabilities of labels of weight 0 too, and to accept a batch of only such labels."""
+    """Whether to compute log-probabilities of labels of weight 0 too, and to train on batches with no other labels. The
+    loss is still called with counted labels only."""
 
     @abstractmethod
     def __call__(self, batch: LossBatch) -> LossOutput:

@@ -14,7 +14,8 @@ from twinkle.loss.policy import PolicyLoss
 class CISPOLoss(PolicyLoss):
     """`- sg(min(r, 1 + epsilon)) * A * log p`: clips the ratio, but keeps the gradient of every label.
 
-    MiniMax-M1, arXiv 2506.13585, equations 4 and 5, without a lower bound, as in the paper's experiments.
+    `sg` stops the gradient; for r and A see `PolicyLoss`. MiniMax-M1, arXiv 2506.13585, equations 4 and 5, without a
+    lower bound, as in the paper's experiments.
 
     `num_tokens`: the labels. Streams and metrics: see `PolicyLoss`; `clip_fraction` is the fraction of labels whose
     ratio was clipped.

@@ -8,18 +8,18 @@ from twinkle.loss.options import check_choice, check_flag, check_whole
 class CrossEntropyLoss(Loss):
     """`- sum over labels of weight * log p(label)`.
 
-    Weights may be negative. With `reduction='sum'` this loss can therefore replace any custom one: weights equal to
-    the negated gradient by each log-probability give the custom loss's gradient.
+    Weights may be negative. With `reduction='sum'` this loss can therefore replace any custom loss: if the weights are
+    the negated derivatives of the custom loss with respect to the log-probabilities, both losses have equal gradients.
 
     `dft` also scales each label by its probability, without gradient: `- sum of weight * sg(p) * log p`, Dynamic
-    Fine-Tuning, arXiv 2508.05629, equation 9. The gradient by a log-probability is then `- weight * p`.
+    Fine-Tuning, arXiv 2508.05629, equation 9. The derivative with respect to a log-probability is then `- weight * p`.
 
     `num_tokens`: the labels with 'mean', 0 with 'sum'. It has no metrics.
 
     Args:
         ignore_index: label value to ignore, in addition to -100.
-        reduction: 'mean' divides the gradient at the step by the number of labels accumulated since the last
-            step, so that accumulated batches weigh by their labels; 'sum' does not divide.
+        reduction: 'mean' divides the gradient at the step by the number of labels in all batches since the last step;
+            'sum' does not divide.
         dft: whether to scale labels by their probability.
 
     Raises:

@@ -1,6 +1,6 @@
-"""Custom losses computed in the caller's process, as gradients by log-probabilities.
+"""Custom losses computed in the caller's process, as gradients with respect to log-probabilities.
 
-The trainer's `forward` returns log-probabilities; `custom_gradients` turns them into the argument of
+The trainer's `forward` returns log-probabilities, from which `custom_gradients` computes the argument of
 `backward(logprob_gradients=...)`. The loss's code is not sent anywhere.
 """
 
@@ -19,8 +19,8 @@ from twinkle.loss.errors import InvalidLossInput
 CustomLoss = Callable[[Sequence[InputFeature], list[Tensor]], 'Tensor | tuple[Tensor, Mapping[str, Any]]']
 """`(features, logps) -> loss` or `-> (loss, metrics)`.
 
-`logps` has one float32 [T] per feature with gradient: the natural log-probability of each label, 0.0 where it is
-ignored. The loss is a torch scalar computed from them; metrics are numbers.
+`logps` has one tensor with gradient for each feature of T tokens, float32 [T]: the natural log-probability of each
+label, 0.0 where it is ignored. The loss is a torch scalar computed from `logps`; metrics are numbers.
 """
 
 
@@ -31,8 +31,8 @@ class CustomGradients:
     loss: float
     metrics: dict[str, float]
     gradients: list[npt.NDArray[np.float32]]
-    """float32 [T] for each feature: gradient of the loss by each label's log-probability, 0.0 where the label is
-    ignored. Training descends along it, so a positive value makes the label less likely."""
+    """float32 [T] for each feature of T tokens: derivative of the loss with respect to each label's log-probability,
+    0.0 where the label is ignored. A positive value makes the label less likely."""
 
 
 def custom_gradients(
@@ -42,12 +42,12 @@ def custom_gradients(
     *,
     ignore_index: int = IGNORE_INDEX,
 ) -> CustomGradients:
-    """Evaluate a custom loss and its gradient by the log-probabilities.
+    """Evaluate a custom loss and its gradient with respect to the log-probabilities.
 
     Args:
         function: the loss, called once; see `CustomLoss`.
         features: features that were given to the forward pass, with labels.
-        logps: log-probabilities that it returned, one array [T] per feature.
+        logps: log-probabilities that the forward pass returned, one array [T] per feature.
         ignore_index: label to ignore, in addition to `IGNORE_INDEX`.
 
     Raises:

@@ -9,7 +9,7 @@ from twinkle.loss.policy import AGGREGATIONS, PolicyLoss
 
 
 class DROLoss(PolicyLoss):
-    """`- (A log p - beta / 2 (log p - old_logps)^2)`: uses no ratio; a square keeps the policy near the sampler's.
+    """`- (A log p - beta / 2 (log p - old_logps)^2)`, without a ratio; the square keeps the policy near the sampler's.
 
     arXiv 2405.19107, section 3; the per-label form is that of Kimi k1.5, arXiv 2501.12599, equation 3. Advantages in
     the first paper are soft: the reward minus the value under the sampler's policy.

@@ -86,7 +86,7 @@ class GKDLoss(Loss):
         return _InBlocks.apply(student_RV, teacher_RV, self._divergence, self.chunk_size)
 
     def _divergence(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """Return [R], the divergence of the softmax distributions of two score tensors [R, N]."""
+        """Return [R], the divergence of the softmax distributions of two score tensors, [R, K] or [R, V]."""
         log_q, log_p = (student / self.temperature).log_softmax(-1), (teacher / self.temperature).log_softmax(-1)
         if self.beta == 0.0:
             return _kl(log_p, log_q)

@@ -16,16 +16,16 @@ EPSILON_LOW, EPSILON_HIGH = 3e-4, 4e-4
 class GSPOLoss(ClippedPolicyLoss):
     """Clipped objective with one ratio per sequence.
 
-    The ratio is the geometric mean of the labels' ratios (arXiv 2507.18071, equation 7). Each label uses its value
-    with the gradient of the label's log-probability (GSPO-token, equations 13 and 14). If a sequence's advantages are
-    equal this is GSPO (equation 5); it also supports advantages that differ.
+    The ratio is the geometric mean of the labels' ratios (arXiv 2507.18071, equation 7). Each label uses the value of
+    this ratio with the gradient of the label's log-probability (GSPO-token, equations 13 and 14). If the advantages of
+    each sequence are equal, this is GSPO (equation 5).
 
     `num_tokens`: the sequences. Streams and metrics: see `PolicyLoss`; `ratio` and derived metrics are per sequence.
 
     Args:
-        epsilon: see `ClippedPolicyLoss`. Sequence ratios are close to 1: if both bounds are unset, they are
-            3e-4 and 4e-4, the values of the paper's section 5.1.
-        epsilon_high: see `ClippedPolicyLoss`.
+        epsilon: see `ClippedPolicyLoss`. 3e-4 if unset (section 5.1 of the paper), because sequence ratios are close
+            to 1.
+        epsilon_high: see `ClippedPolicyLoss`. If both bounds are unset, 4e-4 (section 5.1 of the paper).
         beta: see `PolicyLoss`.
         entropy_coef: see `PolicyLoss`.
         ignore_index: label value to ignore, in addition to -100.

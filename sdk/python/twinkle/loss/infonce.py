@@ -16,6 +16,7 @@ from twinkle.loss.options import check_flag, check_number, check_whole
 from twinkle.loss.reporting import as_numbers, mean_of
 
 _NO_CANDIDATE = float('-inf')
+"""Score that excludes a feature from the candidates."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class InfonceLoss(Loss):
     Similarities are cosines.
 
     Raises:
-        ValueError: an option is out of range, or requires another one.
+        ValueError: an option is out of range, or requires another option.
     """
 
     is_separable = False
@@ -60,7 +61,7 @@ class InfonceLoss(Loss):
     hard_negatives: int | None = None
     """Number of negatives used per anchor: the first ones, repeated in order if there are fewer. None uses all."""
     mask_fake_negative: bool = False
-    """Whether to exclude candidates whose similarity exceeds the positive's by more than the margin."""
+    """Whether to exclude documents and anchors whose similarity exceeds the positive's by more than the margin."""
     fake_neg_margin: float = 0.1
     """Margin as a difference of cosines, at least 0."""
     include_qq: bool = False
@@ -82,7 +83,8 @@ class InfonceLoss(Loss):
         """Return the sum over anchors.
 
         Raises:
-            InvalidLossInput: the features are not ordered as described; the error names the first wrong one.
+            InvalidLossInput: the features are not ordered as described, or there are no negatives; the error names the
+                first wrong feature.
         """
         groups = self._groups(batch)
         embeddings_FD = normalize(batch.output('embeddings'), dim=-1)

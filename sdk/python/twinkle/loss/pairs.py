@@ -40,8 +40,8 @@ def chosen_and_rejected(values_S: Tensor) -> tuple[Tensor, Tensor]:
 class PairLoss(Loss):
     """Base class of preference losses.
 
-    The log-probability of a response is the weighted sum of its labels'; its length is its number of labels. Both
-    responses of a pair need labels. `num_tokens`: the pairs.
+    The log-probability of a response is the weighted sum of the log-probabilities of its labels, and its length is the
+    number of its labels. Both responses of a pair need labels. `num_tokens`: the pairs.
 
     Metrics, as means over pairs: `chosen_reward` and `rejected_reward` (in nats, scaled as the loss defines),
     `reward_margin` (their difference), `reward_accuracy` (fraction of pairs with a positive margin).

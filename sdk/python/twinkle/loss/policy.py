@@ -20,8 +20,8 @@ AGGREGATIONS = ('token-mean', 'seq-mean-token-mean', 'seq-mean-token-sum')
 sum over each sequence, then the mean over sequences."""
 
 LOG_RATIO_LIMIT = 20.0
-"""Limit of log ratios, beyond which the gradient is 0; float32 overflows at e^89, and one such token would make
-the loss of the batch infinite."""
+"""Limit of log ratios, beyond which the gradient is 0. float32 overflows at e^89, and a single infinite ratio would
+make the loss of the batch infinite."""
 
 
 def aggregate(batch: LossBatch, loss_R: Tensor, mode: str) -> tuple[Tensor, int]:

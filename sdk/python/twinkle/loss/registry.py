@@ -67,7 +67,7 @@ LOSSES = ComponentRegistry(
 
 
 class _FunctionLoss(Loss):
-    """Adapter of a plain function to `Loss`. It may read every stream, and its batches are not split."""
+    """Loss that calls a plain function. The function may read every stream, and its batches are not split."""
 
     is_separable = False
     optional_streams = tuple(STREAMS)

@@ -8,9 +8,9 @@ from twinkle.loss.options import check_choice, check_whole
 class SoftCrossEntropyLoss(Loss):
     """`- sum over labels r and candidates k of weight_r * target_weights_rk * log p(target_ids_rk)`.
 
-    It distills the K most likely tokens of a teacher, and implements `target_tokens` of shape [T, K] in Tinker's
-    `cross_entropy`. Labels only mark the positions that count. Streams: `target_ids`, int64 [R, K]; `target_weights`,
-    float32 [R, K], of any sign and sum; a weight of 0 disables a candidate.
+    It distills the K most likely tokens of a teacher, like Tinker's `cross_entropy` with several `target_tokens` per
+    position. Labels only mark the positions that count. Streams: `target_ids`, int64 [R, K]; `target_weights`, float32
+    [R, K], of any sign and sum; a weight of 0 disables a candidate.
 
     `num_tokens`: the labels with 'mean', 0 with 'sum'. It has no metrics.
 

@@ -6,12 +6,12 @@ from twinkle.loss.options import check_whole
 
 
 class WeightedLogpsLoss(Loss):
-    """`sum over labels of weight * logprob_gradients * log p(label)`, the gradient of any other loss.
+    """`sum over labels of weight * logprob_gradients * log p(label)`, which can have the gradient of any other loss.
 
-    The stream `logprob_gradients`, float32 [R], is the gradient of the caller's loss by each label's log-probability,
-    with the same sign as in `backward(logprob_gradients=...)`: a positive value makes a token less likely. If the
-    caller computes it from log-probabilities of the same weights, this loss has exactly the gradient of the caller's
-    loss; see `twinkle.loss.custom`.
+    The stream `logprob_gradients`, float32 [R], is the derivative of the caller's loss with respect to each label's
+    log-probability, as in `backward(logprob_gradients=...)`: a positive value makes a token less likely. If the caller
+    computes it from log-probabilities of the same weights, this loss has exactly the gradient of the caller's loss; see
+    `twinkle.loss.custom`.
 
     `num_tokens`: 0, the coefficients are not divided. It has no metrics.
 

@@ -1,6 +1,6 @@
 """Interface between the trainer and a metric.
 
-Legend: R counted labels, F features, D hidden size.
+Legend: R labels, K columns of a wide stream, F features, D hidden size.
 """
 
 from abc import ABC, abstractmethod
@@ -21,7 +21,10 @@ FACT_NAMES = ('embeddings', 'entropies', 'is_greedy', 'values')
 
 @dataclass(frozen=True, kw_only=True)
 class LabelFacts:
-    """Results for the counted labels of a batch, in order; the parts of a split batch are joined."""
+    """Results for the labels of a batch, in order; the parts of a split batch are joined.
+
+    Labels of weight 0 are included only if their log-probabilities were computed.
+    """
 
     logps_R: Floats
     """Natural log-probability of each label."""
@@ -48,7 +51,7 @@ class ForwardFacts:
     loss_sum: float
     """Loss of the batch, as a sum."""
     label_count: int
-    """Number of counted labels."""
+    """Number of labels that are not ignored and whose weight is not 0."""
     token_count: int
     """Number of computed tokens."""
     loss_metrics: Mapping[str, float]

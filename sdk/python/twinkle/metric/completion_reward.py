@@ -9,7 +9,9 @@ from twinkle.metric.base import ForwardFacts
 from twinkle.metric.counting import CountingMetric
 
 _REWARD = 'reward:'
+"""Prefix of the totals of rewards."""
 _TIMES = {'generate_time': 'profiling/generate_seconds', 'weight_sync_time': 'profiling/weight_sync_seconds'}
+"""Reported name of each duration, by the argument of `accumulate`."""
 
 
 class CompletionRewardMetric(CountingMetric):
@@ -18,7 +20,7 @@ class CompletionRewardMetric(CountingMetric):
     `train/<name>_reward` and `train/<name>_reward_std` are the mean and the sample standard deviation of each kind of
     reward; `train/completion_length` is a mean, as are `profiling/generate_seconds` and
     `profiling/weight_sync_seconds`. If features have the stream `rewards`, with the same number at each label of a
-    completion, it counts as the reward `total`, and the number of labels as the completion's length.
+    completion, this number is the reward `total`. The length of the completion is then its number of labels.
     """
 
     units: ClassVar = {

@@ -60,7 +60,7 @@ class CountingMetric(Metric):
         return self.total(f'{name}.spread') / count if count > 0 else 0.0
 
     def means(self, names: Mapping[str, str], *, by: str) -> dict[str, float]:
-        """Return totals divided by the total `by`, under the given report names; empty if that is 0."""
+        """Return totals divided by the total `by`, under the given report names; empty if the divisor is 0."""
         count = self.total(by)
         return {report_name: float(self.total(name) / count) for report_name, name in names.items()} if count else {}
 

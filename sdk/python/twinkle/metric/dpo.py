@@ -10,13 +10,14 @@ from twinkle.metric.grpo import checked_range
 
 
 class DPOMetric(CountingMetric):
-    """Reports pairs of features, the chosen one first: features 0 and 1, 2 and 3, and so on.
+    """Reports preferences in pairs of features, the chosen one first: features 0 and 1, 2 and 3, and so on.
 
     `logps/chosen` and `logps/rejected` are log-probabilities of whole responses, as means over pairs. With `ref_logps`
-    also: `logps/ref_chosen` and `logps/ref_rejected`, the same of the reference; the implicit rewards `rewards/chosen`
-    and `rewards/rejected`, beta times the log-ratio to the reference (Rafailov et al. 2023, arXiv:2305.18290, eq. 5
-    without the constant); `rewards/margins`, their difference; and `rewards/accuracies`, the fraction of pairs with a
-    positive margin. A pair is skipped if a feature has no counted label, and so is a last feature without a partner.
+    also: `logps/ref_chosen` and `logps/ref_rejected`, those under the reference model; the implicit rewards
+    `rewards/chosen` and `rewards/rejected`, beta times the log-ratio to the reference (Rafailov et al. 2023,
+    arXiv:2305.18290, eq. 5 without the constant); `rewards/margins`, their difference; and `rewards/accuracies`, the
+    fraction of pairs with a positive margin. A pair is skipped if a feature has no label, and so is a last feature
+    without a partner.
 
     Args:
         beta: beta of the loss, positive.

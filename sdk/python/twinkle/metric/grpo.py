@@ -1,6 +1,6 @@
-"""Distance of a policy from the one that sampled, per token.
+"""Distance of a policy from the sampling policy, per token.
 
-Legend: R counted labels.
+Legend: R labels.
 """
 
 import math
@@ -18,7 +18,7 @@ _LARGEST_EXPONENT = 700.0
 
 
 class GRPOMetric(CountingMetric):
-    """Reports the current probabilities of the sampled tokens, compared with earlier ones.
+    """Reports the current probabilities of the sampled tokens, compared with earlier probabilities.
 
     It always reports `train/mean_new_logp` and `train/policy_confidence`, its exponential. If the pass computed
     entropies, for a loss or because of `is_entropy_measured`: `train/entropy`, the mean entropy over labels. With
@@ -27,7 +27,7 @@ class GRPOMetric(CountingMetric):
     `train/token_ratio_max`. With `advantages` too: `train/clip_ratio` and its parts `_low` and `_high`, the fraction of
     tokens whose ratio is outside `[1 - epsilon, 1 + epsilon_high]` on the side that the advantage favors, where PPO's
     gradient is zero (arXiv:1707.06347, eq. 7). With `ref_logps`: `train/ref_kl`, k3 of the new policy from the
-    reference. With `sampler_logps`: `train/sampler_kl`, k3 of the new policy and the sampling engine, and
+    reference. With `sampler_logps`: `train/sampler_kl`, k3 of the sampling engine from the new policy, and
     `train/sampler_ratio_max`.
 
     Args:

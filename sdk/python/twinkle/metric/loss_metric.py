@@ -6,13 +6,14 @@ from twinkle.metric.base import ForwardFacts
 from twinkle.metric.counting import CountingMetric
 
 _REPORTED = 'reported.'
+"""Prefix of the totals of the metrics that the loss reports."""
 
 
 class LossMetric(CountingMetric):
     """Reports the mean loss and its number of labels.
 
-    `loss` is the sum of losses divided by the number of labels, `label_count`. Metrics of the loss are averaged over
-    the batches that have them, in the loss's units.
+    `loss` is the sum of losses divided by the number of labels, `label_count`. Each metric of the loss is averaged over
+    the batches that report it, in the loss's units.
     """
 
     units: ClassVar = {'loss': 'nats/label', 'label_count': 'labels'}

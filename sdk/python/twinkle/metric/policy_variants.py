@@ -1,6 +1,6 @@
 """Policy metrics of losses that clip differently from GRPO.
 
-Legend: R counted labels, S features with counted labels.
+Legend: R labels, S features with labels.
 """
 
 from typing import Any

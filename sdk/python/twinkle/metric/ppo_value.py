@@ -1,6 +1,6 @@
 """Accuracy of a value head's predictions.
 
-Legend: R counted labels.
+Legend: R labels.
 """
 
 from typing import ClassVar
@@ -13,11 +13,11 @@ from twinkle.metric.grpo import checked_range
 
 
 class PPOValueMetric(CountingMetric):
-    """Reports PPO's critic, over batches whose features have the stream `returns`.
+    """Reports the quality of PPO's critic, over batches whose features have the stream `returns`.
 
     `train/value_mean`, `train/return_mean`, and `train/explained_variance`: 1 minus the ratio of the variances of
     the error and of the returns, omitted if all returns are equal. With `old_values`, `train/value_clip_ratio`: the
-    fraction of values further than `epsilon` from the old ones. With `advantages`, `train/advantage_mean` and `_std`.
+    fraction of values further than `epsilon` from the old values. With `advantages`, `train/advantage_mean` and `_std`.
 
     Args:
         epsilon: clip range of the value loss, positive.

@@ -8,7 +8,9 @@ from twinkle.metric.base import ForwardFacts, MetricState, StepFacts
 from twinkle.metric.counting import CountingMetric, checked_numbers
 
 _LAST = ('learning_rate', 'step_count')
+"""Values of the last step, which `reset` keeps."""
 _ELAPSED = 'elapsed_seconds'
+"""Name of the elapsed time in reports and in the state."""
 
 
 class TrainMetric(CountingMetric):

@@ -105,11 +105,11 @@ class TwinkleModel(ABC):
 
     @abstractmethod
     def zero_grad(self, *, adapter_name: str | None = None) -> None:
-        """Clear the accumulated gradient if a step is due."""
+        """Clear the gradient, unless it is still accumulating."""
 
     @abstractmethod
     def lr_step(self, *, adapter_name: str | None = None) -> None:
-        """Advance the schedule by one step if a step is due."""
+        """Advance the schedule by one step, unless the gradient is still accumulating."""
 
     @abstractmethod
     def clip_grad_and_step(

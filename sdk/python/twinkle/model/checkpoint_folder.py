@@ -1,7 +1,7 @@
 """A checkpoint as a folder: a peft adapter or a whole model, with additional files for resuming.
 
-The checkpoint service's store also writes `trainer_state.safetensors`, so a checkpoint saved by either can be resumed
-by the other. Nothing is pickled.
+The checkpoint service also writes `trainer_state.safetensors`, so this library and the services can resume each other's
+checkpoints. Nothing is pickled.
 """
 
 import os
@@ -28,13 +28,14 @@ from twinkle.nn import tensor_data_of, tensor_of
 TRAINER_STATE_FILE = 'trainer_state.safetensors'
 """File with optimizer, schedule, counters, random state and accumulated gradient."""
 VALUE_HEAD_FILE = 'value_head.safetensors'
-"""File with an adapter's value head: `value_head.weight` [1, D] and `value_head.bias` [1], float32."""
+"""File with an adapter's value head: `value_head.weight` [1, hidden size] and `value_head.bias` [1], float32."""
 
 _HEAD = 'value_head.'
+"""Prefix of the names of the value head's tensors."""
 
 
 def write_checkpoint(folder: Path, snapshot: AdapterSnapshot, *, base_model: str, base_folder: Path) -> None:
-    """Write a checkpoint, replacing one of the same name.
+    """Write a checkpoint, replacing an existing one.
 
     Full-parameter weights are written as a whole model folder in float32, their dtype in training, so that a resumed
     run continues bitwise.
@@ -58,7 +59,7 @@ def read_checkpoint(folder: Path, *, model_weights: tuple[str, ...] | None = Non
         model_weights: names of the base model's weights to read for full-parameter training. None reads an adapter.
 
     Raises:
-        SnapshotMismatch: the folder is malformed, or not a checkpoint of that kind.
+        SnapshotMismatch: the folder is malformed, or not a checkpoint of the requested kind.
     """
     try:
         weights, config = (

@@ -1,6 +1,6 @@
 """Names of Megatron trainers, which have no backend yet.
 
-Programs that only import them run; creating one raises an error that names the alternative.
+Programs can import the names; creating a trainer raises an error that names the alternative.
 """
 
 from typing import Any, NoReturn

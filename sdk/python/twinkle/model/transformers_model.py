@@ -13,17 +13,18 @@ from twinkle.model.errors import InvalidArgument
 from twinkle.model.verbs import ConfiguringVerbs, SavingVerbs, SendingVerbs, SteppingVerbs, TrainingVerbs
 
 _DTYPES = {'no': 'float32', 'bf16': 'bfloat16'}
+"""Dtype of the frozen weights, by the value of `mixed_precision`."""
 
 
 @remote_class(execute='all', is_joined=True)
 class TransformersModel(ConfiguringVerbs, TrainingVerbs, SteppingVerbs, SavingVerbs, SendingVerbs, TwinkleModel):
     """Causal language model of transformers with adapters in training.
 
-    With `remote_group`, the trainer runs in the workers of the group, and its methods get whole batches.
+    With `remote_group`, the trainer runs in the workers of the group, and its methods receive whole batches.
 
     In a program of several processes, every process makes the same calls and passes its share of each batch. All
     processes train on the whole batch. On CPUs, losses, metrics and adapters are bitwise those of one process with all
-    shares; for custom losses see `forward_backward_custom`. Each process gets the outputs of its examples.
+    shares; for custom losses see `forward_backward_custom`. Each process receives the outputs of its examples.
 
     Args:
         model_id: hub id or folder.
@@ -39,8 +40,9 @@ class TransformersModel(ConfiguringVerbs, TrainingVerbs, SteppingVerbs, SavingVe
 
     Raises:
         NotSupportedYet: an axis other than `dp` and `fsdp` has several ranks, or an option is in `unsupported`.
+        InvalidArgument: `mixed_precision` is unknown.
         ValueError: the mesh does not have one rank per process.
-        UnsupportedModel: the weights of the model cannot be shared by `fsdp` ranks.
+        UnsupportedModel: the model is not supported, or its weights cannot be shared by `fsdp` ranks.
         ModelNotFound: the id does not resolve to a model.
     """
 

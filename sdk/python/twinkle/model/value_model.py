@@ -14,8 +14,8 @@ class TransformersValueModel(TransformersModel):
     critic starts with `PPOValueLoss` and a head of zeros, so all initial values are 0. Every forward method returns
     values.
 
-    A policy and a critic on one base model need less memory as two adapters of a `MultiLoraTransformersModel`, one of
-    them with `set_loss('PPOValueLoss')`.
+    A policy and a critic on one base model need less memory as two adapters of a `MultiLoraTransformersModel`; call
+    `set_loss('PPOValueLoss')` for the critic.
 
     Args:
         model_id: hub id or folder.

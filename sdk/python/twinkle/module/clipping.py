@@ -15,6 +15,7 @@ from twinkle.errors import error_class
 _TINY = 1e-6
 """Added to the norm in the denominator, as in torch's clipping."""
 _SMALL, _LARGE = 1e-12, 1e18
+"""Range of norms in which powers up to 2 of float32 elements are accurate enough."""
 
 
 @error_class('the norm of the gradient is {norm}, so the gradient cannot be scaled')

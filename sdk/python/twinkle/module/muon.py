@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 _IS_MATRIX = 'is_matrix'
+"""Key of a parameter group: whether Muon applies to its parameters."""
 _MUON = ('lr', 'weight_decay', 'momentum', 'nesterov', 'ns_coefficients', 'eps', 'ns_steps', 'adjust_lr_fn')
 
 
@@ -29,7 +30,7 @@ class Muon(Optimizer):
         adamw_betas: betas of AdamW.
         adamw_eps: epsilon of AdamW.
         options: `weight_decay` of both, and `momentum`, `nesterov`, `ns_coefficients`, `eps`, `ns_steps` and
-            `adjust_lr_fn` of torch.optim.Muon; 'match_rms_adamw' for the last one allows rates tuned for AdamW.
+            `adjust_lr_fn` of torch.optim.Muon. `adjust_lr_fn='match_rms_adamw'` allows rates tuned for AdamW.
 
     Raises:
         TypeError: an option is unknown.
@@ -71,7 +72,7 @@ def _split(group: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _torch_optimizer(group: dict[str, Any], state: Any) -> Optimizer:
-    """Return torch's optimizer for one of the groups; it works on the given state."""
+    """Return torch's optimizer for one of the groups; it uses the given state."""
     parameters = group['params']
     if group[_IS_MATRIX]:
         optimizer: Optimizer = torch.optim.Muon(parameters, **{name: group[name] for name in _MUON})

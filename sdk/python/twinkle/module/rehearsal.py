@@ -1,6 +1,6 @@
-"""Trial runs of optimizers and schedules on dummy parameters before they get real ones.
+"""Trial runs of optimizers and schedules on dummy parameters before they are used with real ones.
 
-Torch checks some options only during a step, where an invalid one would break the training run.
+Torch checks some options only during a step, where an invalid option would break the training run.
 """
 
 import inspect
@@ -47,7 +47,7 @@ def rehearse_optimizer(cls: type[Optimizer], options: Mapping[str, Any], *, like
 
 
 def rehearse_step(optimizer: Optimizer, changes: Mapping[str, Any] | None = None) -> None:
-    """Take trial steps on dummy parameters with the options of an optimizer's groups, some of them changed.
+    """Take trial steps on dummy parameters with the options of each group of an optimizer, overridden by `changes`.
 
     An exception in the middle of a real step would leave some weights changed and others not.
 

@@ -1,6 +1,6 @@
 """Learning-rate schedules: three with warm-up, and those of torch whose options are numbers.
 
-A schedule counts its steps; before the first one, the rate is that of step 0.
+A schedule counts its steps. Before the first step, the rate is that of step 0.
 """
 
 import inspect
@@ -92,7 +92,7 @@ def scheduler_names() -> tuple[str, ...]:
 def build_scheduler(
     scheduler: str | type[LRScheduler], optimizer: Optimizer, options: Mapping[str, Any]
 ) -> LRScheduler:
-    """Build a schedule of the optimizer's learning rate; it sets the rate of step 0 at once.
+    """Build a schedule of the optimizer's learning rate, and set the rate of step 0.
 
     Raises:
         UnknownComponent: the name is unknown.

@@ -33,7 +33,7 @@ def load_scheduler_state(scheduler: LRScheduler, state: Mapping[str, Any]) -> No
 def steps_left(scheduler: LRScheduler) -> int | None:
     """Return how many more steps the schedule can take, or None for no limit.
 
-    Check it before the optimizer step: torch raises in the schedule's step, when the weights are already changed.
+    Call this before the optimizer step: torch raises in the schedule's step, when the weights are already changed.
     """
     left = getattr(scheduler, 'steps_left', None)
     if isinstance(left, int):

@@ -14,7 +14,7 @@ from twinkle.nn.spans import AdapterSpan
 
 @dataclass(frozen=True)
 class LayerSpan:
-    """Rows `[begin_row, end_row)` receive this update at one layer."""
+    """Rows `[begin_row, end_row)` that an update changes at one layer."""
 
     begin_row: int
     end_row: int
@@ -28,6 +28,7 @@ class Pass:
 
     spans: Sequence[AdapterSpan] = ()
     row_count: int = 0
+    """Number of rows, padding included."""
 
 
 class ActiveAdapters:
@@ -41,7 +42,7 @@ class ActiveAdapters:
 
     @contextmanager
     def activate(self, running: Pass) -> Iterator[None]:
-        """Make a pass the running one for the duration of the block.
+        """Set the running pass inside the context.
 
         Raises:
             RuntimeError: another pass of the same model is already running.
@@ -64,7 +65,7 @@ class ActiveAdapters:
         return self._running.row_count if self._running else 0
 
     def spans_at(self, path: str, *, layer: int) -> list[LayerSpan]:
-        """Return the row ranges that an adapter updates at a layer, in order."""
+        """Return the row ranges that adapters update at a layer, in order."""
         if self._running is None:
             return []
         found: list[LayerSpan] = []

@@ -1,7 +1,7 @@
 """Attention within each sequence of a pack, registered as an attention function of transformers.
 
-Transformers' `AttentionInterface` selects it by name. The model passes the sequence spans to every attention layer
-in a keyword argument. No mask function is registered under the name, so transformers builds no mask.
+Transformers' `AttentionInterface` selects the function by name. The model passes the sequence spans to every attention
+layer in a keyword argument. No mask function is registered under the name, so transformers builds no mask.
 
 Legend: T rows of the pack, N sequences of one call, L rows of one sequence, S keys of one sequence (cached ones
 included), Q query heads, K key-value heads, H head size.
@@ -72,8 +72,8 @@ def packed_attention(
 def _groups(sequences: Sequence[SequenceSpan], lengths: Sequence[int]) -> list[list[int]]:
     """Group sequences that can share a kernel call: those of equal length without a cache.
 
-    Each cached sequence forms its own group.
-    The kernel's results are bitwise independent of the number of sequences in a call.
+    Each sequence with a cache is a separate group. The kernel's results are bitwise independent of the number of
+    sequences in a call.
     """
     groups: dict[tuple[int, int], list[int]] = {}
     for index, (span, length) in enumerate(zip(sequences, lengths, strict=True)):

@@ -1,6 +1,6 @@
 """Frozen Hugging Face causal language model that runs packed sequences under many adapters.
 
-Legend: T rows of the pack, R any selection of rows, D hidden size, V vocabulary.
+Legend: T rows of the pack, R any selection of rows, K candidates of a row, D hidden size, V vocabulary.
 """
 
 import os
@@ -48,7 +48,7 @@ class PackedCausalLM:
         self._generation_config = model.generation_config
         self._active = ActiveAdapters()
         self.sharding: BaseSharding | None = None
-        """Division of the frozen weights among several ranks; None if this process holds all of them."""
+        """Division of the frozen weights among several ranks; None if this process has all weights."""
         self.head_layer, self.head_path = _head_of(model, self.config)
         """Output head and its module path."""
         self._softcap: float | None = getattr(self.config, 'final_logit_softcapping', None)
@@ -91,8 +91,8 @@ class PackedCausalLM:
             prepare: called with the loaded model to change it in place before it is wrapped, as `twinkle.patch` does.
 
         Raises:
-            UnsupportedModel: the architecture has layers that cannot run packed sequences, or a pass of a few sequences
-                computes something else than transformers; see `twinkle.nn.probe`.
+            UnsupportedModel: the architecture has layers that cannot run packed sequences, or the results of a few
+                sequences differ from those of transformers; see `twinkle.nn.probe`.
             OSError: the folder does not contain a model.
         """
         model = load_pretrained(path, dtype=getattr(torch, dtype))
@@ -283,7 +283,7 @@ class PackedCausalLM:
         return self.head_outputs(hidden_RD, labels_R, temperature=temperature).logps_R
 
     def _scaled(self, hidden_RD: Tensor) -> Tensor:
-        """Return hidden states for which the head gives the model's logits, including their scale."""
+        """Return hidden states for which the head computes the model's logits, including their scale."""
         return hidden_RD if self._logit_scale == 1.0 else hidden_RD * self._logit_scale
 
 
@@ -301,7 +301,7 @@ def _head_of(model: PreTrainedModel, config: Any) -> tuple[nn.Linear, str]:
 
 
 def _owners_of(model: nn.Module, names: Mapping[nn.Parameter, str]) -> dict[str, tuple[nn.Module, str]]:
-    """Return the module that holds each parameter, and its name there, in the order of `names`."""
+    """Return the module of each parameter and the parameter's name in the module, in the order of `names`."""
     owners = {
         parameter: (module, key)
         for module in model.modules()

@@ -1,8 +1,8 @@
 """Activation checkpointing: store only each decoder layer's input, and recompute the layer in the backward pass.
 
-The layers of transformers implement it, but by the time of the backward pass the forward pass has ended and
-`ActiveAdapters` is empty; the context function here restores its adapters. Dropout masks depend only on the
-pass's seeds, so the recomputation produces the same ones.
+The layers of transformers implement it. When the backward pass runs, the forward pass has ended and `ActiveAdapters` is
+empty, so the context function here restores the adapters of the pass. Dropout masks depend only on the pass's seeds, so
+the recomputation uses the same masks.
 """
 
 from contextlib import AbstractContextManager, nullcontext

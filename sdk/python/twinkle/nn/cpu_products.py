@@ -4,8 +4,8 @@ On Intel CPUs, MKL and oneDNN choose a kernel by the number of rows, so the bits
 strict mode of MKL's reproducible results prevents this without a measured cost. oneDNN has no such mode, but only its
 kernels for AMX depend on the number of rows; without them, bfloat16 products are as fast as float32 ones (docs/LOG.md).
 
-Both libraries read their environment variables at the first product of the process. A program that has calculated one
-before keeps its settings.
+Both libraries read their environment variables at the first product of the process. A program that has computed a
+product before keeps its settings.
 """
 
 import os
@@ -16,12 +16,13 @@ import torch
 from twinkle.infra import get_logger
 
 _ROWS = 256
+"""Number of rows of the tested products."""
 _SHAPE = (1536, 576)
-"""A shape whose rows depend on their number with the default settings of Intel CPUs."""
+"""Inputs and outputs of a product whose rows depend on each other with the default settings of Intel CPUs."""
 
 
 def choose_reproducible_kernels() -> None:
-    """Select kernels whose rows are independent, and log a warning if float32 products use others already.
+    """Select kernels whose rows are independent, and log a warning if float32 products already use other kernels.
 
     The variables MKL_CBWR and ONEDNN_MAX_CPU_ISA are respected if they are set. Otherwise they are set only while the
     libraries read them, so child processes do not inherit them.

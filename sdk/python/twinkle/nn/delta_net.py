@@ -22,6 +22,7 @@ from twinkle.nn.spans import SequenceSpan
 CHUNK_ROWS = 64
 """Rows whose updates of the state are solved together (section 3.3 of the paper)."""
 _SHARED = ('conv1d', 'norm', 'out_proj')
+"""Names of the submodules of every Gated DeltaNet layer."""
 _PROJECTIONS = (('in_proj_qkvz', 'in_proj_ba'), ('in_proj_qkv', 'in_proj_z', 'in_proj_b', 'in_proj_a'))
 """Names of the input projections: of Qwen3-Next, which interleaves its heads, and of Qwen3.5."""
 
@@ -82,7 +83,7 @@ class PackedDeltaNet(nn.Module):
                 self.in_proj_b(x_TD),
                 self.in_proj_a(x_TD),
             )
-        # The projections hold, for each key head, its query, its key, and its values and gates.
+        # The projections contain, for each key head, its query, its key, and its values and gates.
         group = self._value_heads // self._key_heads
         sizes = [self._key_size, self._key_size, group * self._value_size, group * self._value_size]
         query, key, value, gate = self.in_proj_qkvz(x_TD).unflatten(-1, (self._key_heads, -1)).split(sizes, dim=-1)

@@ -1,4 +1,4 @@
-"""Reproducible dropout: recomputed layers and the backward pass get the same masks as the forward pass."""
+"""Reproducible dropout: recomputed layers and the backward pass use the masks of the forward pass."""
 
 from dataclasses import dataclass
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 _SEED_LIMIT = 2**62
+"""Exclusive limit of the seed of a pass."""
 _LAYER_STRIDE = 1_000_003
 """Distance between the seeds of two layers; any odd number above the number of layers works."""
 

@@ -1,4 +1,4 @@
-"""Errors of the forward path. All are raised before anything is computed or changed."""
+"""Errors of the forward path."""
 
 from twinkle.data_format.lora import TARGET_GROUPS
 from twinkle.errors import error_class

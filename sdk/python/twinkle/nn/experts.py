@@ -1,8 +1,8 @@
 """Mixtures of experts whose rows do not depend on the other rows of a pack.
 
 The number of rows that an expert receives depends on all tokens of a pass, and so would the rounding of its products.
-`PackedExperts` gives each expert a row count at which products are stable (`twinkle.nn.rows`), and adds the outputs of
-a token's experts in the order in which the router chose them.
+`PackedExperts` pads the rows of each expert to a count at which products are stable (`twinkle.nn.rows`). It adds the
+outputs of a token's experts in the order in which the router chose them.
 
 Legend: T rows of the pack, A experts per token, S = T A pairs of a token and an expert, N rows of one expert, D hidden
 size.
@@ -18,6 +18,7 @@ from twinkle.nn.gated_mlp import gate_of
 from twinkle.nn.rows import pad_rows, padded_row_count
 
 _ROW_MULTIPLE = 4
+"""Multiple to which the rows of an expert are padded; see `twinkle.nn.rows`."""
 
 
 class PackedExperts(nn.Module):
@@ -68,7 +69,7 @@ class PackedExperts(nn.Module):
 
 
 def is_experts(module: nn.Module) -> bool:
-    """Return whether a module is one of transformers that holds the stacked weights of all experts."""
+    """Return whether a module is a module of transformers with the stacked weights of all experts."""
     return all(hasattr(module, name) for name in ('has_gate', 'has_bias', 'is_transposed', '_apply_gate', 'down_proj'))
 
 

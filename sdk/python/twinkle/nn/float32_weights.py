@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 _HALF = (torch.bfloat16, torch.float16)
+"""Dtypes that are converted."""
 
 
 @contextmanager

@@ -1,4 +1,8 @@
-"""Replacement of a model's layers: norms and gated layers of one autograd node, and layers for packs."""
+"""Replacement of layers in a loaded model.
+
+Norms and gated layers are replaced by fused ones, each a single autograd node. Gated DeltaNet layers and experts are
+replaced by layers whose results do not depend on the rest of a pack.
+"""
 
 from torch import nn
 

@@ -20,11 +20,11 @@ _GELU_CUBIC = 0.044715
 
 
 class GatedMLP(KernelLayer):
-    """`down(act(gate(x)) up(x))`, with the replaced module's layers under their original names.
+    """`down(act(gate(x)) * up(x))`, with the replaced module's layers under their original names.
 
     Args:
         mlp: module to replace; its layers are shared.
-        gate: autograd function that computes `act(g) u`.
+        gate: autograd function that computes `act(g) * u`.
     """
 
     def __init__(self, mlp: nn.Module, gate: type['_Gate']) -> None:
@@ -40,13 +40,13 @@ class GatedMLP(KernelLayer):
         return self.gate.operation
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `[..., D]` for `x [..., D]`."""
+        """Return `[..., D]` for `x [..., D]`, with hidden size D."""
         kernel = self.gate.apply if self.kernel is None else self.kernel
         return self.down_proj(kernel(self.gate_proj(x), self.up_proj(x)))
 
 
 class _Gate(Function):
-    """`act(g) u`, computed in float32 and returned in the dtype of `g`."""
+    """`act(g) * u`, with `act(g)` computed in float32 and the result in the dtype of `g`."""
 
     operation: str
     """Name of the gate, the value of `KernelLayer.operation`."""
@@ -112,6 +112,7 @@ _GATES: tuple[tuple[Callable[[Tensor], Tensor], type[_Gate]], ...] = (
     (silu, _SiluGate),
     (lambda g: gelu(g, approximate='tanh'), _GeluGate),
 )
+"""Activations, each with its fused gate."""
 
 
 def gate_of(activation: Callable[[Tensor], Tensor]) -> type[_Gate] | None:

@@ -17,7 +17,7 @@ from twinkle.nn.active_adapters import LayerSpan
 from twinkle.nn.lora_factors import LoraFactors
 
 _RANK_MULTIPLE = 8
-"""Rows of a 16-bit matrix must start at multiples of 16 bytes."""
+"""Multiple of ranks and widths, because rows of a 16-bit matrix must start at multiples of 16 bytes."""
 
 
 def is_groupable(spans: Sequence[LayerSpan], x_TI: Tensor) -> bool:
@@ -94,7 +94,11 @@ class _Groups:
         return cls(a_GRI, b_GOR, torch.tensor(ends, dtype=torch.int32, device=x_TI.device), indices)
 
     def product(self, left: Tensor, right: Tensor) -> Tensor:
-        """Multiply each group's rows of `left` by its matrix in `right`, or its columns of `left` by its rows."""
+        """Return the products of all groups.
+
+        A three-dimensional `right` has one matrix per group, by which the group's rows of `left` are multiplied. With a
+        two-dimensional `right`, the group's columns of `left` are multiplied by the group's rows of `right`.
+        """
         return torch.nn.functional.grouped_mm(left, right, offs=self.ends_G)
 
 

@@ -17,7 +17,7 @@ from twinkle.nn.rows import MIN_ROWS, block_rows, pad_rows
 
 @dataclass(frozen=True)
 class HeadOutputs:
-    """Requested values per row; differentiable once by the hidden states, and by the head where it is trained."""
+    """Requested values per row. Autograd can differentiate them once, with respect to hidden states and parameters."""
 
     logps_R: Tensor
     """float32, natural log-probability of each row's label."""
@@ -29,7 +29,7 @@ class HeadOutputs:
 
 @dataclass(frozen=True)
 class _Request:
-    """Arguments of one call that get no gradients."""
+    """Arguments of one call that are not differentiated."""
 
     labels_R: Tensor
     temperature_R1: Tensor | None
@@ -70,9 +70,9 @@ def run_head(
 class _Head(Function):
     """Log-probabilities, entropies and candidates of rows, computed block by block.
 
-    When only labels are requested, the gradient of a row's value by its hidden state is a [D] vector that does not
-    depend on the upstream gradient. The forward pass computes it from the block's softmax, so no block is computed
-    twice and the backward pass is one multiplication. Otherwise the backward pass recomputes the blocks.
+    When only labels are requested, the gradient of a row's value with respect to its hidden state is a [D] vector that
+    does not depend on the upstream gradient. The forward pass computes it from the block's softmax, so no block is
+    computed twice and the backward pass is one multiplication. Otherwise the backward pass recomputes the blocks.
     """
 
     @staticmethod
@@ -148,7 +148,7 @@ class _Upstream:
     candidates_RK: Tensor | None
 
     def by_logits(self, request: _Request, rows: slice, block: HeadBlock) -> Tensor:
-        """Return float32 [B, V], the gradient by the block's logits.
+        """Return float32 [B, V], the gradient with respect to the block's logits.
 
         With p the softmax and H the entropy: d log p_i / dz = onehot(i) - p, and dH / dz = -p (log p + H).
         """
@@ -186,7 +186,7 @@ def _blocks(head: HeadWeights, hidden_RD: Tensor, request: _Request) -> Iterator
         temperature_B1 = None
         if request.temperature_R1 is not None:
             given_B1 = request.temperature_R1[rows]
-            # Padding rows get temperature 1, so they do not divide by zero.
+            # Padding rows have temperature 1, so they do not divide by zero.
             missing = max(MIN_ROWS - given_B1.shape[0], 0)
             temperature_B1 = torch.cat([given_B1, given_B1.new_ones((missing, 1))])
         hidden_BD = pad_rows(hidden_RD[rows], MIN_ROWS)

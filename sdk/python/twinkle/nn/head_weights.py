@@ -81,7 +81,7 @@ class HeadUpdate:
 
     Args:
         update: the adapter's update of the head.
-        dropout: its dropout on these rows.
+        dropout: the adapter's dropout on these rows.
     """
 
     def __init__(self, update: LayerUpdate, dropout: LayerDropout | None) -> None:
@@ -95,7 +95,7 @@ class HeadUpdate:
         self._saved = self._update.add_output(hidden_BD, raw_BV, self._dropout)
 
     def add_gradient(self, gradient_BV: Tensor, by_hidden_BD: Tensor) -> Sequence[Tensor | None]:
-        """Add the update's gradient by the rows in place; return the gradients of the adapter's parameters."""
+        """Add the update's part of the hidden states' gradient in place; return the gradients of the parameters."""
         return self._update.add_gradient(self._hidden_BD, gradient_BV, by_hidden_BD, self._saved, self._dropout)
 
 
@@ -129,7 +129,7 @@ class HeadBlock:
         return self.normalizer_B - (self.softmax_BV * self.logits_BV).sum(dim=-1)
 
     def label_jacobian(self, labels_B: Tensor) -> Tensor:
-        """Return [B, D], the gradient of each row's label log-probability by its hidden state.
+        """Return [B, D], the gradient of each row's label log-probability with respect to its hidden state.
 
         With weights W it is `(W[label] - softmax W) / temperature`, which needs no [B, V] tensor for the gradient.
         """
@@ -141,24 +141,24 @@ class HeadBlock:
         return jacobian_BD if self._temperature_B1 is None else jacobian_BD / self._temperature_B1.to(weight_VD.dtype)
 
     def by_raw_logits(self, gradient_BV: Tensor) -> Tensor:
-        """Return the gradient by the raw logits for the one by `logits_BV`, which is overwritten."""
+        """Convert the gradient of `logits_BV`, which is overwritten, to that of the raw logits."""
         if self._temperature_B1 is not None:
             gradient_BV /= self._temperature_B1
         return gradient_BV if self._slope_BV is None else gradient_BV.mul_(self._slope_BV)
 
     def by_hidden(self, gradient_BV: Tensor) -> Tensor:
-        """Return [B, D], the gradient by the hidden states, for the gradient by the raw logits."""
+        """Return [B, D], the gradient of the hidden states, for the gradient of the raw logits."""
         return gradient_BV.to(self._head.weight_VD.dtype) @ self._head.weight_VD
 
     def by_adapter(self, gradient_BV: Tensor, by_hidden_BD: Tensor) -> Sequence[Tensor | None]:
-        """Add the adapter's gradient by the rows in place; return the gradients of its parameters."""
+        """Add the adapter's part of the hidden states' gradient in place; return the gradients of its parameters."""
         if self._head_update is None:
             return ()
         return self._head_update.add_gradient(gradient_BV.to(self._head.weight_VD.dtype), by_hidden_BD)
 
 
 def summed(totals: list[Tensor | None], more: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Return the elementwise sums of two blocks' gradients; None where a tensor gets no gradient."""
+    """Return the elementwise sums of two blocks' gradients; None where a tensor has no gradient."""
     if not totals:
         return list(more)
     return [None if a is None or b is None else a.add_(b) for a, b in zip(totals, more, strict=True)]

@@ -8,6 +8,7 @@ from torch import Tensor
 from twinkle.nn.errors import PackError
 
 _FIRST_CAPACITY = 64
+"""Initial capacity of a layer, in tokens."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class KVCache:
 
     @property
     def size(self) -> CacheSize:
-        """Memory of a cache with the layers of this one, which must not be empty."""
+        """Memory per token and per sequence for the layers of this cache, which must not be empty."""
         stores = (*self._keys.values(), *self._values.values())
         per_token = sum(heads * size * store.element_size() for store in stores for heads, _, size in [store.shape])
         return CacheSize(per_token, self._state_bytes)

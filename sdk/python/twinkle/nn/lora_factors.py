@@ -1,10 +1,10 @@
 """Low-rank update of one layer (Hu et al. 2021, equation 3), forward and backward.
 
-Factors are float32 master weights. Products run in the dtype of the rows, which is the base model's: kernels
-accumulate in float32 in any case, the update is added before the single rounding of the sum, and 16-bit rows
-need no copy in float32. Gradients are float32.
+Factors are float32 master weights, and their gradients are float32. Products run in the dtype of the rows, which is the
+base model's. A float32 copy of 16-bit rows is unnecessary: kernels accumulate in float32, and the update is added
+before the sum is rounded.
 
-Legend: S rows of one adapter, I inputs and O outputs of the layer, r LoRA rank.
+Legend: S rows of one adapter, I inputs and O outputs of the layer, r (in names R) LoRA rank.
 """
 
 from collections.abc import Sequence

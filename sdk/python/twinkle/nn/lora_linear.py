@@ -57,7 +57,7 @@ class LoraLinear(nn.Module):
 
 
 class _AdaptedLinear(Function):
-    """`LoraLinear` with spans as one autograd node. The frozen weight gets no gradient."""
+    """`LoraLinear` with spans as one autograd node. The frozen weight has no gradient."""
 
     @staticmethod
     def forward(

@@ -3,7 +3,8 @@
 The tower processes each image alone, without gradients and without adapters, so its output depends only on that
 image (docs/adr/0022-vision-tower.md).
 
-Legend: T rows of the pack, P patches of one image or frames of one clip, C features of each, N tokens, D hidden size.
+Legend: T rows of the pack, P patches of one image or frames of one clip, C features of a patch or frame, N tokens of
+one image or clip, D hidden size.
 """
 
 import os
@@ -22,14 +23,14 @@ from twinkle.nn.errors import PackError, UnsupportedModel
 from twinkle.nn.rows import pad_rows
 
 _ATTENTION = {'': 'sdpa', 'text_config': IMPLEMENTATION, 'vision_config': 'sdpa', 'audio_config': 'sdpa'}
-"""Text runs packed; a tower processes one image or clip per call."""
+"""Attention function by part of the model: text runs packed, and a tower processes one image or clip per call."""
 _POSITION_AXES = 3
 """Axes time, height and width (Qwen2-VL, arXiv:2409.12191, section 2.1)."""
 
 
 @dataclass(frozen=True)
 class MediaSpan:
-    """Rows `[begin_row, end_row)` of the pack are tokens of one image, video or clip, or a range of them."""
+    """Rows `[begin_row, end_row)` of the pack are consecutive tokens of one image, video or clip."""
 
     begin_row: int
     end_row: int
@@ -38,7 +39,7 @@ class MediaSpan:
     """float32 [P, C], as produced by the model's processor."""
     grid: Grid
     first_token: int = 0
-    """Index of the token in the first row, when the rows are only part of the image."""
+    """Index of the first row's token among the tokens of the image, video or clip."""
 
 
 class Tower(Protocol):

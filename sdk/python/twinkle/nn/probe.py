@@ -1,4 +1,4 @@
-"""Check of a loaded model: a pack must give the results that transformers gives for each of its sequences.
+"""Check of a loaded model: the results of a pack must be those of transformers for each of its sequences.
 
 An architecture is supported only if it passes this check. Before a model is wrapped, transformers runs a few sequences
 of random tokens, each alone. The wrapped model must then compute the same in one pack, and token by token with a cache.
@@ -36,12 +36,14 @@ from twinkle.nn.probe_passes import (
 )
 
 _LAYER_TYPES = frozenset({'full_attention', 'sliding_attention', 'linear_attention'})
+"""Types of layers that can run packed."""
 _ROPES_OF_THE_LONGEST = frozenset({'dynamic', 'longrope'})
 """Rotary embeddings whose frequencies depend on the longest sequence of a pass."""
 _LIMIT = 1e-4
 _MEDIAN_LIMIT = 0.1
-"""Admitted differences of a row's logits, relative to their norm: of every row in float32, and of the median row
-of each sequence in half precision, where rounding alone changes some rows of a deep model completely."""
+"""Limits of the difference of a row's logits, relative to their norm. `_LIMIT` applies to every row in float32, and
+`_MEDIAN_LIMIT` to the median row of each sequence in half precision, where rounding alone changes some rows of a deep
+model completely."""
 _MEDIAN_ROWS = 5
 """Minimum number of rows for a comparison by the median."""
 _FAILURES = (
@@ -54,6 +56,7 @@ _FAILURES = (
     TypeError,
     ValueError,
 )
+"""Exceptions that the code of an unsupported architecture may raise."""
 
 
 @contextmanager
@@ -104,7 +107,10 @@ def _ropes(parameters: Mapping[str, Any]) -> set[Any]:
 
 @dataclass(frozen=True)
 class Reference:
-    """Logits of the sequences of the check, as transformers computes them: float32 [L, V] for each sequence."""
+    """Logits of the sequences of the check, as transformers computes them.
+
+    Each sequence has float32 [L, V], with L tokens and vocabulary size V.
+    """
 
     own: Sequence[Tensor]
     """Logits in the dtype of the model."""
@@ -146,7 +152,7 @@ def check_packed(packed: PackedModel, model: nn.Module, reference: Reference, *,
             apply, and values of other sequences must have no effect at all.
 
     Raises:
-        UnsupportedModel: a result differs; the message says which one.
+        UnsupportedModel: a result differs; the message names the result.
     """
     with short_windows(packed.backbone):
         if reference.precise is not None:

@@ -1,4 +1,7 @@
-"""Passes of the check of a loaded model: packs of short sequences, forward and backward (`twinkle.nn.probe`)."""
+"""Passes of the check of a loaded model: packs of short sequences, forward and backward (`twinkle.nn.probe`).
+
+Legend: T rows of the pack, L rows of one sequence, R any selection of rows, D hidden size, V vocabulary.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,11 +14,11 @@ from twinkle.nn.kv_cache import KVCache
 from twinkle.nn.spans import SequenceSpan
 
 LENGTHS = (70, 5, 33, 1)
-"""Tokens of each sequence: more than one chunk of a recurrent layer, a single token, and lengths between them."""
+"""Number of tokens of each sequence: more than a chunk of a recurrent layer, a single token, and lengths between."""
 CACHED = 2
 """Index of the sequence that is also decoded with a cache."""
 DECODED_TOKENS = 5
-"""Last tokens of that sequence, which are run one by one."""
+"""Number of tokens at the end of that sequence, which are run one by one."""
 WINDOW = 16
 """Sliding window during the check, in tokens."""
 

@@ -12,13 +12,14 @@ from torch.autograd import Function
 from twinkle.nn.kernel_layer import KernelLayer
 
 _ANY_WIDTH = 64
+"""Width of the sample rows for norms without a weight."""
 
 
 class FusedRMSNorm(KernelLayer):
-    """`y = x / sqrt(mean(x^2) + eps) (weight + offset)`, computed in float32, in the dtype of `x`.
+    """`y = x / sqrt(mean(x^2) + eps) * (weight + offset)`, computed in float32 and returned in the dtype of `x`.
 
     Args:
-        weight: [D], shared with the replaced module. None: a weight of 1 for any D.
+        weight: [D], with D the width of the rows, shared with the replaced module. None: a weight of 1 for any D.
         eps: added to the mean square.
         offset: 1 if the model stores the weight minus one, else 0.
     """
@@ -53,7 +54,7 @@ class _RMSNorm(Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients: with g = dy weight and s the inverse root, dx = s g - x s^3 mean(g x)."""
+        """Return the gradients: with g = dy * (weight + offset) and s the inverse root, dx = s g - x s^3 mean(g x)."""
         x, weight_D, inverse = ctx.saved_tensors
         x, dy, dtype = x.float(), dy.float(), x.dtype
         d_weight = None
@@ -71,7 +72,7 @@ def _scale(weight_D: Tensor, offset: float) -> Tensor:
 
 
 def fused_norm(module: nn.Module) -> FusedRMSNorm | None:
-    """Return the fused form of a model's RMS norm, or None if the module is not one.
+    """Return the fused form of a model's RMS norm, or None if the module is not an RMS norm.
 
     The class name only selects candidates; a comparison on random rows decides.
     """

@@ -1,9 +1,9 @@
 """Shapes at which each row of a matrix product is bitwise independent of the other rows.
 
 Measured with torch 2.13 and its MKL on CPUs over row counts, offsets, alignments and 1 to 8 threads
-(docs/LOG.md): results differ where a thread gets fewer than 4 rows. From 12 rows on, in multiples of 4, each
+(docs/LOG.md): results differ where a thread processes fewer than 4 rows. From 12 rows on, in multiples of 4, each
 row of a product is the same alone and within any larger product; 16 leaves a margin. Elementwise kernels end in
-a scalar tail whose exponential rounds differently, so the element count of a tensor must be a multiple of the
+a scalar tail whose exponential rounds differently. Therefore the element count of a tensor must be a multiple of the
 vector width, and models must not call kernels whose tail depends on the threads (`twinkle.nn.gated_mlp`).
 """
 
@@ -16,7 +16,9 @@ from torch import Tensor
 MIN_ROWS = 16
 """Minimum number of rows of a matrix product."""
 _BLOCK_ROWS = {'cpu': 128}
+"""Rows per block of the output head, by device type."""
 _BLOCK_ROWS_OF_ACCELERATORS = 1024
+"""Rows per block of the output head on other devices."""
 ALIGNMENT_BYTES = 64
 """Alignment of a tensor's first element: torch's allocation alignment, one cache line."""
 _VECTOR = 32

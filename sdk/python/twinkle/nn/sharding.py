@@ -21,8 +21,8 @@ class BaseSharding(Protocol):
     def running_pass(self) -> AbstractContextManager[None]:
         """Return a context for one pass, in which the embedding and the output head are whole.
 
-        If gradients were recorded and no backward pass ran, its end runs one with zero gradients, because other ranks
-        wait for its collectives. After an exception it does not.
+        If gradients were recorded and no backward pass ran, the context ends with a backward pass with zero gradients,
+        because other ranks wait for its collectives. After an exception, the context ends without a backward pass.
         """
         ...
 

@@ -37,7 +37,7 @@ def check_spans(row_count: int, sequences: Sequence[SequenceSpan], adapters: Seq
     """Check that the sequences cover the rows in order and that adapters do not overlap.
 
     Raises:
-        PackError: a span is wrong; the message names the first one.
+        PackError: a span is wrong; the message names the first wrong span.
     """
     row = 0
     for index, span in enumerate(sequences):

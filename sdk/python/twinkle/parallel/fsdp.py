@@ -1,7 +1,7 @@
 """Sharding of a model's frozen weights with torch's `fully_shard` (FSDP2).
 
-Adapters stay whole on every rank. A rank holds its share of the frozen weights; while a pass runs, also up to two
-layers, the embedding and the output head.
+Adapters stay whole on every rank. A rank stores its share of the frozen weights. While a pass runs, it also stores up
+to two whole layers, the embedding and the output head.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -94,7 +94,7 @@ class FsdpSharding:
         """Make the first layer's input require a gradient, so that every backward pass reaches the first layer."""
         del layer
         hidden: Tensor = args[0] if args else options['hidden_states']
-        # A layer that is recomputed for the backward pass gets its input a second time.
+        # A layer that is recomputed for the backward pass receives its input a second time.
         if not self._is_running or not torch.is_grad_enabled() or self._input is not None:
             return
         # With activation checkpointing, transformers has already made the input require a gradient.

@@ -20,6 +20,7 @@ _TIMEOUT = timedelta(hours=2)
 A process that ends is noticed at once.
 """
 _STORE_TIMEOUT = timedelta(seconds=30)
+"""Time limit of an operation of `program_store`."""
 _rendezvous = cast('Callable[..., Iterator[tuple[Store, int, int]]]', rendezvous)
 
 
@@ -60,7 +61,7 @@ def join_ranks(device_type: str) -> None:
 
 
 def program_store() -> Store:
-    """Return a new connection to the key-value store of the program's processes, whose keys no other code uses.
+    """Return a new connection to the key-value store of the program's processes, with a prefix that no other code uses.
 
     Raises:
         RuntimeError: the store cannot be reached.

@@ -9,6 +9,7 @@ from contextlib import suppress
 from torch.distributed.distributed_c10d import Store
 
 _MAX_INTERVAL_SECONDS = 1.0
+"""Maximum time between two heartbeats."""
 _LATE_FACTOR = 4
 """Number of intervals after which this process is late with its check of the others."""
 _CLOSED = 'closed'
@@ -59,7 +60,7 @@ class RankWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop, and tell the other ranks that this one ends on purpose."""
+        """Stop, and tell the other ranks that this rank ends on purpose."""
         self._is_closing.set()
         self._thread.join()
 

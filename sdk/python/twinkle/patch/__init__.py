@@ -1,6 +1,6 @@
 """Reversible changes to a base model, applied when it is loaded.
 
-One frozen base model serves many tenants, so a patch affects all of them and only the operator of a service may
+One frozen base model serves many tenants, so a patch affects all tenants, and only the operator of a service may
 choose it. Adapters are built on the patched model; a sampler must load the model with the same patches to agree
 with the trainer.
 """

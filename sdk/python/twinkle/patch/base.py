@@ -45,7 +45,7 @@ class Patch(ABC):
     def __call__(self, model: Any) -> Any:
         """Apply the patch in place to a transformers model, before anything is built on it; return the model.
 
-        Idempotency: applying it to the same model again has no effect.
+        Idempotency: applying the patch to the same model again has no effect.
 
         Raises:
             PatchError: the patch does not support the model, is applied to another model, or does not support an

@@ -13,7 +13,7 @@ PATCHES = ComponentRegistry('patch', Patch, (RopeScalingPatch,))
 
 
 def apply_patch(model: Any, patch: 'str | type[Patch] | Patch', /, **options: Any) -> Patch:
-    """Apply a patch given by name, class or instance; return it, so that `unpatch` can undo it.
+    """Apply a patch given by name, class or instance; return the patch object for a later `unpatch`.
 
     Raises:
         UnknownComponent: the name is not registered.

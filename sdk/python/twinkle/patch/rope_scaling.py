@@ -44,7 +44,8 @@ class RopeScalingPatch(Patch):
         """Replace the model's rotary embeddings by scaled ones.
 
         Raises:
-            PatchError: the model has no rotary embeddings, scales them already, or has several kinds.
+            PatchError: the model has no rotary embeddings, scales them already, or has several kinds, or their class
+                cannot be built from a configuration.
         """
         config = model.config.get_text_config()
         present = self._checked_parameters(config)

@@ -1,6 +1,6 @@
 """The code of a plugin: its files are read once, and both the digest and the imports use the bytes that were read.
 
-Files that change afterwards, linked folders and compiled files are never run.
+Later changes of the files have no effect. Plugins with linked folders or compiled code are refused.
 """
 
 import hashlib
@@ -63,7 +63,7 @@ class PluginCode:
         """Return the import spec of a module, or None if the plugin does not contain it.
 
         Args:
-            name: full module name: the name under which the plugin is imported, or a module below it.
+            name: full module name, beginning with the name under which the plugin is imported.
         """
         stem = '/'.join(name.split('.')[1:])
         file = f'{stem}/__init__.py'.lstrip('/')
@@ -98,7 +98,7 @@ class _Loader(SourceLoader):
         """Return the stored content of a file.
 
         Raises:
-            OSError: the file is not stored. This is always so for bytecode, which Python requests first.
+            OSError: the file is not stored. Bytecode, which Python requests first, is never stored.
         """
         name = Path(path).relative_to(self._code.folder).as_posix()
         if name not in self._code.files:
@@ -107,7 +107,7 @@ class _Loader(SourceLoader):
 
 
 class PluginFinder(MetaPathFinder):
-    """Import hook for modules of plugins. It prevents Python from importing them from their folders."""
+    """Import hook for modules of plugins. Python would otherwise import the modules from their folders."""
 
     def __init__(self) -> None:
         self._codes: dict[str, PluginCode] = {}

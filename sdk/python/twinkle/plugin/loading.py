@@ -30,7 +30,7 @@ _lock = threading.RLock()
 def is_plugin_id(text: str) -> bool:
     """Return whether a component's name is a plugin id: a hub id such as `hf://org/name`, or a path.
 
-    Always false in a process that called `keep_plugins_out`.
+    Always false while `keep_plugins_out` is in effect.
     """
     return text.startswith(_PREFIXES) and not are_plugins_kept_out()
 
@@ -40,18 +40,18 @@ class Plugin:
 
     @staticmethod
     def load_plugin(plugin: str, base: type[_Base]) -> type[_Base]:
-        """Return the only subclass of `base` in a plugin. This runs the plugin's code.
+        """Return the only concrete subclass of `base` in a plugin. This runs the plugin's code.
 
         Args:
             plugin: `hf://org/name`, `ms://org/name`, or a local folder.
             base: base class of the component, such as `twinkle.loss.Loss`.
 
         Raises:
-            PluginRefused: plugins are not allowed here, the code has another digest than the allowed one, or the
-                plugin does not contain exactly one such class.
+            PluginRefused: the plugin is not allowed here, its code does not have the required digest or contains
+                compiled files, or the plugin does not define exactly one such class.
             HubError: the plugin cannot be downloaded.
 
-        Concurrency: safe from any thread. The same code runs once, and all callers get the same class.
+        Concurrency: safe from any thread. The same code runs once, and all callers receive the same class.
         """
         module = _load(plugin)
         found = [cls for cls in _defined_classes(module) if issubclass(cls, base) and not inspect.isabstract(cls)]
@@ -92,7 +92,7 @@ def _load(plugin: str) -> ModuleType:
 def _run(name: str, code: PluginCode) -> ModuleType:
     spec = _finder.add(name, code)
     module = module_from_spec(spec)
-    # Registered before it runs, so that its relative imports resolve.
+    # The module is registered before it runs, so that its relative imports resolve.
     sys.modules[name] = module
     is_loaded = False
     try:
@@ -106,7 +106,7 @@ def _run(name: str, code: PluginCode) -> ModuleType:
 
 
 def _defined_classes(module: ModuleType) -> list[type]:
-    """Return the classes in a plugin's `__init__.py` that the plugin defines, without imported ones."""
+    """Return the classes in a plugin's `__init__.py` that the plugin itself defines."""
     return [
         value
         for value in {id(value): value for value in vars(module).values()}.values()

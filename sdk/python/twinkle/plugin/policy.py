@@ -70,7 +70,7 @@ def keep_plugins_out() -> None:
 
 
 def are_plugins_kept_out() -> bool:
-    """Return whether `keep_plugins_out` was called in this process or its parent."""
+    """Return whether `keep_plugins_out` is in effect, from this process or inherited from its parent."""
     return _listed() == [_NONE]
 
 
@@ -92,7 +92,7 @@ def check_digest(plugin: str, digest: str) -> None:
     """Refuse code whose digest is not allowed; call it before running the code.
 
     Raises:
-        PluginRefused: every listed entry of the plugin requires another digest.
+        PluginRefused: no listed entry of the plugin allows this digest.
     """
     entries = _entries(plugin)
     wanted = [entry.rpartition(_DIGEST_MARK)[2] for entry in entries if entry != plugin]

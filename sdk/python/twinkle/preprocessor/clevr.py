@@ -16,8 +16,8 @@ _OPEN, _CLOSE = '<answer>', '</answer>'
 class CLEVRProcessor(RowPreprocessor):
     """Converts `image`, `problem` and `solution` to a prompt with one item in `images`.
 
-    `user_data` contains `ground_truth`, which is the text in the solution's answer tags or, without tags, the whole
-    solution, and `solution`.
+    `user_data` contains `solution` and `ground_truth`: the text in the solution's answer tags or, without tags, the
+    whole solution.
     """
 
     def __init__(self, system: str | None = None) -> None:

@@ -24,8 +24,9 @@ def construct(given: Any, init_args: Mapping[str, Any] | None, known: Mapping[st
 
     Raises:
         UnknownPreprocessor: the name is not known.
-        InvalidArguments: the constructor does not accept the arguments.
-        PluginRefused: plugins are not allowed, or the plugin does not contain exactly one such class.
+        InvalidArguments: the constructor does not accept the arguments, an object is given with arguments, or `given`
+            is not callable.
+        PluginRefused: plugins are not allowed, or the plugin does not contain exactly one class of this kind.
     """
     if isinstance(given, str):
         if is_plugin_id(given) and kind in _PLUGIN_BASES:

@@ -14,13 +14,13 @@ _QUESTION = (
 
 
 class CountdownProcessor(RowPreprocessor):
-    """Converts `target` and `nums` to a prompt; `user_data` contains both for the reward."""
+    """Converts `target` (or `response`) and `nums` to a prompt; `user_data` contains both for the reward."""
 
     def convert(self, row: Row) -> Row:
         """Return the prompt of one game.
 
         Raises:
-            InvalidRow: `target` is not an integer, or `nums` is not a non-empty list.
+            InvalidRow: the target is not an integer, or `nums` is not a non-empty list.
         """
         target, nums = row.get('target', row.get('response')), row.get('nums')
         if not isinstance(target, int):

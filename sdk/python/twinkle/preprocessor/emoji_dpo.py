@@ -28,7 +28,7 @@ class EmojiDPOProcessor(Preprocessor):
         self.chosen_key = chosen_key
         """Column of the preferred answer."""
         self.rejected_key = rejected_key
-        """Column of the other answer."""
+        """Column of the rejected answer."""
 
     def __call__(self, rows: Columns) -> Columns:
         """Return two rows per pair, in order.

@@ -20,7 +20,7 @@ class GSM8KProcessor(RowPreprocessor):
         """Return the chat of one problem.
 
         Raises:
-            InvalidRow: a column is missing, or the answer does not end in '#### <number>'.
+            InvalidRow: a column is missing, or the answer does not contain '####'.
         """
         answer = text_of(row, 'answer')
         _, separator, number = answer.rpartition('####')

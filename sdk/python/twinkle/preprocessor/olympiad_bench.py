@@ -14,7 +14,7 @@ _SYSTEMS = {
 _REFERENCE = re.compile(r'<image_(\d)>')
 _IMAGE = '<image>'
 _MAX_IMAGES = 9
-"""The last image column of the dataset is `image_9`."""
+"""Maximum number of images of a problem: the last image column of the dataset is `image_9`."""
 _GRADING = ('error', 'unit', 'answer_type', 'is_multiple_answer')
 """Columns that define how answers are compared."""
 

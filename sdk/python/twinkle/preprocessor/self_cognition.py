@@ -4,7 +4,7 @@ from twinkle.preprocessor.base import Row, RowPreprocessor, chat_of, text_of
 
 
 class SelfCognitionProcessor(RowPreprocessor):
-    """Inserts a name and an author into `query` and `response`, and converts them to `messages`."""
+    """Inserts a name and an author into `query` and `response`, and converts both texts to `messages`."""
 
     def __init__(self, model_name: str, model_author: str) -> None:
         self.model_name = model_name

@@ -19,7 +19,7 @@ _FIELDS = frozenset(InputFeature.__annotations__) | frozenset(STREAM_NAMES)
 
 @dataclass(frozen=True)
 class FeatureArrays:
-    """A feature without its masked tokens: K tokens are kept, C of them have a counted label."""
+    """A feature without its masked tokens: K tokens are kept, and C of them have a label that counts for the loss."""
 
     length: int
     """Number of tokens of the feature, masked ones included."""

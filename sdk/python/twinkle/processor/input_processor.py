@@ -138,7 +138,7 @@ def _is_common(features: list[FeatureArrays], name: str) -> bool:
     """Return whether every feature has a stream.
 
     Raises:
-        InvalidFeatures: only some features have it, or they differ in the number of columns.
+        InvalidFeatures: only some features have the stream, or the features differ in its number of columns.
     """
     has_stream = [name in feature.streams for feature in features]
     if not any(has_stream):

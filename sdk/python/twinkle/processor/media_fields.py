@@ -19,10 +19,11 @@ _NAMES: dict[MediaKind, tuple[str, str]] = {
     'video': ('pixel_values_videos', 'video_grid_thw'),
     'audio': ('input_features', 'feature_attention_mask'),
 }
+"""Field with the contents and field with the sizes, by kind of media."""
 MEDIA_NAMES = (*_NAMES['image'], *_NAMES['video'], 'second_per_grid_ts', *_NAMES['audio'])
 """Fields of a feature that text models do not support."""
 _MIN_FRAMES = 3
-"""Minimum number of frames of a clip, which give one token."""
+"""Minimum number of frames of a clip; fewer frames give no token."""
 ErrorFactory = Callable[[str, str], Exception]
 """Factory of the error about a field: `error(field, problem)`."""
 
@@ -49,7 +50,7 @@ class MediaFields:
             is_produced_K: whether each token is a label; a media token that the model produced is text.
 
         Raises:
-            InvalidFeatures: the model does not support them, or tokens, grids and patches are inconsistent.
+            InvalidFeatures: the model does not support a kind of media, or tokens, grids and patches are inconsistent.
         """
         kinds = () if self.spec is None else self.spec.kinds
         read = {name for kind in kinds for name in _NAMES[kind]}

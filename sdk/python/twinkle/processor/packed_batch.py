@@ -1,6 +1,7 @@
 """A batch as flat rows without padding.
 
-Legend: T tokens of all features, R rows with a counted label, F features, K columns of a wide stream.
+Legend: T tokens of all features, R rows whose label counts for the loss, F features, K columns of a wide stream,
+P patches of an image or frames of a clip, C numbers of each.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,18 +35,18 @@ class PackedBatch:
 
     input_ids_T: Ints
     position_ids_T: Ints
-    """[T], or [3, T] for time, height and width if a feature has images."""
+    """[T], or [3, T] for time, height and width if a feature has positions on three axes."""
     sequence_bounds: tuple[tuple[int, int], ...]
-    """Rows `[begin, end)` of each sequence; attention does not cross them."""
+    """Rows `[begin, end)` of each sequence; attention does not cross these bounds."""
     feature_lengths: tuple[int, ...]
     """Number of tokens of each feature, masked ones included."""
     last_rows_F: Ints
-    """Row of the pack with each feature's last token."""
+    """Row of each feature's last token in the pack."""
     rows_R: Ints
-    """Row of the pack that predicts each counted label."""
+    """Row in the pack that predicts each counted label."""
     labels_R: Ints
     weights_R: Floats
-    """Factor of each label's loss; 0 only if such labels were requested."""
+    """Factor of each label's loss; 0 only if labels of weight 0 were requested."""
     features_R: Ints
     """Index of each label's feature, ascending."""
     offsets_R: Ints
@@ -66,7 +67,7 @@ class PackedBatch:
         return len(self.labels_R)
 
     def by_feature(self, values_R: npt.NDArray[Any]) -> list[Floats]:
-        """Return float32 [T], or [T, K] for wide values, per feature: the values at counted labels, 0.0 elsewhere."""
+        """Return the values of each feature at its counted labels, 0.0 elsewhere: float32 [length] or [length, K]."""
         bounds = np.searchsorted(self.features_R, np.arange(len(self.feature_lengths) + 1))
         results: list[Floats] = []
         for length, begin, end in zip(self.feature_lengths, bounds[:-1], bounds[1:], strict=True):
@@ -76,7 +77,7 @@ class PackedBatch:
         return results
 
     def gather(self, values: 'list[npt.NDArray[Any]]') -> Floats:
-        """Return float32 [R] from one array [T] per feature: the inverse of `by_feature`."""
+        """Return float32 [R] from one array [length] per feature: the inverse of `by_feature`."""
         bounds = np.searchsorted(self.features_R, np.arange(len(values) + 1))
         result = np.empty(self.label_count, np.float32)
         for own, begin, end in zip(values, bounds[:-1], bounds[1:], strict=True):

@@ -23,7 +23,7 @@ def evaluate(expression: str) -> tuple[Fraction, list[int]]:
     """Return the exact value of an expression of `+ - * / ( )` and integers, and its integers in order.
 
     Raises:
-        InvalidRewardInput: the expression is too long, contains other characters, or divides by zero.
+        InvalidRewardInput: the expression is too long, is not arithmetic, or divides by zero.
     """
     if len(expression) > _MAX_CHARS or not _ALPHABET.fullmatch(expression):
         raise InvalidRewardInput('expression', f'must have at most {_MAX_CHARS} characters, all from 0-9 + - * / ( )')

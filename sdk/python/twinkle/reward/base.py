@@ -79,7 +79,7 @@ def read_truths(key: str, trajectories: Sequence[Mapping[str, Any]], ground_trut
     """Return the ground truth of each trajectory, from `ground_truths` or from its `user_data`.
 
     Raises:
-        InvalidRewardInput: a ground truth is missing, or their number differs from the number of trajectories.
+        InvalidRewardInput: a ground truth is missing, or `ground_truths` and `trajectories` differ in length.
     """
     if ground_truths is None or not len(ground_truths):
         return [_stored_truth(key, trajectory, f'trajectories[{i}]') for i, trajectory in enumerate(trajectories)]

@@ -20,16 +20,19 @@ class CodeExecutionReward(AnswerReward):
     """The fraction of tests that the last fenced program of a completion passes; 0 if there is no program.
 
     The ground truth contains the tests. A test is a pair `{'input': ..., 'output': ...}` of standard input and expected
-    standard output, compared without trailing spaces, or Python code such as `assert f(2) == 4`, which runs after the
-    program in the same process.
+    standard output; outputs are compared without trailing spaces. A test may also be Python code such as
+    `assert f(2) == 4`, which runs after the program in the same process.
 
     Each test runs in its own sandboxed process; see `run_program` for its guarantees. A program could find and
-    circumvent Python tests, because they share its process. The expected output of a pair is not visible to it.
+    circumvent Python tests, because they share its process. The expected output of a pair is hidden from the program.
 
     Args:
         ground_truth_key: key of the tests in `user_data`: one test or a list.
         limits: limits of each run.
         num_workers: number of programs that run at the same time.
+
+    Raises:
+        InvalidRewardInput: `num_workers` is below 1.
     """
 
     def __init__(
@@ -76,9 +79,9 @@ class CodeExecutionReward(AnswerReward):
 
 
 def program_of(completion: str) -> str | None:
-    """Return the last closed fenced block after the thinking that is marked as Python, else the last unmarked one.
+    """Return the last closed fenced block after the thinking: one marked as Python, or else an unmarked one.
 
-    Blocks in another language are ignored. None: there is no such block.
+    Blocks in other languages are ignored. None: there is no such block.
     """
     blocks = _fenced_blocks(after_thinking(completion))
     programs = [text for language, text in blocks if language in _PYTHON]

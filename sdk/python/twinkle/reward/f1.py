@@ -1,4 +1,4 @@
-"""The F1 reward: word overlap of an answer with the expected one."""
+"""The F1 reward: word overlap of an answer with the expected answer."""
 
 import re
 import unicodedata

@@ -7,8 +7,8 @@ class FormatReward(TextReward):
     """1 if the completion contains `<think>...</think>` followed by `<answer>...</answer>`, else 0.
 
     Args:
-        prompt_opens_think: whether the prompt already ends in `<think>`, as some chat templates do, so that
-            completions do not contain it.
+        prompt_opens_think: whether the prompt already ends in `<think>`, as with some chat templates. Completions then
+            do not contain this tag.
     """
 
     def __init__(self, *, prompt_opens_think: bool = False) -> None:

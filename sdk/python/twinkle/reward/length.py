@@ -19,6 +19,9 @@ class LengthReward(Reward):
     Args:
         max_length: length limit in tokens, at least 1.
         cache_length: number of tokens below `max_length` over which the penalty grows, from 1 to `max_length`.
+
+    Raises:
+        InvalidRewardInput: a length is out of range.
     """
 
     def __init__(self, max_length: int, cache_length: int) -> None:

@@ -20,6 +20,7 @@ from twinkle.reward.sandbox import WALLS
 _log = logging.getLogger(__name__)
 _ENCLOSED = Path(__file__).parent / 'enclosed'
 _MEMORY_BYTES = 4 << 30
+"""Memory limit of the process that compares answers."""
 _MAX_CHARS = 2000
 """Maximum length of an answer. Longer answers are wrong, because parsing time is quadratic in the length."""
 
@@ -63,7 +64,7 @@ class MathJudge:
         self._reset()
 
     def is_same(self, truth: str, answer: str) -> bool:
-        """Return whether both answers are mathematically equal; False if the comparison does not finish in time."""
+        """Return whether both answers are mathematically equal; False if one is too long or a limit is reached."""
         if max(len(truth), len(answer)) > _MAX_CHARS:
             return False
         if os.getpid() != self._owner:
@@ -77,7 +78,7 @@ class MathJudge:
         return response is True
 
     def close(self) -> None:
-        """Stop the process, if it runs. A later comparison starts a new one."""
+        """Stop the process if it is running. A later comparison starts a new process."""
         with self._lock:
             self._stop()
 

@@ -22,13 +22,13 @@ _FORMATTING = re.compile(
 _FULL_WIDTH = {**{code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}, 0x3002: '.', 0x200B: None}
 """Translation of full-width characters to ASCII."""
 _DECAY = 5.0
-"""Decay rate of the score of a near miss: at a relative error of 20 % it is multiplied by 1/e."""
+"""Decay rate of the score of a near miss: at a relative error of 20 %, the score is multiplied by 1/e."""
 
 
 class OlympiadBenchAccuracyReward(AnswerReward):
     r"""Correctness of the boxed answers, from 0 to 1.
 
-    One expected answer: 1 if the last boxed answer equals it, as text without formatting or as a number within the
+    One expected answer: 1 if the last boxed answer is equal, as text without formatting or as a number within the
     tolerance. Another number scores `near_miss * exp(-5 * relative error)`, and other text 0. Several expected answers
     (`is_multiple_answer` in `user_data`): the number of correct answers, divided by the number of expected or given
     answers, whichever is larger.
@@ -38,6 +38,9 @@ class OlympiadBenchAccuracyReward(AnswerReward):
         near_miss: score of a number with an error just above the tolerance, from 0 to 1.
         tolerance: maximum relative error of a correct number. An absolute `error` in `user_data` takes precedence. The
             answer may end in the `unit` in `user_data`.
+
+    Raises:
+        InvalidRewardInput: `near_miss` or `tolerance` is out of range.
     """
 
     def __init__(
@@ -113,8 +116,8 @@ class OlympiadBenchAccuracyReward(AnswerReward):
 class OlympiadBenchFormatReward(TextReward):
     r"""Clarity of the answer, from 0 to 1.
 
-    In the text after the thinking: 0.4 for a `\boxed{...}`, plus 0.3 if the last one starts within the last 200
-    characters, plus 0.3 if all boxed answers are equal, minus 0.3 if there are three or more different ones.
+    A `\boxed{...}` in the text after the thinking scores 0.4, plus 0.3 if the last one starts within the last 200
+    characters. To this, 0.3 is added if all boxed answers are equal, or subtracted if three or more differ.
     """
 
     def score(self, completion: str) -> float:
@@ -132,9 +135,9 @@ class OlympiadBenchFormatReward(TextReward):
 class OlympiadBenchQualityReward(TextReward):
     """Similarity of a completion to a derivation, from 0 to 1, regardless of its correctness.
 
-    0.4 for steps (equations, operators, connecting words, and a conclusion with the answer, a quarter each), 0.3 for a
-    length between 300 and 1,500 characters, decreasing outside this range, and 0.3 for the fraction of distinct
-    four-word sequences.
+    Steps contribute 0.4: a quarter each for equations, operators, connecting words, and a conclusion with the answer. A
+    length between 300 and 1,500 characters contributes 0.3, and less outside this range. The fraction of distinct
+    four-word sequences contributes 0.3.
     """
 
     _SIGNS: ClassVar = (
@@ -175,7 +178,7 @@ def split_answers(text: str) -> list[str]:
 
 
 def _error_of(trajectory: Mapping[str, Any]) -> float | None:
-    """Return the problem's maximum absolute error, or None if it does not specify a valid one."""
+    """Return the maximum absolute error that a problem specifies, or None without a valid number."""
     try:
         error = float(user_data_get(trajectory, 'error', ''))
     except (TypeError, ValueError):

@@ -28,12 +28,12 @@ def completion_of(trajectory: Mapping[str, Any], index: int = 0) -> str:
 
 
 def after_thinking(completion: str) -> str:
-    """Return the text after the last `</think>`, or all text without one; an unclosed `<think>` is cut off."""
+    """Return the text after the last `</think>`, or all text without one, up to an unclosed `<think>`."""
     return completion.rpartition('</think>')[2].partition('<think>')[0]
 
 
 def tagged(completion: str, tag: str) -> str | None:
-    """Return the stripped content of the last `<tag>...</tag>`, or None if it does not occur."""
+    """Return the stripped content of the last `<tag>...</tag>`, or None if the tags do not occur."""
     begin, end = f'<{tag}>', f'</{tag}>'
     close = completion.rfind(end)
     start = completion.rfind(begin, 0, close) if close >= 0 else -1

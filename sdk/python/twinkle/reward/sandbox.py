@@ -62,9 +62,10 @@ class ProgramResult:
 def run_program(source: str, stdin: str = '', limits: SandboxLimits | None = None) -> ProgramResult:
     """Run a Python program in a sandboxed process and return its output.
 
-    The process has a separate session and an empty temporary folder, does not inherit the environment or open files,
-    and has limits on time, CPU, memory and output. With all walls, it cannot start processes or threads, open
-    connections, modify files, or read files other than Python's. All processes of its session are stopped at the end.
+    The process runs in a separate session and a new temporary folder. It does not inherit the environment or open
+    files, and its time, CPU time, memory and output are limited. With all walls, it cannot start processes or threads,
+    open connections, modify files, or read files other than Python's and its folder. All processes of its process group
+    are stopped at the end.
 
     Not isolated: programs share the kernel, the CPUs and the clock with other processes. They can see the installed
     packages, the host name, the load of the machine, and whether a guessed path exists. A kernel vulnerability breaks
@@ -93,7 +94,7 @@ def run_program(source: str, stdin: str = '', limits: SandboxLimits | None = Non
 def _start(folder: str, stdin: int, report: int, limits: SandboxLimits) -> subprocess.Popen[bytes]:
     bounds = [str(limits.memory_bytes), str(limits.cpu_seconds), ','.join(limits.without_walls), str(report)]
     paths = [str(_ENCLOSED / 'run_program.py'), str(_ENCLOSED / 'walls.py'), folder]
-    # -I would ignore PYTHONHASHSEED. It is not needed, because the environment is replaced completely.
+    # The option -I would ignore PYTHONHASHSEED, and is not needed because the environment is replaced completely.
     return subprocess.Popen(
         [sys.executable, '-s', '-P', '-B', *paths, *bounds],
         stdin=stdin,
@@ -107,13 +108,13 @@ def _start(folder: str, stdin: int, report: int, limits: SandboxLimits) -> subpr
 
 
 def watch(process: subprocess.Popen[bytes], limits: SandboxLimits) -> ProgramResult:
-    """Read the output of a program until it exits or exceeds a limit, and stop it. It may already have exited."""
+    """Read the output of a program until it exits or exceeds a limit, then stop its process group."""
     deadline = time.monotonic() + limits.seconds
     written = {'stdout': bytearray(), 'stderr': bytearray()}
     try:
         outcome = _read_until(process, written, deadline, limits.output_bytes)
     finally:
-        # Without the processes wall it may have started children, which are in its process group.
+        # Without the processes wall, the program may have started children, which are in its process group.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.kill()

@@ -28,7 +28,7 @@ class ChatFormat(Protocol):
 
     @property
     def tokenizer(self) -> Any:
-        """A `ChatTokens`."""
+        """Tokenizer of the model, a `ChatTokens`."""
         ...
 
     def encode(self, trajectory: Mapping[str, Any], *, add_generation_prompt: bool = False) -> InputFeature:

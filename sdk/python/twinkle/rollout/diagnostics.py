@@ -45,8 +45,8 @@ def rollout_numbers(rollouts: Sequence[Rollout], *, version: int | None = None) 
 def as_sampler_logps(feature: InputFeature) -> InputFeature:
     """Return a copy with `old_logps` renamed to `sampler_logps`, for losses with a `correction`.
 
-    `old_logps` can then be set to the trainer's log-probabilities of the same tokens. If it is unset, the loss assumes
-    that the newest policy sampled the batch and corrects only for the difference between the two engines.
+    `old_logps` can then be set to the trainer's log-probabilities of the same tokens. Without `old_logps`, the loss
+    assumes that the newest policy sampled the batch, and corrects only for the difference between the two engines.
 
     Raises:
         ValueError: the feature has no `old_logps`.

@@ -22,7 +22,7 @@ class EnvStep:
 
 
 class Env(Protocol):
-    """The environment of one chat. A rollout creates one per sample, so it may have state.
+    """The environment of one chat. A rollout creates one per sample, so an environment may have state.
 
     Concurrency: methods are called one at a time, possibly from different threads.
     """
@@ -41,7 +41,7 @@ class Env(Protocol):
 
         Args:
             message: the model's turn, as text.
-            is_last: whether the model gets no further turn, so that only the reward of this step is used.
+            is_last: whether this is the model's last turn. The model then does not read the messages of this step.
         """
         ...
 

@@ -44,7 +44,7 @@ class Rollout:
     turn_count: int
     """Number of turns of the model."""
     rewards: list[float]
-    """Reward of each turn. A turn that the sampler did not finish has none."""
+    """Reward of each turn, except a turn that was aborted or failed."""
     version_spans: list[VersionSpan]
     """Token ranges of the feature with the adapter version that sampled them."""
     facts: dict[str, float]
@@ -92,7 +92,7 @@ class Episode:
         self.chat = self.env.reset(trajectory, seed=seed)
         self.prompt = self.template.encode(self.chat, add_generation_prompt=True)
         self.track = TokenTrack.of_prompt([int(token) for token in self.prompt.get('input_ids', ())])
-        # The template's messages include the default system message if it adds one.
+        # The encoded messages include the default system message if the template adds one.
         formatted = self.prompt.get('messages') or self.chat.get('messages', [])
         self.messages = cast('list[Message]', list(formatted))
 
@@ -182,6 +182,6 @@ class Episode:
 
 _FAILED_TURNS: Mapping[StopReason, EndReason] = {StopReason.ABORT: EndReason.ABORT, StopReason.ERROR: EndReason.ERROR}
 _TOKEN_FIELDS = frozenset({'input_ids', 'attention_mask', 'position_ids', 'labels', 'completion_mask', 'length'})
-"""Fields of a feature with one value per token, and its length. They are recomputed as the chat grows."""
+"""Fields of a feature with one value per token, and its length; all are recomputed as the chat grows."""
 _TEXT_FIELDS = frozenset({'messages', 'user_data'})
 """Fields of a feature that rewards read."""

@@ -50,9 +50,9 @@ class RolloutOptions(TypedDict, total=False):
     adapter_name: str
     """Adapter to sample with, see `Sampler.sample`. Default: the adapter received from a trainer."""
     env_threads: int
-    """Number of environments that may step at the same time. It does not affect the results. Default: 1."""
+    """Number of environments that may step at the same time; does not affect the results. Default: 1."""
     trace_dir: str | PathLike[str]
-    """Folder whose `rollouts.jsonl` gets one line per rollout. Default: no file is written."""
+    """Folder for `rollouts.jsonl`, with one line per rollout. Default: no file is written."""
     trace_callback: Callable[[Rollout], object]
     """Called with each rollout at the end of a call, in order."""
     success_callback: Callable[[Rollout], object]
@@ -66,8 +66,8 @@ class MultiTurnRollout:
     this many tokens then run as one batch.
 
     With a seed, all results are a function of the seed, the inputs and the weights. In the first turn, chats with the
-    same prompt are samples of one request, whether they come from one trajectory or several. In a later turn `t`, the
-    `j`-th of them uses a seed derived from the seed, `t` and `j`.
+    same prompt are samples of one request, whether they come from one trajectory or several. In a later turn `t`, chat
+    `j` of those with the same prompt uses a seed derived from the call's seed, `t` and `j`.
 
     Args:
         sampler: samples the turns.
@@ -253,7 +253,7 @@ class _Key:
     """Properties that all requests of one sampler call share."""
 
     seed_index: int
-    """Value that the seed is derived with: the chat's index among those with the same prompt."""
+    """Index of the chat among those with the same prompt. Its seed is derived from this index."""
     max_tokens: int | None
     count: int
     """Number of samples per request."""

@@ -24,7 +24,7 @@ class PipelineBatch(Generic[_Prompts, _Samples]):
     sync_count: int
     """Number of syncs before the batch was sampled, at least 1."""
     staleness: int
-    """Number of syncs since then: the number of trained batches that its weights do not include."""
+    """Number of syncs since the sampling: trained batches that the sampler's weights did not include."""
 
 
 class AsyncPipeline(Generic[_Prompts, _Samples]):
@@ -91,7 +91,8 @@ class AsyncPipeline(Generic[_Prompts, _Samples]):
     def __next__(self) -> PipelineBatch[_Prompts, _Samples]:
         """Mark the previous batch as trained, sync, and return the next batch.
 
-        Errors of `prompts`, `sample` and `sync` propagate after the batches sampled before them were returned.
+        Errors of `prompts` and `sample` propagate after all batches sampled earlier were returned. Errors of `sync`
+        propagate immediately.
 
         Raises:
             StopIteration: all batches were returned and trained.
@@ -114,7 +115,7 @@ class AsyncPipeline(Generic[_Prompts, _Samples]):
             raise StopIteration
 
     def close(self) -> None:
-        """Stop the thread after the batch that is being sampled. Calling it again has no effect."""
+        """Stop the thread after the batch that is being sampled. Further calls have no effect."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -125,7 +126,7 @@ class AsyncPipeline(Generic[_Prompts, _Samples]):
         return self._error is not None and not self._ready
 
     def _sync_between_batches(self) -> None:
-        """Sync while nothing is being sampled. In ordered mode, first wait for all batches sampled before this sync."""
+        """Sync while nothing is being sampled; in ordered mode, after all batches that must precede this sync."""
         required_count = self._yielded_count + self._max_staleness if self._is_ordered and self._thread.ident else 0
         self._changed.wait_for(
             lambda: (

@@ -28,7 +28,7 @@ class FreshSamples(Generic[_Sample]):
     samples: list[_Sample]
     """Samples that were not dropped, in order."""
     indexes: list[int]
-    """Index of each of them in the batch, for selecting the matching rewards and other data."""
+    """Index of each kept sample in the batch, for selecting the matching rewards and other data."""
     ages: list[int]
     """Age of every sample of the batch, including dropped ones."""
 

@@ -18,7 +18,8 @@ class Tool:
     name: str
     description: str
     parameters: Schema
-    """JSON schema of an object. Only types, enums, items and anyOf are validated; the model sees the full schema."""
+    """JSON schema of an object. The model sees all of it; only `type`, `enum`, `items`, `anyOf`, `required` and
+    `additionalProperties` are validated."""
     function: Callable[..., Any]
     """Called with the arguments by name. A result that is not a string is converted to JSON."""
 
@@ -69,6 +70,6 @@ class ToolResult:
     message: Message
     """Message for the model, also after a failure."""
     failure: ToolFailure | None = None
-    """Reason of the failure. None: the call succeeded."""
+    """Reason for the failure. None: the call succeeded."""
     is_cut: bool = False
     """Whether the text exceeded the maximum length and its middle was removed."""

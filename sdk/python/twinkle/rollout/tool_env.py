@@ -15,7 +15,8 @@ ParseCalls = Callable[[str], Sequence[ToolCall]]
 class ToolEnv:
     """Runs tools for one chat.
 
-    Facts: `tool_calls`, `tool_failures`, and one `tool_<failure>` per kind of failure.
+    Facts: `tool_calls`, `tool_failures`, one `tool_<failure>` per kind of failure, and `tool_unreadable` for each turn
+    whose calls cannot be parsed.
 
     Args:
         tools: tools that the model may call. They replace the tools listed in the chat.

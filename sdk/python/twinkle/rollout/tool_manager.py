@@ -15,19 +15,19 @@ from twinkle.rollout.schema import check_arguments
 from twinkle.rollout.tool import Tool, ToolFailure, ToolResult
 
 _MAX_ABANDONED = 8
-"""Maximum number of timed-out calls that are still running, because a thread cannot be stopped from outside."""
+"""Maximum number of calls that may still run after their timeout. Further calls are refused until one ends."""
 
 
 class ToolManager:
     """The tools of a rollout, by name.
 
-    A function that times out continues to run in its thread. To run untrusted or model-generated code, have the
-    function start a separate process and stop it.
+    A call that times out continues to run in its thread, because a thread cannot be stopped from outside. A tool that
+    runs untrusted or model-generated code should therefore run that code in a process, and stop the process.
 
     Args:
         tools: tools, or functions to convert to tools.
         timeout: time limit of one call.
-        max_result_chars: maximum length of a result, at least 64; the middle of a longer text is removed.
+        max_result_chars: maximum length of a result, at least 68; the middle of a longer text is removed.
 
     Raises:
         InvalidTool: a function cannot be a tool, or two tools have the same name.

@@ -1,4 +1,4 @@
-"""Errors of the samplers. All are raised before any state changes. A service maps them to its own errors."""
+"""Errors of the samplers. All except `EngineFailed` are raised before any state changes."""
 
 from dataclasses import KW_ONLY
 

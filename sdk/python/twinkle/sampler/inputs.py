@@ -50,10 +50,10 @@ def prompt_feature(item: Any, encode: Callable[[Trajectory], InputFeature]) -> I
 
 
 def refuse_media(feature: InputFeature) -> None:
-    """Refuse a prompt with images or videos.
+    """Refuse a prompt with images, videos or audio.
 
     Raises:
-        InvalidPrompt: the prompt has images or videos. The message names the field.
+        InvalidPrompt: the prompt has media. The message names the field.
     """
     for name in MEDIA_NAMES:
         if feature.get(name) is not None:

@@ -1,4 +1,4 @@
-"""Conversion of a prompt's images and videos from its feature to the engine's format."""
+"""Conversion of a prompt's media from its feature to the engine's format."""
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ def prompt_media(feature: InputFeature, spec: MediaSpec | None) -> PromptMedia |
         spec: the model's media specification; None for a text-only model.
 
     Raises:
-        InvalidPrompt: the model does not support images, or tokens, grids, patches and positions are inconsistent.
+        InvalidPrompt: the model does not support the media, or tokens, grids, patches and positions are inconsistent.
     """
     ids = _integers(feature, 'input_ids')
     is_produced = np.zeros(len(ids), np.bool_)

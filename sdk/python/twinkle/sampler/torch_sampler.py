@@ -213,7 +213,7 @@ class TorchSampler(Sampler):
             raise ValueError(f'the state is incomplete: it lacks {missing[:3]}')
         replace_parameters(self._model, tensors)
         self._base_source = replace(self._base_source, digest=state.manifest.digest)
-        # An adapter without layers, which only gives tokens the version of the base model.
+        # An adapter without layers. It only sets the version of tokens sampled with the base model.
         self._base_adapter = EngineAdapter('', self._next_version(''), LoraWeights(LoraConfig(), {}, seed=0))
         self._adapters.clear()
         self._received.clear()

@@ -202,7 +202,7 @@ class vLLMSampler(Sampler):  # noqa: N801 - public name
         return self._library.tensor_names(self._folder)
 
     def shutdown(self) -> None:
-        """Stop the engine and its processes. Calling it again has no effect."""
+        """Stop the engine and its processes. Further calls have no effect."""
         if self._engine is not None:
             self._loop.run(self._engine.close())
             self._loop.close()

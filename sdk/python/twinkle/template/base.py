@@ -42,9 +42,9 @@ class TemplateOptions(TypedDict, total=False):
     is_media_read: bool
     """If False, chats with images, videos or audio are refused even if the model supports them. Default: True."""
     refuse_special_tokens: bool
-    """Whether chats are refused whose messages or tools contain the text of a special token, such as `<|im_end|>`.
-    The tokenizer cannot distinguish such text from the tokens of the chat template, so it can forge turns. Use it for
-    text from users. Default: False."""
+    """Whether to refuse chats whose messages or tools contain the text of a special token, such as `<|im_end|>`.
+    The tokenizer cannot distinguish such text from the tokens of the chat template, so the text can forge turns. Set
+    the option for text from users. Default: False."""
     tool_call_parser: str | ToolCallParser
     """Format of the model's tool calls: a name registered in `TOOL_CALL_PARSERS`, or a parser. Default: 'hermes' if the
     source of the chat template contains `<tool_call>`, else 'json'."""
@@ -129,11 +129,11 @@ class Template(ReadsMedia):
         """Return a validated copy with the default system message and with thinking in the chat template's format.
 
         Raises:
-            InvalidTrajectory: names the field, such as `messages[1].role`.
+            InvalidTrajectory: a field is malformed. The error names it, such as `messages[1].role`.
         """
         given = trajectory
         if self._media is not None:
-            # This inserts special tokens for images.
+            # The formatted chat contains special tokens for media; special texts are searched in the given chat.
             trajectory = self._media.formatted(trajectory)
         messages = with_system(check_trajectory(trajectory, is_media_read=self.is_mm), self.default_system)
         tools = check_tools(trajectory.get('tools'))
@@ -156,7 +156,7 @@ class Template(ReadsMedia):
             add_generation_prompt: whether to end the text with the opening of an assistant turn. Default: False.
 
         Raises:
-            InvalidTrajectory: names the field, such as `messages[1].role`.
+            InvalidTrajectory: a field is malformed. The error names it, such as `messages[1].role`.
             TemplateError: the chat template refuses the chat.
         """
         return self._render(self.format_trajectory(trajectory), add_generation_prompt=add_generation_prompt).text
@@ -174,9 +174,9 @@ class Template(ReadsMedia):
             `labels`. Chats with images or videos have `position_ids` of shape [3, T]. Media add further fields.
 
         Raises:
-            InvalidTrajectory: names the field, such as `messages[1].role`.
-            ExampleTooLong: the chat has more than `max_length` tokens and must not be cut: under 'raise', and for
-                prompts and chats with media under most other strategies.
+            InvalidTrajectory: a field is malformed. The error names it, such as `messages[1].role`.
+            ExampleTooLong: the chat has more than `max_length` tokens and must not be cut: every chat under 'raise',
+                prompts also under 'right' and 'split', and chats with media under all strategies except 'delete'.
             TemplateError: 'split' gave several features or 'delete' gave none; use `batch_encode` instead.
         """
         features = self.batch_encode([trajectory], add_generation_prompt=add_generation_prompt)
@@ -264,7 +264,7 @@ class Template(ReadsMedia):
             A new feature of T + N tokens; the prompt's arrays are copied.
 
         Raises:
-            InvalidFeature: names the field that does not hold token ids or has the wrong length.
+            InvalidFeature: a field does not contain token ids or has the wrong length. The error names it.
         """
         return continued(prompt_feature, new_tokens)
 

@@ -1,6 +1,6 @@
 """Render chats with a model's own Jinja template in a sandbox, compatibly with transformers.
 
-The template comes from a downloaded repository, so it runs in an immutable sandbox and gets only the functions that
+The template comes from a downloaded repository, so it runs in an immutable sandbox. It can call only the functions that
 Hugging Face documents for chat templates.
 """
 
@@ -40,7 +40,11 @@ class RenderedChat:
 
 
 class ChatTemplate:
-    """A compiled chat template."""
+    """A compiled chat template.
+
+    Raises:
+        TemplateError: the source is not valid Jinja.
+    """
 
     def __init__(self, source: str, *, special_tokens: Mapping[str, str]) -> None:
         try:
@@ -132,7 +136,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,  # noqa: FBT001, FBT002 - chat templates use this signature
 ) -> str:
-    # The built-in filter of Jinja escapes HTML characters, which would change the prompt.
+    # The built-in filter of Jinja would change the prompt, because it escapes HTML characters.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -49,7 +49,7 @@ def assistant_spans(
 
 
 def _probe(full: str) -> str:
-    """Return a character that does not occur in `full`, so that a content made of it differs at both of its ends."""
+    """Return a character that does not occur in `full`; as the content of a turn, it differs from the original text."""
     used = set(full)
     free = next((chr(code) for code in _PRIVATE_USE if chr(code) not in used), None)
     if free is None:

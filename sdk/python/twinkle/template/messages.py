@@ -1,4 +1,4 @@
-"""Check chats and bring them into the form that chat templates expect."""
+"""Check chats and convert them to the form that chat templates expect."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ def check_trajectory(trajectory: Any, *, is_media_read: bool = False) -> list[di
         is_media_read: whether the fields `images`, `videos` and `audios` are allowed; they are not checked here.
 
     Raises:
-        InvalidTrajectory: names the field, such as `messages[1].role`.
+        InvalidTrajectory: a field is malformed. The error names it, such as `messages[1].role`.
     """
     if not isinstance(trajectory, Mapping):
         raise InvalidTrajectory('', f'the chat must be an object with messages, got {type(trajectory).__name__}')
@@ -61,7 +61,7 @@ def _check_message(message: Any, index: int) -> dict[str, Any]:
 
 
 def _text(content: Any, path: str) -> str:
-    """Return the content as text, which is all that the templates of text models accept."""
+    """Return the content as text, the only form that the templates of text models accept."""
     if isinstance(content, str):
         return content
     if not isinstance(content, Sequence):
@@ -115,7 +115,7 @@ def check_special_texts(trajectory: Mapping[str, Any], special_texts: Iterable[s
     """Refuse a valid chat whose messages or tools contain the text of a special token.
 
     Raises:
-        InvalidTrajectory: names the field and the token.
+        InvalidTrajectory: the text of a special token was found. The error names the field and the token.
     """
     waiting: list[tuple[str, Any]] = [(name, trajectory.get(name)) for name in ('messages', 'tools')]
     for path, value in waiting:
@@ -133,7 +133,7 @@ def check_tools(tools: Any) -> list[dict[str, Any]] | None:
     """Validate a trajectory's tools and return copies in the form that chat templates expect; None without tools.
 
     Raises:
-        InvalidTrajectory: names the field, such as `tools[0].function.name`.
+        InvalidTrajectory: a field is malformed. The error names it, such as `tools[0].function.name`.
     """
     if tools is None:
         return None

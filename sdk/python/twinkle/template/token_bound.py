@@ -56,7 +56,7 @@ def _is_bound_valid(parts: dict[str, Any]) -> bool:
         and is_whole
         and any(split['type'] == 'ByteLevel' for split in splits)
         and (normalizer is None or normalizer['type'] in _PLAIN_NORMALIZERS)
-        # Such a token also covers all whitespace next to it.
+        # An added token with `lstrip` or `rstrip` also covers all whitespace next to it.
         and not any(token['lstrip'] or token['rstrip'] for token in parts['added_tokens'])
     )
 

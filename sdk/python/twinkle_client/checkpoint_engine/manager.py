@@ -28,8 +28,8 @@ class SyncedVersion:
 class CheckpointEngineManager:
     """Publishes an adapter's weights and loads them into the sampler.
 
-    The server's samplers are shared, so their base weights are never replaced by merged weights. The adapter is
-    loaded as a version instead, which computes the same function.
+    The server's samplers are shared, so their base weights are never replaced by merged weights. Instead, the adapter
+    is loaded as a version; base weights and version compute the same function as merged weights.
 
     Args:
         model: Model handle whose adapters are published.
@@ -71,7 +71,7 @@ class CheckpointEngineManager:
 
         Raises:
             RetryableError: The version is published, but the sampler did not load it within `wait`.
-            StateError: The run trains the weights of the base model, and this sampler does not follow it.
+            StateError: The run trains the weights of the base model, and this sampler is not configured to follow it.
             KeyError: No adapter has this name.
         """
         if merge_and_sync:

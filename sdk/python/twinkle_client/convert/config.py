@@ -29,7 +29,7 @@ _PEFT_DEFAULTS: dict[str, tuple[Any, ...]] = {
 }
 """Fields of peft's configuration that the contract lacks, with the values that have no effect."""
 _AVERAGED = frozenset({'CrossEntropyLoss', 'SoftCrossEntropyLoss'})
-"""Losses with a choice of the reduction; their default is 'mean'."""
+"""Losses whose default reduction is 'mean'."""
 _REDUCTIONS = {'sum': pb.LOSS_REDUCTION_SUM, 'mean': pb.LOSS_REDUCTION_MEAN}
 
 

@@ -19,7 +19,7 @@ PER_LABEL = (*_FLOATS, *_EXTRA_FLOATS)
 _CLIENT_ONLY = frozenset(
     {'messages', 'tools', 'user_data', 'samples', 'length', 'attention_mask', 'prompt', 'images', 'videos', 'audios'}
 )
-"""Keys of a feature that stay in the client."""
+"""Keys of a feature that are not sent."""
 _MEDIA = (
     'pixel_values', 'image_grid_thw', 'pixel_values_videos', 'video_grid_thw', 'second_per_grid_ts', 'input_features'
 )  # fmt: skip

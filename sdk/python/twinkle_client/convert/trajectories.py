@@ -21,7 +21,7 @@ _MEDIA = ('image', 'video', 'audio')
 
 
 def trajectory_to_proto(trajectory: Mapping[str, Any]) -> pb.Trajectory:
-    """Return the message of a chat.
+    """Return the protobuf message of a chat.
 
     Args:
         trajectory: Mapping with `messages` and optional `tools` and `user_data` (see `user_data_values`).
@@ -43,7 +43,7 @@ def trajectory_to_proto(trajectory: Mapping[str, Any]) -> pb.Trajectory:
 
 
 def trajectory_from_proto(trajectory: pb.Trajectory) -> Trajectory:
-    """Return the chat of a message."""
+    """Return the chat of a protobuf message."""
     result = Trajectory(messages=[_message_from_proto(message) for message in trajectory.messages])
     if trajectory.tools:
         result['tools'] = [_tool_from_proto(tool) for tool in trajectory.tools]

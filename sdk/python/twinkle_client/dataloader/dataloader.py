@@ -25,8 +25,8 @@ _PREFETCH = 4
 class DataLoader:
     """Iterates over a dataset, with `for` or `async for`, in batches of `InputFeature`s.
 
-    `loader.handles()` yields batch handles instead, which models accept in place of features. The examples then go
-    from the data service to the model service directly.
+    `loader.handles()` yields batch handles instead, which models accept in place of features. The data service then
+    sends the examples directly to the model service.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class DataLoader:
 
     @remote_stream
     async def batches(self) -> AsyncIterator[Batch]:
-        """Yield the batches from the start, or once from the position set by `resume_from_checkpoint`."""
+        """Yield the batches from the start, or from the position set by `resume_from_checkpoint` for this iteration."""
         cursor, self._resume_from = self._resume_from, None
         failures = 0
         while True:
@@ -213,7 +213,7 @@ class DataLoader:
             async for response in responses:
                 if response.is_end:
                     return
-                # The caller takes this batch, so the server may send another one.
+                # The caller receives this batch, so the server may send another one.
                 credits_given.put_nowait(1)
                 yield response
 

@@ -37,7 +37,7 @@ _HINTS: dict[str, tuple[Any, ...]] = {
 
 
 class Dataset:
-    """A dataset on the server, created by the first method call. Each method is complete when it returns.
+    """A dataset on the server, created by the first method call. A method returns when the server has applied it.
 
     Args:
         dataset_meta: Source of the dataset; a string is its id.
@@ -291,7 +291,7 @@ class Dataset:
 
 @dataclass(eq=False)
 class _Part:
-    """An added dataset and its record on the server, None until it is created."""
+    """An added dataset, and its record on the server; without a record, the dataset is not created yet."""
 
     meta: MetaLike
     state: dataset_pb2.Dataset | None = None
@@ -301,7 +301,7 @@ class LazyDataset(Dataset):
     """A dataset that stores the original rows and transforms them each time a loader reads them.
 
     `map`, `encode` and `check` are recorded and return at once; each must map one row to one row. Errors in a row are
-    raised when it is read, with the row number. `filter` is applied at once.
+    raised when the row is read, with the row number. `filter` is applied at once.
     """
 
 

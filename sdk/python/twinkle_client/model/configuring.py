@@ -65,7 +65,7 @@ class ConfiguringVerbs(ModelHandle):
 
     @remote_method
     async def set_template(self, template_cls: Any, *, adapter_name: str | None = None, **options: Any) -> None:
-        """Set the template of batches of chats, which the server does not support yet, so it has no effect.
+        """Set the template for batches of chats. The server does not support such batches yet.
 
         Raises:
             UsageError: The server has no such template or argument.

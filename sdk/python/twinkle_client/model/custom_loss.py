@@ -1,4 +1,4 @@
-"""Custom losses: the loss runs in the client, the service computes log-probabilities and gradients."""
+"""Custom losses: the loss runs in the client, and the service computes log-probabilities and gradients."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence

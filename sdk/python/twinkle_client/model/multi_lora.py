@@ -45,7 +45,7 @@ class MultiLoraTransformersModel(
     ) -> str:
         """Create an adapter on the server.
 
-        It starts with the cross-entropy loss, averaged over the labels of a step, and with AdamW.
+        Its initial loss is cross-entropy, averaged over the labels of a step, and its initial optimizer is AdamW.
 
         Args:
             adapter_name: Name within this handle; other handles may use the same name.
@@ -62,7 +62,7 @@ class MultiLoraTransformersModel(
         Raises:
             ValueError: The configuration is not supported, or the name is taken.
             NotFoundError: The server has no such base model or checkpoint.
-            QuotaError: The tenant has reached its number of adapters.
+            QuotaError: The tenant has reached its maximum number of adapters.
             StateError: The replica is leased to another full-parameter run, or the lease for this run is refused.
         """
         self._check_name(adapter_name)

@@ -16,7 +16,7 @@ from twinkle_client.model.senders import OperationResult, OperationSender, Unary
 from twinkle_client.rpc import Connection
 
 _NUMBER_CONFLICTS = frozenset({'SEQUENCE_GAP', 'SEQUENCE_REUSED'})
-"""Reasons of errors that show that the service expects another number than this program."""
+"""Reasons of errors that show that the service expects a different number."""
 
 
 class Run(Protocol):

@@ -8,7 +8,7 @@ from twinkle_client.rpc import Connection, LoopThread, remote_method
 
 
 class Pipeline:
-    """Sends operations on a stream inside a `with` or `async with` block; leaving it waits for their results."""
+    """Sends operations on a stream inside a `with` or `async with` block, which waits at its end for the results."""
 
     def __init__(self, connection: Connection, operations: OperationLog) -> None:
         self._connection = connection

@@ -22,7 +22,7 @@ class Receipt(TypedDict):
     pass_count: int
     """Number of model passes that the operation took part in."""
     pass_adapter_count: int
-    """Maximum number of adapters in one of these passes, including this one."""
+    """Maximum number of adapters in one of these passes, including the operation's adapter."""
 
 
 def receipt_of(result: operation_result_pb2.OperationResult) -> Receipt:

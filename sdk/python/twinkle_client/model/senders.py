@@ -151,7 +151,7 @@ class StreamSender:
         self._outgoing.put_nowait(None)
 
     async def _request(self, operation: Operation) -> training_service_pb2.TrainRequest | None:
-        """Return the request, or None if the batch cannot be uploaded, which fails only this operation."""
+        """Return the request. If the batch cannot be uploaded, fail only this operation and return None."""
         entry = self._pending.get(operation.sequence_number)
         if entry is None:
             return None

@@ -47,7 +47,11 @@ class LayerHealth(TypedDict):
 
 
 def own_loss(options: dict[str, Any]) -> training_config_pb2.LossConfig | None:
-    """Remove the loss of a single batch from its options and return it, or None."""
+    """Remove the options `loss` and `loss_options` of a batch; return the loss, or None without one.
+
+    Raises:
+        TypeError: `loss_options` is given without `loss`.
+    """
     name, arguments = options.pop('loss', None), dict(options.pop('loss_options', None) or {})
     if name is None:
         if arguments:

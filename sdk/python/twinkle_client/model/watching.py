@@ -55,7 +55,7 @@ class WatchingVerbs(ModelHandle):
     async def cancel_operation(self, sequence_number: int, *, adapter_name: str | None = None) -> bool:
         """Cancel a queued operation; return False if it has already started.
 
-        The sender of the operation gets a `CancelledError`; later operations are not affected.
+        The sender of the operation receives a `CancelledError`; later operations are not affected.
         """
         request = training_service_pb2.CancelOperationRequest(
             adapter_id=self._adapter(adapter_name).adapter_id, sequence_number=sequence_number

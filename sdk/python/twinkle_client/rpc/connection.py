@@ -39,14 +39,14 @@ _TRANSPORT_OPTIONS: tuple[tuple[str, int], ...] = (
     ('grpc.max_send_message_length', -1),
     ('grpc.keepalive_time_ms', 30_000),
     ('grpc.keepalive_timeout_ms', 10_000),
-    # `Backoff` retries all calls. Retries of grpc would hide an outage from it for three seconds.
+    # `Backoff` retries all calls. Retries by grpc would hide an outage from `Backoff` for three seconds.
     ('grpc.enable_retries', 0),
 )
 _tracer = trace.get_tracer('twinkle.client')
 
 
 def new_id(prefix: str) -> str:
-    """Return a random id that begins with `prefix` and a dash. It makes a resent request idempotent."""
+    """Return a random id that begins with `prefix` and a dash. The id makes a resent request idempotent."""
     return f'{prefix}-{uuid.uuid4().hex}'
 
 

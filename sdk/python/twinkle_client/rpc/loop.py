@@ -42,7 +42,7 @@ class LoopThread:
         return self._shared.is_current and _owner.get() is self
 
     def submit(self, coroutine: Coroutine[Any, Any, _Result]) -> Future[_Result]:
-        """Start `coroutine`; cancelling the future cancels it.
+        """Start `coroutine` and return a future; cancelling the future cancels the coroutine.
 
         Raises:
             RuntimeError: The client has been stopped.
@@ -56,7 +56,7 @@ class LoopThread:
             return context.run(asyncio.run_coroutine_threadsafe, coroutine, self._shared.loop)
 
     def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-        """Run `coroutine` and wait for it; an interrupt of the waiting thread cancels it.
+        """Run `coroutine` and return its result; an interrupt of the waiting thread cancels the coroutine.
 
         Raises:
             RuntimeError: The caller is on the loop thread, which would wait for itself, or the client has been

@@ -18,12 +18,14 @@ from twinkle_client.errors import Error, RetryableError
 _log = logging.getLogger('twinkle_client')
 
 _UNREACHABLE = 'SERVICE_UNREACHABLE'
+"""Reason of errors for a service that does not respond to the gateway."""
 _EXPECTED = ('VERSION_NOT_READY', 'ENGINE_PAUSED')
 """Reasons of temporary refusals that are not outages."""
 _SILENT_SECONDS = 1.0
-"""Time without a message after which the gateway is asked, and the minimum time between two questions."""
+"""Time without a message after which the gateway is queried, and the minimum time between two queries."""
 _FIRST_DELAY = 0.2
 _LAST_DELAY = 5.0
+"""Maximum delay between attempts in seconds; `_FIRST_DELAY` is the initial delay."""
 _WORK_SECONDS = 10.0
 """Duration after which a failed attempt counts as work of the server; connecting alone may take several seconds."""
 _UNREPORTED_SECONDS = 1.0
@@ -96,7 +98,7 @@ class Silence:
         self._outages = outages
         self._lock = asyncio.Lock()
         self._answer: tuple[float, frozenset[str]] = (float('-inf'), frozenset())
-        """Time of the last question, and its answer, which all silent streams share."""
+        """Time of the last query, and its answer, which all silent streams share."""
 
     @contextmanager
     def watched(self, service: str) -> Iterator[Callable[[], None]]:
@@ -194,7 +196,7 @@ class Backoff:
             Error: `error` itself, if it is not retryable or the outage has lasted too long.
         """
         now = self._clock()
-        # The server worked during a long attempt, so its failure begins a new outage.
+        # The server worked during a long attempt, so the failure of that attempt begins a new outage.
         if self._end is None or now - self._resumed > max(self._seconds / 2, _WORK_SECONDS):
             self._end, self._delay = now + self._seconds, _FIRST_DELAY
             self._begin = self._resumed

@@ -7,9 +7,11 @@ from pathlib import Path
 from twinkle_client.rpc.address import Address
 
 _PROBE_SECONDS = 2.0
+"""Time limit for the diagnosis of a connection."""
 _NOT_TLS = {'WRONG_VERSION_NUMBER', 'RECORD_LAYER_FAILURE', 'HTTP_REQUEST', 'UNEXPECTED_MESSAGE'}
 """OpenSSL's reasons for a response that is not TLS."""
 _EXPIRED, _NOT_YET_VALID = 10, 9
+"""OpenSSL's verify codes for a certificate outside its validity period."""
 _NAME_MISMATCH = {62, 64}
 """OpenSSL's verify codes for a certificate of another host or address."""
 

@@ -91,7 +91,7 @@ def end_from_proto(finished: sampling_pb2.SequenceFinished) -> SampleDelta:
 
 
 def completion_feature(prompt: Any, prompt_ids: npt.NDArray[Any], sequence: SampledSequence) -> InputFeature:
-    """Return prompt and completion as a training example, identical to the one of the library's sampler.
+    """Return prompt and completion as a training example, as the library's sampler does.
 
     `labels`, `completion_mask` and `old_logps` of the prompt, which cover earlier turns, are extended by those of the
     completion. Log-probabilities have the positions of their labels, as policy losses require.

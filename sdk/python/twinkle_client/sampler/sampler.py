@@ -166,6 +166,9 @@ class Sampler:
 
         Returns:
             One float32 [T] array per sequence, natural log; the first element is NaN.
+
+        Raises:
+            ValueError: An input is a text or a chat.
         """
         prompts = [convert.prompt_to_proto(prompt) for prompt in _prompts(inputs)]
         if not all(prompt.HasField('token_ids') for prompt in prompts):
@@ -189,7 +192,8 @@ class Sampler:
         Raises:
             NotFoundError: The adapter or version does not exist.
             RetryableError: The version was not loaded within `wait`.
-            StateError: The weights do not fit, or belong to a full-parameter run that this sampler does not follow.
+            StateError: The weights do not fit the model, or belong to a full-parameter run that this sampler is not
+                configured to follow.
         """
         request = sampler_service_pb2.LoadAdapterRequest(adapter=self._adapter(adapter_name, adapter))
         return (await self._connection.unary(self._stub.LoadAdapter, request)).adapter.version

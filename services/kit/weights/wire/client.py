@@ -1,7 +1,7 @@
 """Client of the checkpoint service for trainers and samplers, which transfers complete and verified states.
 
-An interrupted transfer continues at the byte where it stopped. On one host, states are passed in shared memory. A
-caller that has a version receives the next one as a delta.
+An interrupted reception continues at the byte where it stopped, and an interrupted publication is repeated. On one
+host, states are passed in shared memory. A caller that has a version receives the next one as a delta.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class WeightClient:
 
         Args:
             channel: Channel of `open_channel` to the checkpoint service or a relaying sampler. The caller closes it.
-            attempts: Number of attempts without progress after which a transfer fails.
+            attempts: Number of attempts after which a transfer fails. Progress of a fetch restarts the count.
             segments: Shared memory, used while the other end can open it. None: bytes are sent.
         """
         self._stub = WeightStreamStub(channel)

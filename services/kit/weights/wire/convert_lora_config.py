@@ -12,7 +12,7 @@ MAX_NAMES = 4096
 
 
 def lora_config_to_proto(config: LoraConfig) -> training_config_pb2.LoraConfig:
-    """Return the message of `config` with all fields set. Pattern names that have no effect are omitted."""
+    """Return the message of `config`. Pattern names without an effect are omitted."""
     targets = config.target_modules
     return training_config_pb2.LoraConfig(
         lora_rank=config.r,
@@ -34,7 +34,7 @@ def lora_config_from_proto(message: training_config_pb2.LoraConfig, field: str) 
         field: Path of the message in the request, for errors.
 
     Raises:
-        InvalidField: A value is out of range.
+        InvalidField: A value is out of range, or a list has an empty name or too many names.
     """
     default = LoraConfig()
     rank = message.lora_rank if message.HasField('lora_rank') else default.r

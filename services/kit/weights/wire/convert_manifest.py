@@ -17,7 +17,7 @@ _SECTIONS = {
 }
 _SECTIONS_BY_NUMBER = {number: section for section, number in _SECTIONS.items()}
 _CACHE_SIZE = 32
-"""Number of cached manifests. The versions of a run share one entry, because they differ only in the digest."""
+"""Number of entries of each cache. The versions of a run share one entry, because they differ only in the digest."""
 _NO_DIGEST = '0' * 64
 
 

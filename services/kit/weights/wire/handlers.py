@@ -62,13 +62,13 @@ class WeightStreamStub:
         )
 
     def publish(self, frames: AsyncIterator[StateChunk | wire.PublishRequest]) -> Any:
-        """Start a publish; await the call for its PublishResponse."""
+        """Start a call of Publish; await the call for its PublishResponse."""
         return self._publish(frames)
 
     def subscribe(self, request: wire.SubscribeRequest) -> Any:
-        """Start a subscription; iterate over the call for StateChunk and SubscribeResponse."""
+        """Start a call of Subscribe; iterate over the call for StateChunk and SubscribeResponse."""
         return self._subscribe(request)
 
     def fetch(self, request: wire.FetchRequest) -> Any:
-        """Start a fetch; iterate over the call for StateChunk and FetchResponse."""
+        """Start a call of Fetch; iterate over the call for StateChunk and FetchResponse."""
         return self._fetch(request)

@@ -26,7 +26,7 @@ class Outgoing:
 
 
 def place(state: PackedState | StatePlan, segments: Segments | None) -> Outgoing:
-    """Place a state in shared memory, or else in the memory of this process, with one copy of its tensors.
+    """Place a state in shared memory, or else in the memory of this process, with at most one copy of its tensors.
 
     A packed state is copied into a segment as well, because that costs less than sending it.
     """

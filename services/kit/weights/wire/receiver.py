@@ -120,7 +120,7 @@ class Receiver:
         """Process the next frame, and return the state that it completes, if any.
 
         Raises:
-            DomainError: The frame is damaged; the bytes before it remain stored.
+            DomainError: The frame is damaged or unexpected. The bytes before a damaged chunk remain stored.
             EncodingFailed: The encoding cannot be used; the next stream should send plain bytes.
         """
         try:

@@ -37,9 +37,8 @@ class GroupBackend:
         """Load a model and its engine, in the first process of the program.
 
         Raises:
-            ModelNotFound: The id cannot be resolved.
-            UnsupportedModel: The architecture is not supported.
-            ValueError: The mesh does not fit the processes of the program.
+            ModelNotFound, UnsupportedModel, UnknownComponent, InvalidComponent, ValueError, NotSupportedYet: See
+                `load_engine`.
         """
         worker = SingleWorker('trainer')
         engine = await worker.run(load_engine, options)

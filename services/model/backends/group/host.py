@@ -1,4 +1,4 @@
-"""Synchronous access to the engine. The functions run in the engine's thread and raise domain errors."""
+"""Synchronous access to the engine. The methods run in the engine's thread and raise domain errors."""
 
 import time
 from collections.abc import Sequence

@@ -36,7 +36,7 @@ class LoadOptions:
     batch_tokens: int = 65536
     """Maximum number of tokens in a batch."""
     pass_tokens: int = 1024
-    """Number of tokens per pass through the model; larger batches take several passes."""
+    """Maximum number of tokens per pass through the model; larger batches take several passes."""
     lora_rank: int = 256
     """Maximum LoRA rank, reported to callers and enforced by the application."""
     loss_plugins: tuple[str, ...] = ()

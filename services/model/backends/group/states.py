@@ -12,6 +12,7 @@ CURSOR = 'consumed_train_samples'
 """Name of the data cursor, a counter that the engine stores for its caller."""
 _STEPS = 'gradient_accumulation_steps'
 _LIMITS = {CURSOR: range(2**63), _STEPS: range(1, 2**31)}
+"""Allowed values of the saved counters, by name."""
 
 
 def state_of(snapshot: AdapterSnapshot) -> AdapterState:

@@ -1,7 +1,7 @@
 """Several processes that torchrun started: the first one serves, and the others repeat its calls.
 
-If a process ends, hangs, or computes a different result, all processes exit, as if they had been killed.
-Nothing is recorded for the running operation, so the journal restores the adapters when the service starts again.
+If a process ends, hangs, or computes a different result, all processes exit, as if they had been killed. Nothing is
+recorded for the running operation, so the journal restores the adapters when the service starts again.
 """
 
 import os

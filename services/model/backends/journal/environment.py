@@ -12,6 +12,7 @@ import structlog
 
 _log = structlog.get_logger('journal')
 _FILE = 'circumstances.json'
+"""Name of the file with the environment in which the journal was last used."""
 
 ReplayEnvironment = Mapping[str, str | int]
 

@@ -165,7 +165,7 @@ def put_operation(tx: Transaction, key: int, row: OperationRow) -> UnusedFiles:
 
 
 def delete_operation(tx: Transaction, key: int, number: int) -> UnusedFiles:
-    """Delete an operation."""
+    """Delete an operation, and return its payload file if no other row names the file."""
     digests = _digests(tx, 'adapter = ? AND number = ?', key, number)
     tx.execute('DELETE FROM operations WHERE adapter = ? AND number = ?', key, number)
     return UnusedFiles(digests=_unneeded(tx, digests))
@@ -330,7 +330,7 @@ def count_attempt(tx: Transaction, work: str) -> int:
 
 
 def note_progress(tx: Transaction, work: str, position: int) -> None:
-    """Set the number of attempts at some work to 1 if it got further than any attempt before."""
+    """Set the number of attempts at some work to 1 if `position` is later than all positions reached before."""
     statement = 'INSERT INTO meta VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value'
     known = tx.execute('SELECT value FROM meta WHERE name = ?', _progress_of(work)).fetchone()
     if known is None or int(known[0]) < position:

@@ -207,7 +207,7 @@ def _create_if_empty(connection: sqlite3.Connection, path: Path, *, is_creation_
 def _damaged_adapters(
     connection: sqlite3.Connection, rows: Sequence[DamagedRow], path: Path, *, is_loss_accepted: bool
 ) -> dict[str, tuple[str, bool]]:
-    """Return tenant and readability of each adapter with damaged rows, and seal a database that has no seals yet.
+    """Return the tenant and the readability of each adapter with damaged rows, and complete the database's seals.
 
     Raises:
         DatabaseDamaged: A damaged row belongs to no known adapter, and the loss is not accepted.

@@ -14,6 +14,7 @@ from twinkle.checkpoint_engine import StateSection, TensorEntry, build_header, p
 from twinkle.data_format import LoraConfig, TensorData
 
 _PREFIXES = {'adapter/': StateSection.ADAPTER, 'trainer/': StateSection.TRAINER}
+"""Section of a tensor, by the prefix of its name in a snapshot file."""
 
 
 class SnapshotDamaged(Exception):

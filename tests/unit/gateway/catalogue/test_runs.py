@@ -9,6 +9,6 @@ from services.kit.caller import Caller
 
 
 async def test_unknown_run_is_not_found() -> None:
-    """Reading a run that the caller does not have raises RunNotFound."""
+    """Reading an unknown run raises RunNotFound."""
     with pytest.raises(RunNotFound):
         await Runs(MemoryRunStore()).get(Caller(tenant_id='bob'), 'ad-1')

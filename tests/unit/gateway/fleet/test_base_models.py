@@ -1,4 +1,4 @@
-"""Matching the base model name of a request to the served base models."""
+"""Matching of requested names to served base models, and removal of folders from messages."""
 
 import pytest
 

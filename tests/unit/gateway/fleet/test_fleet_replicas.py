@@ -39,7 +39,7 @@ async def test_loopback_address_is_withheld_from_another_host(address: str) -> N
 
 
 async def test_other_addresses_are_given_to_every_replica() -> None:
-    """An address that is not loopback counts as reachable, and an empty one stays empty."""
+    """An address that is not loopback is given to a replica on another host, and an empty address stays empty."""
     assert await registered_address('192.0.2.1:7104', '192.0.2.7:7103') == '192.0.2.1:7104'
     assert await registered_address('', '192.0.2.7:7103') == ''
 

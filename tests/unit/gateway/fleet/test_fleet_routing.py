@@ -123,7 +123,7 @@ def test_request_goes_to_a_replica_that_holds_its_version() -> None:
 
 
 def test_turns_of_a_chat_reach_the_same_replica() -> None:
-    """A prompt that extends an earlier one goes to the same replica, even after another replica joined."""
+    """A prompt that extends an earlier prompt is routed to the same replica, even after another replica joined."""
     router = Router()
     members = [replica(f'r{index}') for index in range(4)]
     text = 'a shared system prompt ' * 20

@@ -150,7 +150,7 @@ def test_changes_after_a_revision_are_complete() -> None:
 
 
 def test_unchanged_report_is_not_a_change() -> None:
-    """Repeating a report renews the lease without a new revision, unless it ends a back-off."""
+    """Repeating a report renews the lease without a new revision, unless the report ends a back-off."""
     fleet, clock = new_fleet()
     fleet.register(report('a'), is_static=True)
     seen = fleet.revision
@@ -204,7 +204,7 @@ def test_relay_tree_is_off_by_default_and_keeps_base_models_apart() -> None:
 
 
 def test_dedicated_samplers_serve_their_run_only() -> None:
-    """Requests for a run go to its dedicated samplers; all other requests avoid them."""
+    """Requests for a run are routed to its dedicated samplers, and all other requests to other samplers."""
     fleet, _ = new_fleet()
     fleet.register(report('shared'))
     fleet.register(report('dedicated', followed_run='full'))

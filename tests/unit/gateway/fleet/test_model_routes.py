@@ -64,7 +64,7 @@ def _routes(services: Services, runs: MemoryRunStore | None = None) -> SeveralMo
 
 
 async def test_base_model_is_routed_to_its_model_service() -> None:
-    """A base model is routed to the service that holds it; the refusal of an unknown one lists the known ones."""
+    """A base model is routed to the service that holds it; the error for an unknown base model lists the known ones."""
     routes = _routes(Services(one={'tiny'}, two={'small'}))
     assert [await routes.holder_of(name) for name in ('tiny', 'small')] == ['one', 'two']
     with pytest.raises(BaseModelNotFound) as refusal:
@@ -83,7 +83,7 @@ async def test_unreachable_service_keeps_its_base_model() -> None:
 
 
 async def test_service_that_changes_its_base_model_is_routed_by_the_new_one() -> None:
-    """A service that changes its base model gets calls for the new one, and the previous one is unknown."""
+    """A service that changes its base model receives calls for the new one; the previous base model is unknown."""
     services = Services(one={'tiny'}, two={'small'})
     routes = _routes(services)
     await routes.refresh()

@@ -34,7 +34,7 @@ class FirstAddFails(MemoryFutureStore):
 
 
 async def test_failed_repeat_leaves_the_accepted_future_counted() -> None:
-    """If one of two equal concurrent requests fails, the other one still counts until it is finished."""
+    """If one of two equal concurrent requests fails, the other request still counts until it is finished."""
     async with running_futures(
         stores=(FirstAddFails(), MemoryPayloadStore()), capacity=Bounds(per_tenant=1, total=1)
     ) as gateway:
@@ -72,7 +72,7 @@ async def test_bytes_of_waiting_requests_are_bounded() -> None:
 
 
 async def test_requests_in_memory_are_bounded_by_their_bytes() -> None:
-    """Running requests stay within the memory bound, all of them finish, and those of other tenants run too."""
+    """Running requests stay within the memory bound, all of them finish, and requests of other tenants run too."""
     async with running_futures(running_bytes=4 * MIB) as gateway:
         gateway.recorder.gate.clear()
         large = [await gateway.submit(f'a{n}', payload=bytes(MIB)) for n in range(8)]

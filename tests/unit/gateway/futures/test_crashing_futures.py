@@ -64,7 +64,7 @@ class _Machine:
             yield gateway
 
     async def run_until_crash(self, keys: list[str] | None = None, *, is_busy: bool) -> list[Future]:
-        """Run a process until the poisoned future crashes it; a busy one runs all other futures at that time."""
+        """Run a process until the poisoned future crashes it; a busy process runs all other futures at that time."""
         executor = _Crashing()
         if is_busy:
             executor.gate.clear()
@@ -81,7 +81,7 @@ async def _outcomes(gateway: GatewayFutures, futures: list[Future]) -> dict[str,
 
 @pytest.mark.parametrize('keys', [[POISON, *INNOCENT], [*INNOCENT, POISON], [*INNOCENT[:3], POISON, *INNOCENT[3:]]])
 async def test_only_the_crashing_future_fails(keys: list[str]) -> None:
-    """A future fails after a bounded number of crashes; others succeed even if they ran during each crash."""
+    """A future fails after a bounded number of crashes; others succeed even if they ran during earlier crashes."""
     machine = _Machine()
     futures = await machine.run_until_crash(keys, is_busy=True)
     for crashes in range(MAX_CRASHES):

@@ -60,7 +60,7 @@ async def test_operation_that_ran_before_a_crash_returns_its_recorded_result() -
 
 
 async def test_number_of_another_operation_is_replaced() -> None:
-    """An operation gets another number if another caller used its number or the service lost its latest operations."""
+    """An operation gets a new number if another caller used its number or the service lost its latest operations."""
     trainer, store = RecordTrainer(applied=[b'native'], returned_numbers=[0, 7, 1]), MemoryFutureStore()
     future = await accepted(store, 'one')
     assert await ExecuteOperation(trainer, store, RETRY)(future, b'one') == b'ran one'
@@ -69,7 +69,7 @@ async def test_number_of_another_operation_is_replaced() -> None:
 
 
 async def test_number_of_a_refused_operation_is_reused() -> None:
-    """The operation after a refused one takes its number, so that no number is skipped."""
+    """The operation after a refused operation uses the number of the refused one, so no number is skipped."""
     trainer, store = RecordTrainer(), MemoryFutureStore()
     execute = ExecuteOperation(trainer, store, RETRY)
     first, second = await accepted(store, 'one'), await accepted(store, 'two')
@@ -97,7 +97,7 @@ class SlowStore(MemoryFutureStore):
 
 
 async def test_operation_cancelled_while_it_is_numbered_is_not_sent() -> None:
-    """An operation that is cancelled before it has a number is not sent, and the next one takes the number."""
+    """An operation that is cancelled before it has a number is not sent, and the next operation uses the number."""
     trainer, store = RecordTrainer(), SlowStore()
     execute = ExecuteOperation(trainer, store, RETRY)
     first, second = await accepted(store, 'one'), await accepted(store, 'two')
@@ -133,7 +133,7 @@ async def test_adapter_is_created_once_despite_an_outage() -> None:
 
 
 async def test_repeated_deletion_succeeds() -> None:
-    """A repeated deletion that finds no adapter succeeds; a first one that finds none fails."""
+    """A repeated deletion that finds no adapter succeeds; a first deletion that finds no adapter fails."""
     trainer, store = RecordTrainer(late_failures=[ServiceUnreachable('model')]), MemoryFutureStore()
     delete = DeleteAdapter(trainer, store, RETRY)
     future = await accepted(store, 'one')

@@ -117,7 +117,7 @@ async def test_lane_runs_in_order_of_positions() -> None:
 
 
 async def test_missing_position_fails_the_futures_behind_it() -> None:
-    """Futures right behind a gap fail with the missing position, and a future that arrives for it later is refused."""
+    """Futures right behind a gap fail with the missing position, and a future that arrives there later is refused."""
     async with running_futures(patience=SHORT) as gateway:
         assert await gateway.outcome(await gateway.submit('k0', lane='ad-1', position=0)) == b'0k'
         behind = [await gateway.submit(f'k{n}', lane='ad-1', position=n) for n in (2, 3)]
@@ -217,7 +217,7 @@ async def test_request_beyond_the_capacity_is_refused() -> None:
 
 
 async def test_futures_are_cancelled_unless_they_are_finished() -> None:
-    """A waiting or interruptible future is cancelled, a lane skips it, and a finished one keeps its result."""
+    """A waiting or interruptible future is cancelled, a lane skips it, and a finished future keeps its result."""
     async with running_futures(unordered=Bounds(per_tenant=1, total=1)) as gateway:
         gateway.recorder.gate.clear()
         running, waiting = await gateway.submit('one'), await gateway.submit('two')

@@ -64,7 +64,7 @@ def test_tenant_of_weight_three_starts_three_times_as_often(total: int, lengths:
 @settings(deadline=None, max_examples=40)
 @given(weights=st.lists(st.integers(1, 10), min_size=2, max_size=6), total=st.integers(1, 9))
 def test_every_tenant_gets_about_its_weighted_share(weights: list[int], total: int) -> None:
-    """A tenant's starts differ from its weighted share by at most two plus its weight relative to the smallest one."""
+    """A tenant's starts differ from its weighted share by at most two plus its weight divided by the smallest one."""
     named = {f't{index}': float(weight) for index, weight in enumerate(weights)}
     starts = 12 * sum(weights)
     counts = served(named, total=total, starts=starts)
@@ -94,7 +94,7 @@ def test_idle_tenant_accumulates_no_share() -> None:
 
 
 def test_tenant_with_one_request_at_a_time_gets_its_weight() -> None:
-    """A tenant that submits its next request only when its last one is done gets its weighted share."""
+    """A tenant that submits each request only after its previous request is done gets its weighted share."""
     weights = {'single': 1.0, 'heavy': 3.0}
     queue = FutureQueue(Bounds(per_tenant=1, total=1), weight_of=weights.__getitem__)
     for number in range(1000):
@@ -139,7 +139,7 @@ def test_slots_are_bounded_and_all_futures_start(
 
 
 def test_tenant_with_few_futures_waits_for_one_slot_at_most() -> None:
-    """The next free slot goes to the tenant with one future, ahead of a thousand futures of another tenant."""
+    """The next free slot is given to the tenant with one future, ahead of a thousand futures of another tenant."""
     queue = FutureQueue(Bounds(per_tenant=4, total=4))
     for number in range(1000):
         queue.add(future_of('alice', number))
@@ -152,7 +152,7 @@ def test_tenant_with_few_futures_waits_for_one_slot_at_most() -> None:
 
 
 def test_held_tenant_is_skipped_and_keeps_its_order() -> None:
-    """Other tenants use all slots while a tenant is held; afterwards its futures start in order of arrival."""
+    """Other tenants use all slots while a tenant is held; the held futures later start in order of arrival."""
     held = {'alice'}
     queue = FutureQueue(Bounds(per_tenant=2, total=2), is_rate_limited=held.__contains__)
     for number in range(2):

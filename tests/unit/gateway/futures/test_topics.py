@@ -10,9 +10,11 @@ from fixtures.futures import GatewayFutures, running_futures
 from services.gateway.futures.rules import Future, FutureRequest
 
 PAGE = 1000
+"""Maximum number of futures in a page."""
 STEP = timedelta(milliseconds=20)
-"""Time between two finished futures; the overlap of two reads covers a hundred of them."""
+"""Time between two finished futures."""
 OVERLAP = 101
+"""Largest number of futures that a read returns again; the overlap of two reads covers a hundred steps."""
 
 
 def _finish_some(gateway: GatewayFutures, count: int, *, name: str = 'f', step: timedelta = STEP) -> list[str]:

@@ -176,7 +176,7 @@ async def test_body_with_a_content_length_reserves_memory_before_it_is_read() ->
 
 
 async def test_endless_or_slow_body_is_refused() -> None:
-    """A body is refused at twice its limit, or when it arrives too slowly after the grace period."""
+    """An endless body is refused as too large, and a body that is too slow after the grace period is refused."""
     with pytest.raises(MessageTooLarge):
         await read_bytes(call_of(endless(KIB)), limit_bytes=16 * KIB)
     pace = Pace(grace_seconds=0.05, slowest_bytes=1 << 20)

@@ -56,7 +56,7 @@ def test_bodies_with_too_many_lists_objects_or_texts_are_refused(item: str) -> N
 
 
 def test_long_numbers_are_parsed_alike_in_long_and_short_bodies() -> None:
-    """The length of a body does not change its values."""
+    """The length of a body does not change the parsed numbers."""
     text = '[0,-1,9007199254740993,123456789012345678901234567890,1.5,1e3]'
     short = parse_object(f'{{"a":{text}}}'.encode())
     long = parse_object(f'{{"a":{text},"b":"{"x" * 2 * MIB}"}}'.encode())

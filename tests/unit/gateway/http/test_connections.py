@@ -13,6 +13,7 @@ from services.gateway.http.server import BoundedConnection
 
 GET = b'GET / HTTP/1.1\r\nhost: x\r\n\r\n'
 LARGE = 1 << 26
+"""Size of the large response in bytes."""
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -66,7 +67,7 @@ async def is_closed(reader: asyncio.StreamReader) -> bool:
 
 
 async def test_connection_over_the_limit_is_closed() -> None:
-    """A connection over the limit is closed; after another one closes, a new connection is served."""
+    """A connection over the limit is closed; after another connection closes, a new one is served."""
     async with serving(limit=2, head_seconds=60) as server:
         (first, to_first), (_, second) = await server.connect(), await server.connect()
         third, to_third = await server.connect()

@@ -73,7 +73,7 @@ async def test_cached_key_expires_on_time() -> None:
 
 
 async def test_key_is_looked_up_once_while_it_is_cached() -> None:
-    """The store is read once within the cache's lifetime, and again after it."""
+    """The store is read once within the lifetime of a cached key, and again afterwards."""
     harness = Harness()
     issued = await harness.issue()
     for _ in range(10):

@@ -69,7 +69,7 @@ def test_each_state_folder_has_a_permanent_pepper(tmp_path: Path) -> None:
 
 
 def test_damaged_or_missing_pepper_is_refused_by_name(tmp_path: Path) -> None:
-    """A damaged pepper file, or a missing one that may not be created, is refused; one without a checksum is read."""
+    """A damaged file, or a missing file that may not be created, is refused; a pepper without a checksum is read."""
     path = tmp_path / 'key_pepper'
     pepper = load_pepper(path)
     content = path.read_bytes()

@@ -120,7 +120,7 @@ async def test_aborted_sequence_fails_the_call() -> None:
 
 
 async def test_echoed_prompt_is_scored_once_for_all_choices() -> None:
-    """All choices of an echoed prompt share one list of scores, and their offsets continue after it."""
+    """All choices of an echoed prompt share one list of scores, and later offsets continue after the prompt."""
     request = request_for(n=100, echo=True, logprobs=0)
     reader = reader_for(request)
     prompt = prompt_of([0, 1, 2], logprobs=floats([float('nan'), -1.0, -2.0]))
@@ -134,7 +134,7 @@ async def test_echoed_prompt_is_scored_once_for_all_choices() -> None:
 
 
 async def test_complete_response_has_bounded_logprobs() -> None:
-    """A response with too many log-probabilities is refused while it is read, without reading further."""
+    """A response with too many log-probabilities is refused as soon as the limit is exceeded."""
     token = TokenText(b'a', is_special=False)
     scored = [ScoredToken(token, -1.0, [(token, -1.0)] * 19, 0)] * 100
     request = request_for(logprobs=19)

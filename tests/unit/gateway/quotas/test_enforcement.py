@@ -48,7 +48,7 @@ class Harness:
 
 
 class FakeDatasets:
-    """Fake data service with the same size for all tenants; None is an unreachable service."""
+    """Fake data service that stores the same size for all tenants; it is unreachable while the size is unset."""
 
     size_bytes: int | None = 0
 
@@ -61,7 +61,7 @@ class FakeDatasets:
 
 
 class FakeCensus:
-    """Fake adapter census with the same adapters for all tenants; it counts its calls."""
+    """Fake adapter census with the same adapters for all tenants, which counts its calls."""
 
     def __init__(self) -> None:
         self.existing: set[str] = set()
@@ -151,7 +151,7 @@ async def test_raised_quota_takes_effect_at_once() -> None:
 
 
 async def test_concurrent_sampling_requests_are_limited() -> None:
-    """A request over its tenant's quota is refused with a retry time until another one of the tenant finishes."""
+    """A request over its tenant's quota is refused with a retry time until another request of the tenant finishes."""
     harness = Harness(concurrent_samples=2)
     async with harness.gate.admitted('alice', deadline=None), harness.gate.admitted('alice', deadline=None):
         with pytest.raises(QuotaExceeded) as refused:
@@ -241,7 +241,7 @@ async def test_adapters_are_not_counted_without_an_adapter_quota() -> None:
 
 
 async def test_creations_of_futures_at_the_adapter_limit_carry_the_limit() -> None:
-    """The model service still receives the request, because only it can recognize a repeated creation."""
+    """A creation at the adapter limit still reaches the model service, marked with the limit."""
     harness, trainer = Harness(max_adapters=1), RecordTrainer()
     limited = LimitedTrainer(trainer, harness.training)
     await limited.create_adapter('alice', creation('one'), request_id='f1')

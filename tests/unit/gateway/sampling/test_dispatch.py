@@ -1,4 +1,4 @@
-"""Dispatch of requests to samplers: refusals while the gateway stops, and blame for lost samplers."""
+"""Dispatch of requests to samplers: refusals while the gateway stops, and requests that meet lost samplers."""
 
 import asyncio
 from collections.abc import Iterator
@@ -76,7 +76,7 @@ class LostSamplers:
     call_count = 0
 
     async def load(self, dispatch: Dispatch, kind: str) -> None:
-        """Load an adapter, in a call or to find the version of a batch."""
+        """Load an adapter: in a single call, or to resolve the version of a batch if `kind` is 'version'."""
         samplers: Any = self
         if kind == 'version':
             request = BatchRequest(message=b'batch', keys=(KEY,), is_version_open=True)
@@ -104,7 +104,7 @@ def sampling(name: str, **fields: Any) -> Attempt:
 
 
 async def test_request_that_reaches_a_lost_sampler_is_not_blamed() -> None:
-    """The loss of a sampler counts for the requests that ran there, and not for those that were sent to it later."""
+    """The loss of a sampler counts for the requests that ran on it, and not for those that were sent to it later."""
     harness = Harness('a')
     culprit, innocent = sampling('culprit', consecutive_failures=1), sampling('innocent', consecutive_failures=2)
     replica = await harness.dispatch.find(culprit)
@@ -120,7 +120,7 @@ async def test_request_that_reaches_a_lost_sampler_is_not_blamed() -> None:
 
 @pytest.mark.parametrize('kind', ['call', 'version'])
 async def test_loading_call_at_a_lost_sampler_is_not_blamed(kind: str) -> None:
-    """A call that loads an adapter is never blamed for the loss of a sampler that it reached afterwards."""
+    """The loss of a sampler is never attributed to a call that loads an adapter and reaches it after the loss."""
     harness, culprit, samplers = Harness('a'), sampling('culprit'), LostSamplers()
     harness.dispatch = Dispatch(harness.membership, replica_wait=timedelta(0), begin_wait=timedelta(0))
     replica = await harness.dispatch.find(culprit)
@@ -135,7 +135,7 @@ async def test_loading_call_at_a_lost_sampler_is_not_blamed(kind: str) -> None:
 
 @pytest.mark.parametrize('is_delivering', [False, True])
 async def test_last_failure_beside_another_request_counts_less(is_delivering: bool) -> None:  # noqa: FBT001
-    """A request fails after its third lost sampler only if no other request without progress ran there."""
+    """A request fails after its third lost sampler only if no other request without progress ran on the last one."""
     harness = Harness('a')
     replica = await harness.dispatch.find(sampling('any'))
     suspect, other = sampling('suspect', consecutive_failures=2), sampling('other', is_delivering=is_delivering)
@@ -168,7 +168,7 @@ async def test_request_that_crashes_samplers_beside_others_fails_eventually() ->
 
 
 async def test_new_requests_let_a_suspected_one_run_first() -> None:
-    """A suspected request waits for the requests at its sampler, and new ones wait until it has made progress."""
+    """A suspected request waits for the requests at its sampler, and new requests wait for its first progress."""
     harness = Harness('a')
     running, suspect = sampling('running'), sampling('suspect', consecutive_failures=2)
     replica = await harness.dispatch.find(running)

@@ -46,7 +46,7 @@ def test_tenants_share_by_weight_and_not_by_demand(weights: Mapping[str, float],
 
 
 def test_requests_wait_only_above_a_reported_capacity() -> None:
-    """A replica that reports no capacity gets all requests; one that does gets slightly more than its capacity."""
+    """A replica without a reported capacity gets all requests, and any other replica `SLACK` times its capacity."""
     queue = ReplicaQueue()
     for _ in range(100):
         queue.add(Slot('a', 1))
@@ -93,7 +93,7 @@ def test_all_requests_are_granted_and_leave_no_slot_behind(steps: list[tuple[str
 
 
 async def test_waiting_request_is_granted_or_fails_when_its_replica_leaves() -> None:
-    """A waiting request continues when a slot is free and fails when its replica leaves; a running one continues."""
+    """A waiting request starts when a slot is free and fails when its replica leaves; a running request continues."""
     slots = ReplicaSlots(waiting_per_tenant=8)
     with slots.reserve(REPLICA, 'a', 5) as running, slots.reserve(REPLICA, 'a', 1) as waiting:
         assert (running.is_granted, waiting.is_granted) == (True, False)

@@ -29,7 +29,7 @@ def test_silent_session_is_expired_after_its_lifetime() -> None:
 
 
 def test_heartbeat_revives_an_expired_session() -> None:
-    """A heartbeat makes an expired session active, and an older one does not reduce its heartbeat time."""
+    """A heartbeat makes an expired session active, and an older heartbeat does not reduce the heartbeat time."""
     expired = replace(SESSION, state=SessionState.EXPIRED)
     revived = expired.with_heartbeat(START + timedelta(hours=1))
     assert (revived.state, revived.heartbeat_time) == (SessionState.ACTIVE, START + timedelta(hours=1))

@@ -33,7 +33,7 @@ class Harness:
 
 
 async def test_session_belongs_to_the_requested_project_or_to_that_of_its_key() -> None:
-    """A session gets the project of its request, or that of its key; other tenants' projects are unknown."""
+    """A session belongs to the project of its request or of its key; other tenants' projects are unknown."""
     harness = Harness()
     for tenant_id in ('alice', 'bob'):
         await harness.tenants.create(tenant_id, display_name='')

@@ -168,7 +168,7 @@ async def test_deleted_adapter_is_skipped() -> None:
 
 
 async def test_session_revived_during_its_settlement_stays_active() -> None:
-    """A heartbeat during the settlement stops it, and the session is settled after its next expiry."""
+    """A heartbeat during the settlement stops the settlement, and the session is settled after its next expiry."""
     harness, park = Harness(), FakeAdapters.park
 
     async def park_after_heartbeat(tenant_id, adapter_id, *, save_prefix):

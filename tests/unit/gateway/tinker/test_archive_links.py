@@ -1,4 +1,4 @@
-"""Callers of signed links to archives, before and during a download."""
+"""Authentication of signed links to archives, before and during a download."""
 
 from datetime import timedelta
 from typing import Any, cast
@@ -16,7 +16,7 @@ async def _unused(*_: Any) -> Any:
 
 
 async def test_running_download_outlives_its_link_but_not_the_keys() -> None:
-    """A download continues after its link expires, a new one is refused, and both end with the tenant's last key."""
+    """A download continues after its link expires but ends with the tenant's last key; a new download is refused."""
     clock, tenants = FakeClock(), {'alice'}
     links = Links(b'key', clock=clock)
 

@@ -83,7 +83,7 @@ def test_sparse_matrix_expands_to_the_dense_one(array: np.ndarray) -> None:
 
 
 def test_narrow_types_are_widened() -> None:
-    """An int32 array becomes int64, and bfloat16 becomes float32."""
+    """An int32 tensor and a bfloat16 tensor keep their values when they are widened."""
     integers = wire.Tensor(dense=np.array([-1, 2], '<i4').tobytes(), dtype=wire.DTYPE_INT32)
     halves = wire.Tensor(dense=np.array([0x3F80, 0xC000], '<u2').tobytes(), dtype=wire.DTYPE_BFLOAT16)
     assert array_from_proto(integers, 'x', ElementBudget()).tolist() == [-1, 2]
@@ -119,7 +119,7 @@ def test_narrow_types_are_widened() -> None:
     ],
 )
 def test_inconsistent_tensor_is_refused(tensor: wire.Tensor) -> None:
-    """A tensor with inconsistent type, shape or bytes is refused before memory is allocated."""
+    """A tensor with inconsistent type, shape or bytes is refused."""
     with pytest.raises(InvalidField):
         array_from_proto(tensor, 'data[0].loss_fn_inputs.weights', ElementBudget())
 
@@ -169,7 +169,7 @@ def test_compressed_body_is_restored_or_too_long(data: bytes, limit: int) -> Non
 
 
 def test_decompression_bomb_is_refused() -> None:
-    """A decompression bomb is refused without being decompressed completely."""
+    """A decompression bomb is refused as too large."""
     frame = zstandard.ZstdCompressor().compressobj()
     zeros = bytes(1 << 22)
     body = b''.join([*(frame.compress(zeros) for _ in range(64)), frame.flush()])

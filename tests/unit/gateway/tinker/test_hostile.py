@@ -41,6 +41,7 @@ NAMES = (
     'forward_input', 'forward_backward_input', 'data', 'loss_fn', 'loss_fn_config', 'model_input', 'chunks', 'tokens',
     'loss_fn_inputs', 'target_tokens', 'dtype', 'shape', 'sparse_crow_indices', 'sparse_col_indices', 'events', 'tags',
 )  # fmt: skip
+"""Names of fields of request bodies."""
 TEXTS = st.text(max_size=8) | st.sampled_from(
     ['ses-1', 'ses-1:train:0', 'tiny', 'adamw', 'cross_entropy', 'tinker://a/weights/b', '\x00', '\u2028', 'int64']
 )

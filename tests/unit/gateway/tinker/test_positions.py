@@ -13,6 +13,7 @@ from services.gateway.tinker.wire import tinker_pb2 as wire
 
 PROTOBUF = {'content-type': 'application/x-protobuf'}
 PASSES = ('forward', 'forward_backward')
+"""Routes whose body may have up to `BODY_BYTES` bytes; other routes have the limit `JSON_LIMIT_BYTES`."""
 ROUTES = (
     *PASSES,
     'optim_step',

@@ -1,4 +1,4 @@
-"""Chosen and drawn tokens at the positions of a prompt: layouts of the SDK, refusals, and the SDK's reading."""
+"""Log-probabilities of chosen and drawn tokens in a prompt: requests, refusals, and responses that the SDK reads."""
 
 from typing import Any
 

@@ -35,7 +35,7 @@ def datum(tokens: list[int], targets: list[int], **inputs: list[float]) -> wire.
 
 
 def batch(model_id: str, *datums: wire.Datum, seq_id: int = 1, loss_fn: str = 'cross_entropy', **fields: Any) -> bytes:
-    """Return a serialized request."""
+    """Return a serialized `ForwardBackwardRequest`."""
     request = wire.ForwardBackwardRequest(model_id=model_id, seq_id=seq_id, data=datums, loss_fn=loss_fn, **fields)
     return request.SerializeToString()
 
@@ -175,7 +175,7 @@ async def test_batch_reaches_the_trainer_and_its_results_are_returned(api: Tinke
 
 
 async def test_several_targets_for_a_position_keep_their_shape(api: TinkerApi) -> None:
-    """Sparse targets [N, K] become candidates, and their log-probabilities are [N, K]."""
+    """Sparse targets [N, K], K for each of N positions, become candidates with log-probabilities [N, K]."""
     model_id = await api.model()
     message = datum([1, 2], [0, 0])
     rows, columns = np.array([0, 2, 3], '<i8').tobytes(), np.array([0, 1, 0], '<i8').tobytes()

@@ -100,7 +100,7 @@ async def test_published_weights_are_sampled_exactly_or_at_least(api: TinkerApi,
 
 
 async def test_saved_weights_are_sampled_by_their_path(api: TinkerApi, sampling: FakeSampling) -> None:
-    """Weights saved for sampling can be sampled by path; training weights and missing ones are refused."""
+    """Weights saved for sampling can be sampled by path; training weights and missing weights are refused."""
     model = await api.model()
     path = await api.outcome(await api.post('save_weights_for_sampler', {'model_id': model, 'seq_id': 1, 'path': 'a'}))
     path = path.json()['path']
@@ -136,7 +136,7 @@ async def test_completions_are_reported_once_to_the_right_clone(api: TinkerApi, 
     ]
     # An unknown cursor loses no completion.
     assert (await completions_of(api, handle, prev_cursor=99, timeout=0)).json() == first
-    # A cursor in the far future returns nothing.
+    # A cursor beyond all completions returns no completion.
     beyond = (1 << 63) - 1
     empty = await completions_of(api, handle, prev_cursor=beyond, timeout=0)
     assert empty.json() == {'completions': [], 'cursor': beyond}

@@ -17,6 +17,7 @@ from twinkle.infra.workers.group import WorkerGroup
 from twinkle.infra.workers.worker import WorkerSettings
 
 _PLACEMENT_SECONDS = 60.0
+"""Maximum time to wait for the resources of a group."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +29,9 @@ class ClusterOptions:
     name: str | None = None
     """Namespace of the program in Ray. None: a new one."""
     nproc_per_node: int | None = None
-    """Maximum number of workers with GPUs per machine. None: as many as it has GPUs."""
+    """Maximum number of workers with GPUs per machine, on average. None: the number of GPUs."""
     ncpu_proc_per_node: int | None = None
-    """Maximum number of workers without GPUs per machine. None: as many as it has cores."""
+    """Maximum number of workers without GPUs per machine, on average. None: the number of cores."""
 
 
 class Cluster:
@@ -98,7 +99,7 @@ def _connect(groups: Sequence[DeviceGroup], options: ClusterOptions) -> None:
 
 
 def _resources_by_group(groups: Sequence[DeviceGroup], options: ClusterOptions) -> dict[str, dict[str, float]]:
-    """Return the resources of one worker by group, after checking that the cluster has those of all workers."""
+    """Return the resources of one worker by group, after checking that the cluster has enough for all workers."""
     available: dict[str, float] = cast('Any', ray).cluster_resources()
     wants_gpu = sum(group.size * group.gpus_per_worker for group in groups if group.device_type != 'cpu')
     has_gpus = available.get('GPU', 0) >= wants_gpu

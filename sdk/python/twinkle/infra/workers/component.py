@@ -14,6 +14,7 @@ from twinkle.infra.workers.group import WorkerGroup
 from twinkle.infra.workers.worker import RemoteIterator
 
 _SPECIAL_METHODS = ('__call__', '__contains__', '__getitem__', '__iter__', '__len__')
+"""Special methods that run in the workers, like public methods."""
 
 
 class LazyResult:

@@ -19,14 +19,14 @@ from twinkle.infra.workers.dispatch import Call
 from twinkle.infra.workers.worker import RemoteIterator, Worker, WorkerSettings
 
 _GRACE_SECONDS = 60.0
-"""Time for the other workers to end a call after one failed. All workers are killed afterwards, because some may wait
-for the failed one."""
+"""Time for the other workers to end a call after a worker failed. All workers are killed afterwards, because some may
+wait for the failed worker."""
 
 
 class WorkerGroup:
     """The workers of one `DeviceGroup`. They start when the first component is created.
 
-    Concurrency: one thread at a time, so that all workers get the calls in the same order.
+    Concurrency: one thread at a time, so that all workers receive the calls in the same order.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class WorkerGroup:
         """Return the variables of `torch.distributed` for each worker. The first worker hosts its store."""
         if not self._torch_environment:
             ((address, port),) = self._wait([cast('Any', self._workers[0]).free_address.remote()])
-            # Ray gives each worker other devices, so each counts as the only process of a machine.
+            # Ray assigns separate devices to each worker, so each worker counts as the only process of its machine.
             common = {
                 'MASTER_ADDR': address,
                 'MASTER_PORT': str(port),
@@ -195,7 +195,7 @@ class WorkerGroup:
                 results[done[0]] = ray.get(done[0])
             except RayTaskError as error:
                 errors[done[0]] = cast('Exception', error.cause)
-                # Other workers may wait for the failed one.
+                # Other workers may wait for the failed worker.
                 deadline = min(deadline or sys.float_info.max, time.monotonic() + _GRACE_SECONDS)
             except RayActorError as error:
                 self._end()

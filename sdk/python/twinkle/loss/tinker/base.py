@@ -14,7 +14,7 @@ from twinkle.loss.reporting import as_numbers
 class TinkerLoss(Loss):
     """Sum over labels of `weight * f(label)`; `num_tokens` is 0, and the metric is `loss:sum`.
 
-    Labels of weight 0 get log-probabilities too, and the loss of a batch with only such labels is 0.
+    The log-probabilities of labels of weight 0 are computed too. The loss of a batch with only such labels is 0.
     """
 
     takes_every_label = True
@@ -40,11 +40,11 @@ class TinkerPolicyLoss(TinkerLoss):
 
 
 class TinkerClippedLoss(TinkerPolicyLoss):
-    """Policy loss with bounds on the ratio, from options or per label from streams of the same names.
+    """Policy loss with bounds on the ratio, from options or, per label, from streams with the names of the options.
 
     Args:
         clip_low_threshold: lower bound, at least 0.
-        clip_high_threshold: upper bound, at least the lower one.
+        clip_high_threshold: upper bound, at least the lower bound.
 
     Raises:
         ValueError: a bound is out of range.

@@ -10,9 +10,10 @@ from twinkle.loss.tinker.base import TinkerClippedLoss
 
 
 class TinkerGSPO(TinkerClippedLoss):
-    """`- sum of min(s A, clip(s, low, high) A)`, with s a datum's mean ratio with each label's gradient.
+    """`- sum of min(s A, clip(s, low, high) A)`, where s is the geometric mean of the ratios r of a datum's labels.
 
-    The mean of log r is taken over the labels where the stream `sequence_ratio_mask` is not 0.
+    s has the gradient of the label's log-probability. The mean is taken over the labels where the stream
+    `sequence_ratio_mask` is not 0.
 
     Args:
         clip_low_threshold: see `TinkerClippedLoss`. Tinker publishes no defaults; ours are the bounds of `GSPOLoss`.

@@ -1,9 +1,9 @@
 """Linear model of the time and memory of training, with terms computed from shapes.
 
-A pass of `n` sequences of `t` tokens costs a constant, a term per row, one per pair of rows of a sequence (attention),
-one per label (the head), and one per row and adapter parameter (LoRA). Five probes that each differ in one term give
-the five coefficients of time and of memory. For memory, the head's term is the rows of one block, because the head
-is computed block by block.
+The cost of a pass is a constant plus four terms: per row, per pair of rows of a sequence (attention), per label (the
+head), and per row and adapter parameter (LoRA). Five probes that each differ in one term determine the five
+coefficients of time and of memory. For memory, the head's term is the rows of one block, because the head is computed
+block by block.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _HEAD_ROWS = block_rows(torch.device('cpu'))
 """Rows per block of the head on the CPU, the device on which the estimates are validated."""
 
 _FULL_BACKWARD = 1.5
-"""Cost of a pass with gradients of the base weights, relative to one with adapters: three matrix products per layer
+"""Cost of a pass with gradients of the base weights, relative to a pass with adapters: three matrix products per layer
 (output, input gradient, weight gradient) instead of two."""
 
 
@@ -35,7 +35,7 @@ class BatchShape:
 
     @property
     def terms(self) -> Mapping[str, float]:
-        """Value of each term for the batch, without those of the adapter."""
+        """Value of each term of the batch, without the term of the adapter."""
         rows = self.batch_size * self.sequence_tokens
         return {
             'pass': 1.0,

@@ -34,7 +34,10 @@ def peak_bytes(device: torch.device) -> Iterator[PeakBytes]:
 
 
 class _LiveStorages(TorchDispatchMode):
-    """Tracks the bytes of storages created by operations until they are freed. Views are counted once."""
+    """Tracks the bytes of storages from the operation that creates them until they are freed.
+
+    A storage with several views is counted once.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -11,13 +11,16 @@ from twinkle.model.dry_run.live_bytes import peak_bytes
 from twinkle.model.engine import TrainerEngine
 
 _ADAPTER = '__dry_run__'
+"""Id of the temporary adapter."""
 _LOW_RANK, _HIGH_RANK = 8, 64
 _SHORT = BatchShape(batch_size=1, sequence_tokens=32)
 _MANY = BatchShape(batch_size=8, sequence_tokens=32)
 _LONG = BatchShape(batch_size=1, sequence_tokens=256)
 _FEW_LABELS = BatchShape(batch_size=8, sequence_tokens=32, label_share=0.125)
 _PROBES = ((_SHORT, _LOW_RANK), (_MANY, _LOW_RANK), (_LONG, _LOW_RANK), (_FEW_LABELS, _LOW_RANK), (_MANY, _HIGH_RANK))
+"""Shape of the batch and LoRA rank of each probe, in the order that `_fitted` requires."""
 PROBE_COUNT = len(_PROBES)
+"""Number of steps of a `Probe`."""
 _REPEATS = 2
 """Number of timings per probe; the minimum counts, because other load on the machine only adds time."""
 

@@ -11,7 +11,7 @@ from twinkle.module import build_optimizer
 from twinkle.nn.targets import Layers, rank_of, select_layers
 
 _SAMPLE_SHAPE = (64, 64)
-"""Shape of the parameter used to measure the optimizer state, large enough that scalars do not matter."""
+"""Shape of the parameter used to measure the optimizer state."""
 _FLOAT_BYTES = 4
 
 
@@ -53,7 +53,11 @@ def lora_size(layers: Layers, config: LoraConfig, *, optimizer: Any, options: Ma
 
 
 def full_size(parameter_counts: Sequence[int], *, optimizer: Any, options: Mapping[str, Any]) -> TrainableSize:
-    """Return the size of full-parameter training of tensors with these numbers of scalars; raises like `lora_size`."""
+    """Return the size of full-parameter training of tensors with these numbers of scalars.
+
+    Raises:
+        UnknownComponent, InvalidComponentOptions: the optimizer cannot be built.
+    """
     count = sum(parameter_counts)
     return TrainableSize(
         parameter_count=count, optimizer_bytes=_optimizer_bytes(count, optimizer, options), is_full_parameter=True

@@ -33,9 +33,9 @@ class PendingForward:
 
     batch: PackedBatch
     outputs: SegmentOutputs
-    """Outputs with gradient."""
+    """Outputs that are connected to the autograd graph of the pass."""
     output: LossOutput | None = None
-    """Loss, once it was calculated."""
+    """Output of the loss; None until `calculate_loss` is called."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,16 @@ class ConfiguredMetric:
 
 @dataclass
 class AdapterState:
-    """Mutable state, owned by the engine's thread."""
+    """Mutable state of an adapter.
+
+    Concurrency: only the engine's thread may use it.
+    """
 
     adapter_id: str
     weights: LoraWeights | FullWeights
     optimization: Optimization
     value_head: ValueHead | None = None
-    """Present after a loss that learns values was set."""
+    """Value head; None until a loss that learns values is set."""
     loss: Loss = field(default_factory=CrossEntropyLoss)
     loss_choice: ComponentChoice = field(default_factory=lambda: ComponentChoice('CrossEntropyLoss', {}))
     processor: InputProcessor = field(default_factory=InputProcessor)

@@ -1,8 +1,8 @@
-"""Execution of batches of several adapters in shared passes, bitwise equal to running each alone.
+"""Execution of batches of several adapters in shared passes, with results bitwise equal to running each batch alone.
 
-Passes run in rounds; with several ranks, each rank runs one pass of a round. When memory runs out, a pass is split by
-adapters; a single part that does not fit is halved; a part that cannot be divided is refused. The smaller passes take
-part in the next round.
+Passes run in rounds; with several ranks, each rank runs one pass of a round. When memory runs out, a pass of several
+adapters is divided by adapters, and a pass of one part is halved. The smaller passes run in the next round. A batch
+with a part that cannot be divided is refused.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class BatchRunner:
         self.cutter = BatchCutter(model, max_pass_tokens=max_pass_tokens)
 
     def run(self, runs: Sequence[ItemRun]) -> None:
-        """Run batches of different adapters to completion; each `ItemRun` gets its result.
+        """Run batches of different adapters to completion; their results are stored in the `ItemRun` objects.
 
         Gradients are not yet added to the adapters. An unexpected exception leaves all adapters unchanged.
         """

@@ -35,7 +35,7 @@ class Configuring(AdapterTable):
     def set_loss(self, adapter_id: str, loss: Any, /, **options: Any) -> None:
         """Replace the loss, given by name, class, instance or function; raises like `set_optimizer`.
 
-        A loss that learns values adds a value head to the adapter, which stays if the loss is replaced.
+        A loss that learns values adds a value head to the adapter. The head remains if the loss is replaced.
         """
         state = self.adapter(adapter_id)
         built = build_loss(loss, **options)

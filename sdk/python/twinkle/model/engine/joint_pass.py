@@ -1,7 +1,7 @@
 """One pass of several adapters: one forward pass, one loss per adapter, one backward pass.
 
-Losses are not summed: autograd differentiates all of them at once, and each reaches only its adapter's parameters.
-A value that is not finite in one loss therefore does not affect the others.
+Losses are not summed: autograd differentiates all losses at once, and the gradient of each loss reaches only the
+parameters of its adapter. A value that is not finite in one loss therefore does not affect the other losses.
 """
 
 import time
@@ -32,7 +32,7 @@ from twinkle.processor import InvalidFeatures, PackedBatch
 _REFUSALS = (TrainerError, InvalidFeatures, InvalidLossInput)
 """Errors with messages for the caller, raised by losses and validation."""
 LOSS_FAILURES = (ValueError, TypeError, LookupError, ArithmeticError, AssertionError, AttributeError, RuntimeError)
-"""Exceptions of a loss that is faulty or does not suit its batch; out-of-memory errors are separated from them."""
+"""Exceptions of a loss that is faulty or does not suit its batch; out-of-memory errors are handled separately."""
 
 _MAX_DIVISOR = 1 << 40
 """Limit of a loss's divisor; sums of it over any number of batches fit 64-bit integers."""
@@ -47,7 +47,7 @@ class PassResult:
     output: LossOutput
     """Output of the loss as plain numbers."""
     target_logps: npt.NDArray[np.float32]
-    """[R], or [R, K] if candidates replace the label."""
+    """float32 [R] for R labels, or [R, K] if K candidates replace the label: log-probabilities for the result."""
     more: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
     """Other requested outputs."""
     gradient: Sequence[Tensor] | None = None
@@ -156,7 +156,7 @@ def gradients_of(
     by_outputs: Sequence[Tensor] | None = None,
     more_inputs: Sequence[Tensor] = (),
 ) -> list[Sequence[Tensor]]:
-    """Return the gradient of each adapter's value by its parameters, from one backward pass.
+    """Return the gradient of each adapter's value with respect to its parameters, from one backward pass.
 
     Args:
         states: states of different adapters.

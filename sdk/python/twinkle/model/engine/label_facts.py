@@ -13,6 +13,7 @@ from twinkle.model.engine.adapter_state import SegmentOutputs
 from twinkle.processor import PackedBatch
 
 _OPTIONAL = ('entropies_R', 'is_greedy_R', 'values_R', 'embeddings_FD')
+"""Fields of `LabelFacts` that may be None."""
 
 
 def label_facts(batch: PackedBatch, outputs: SegmentOutputs) -> LabelFacts:

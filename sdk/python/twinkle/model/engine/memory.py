@@ -14,7 +14,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class OutOfMemoryInShardedPass(RuntimeError):
-    """Memory ran out on a rank of a sharded model. The other ranks wait for it inside the pass, so it must end."""
+    """Memory ran out on a rank of a sharded model. The other ranks wait for it in the pass, so the program must end."""
 
 
 def release_memory(device: torch.device) -> None:

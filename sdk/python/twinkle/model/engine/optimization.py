@@ -16,7 +16,7 @@ from twinkle.module import build_optimizer, build_scheduler, load_scheduler_stat
 
 @dataclass(frozen=True)
 class ComponentChoice:
-    """Component as it was configured, from which it can be built again."""
+    """Configuration of a component, from which it can be built again."""
 
     component: Any
     """Name or class of the component."""
@@ -24,7 +24,7 @@ class ComponentChoice:
 
     @property
     def name(self) -> str:
-        """Name of the class."""
+        """Name of the component."""
         return self.component if isinstance(self.component, str) else self.component.__name__
 
 
@@ -66,7 +66,7 @@ class Optimization:
         return Optimization(self.optimizer, self.optimizer_choice, scheduler, choice)
 
     def extended(self, parameters: Mapping[str, Tensor]) -> 'Optimization':
-        """Return the same optimizer over additional parameters; the state of the current ones is preserved.
+        """Return the same optimizer over additional parameters; the state of the current parameters is preserved.
 
         The optimizer is rebuilt, so its groups are those of an optimizer that was configured with all parameters.
         """

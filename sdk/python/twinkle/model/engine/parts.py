@@ -1,7 +1,7 @@
 """Validation of a batch and its division into parts.
 
-The division depends only on the batch, its loss and the size of a pass, so gradients are always summed in the same
-order, independent of the other adapters in the passes.
+The division depends only on the batch, its loss and the size of a pass, not on the other adapters in the passes.
+Gradients are therefore always summed in the same order.
 """
 
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ class BatchCutter:
             )
         batch = purpose.state.processor(features, self._limits, needs=purpose.feature_needs)
         missing = purpose.missing_streams(batch)
-        # Forward-only batches often compute the log-probabilities that become such a stream.
+        # Forward-only batches often compute the log-probabilities that later become the missing stream.
         if missing and purpose.is_training:
             raise MissingStream(type(loss).__name__, missing[0])
         return batch

@@ -11,7 +11,7 @@ PassOutcome = Sequence[PassResult | Exception] | None
 
 
 class PassGroup(Protocol):
-    """Ranks that hold equal adapters and run the same batches.
+    """Ranks that have equal adapters and run the same batches.
 
     Every rank plans the same passes and adds the same gradients in the same order, so the results are bitwise those of
     one process for any number of ranks.
@@ -45,7 +45,7 @@ class PassGroup(Protocol):
         ...
 
     def agree(self, error: Exception | None) -> Exception | None:
-        """Return the error of the first rank that has one. Every rank calls it after work that each of them repeats."""
+        """Return the error of the first rank that has one. Every rank calls it after work that all ranks repeat."""
         ...
 
 

@@ -1,6 +1,6 @@
 """Forward pass over rows of several adapters, and the outputs that their losses read.
 
-Legend: T rows of the pass, R rows of one adapter with a counted label, F its features, D hidden size, V vocabulary,
+Legend: T rows of the pass, R rows of one adapter with a label, F features of one adapter, D hidden size, V vocabulary,
 K candidates of a label.
 
 All values of a loss are computed row by row, or only from rows of its adapter.

@@ -18,7 +18,7 @@ class Slot(NamedTuple):
 class PassPlanner:
     """Plans passes of at most `max_tokens` rows, with at most one part per item.
 
-    Parts of an item run in order. Items with the fewest completed parts go first, so every item's first part runs
+    Parts of an item run in order. Items with the fewest completed parts are first, so every item's first part runs
     before any second part if sizes permit. A part larger than `max_tokens` runs alone.
 
     Args:

@@ -1,4 +1,7 @@
-"""Arguments and results of engine methods."""
+"""Arguments and results of engine methods.
+
+Legend: T tokens of a feature, D hidden size, V vocabulary.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,7 +48,7 @@ class BatchItem:
     """Features of the batch, at least one; not modified."""
     options: ForwardOptions = field(default_factory=ForwardOptions)
     is_training: bool
-    """Whether to accumulate the gradient of the loss, as forward_backward does; else like forward_only."""
+    """True runs the batch like forward_backward, which accumulates the gradient; False runs it like forward_only."""
     loss: Loss | None = None
     """Loss of this batch only; None for the adapter's loss."""
 
@@ -68,10 +71,10 @@ class BatchResult(ForwardResult):
     pass_adapter_count: int = 1
     """Maximum number of adapters in one of these passes."""
     device_seconds: float = 0.0
-    """Duration of these passes, each divided among its adapters by tokens."""
+    """The adapter's share of the durations of these passes, by tokens."""
     is_divided: bool = False
-    """Whether the batch ran in smaller pieces because memory ran out. With more memory the last bits of its gradient
-    may differ, so a replay must not include it."""
+    """Whether the batch ran in smaller pieces because memory ran out. With more memory, the last bits of its gradient
+    may differ, so a replay of the batch may give other weights."""
     warnings: tuple[str, ...] = ()
     """Messages for the adapter's owner, such as streams that the loss does not read."""
 

@@ -24,7 +24,10 @@ _SAFE_RATE = 1e3
 
 
 class Stepping(AdapterTable):
-    """Clips and applies gradients. Methods do nothing until `gradient_accumulation_steps` batches are accumulated."""
+    """Clips and applies gradients.
+
+    Methods do nothing while a gradient has fewer than `gradient_accumulation_steps` batches.
+    """
 
     def clip_grad_norm(
         self,

@@ -11,16 +11,16 @@ from twinkle.nn import PackedCausalLM
 class TrainerEngine(Configuring, Training, Stepping, Persistence):
     """Many adapters on one frozen model, each with its own optimizer, schedule, loss and metrics.
 
-    Every method completes, or raises and changes nothing. An accumulated gradient is applied once it has
-    `gradient_accumulation_steps` batches; until then clip_grad_norm, step, zero_grad and lr_step do nothing.
+    Every method completes, or raises an error and changes nothing. A gradient is applied once it has
+    `gradient_accumulation_steps` batches. While it has fewer, clip_grad_norm, step, zero_grad and lr_step do nothing.
 
     Args:
         model: model shared by all adapters.
         max_pass_tokens: maximum number of rows of one pass, which bounds memory. Batches of several adapters share a
             pass. A larger batch whose loss is a sum over features runs in several passes with summed gradients. The
             division of a batch depends only on this number and the batch.
-        group: ranks that share the passes of each batch. Every rank must make the same calls on equal adapters, and
-            gets the same results, bitwise those of one process. None for this process alone.
+        group: ranks that share the passes of each batch. Every rank must make the same calls on equal adapters. All
+            ranks receive the same results, bitwise those of one process. None for this process alone.
 
     Concurrency: call it from one thread.
     """

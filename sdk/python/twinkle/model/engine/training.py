@@ -88,8 +88,8 @@ class Training(AdapterTable):
     ) -> BatchResult:
         """Return losses and log-probabilities; only the evaluation metrics are changed.
 
-        If the features lack a stream that the loss requires, such as the reference log-probabilities that this call
-        computes, the loss is 0, metrics are not updated, and the result has a warning.
+        If the features lack a stream that the loss requires, the loss is 0, metrics are not updated, and the result has
+        a warning. Calls that compute reference log-probabilities are an example.
 
         Args:
             adapter_id: id of the adapter.
@@ -175,13 +175,13 @@ class Training(AdapterTable):
 
         Args:
             adapter_id: id of the adapter.
-            logprob_gradients: float32 [T] for each feature: gradient of a custom loss by each label's
-                log-probability. None uses the loss of the last `calculate_loss`.
+            logprob_gradients: float32 [T] for each feature of T tokens: derivative of a custom loss with respect to
+                each label's log-probability. None uses the loss of the last `calculate_loss`.
 
         Raises:
             AdapterNotReady: `forward` or `calculate_loss` was not called.
             InvalidFeatures: the given gradients do not match the batch.
-            LossNotFinite: no gradient was accumulated; the activations are discarded.
+            LossNotFinite: the gradient is not finite and was not accumulated; the activations are discarded.
         """
         state = self.adapter(adapter_id)
         pending = self._pending(state)
@@ -206,7 +206,7 @@ class Training(AdapterTable):
         self.adapter(adapter_id).pending = None
 
     def _run_on_all_ranks(self, work: Callable[[], _Result], batch: PackedBatch) -> _Result:
-        """Run a part of a pass that every rank repeats; if memory runs out on one of them, raise on all.
+        """Run a part of a pass that every rank repeats; if memory runs out on a rank, raise an error on all ranks.
 
         Raises:
             BatchTooLarge: memory ran out on a rank.

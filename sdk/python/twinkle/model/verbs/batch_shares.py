@@ -1,4 +1,4 @@
-"""Shares of a batch: each process of a program passes one, and all processes train on the whole batch."""
+"""Shares of a batch: each process of a program passes a share, and all processes train on the whole batch."""
 
 import pickle
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ class BatchShares(Protocol):
     """Exchange between the processes of a program. Every process must make the same calls; values are pickled."""
 
     def gather(self, call: str, make: Callable[[], Sequence[_Value]]) -> tuple[list[_Value], slice]:
-        """Call `make` in every process; return all values in the order of the ranks, and the slice of this rank's.
+        """Call `make` in every process; return all values in the order of the ranks, and the slice with this rank's.
 
         Args:
             call: description of the call, equal in all processes.

@@ -83,7 +83,7 @@ class ConfiguringVerbs(ModelHandle):
         `add_adapter_to_model` with `full_parameters=True`.
 
         Args:
-            optimizer_cls: name known to `twinkle.module`, or a class.
+            optimizer_cls: name that `twinkle.module.build_optimizer` accepts, or a class.
             adapter_name: optional while there is one adapter.
             options: arguments of its constructor, such as `lr`, and parameter `groups` with other options.
 
@@ -137,7 +137,7 @@ class ConfiguringVerbs(ModelHandle):
         A sampler must load the model with the same patch to agree with the trainer.
 
         Args:
-            patch: name known to `twinkle.patch`, a class or an instance.
+            patch: registered name (see `twinkle.patch`), a class or an instance.
             options: arguments of its constructor.
 
         Raises:

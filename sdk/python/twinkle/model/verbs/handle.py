@@ -20,7 +20,7 @@ class ModelHandle:
     """Engine with the templates of its adapters and the folder of its base model."""
 
     _supports_full_training = True
-    """Whether setting an optimizer without an adapter starts full-parameter training; not for several tenants."""
+    """Whether setting an optimizer without an adapter starts full-parameter training. False for several tenants."""
 
     def __init__(self, engine: TrainerEngine, *, model_id: str, folder: Path) -> None:
         self.engine = engine
@@ -30,7 +30,7 @@ class ModelHandle:
         self._templates: dict[str, Template] = {}
 
     def _adapter(self, adapter_name: str | None) -> str:
-        """Return the named adapter, or the only one if no name is given."""
+        """Return `adapter_name` if the adapter exists, or the name of the only adapter if no name is given."""
         if adapter_name is not None:
             self.engine.adapter(adapter_name)
             return adapter_name

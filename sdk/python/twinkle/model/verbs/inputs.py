@@ -16,6 +16,7 @@ PER_LABEL = ('loss_weights', *(name for name, spec in STREAMS.items() if not spe
 WIDE = tuple(name for name, spec in STREAMS.items() if spec.is_wide)
 """Streams with several columns, one array [T, K] per example."""
 _OPTIONS = ('temperature', 'disable_lora', 'return_logits', 'task', 'micro_batch_size')
+"""Options of forward methods that are not streams."""
 _TASKS = ('causal_lm', 'embedding')
 
 
@@ -84,7 +85,7 @@ def with_streams(features: Sequence[InputFeature], given: Mapping[str, Any]) -> 
 
 
 def with_labels(features: Sequence[InputFeature]) -> list[InputFeature]:
-    """Return the features for a task without labels: missing labels are filled with ignored ones."""
+    """Return the features for a task without labels; features without labels receive ignored labels."""
     return [
         cast(InputFeature, {'labels': np.full(len(feature['input_ids']), IGNORE_INDEX), **feature})
         for feature in features
@@ -112,6 +113,6 @@ def _fitted(name: str, value: Any, feature: InputFeature, index: int) -> npt.NDA
 def _numbers(value: Any) -> Any:
     """Return a sampler's log-probabilities as plain numbers; other values are returned unchanged."""
     if isinstance(value, Sequence) and value and isinstance(value[0], Sequence):
-        # A sampler gives a list of (token id, log-probability) per token, the sampled token first.
+        # A sampler returns a list of (token id, log-probability) per token, the sampled token first.
         return [float(candidates[0][1]) for candidates in value]
     return value

@@ -139,12 +139,12 @@ class SavingVerbs(ModelHandle):
             checkpoint_dir: folder returned by `save`; it must not change until the upload is done.
             hub_model_id: `hf://org/name` or `ms://org/name`; a new repository is created as private.
             hub_token: token with write access. None uses `HF_TOKEN`, or `MODELSCOPE_API_TOKEN` for `ms://`.
-            async_upload: whether to upload in the background; the program waits for it before it exits.
+            async_upload: whether to upload in the background; the program waits for the upload before it exits.
             adapter_name: has no effect, but a given adapter must exist.
 
         Returns:
-            Future of the uploaded location; already done without `async_upload`. In a program of several processes, the
-            first one uploads; the future of the others is done and its location is empty.
+            Future of the uploaded location; already done without `async_upload`. In a program of several processes,
+            only the first one uploads. The other processes return a future that is done, with an empty location.
 
         Raises:
             HubError: the id is invalid, there is no token, or the folder has nothing to upload.

@@ -14,10 +14,11 @@ class SendingVerbs(ModelHandle):
         return BaseSource(model_folder=str(self._folder.resolve()), dtype=self.engine.model.dtype_name)
 
     def chosen_adapter(self, *, adapter_name: str | None = None) -> str:
-        """Return the named adapter, or the only one if no name is given.
+        """Return `adapter_name` if the adapter exists, or the name of the only adapter if no name is given.
 
         Raises:
             UnknownAdapter: the adapter does not exist.
+            NotSupportedYet: there is no adapter.
             InvalidArgument: there are several adapters and no name was given.
         """
         return self._adapter(adapter_name)

@@ -65,11 +65,11 @@ class SteppingVerbs(ModelHandle):
         )
 
     def zero_grad(self, *, adapter_name: str | None = None) -> None:
-        """Clear the accumulated gradient if a step is due."""
+        """Clear the gradient, unless it is still accumulating."""
         self.engine.zero_grad(self._adapter(adapter_name))
 
     def lr_step(self, *, adapter_name: str | None = None) -> None:
-        """Advance the schedule by one step if a step is due.
+        """Advance the schedule by one step, unless the gradient is still accumulating.
 
         Raises:
             AdapterNotReady: there is no schedule, or it has no steps left.

@@ -62,7 +62,8 @@ class TrainingVerbs(ModelHandle):
         """Accumulate the gradient of the last `calculate_loss` or of a custom loss; for errors see `calculate_loss`.
 
         Args:
-            logprob_gradients: float [T] for each example: gradient of a custom loss by each label's log-probability.
+            logprob_gradients: float [T] for each example of T tokens: derivative of a custom loss with respect to each
+                label's log-probability.
             adapter_name: optional while there is one adapter.
         """
         name, gradients = self._adapter(adapter_name), None

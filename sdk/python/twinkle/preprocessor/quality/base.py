@@ -39,7 +39,7 @@ class DroppedRow:
 class QualityFilter(DataFilter):
     """Filters rows one by one, in order. A row that cannot be read is removed as 'unreadable' instead of raising.
 
-    Subclasses override `drop_of`. Stateful subclasses also override `begin_pass` and call the method of this class.
+    Subclasses override `drop_of`. Stateful subclasses also override `begin_pass` and call `super().begin_pass()`.
     """
 
     row_index = 0

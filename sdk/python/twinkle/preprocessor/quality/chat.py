@@ -45,7 +45,7 @@ def content_of(message: Mapping[str, Any], index: int) -> str:
 
 
 def reasoning_of(message: Mapping[str, Any], index: int) -> str:
-    """Return the `reasoning_content` of a message; empty if it is missing.
+    """Return the `reasoning_content` of a message; empty if the field is missing.
 
     Raises:
         InvalidRow: the value is not text.

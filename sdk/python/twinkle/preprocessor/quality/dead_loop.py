@@ -13,8 +13,8 @@ from twinkle.preprocessor.quality.repetition import find_run, repeated_line
 class DeadLoopFilter(QualityFilter):
     """Removes chats in which the assistant repeats itself.
 
-    A chat is removed if a text of the assistant repeats one unit many times, if most lines of a text are equal, or if
-    several consecutive assistant turns are equal.
+    A chat is removed if a text of the assistant repeats one unit many times, or contains the same line too often. It is
+    also removed if too many consecutive assistant turns are equal.
     """
 
     def __init__(

@@ -38,8 +38,8 @@ class DedupFilter(QualityFilter):
         """Set the compared columns and the limits.
 
         Args:
-            columns: columns to compare, at least one; missing ones are ignored, and other columns, such as user_data,
-                may differ. Default: the messages, tools and media.
+            columns: columns to compare, at least one; missing columns are ignored. Columns that are not listed, such as
+                `user_data`, may differ. Default: the messages, tools and media.
             threshold: minimum similarity of near duplicates, in (0, 1]; 1 removes only exact duplicates. Default: 0.9.
             memory: number of rows remembered for exact duplicates, about 150 bytes each. Default: 1,000,000.
             near_memory: number of rows remembered for near duplicates, about 5 KB each. Default: 50,000.

@@ -23,7 +23,7 @@ def fingerprint(values: Any) -> bytes | None:
     """Return a 16-byte digest of values, or None if they contain an object whose content cannot be read.
 
     Whitespace in texts is normalized, and null fields are ignored. Objects with `tobytes`, such as images and arrays,
-    are compared by their bytes, shape and dtype.
+    are compared by their bytes, mode, size, dtype and shape.
 
     Raises:
         InvalidRow: the values are nested too deeply.

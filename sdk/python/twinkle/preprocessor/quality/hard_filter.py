@@ -30,7 +30,7 @@ class HardFilter(QualityFilter):
             max_messages: maximum number of messages. Default: 1000.
             min_characters: minimum number of characters in all messages, including reasoning and tool calls. Default:
                 1.
-            max_characters: maximum number of these characters. Default: 1,000,000.
+            max_characters: maximum number of characters, counted in the same way. Default: 1,000,000.
             max_broken_share: maximum fraction of control and undecodable characters, in [0, 1]. Default: 0.01.
 
         Raises:

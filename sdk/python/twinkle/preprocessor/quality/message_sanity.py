@@ -16,9 +16,9 @@ _ENDS = ('any', 'assistant', 'user')
 class MessageSanityFilter(QualityFilter):
     """Keeps chats that a template can render and that a model can learn from.
 
-    A system message must be the first message, the first other message must be from the user, no message may be empty
-    (except tool results), and every tool call must have a name, an object as arguments, and a result before the next
-    turn.
+    A system message must be the first message, and the first other message must be from the user. Only tool results may
+    be empty. Every tool call must have a name and a result before the next turn; its arguments, if given, must be an
+    object.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ def _problem_of_calls(message: Mapping[str, Any], calls: list[Mapping[str, Any]]
 
 
 def _resolve_call(message: Mapping[str, Any], pending: list[str | None]) -> bool:
-    """Remove the call of a result from `pending`, by its id or else the first; return whether there is one."""
+    """Remove the call with the result's id from `pending`, or without ids the first; return whether it was found."""
     if not pending:
         return False
     given = message.get('tool_call_id')

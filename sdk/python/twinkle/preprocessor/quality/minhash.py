@@ -29,6 +29,7 @@ _MAX_IN_BUCKET = 16
 
 _U64 = np.uint64
 _BASE = 0x9E3779B97F4A7C15
+"""2**64 divided by the golden ratio, the increment of SplitMix64; also the base of the shingle hash."""
 _MASK = (1 << 64) - 1
 
 

@@ -32,20 +32,21 @@ STAGES: Mapping[str, type[Any]] = {
 """Stages of a pipeline by name."""
 DEFAULT_PIPELINE = ('MessageNormalizer', *QUALITY_FILTERS)
 _SPEC = {'name', 'init_args'}
+"""Keys of a stage that is given as a mapping."""
 _NOT_KEPT = 'not_kept'
 """Reason for rows removed by a filter that does not report reasons."""
 _FAILED = 'failed'
 """Reason for rows for which a stage raised an exception."""
 _ROW_ERRORS = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError)
-"""Exceptions that a row can cause; any other exception is a programming error and is raised."""
+"""Exceptions that a row can cause in a stage; other exceptions are raised."""
 
 
 class QualityPreprocessor(Preprocessor):
     """Applies stages to rows in order; a row that a stage removes does not reach the later stages.
 
     As a preprocessor it returns the kept rows. `split` also returns the removed rows with their reasons, `end_pass`
-    counts them, and `dropped_log_path` writes them to a file. All batches until the next `begin_pass` are one pass, in
-    which `DedupFilter` remembers rows and `row_index` counts.
+    returns their number per reason, and with `dropped_log_path` they are written to a file. All batches until the next
+    `begin_pass` are one pass, in which `DedupFilter` remembers rows and `row_index` counts.
 
     Concurrency: one pass at a time; not safe to share between threads.
     """

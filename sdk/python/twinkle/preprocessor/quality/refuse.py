@@ -21,7 +21,7 @@ _ACTION_VERBS = (
     rf'(?:{_HELP_VERBS}|support|create|generate|write|answer|offer|share|give|continue with'
     r'|complete (?:this|that|your))'
 )
-"""Verbs that make a refusal only after an apology; 'I will not write ...' alone may describe a plan."""
+"""Verbs of a refusal after an apology. Without one, only `_HELP_VERBS` count: 'I will not write ...' may be a plan."""
 _CHINESE = (
     r'(?:(?:非常|很|十分)?(?:抱歉|对不起|遗憾|不好意思)\W{0,2})?(?:但是?|不过)?(?:作为\w{0,30}\W)?'
     r'我(?:们)?(?:无法|不能|没法|没有?办法|不会|不可以)(?:为您|为你|给您|给你|向您|向你)?'
@@ -53,7 +53,7 @@ class RefuseFilter(QualityFilter):
             phrases: additional beginnings of refusals, case-insensitive. Default: none.
 
         Raises:
-            InvalidArguments: `turns` has another value, or a phrase is empty.
+            InvalidArguments: `turns` has another value, `phrases` is not a list, or a phrase is empty.
         """
         if turns not in {'any', 'last'}:
             raise InvalidArguments(f"turns must be 'any' or 'last', got {turns!r}")

@@ -1,6 +1,6 @@
 """Programs that run in sandboxed processes and import only the standard library.
 
-They are started by path, so that the sandboxed process does not import this library.
+The programs are started by path, so that the sandboxed process does not import this library.
 """
 
 __all__: list[str] = []

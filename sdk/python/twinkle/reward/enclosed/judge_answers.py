@@ -29,8 +29,8 @@ def main() -> None:
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_REAL, float(seconds))
         request = json.loads(line)
-        # math-verify treats unreadable answers as wrong. Any error terminates the process, which counts as a wrong
-        # answer too.
+        # math-verify treats unreadable answers as wrong. Any error terminates the process, and the caller then counts
+        # the answer as wrong.
         is_same = _is_same(parse, verify, request['truth'], request['answer'])
         signal.setitimer(signal.ITIMER_REAL, 0)
         _respond(is_same)

@@ -1,7 +1,7 @@
 """Walls: irrevocable restrictions that a process sets for itself on system calls, files and resources.
 
-Linux 5.13 or later on x86-64 supports all of them for any user, without a container, by means of seccomp filters and
-Landlock. Other systems support some, and `enclose` returns the active ones.
+Linux 5.13 or later on x86-64 supports all walls for any user, without a container, by means of seccomp filters and
+Landlock. Other systems support some of the walls; `enclose` returns the active ones.
 """
 
 import ctypes
@@ -12,6 +12,7 @@ import resource
 import struct
 import sys
 
+# Constants of prctl(2) and landlock(7); 444 to 446 are the numbers of Landlock's system calls.
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _LANDLOCK_VERSION, _RULE_PATH_BENEATH = 1, 1

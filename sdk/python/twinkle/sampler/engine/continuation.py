@@ -11,7 +11,7 @@ from twinkle.sampler.errors import InvalidContinuation
 
 @dataclass(frozen=True)
 class Replay:
-    """A started sequence in the state as if this engine had sampled its tokens."""
+    """A started sequence in the state that it would have if this engine had sampled its tokens."""
 
     tokens: tuple[int, ...]
     stop_detector: StopDetector

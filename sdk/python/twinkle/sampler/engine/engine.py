@@ -1,8 +1,8 @@
 """The torch sampling engine: it accepts requests and returns events, one step at a time.
 
 The engine is synchronous and belongs to one thread. `scheduler.py` decides what a step computes, `pack.py` arranges
-the rows, `twinkle.nn` computes them, `token_sampling.py` samples tokens and `stopping.py` ends sequences. V is the
-vocabulary size.
+the rows, `twinkle.nn` computes them, `token_sampling.py` samples tokens and `stopping.py` ends sequences. Legend:
+T rows of a step, R some of these rows, D hidden size, V vocabulary size.
 """
 
 import random
@@ -152,7 +152,7 @@ class SamplerEngine:
             adapter: adapter version. None: the base model.
             media: images and videos of the prompt, for a model that supports them.
             continued: for a request that another engine started, one entry per sequence. The engine then returns
-                bitwise the events that would have followed these tokens. Empty: a new request.
+                bitwise the events that would have followed the given tokens. Empty: a new request.
 
         Raises:
             DuplicateRequest: a request with this id is running.
@@ -223,7 +223,7 @@ class SamplerEngine:
     def step(self) -> list[EngineEvent]:
         """Compute one batch and return its events. There may be none while prompts are being computed.
 
-        If it raises, the state of the requests in the batch is undefined; abort them.
+        After an error, the state of the requests in the batch is undefined; abort them.
         """
         events, self._pending_events = self._pending_events, []
         plan = self._scheduler.schedule()

@@ -22,7 +22,7 @@ class PackItem:
     request: EngineRequest
     """Request of the sequence."""
     is_by_row: bool = False
-    """Whether to compute attention row by row, which gives bitwise the same keys and values as during sampling."""
+    """Whether to compute attention row by row, for bitwise the same keys and values as during sampling."""
 
 
 @dataclass(frozen=True, kw_only=True)

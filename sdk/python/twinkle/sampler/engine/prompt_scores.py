@@ -13,7 +13,7 @@ from twinkle.sampler.engine.token_sampling import draw_tokens, most_likely, unif
 
 
 class PromptScores:
-    """Collects the scores that a request asks for. Row i of a prompt predicts its token i + 1.
+    """Collects the scores of a prompt that its request needs. Row i of a prompt predicts token i + 1.
 
     Args:
         request: the request.

@@ -123,7 +123,7 @@ class TokenEvent:
     version: int = 0
     """Version that sampled these tokens."""
     stop_reason: StopReason | None = None
-    """Reason of the end; set only in the last event of the sequence."""
+    """Reason for the end; set only in the last event of the sequence."""
     version_spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
     """Version spans of the sequence; set together with `stop_reason`."""
 

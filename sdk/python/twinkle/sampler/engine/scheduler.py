@@ -88,7 +88,7 @@ class Scheduler:
         return min(self.limits.max_sequences, self.limits.cache_budget_bytes // cache_bytes_per_sample)
 
     def add(self, group: SampleGroup) -> None:
-        """Add a group to the queue. It must not be larger than `largest_group` allows."""
+        """Add a group to the queue. The group must not be larger than `largest_group` allows."""
         self.waiting.append(group)
 
     def schedule(self) -> StepPlan:
@@ -128,7 +128,7 @@ class Scheduler:
         return slots + group.sample_count <= self.limits.max_sequences and cache_bytes <= self.limits.cache_budget_bytes
 
     def _next_replays(self, sequences: list[Sequence], rows_left: int) -> list[ReplayChunk]:
-        """Return the chunks of started tokens that fit the step. The newest token of a sequence is decoded normally."""
+        """Return the chunks to replay that fit the step. The newest token of a sequence is decoded normally."""
         replays: list[ReplayChunk] = []
         for sequence in sequences:
             row_count = min(sequence.uncomputed_count - 1, self.limits.prefill_chunk_rows, rows_left)

@@ -26,7 +26,7 @@ class SampleGroup:
     cache_bytes_per_sample: int
     """Maximum memory of the cache of one sample."""
     scores: 'PromptScores | None' = None
-    """Collects the scores of the prompt. Only the group that reports the prompt has them, one per new request."""
+    """Collector of the prompt's scores. None: another group reports the prompt, or the request is continued."""
     replays: 'Mapping[int, Replay]' = field(default_factory=dict[int, 'Replay'])
     """Samples that another engine started, by index."""
     computed_tokens: int = 0
@@ -58,10 +58,10 @@ class Sequence:
 
     group: SampleGroup
     index: int
-    """Index of the sample in the request; its random numbers depend on it."""
+    """Index of the sample in the request. The random numbers of the sequence depend on this index."""
     cache: Any
     rules: 'StopRules'
     stop_detector: 'StopDetector'
     tokens: list[int] = field(default_factory=list[int])
     uncomputed_count: int = 1
-    """Number of last tokens that are not in the cache: 1, or more if another engine started the sequence."""
+    """Number of newest tokens that are not in the cache: 1, or more if another engine started the sequence."""

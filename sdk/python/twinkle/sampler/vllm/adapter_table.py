@@ -36,7 +36,7 @@ class AdapterTable:
         """Load a version into every worker, from memory. Running requests continue.
 
         Raises:
-            AdapterDoesNotFit: the version does not fit the model. It is not loaded.
+            AdapterDoesNotFit: the version does not fit the model, and is not loaded.
             EngineFailed: the engine has failed.
         """
         # The id is never reused and is part of the name, so cached prefixes always belong to one version.
@@ -45,7 +45,7 @@ class AdapterTable:
         try:
             problems = await asyncio.shield(sending)
         except asyncio.CancelledError:
-            # The workers load it nevertheless, so it must be removed afterwards.
+            # The workers load the version nevertheless, so it must be removed afterwards.
             self._run_in_background(self._remove_when_sent(adapter, sending))
             raise
         if any(problems):
@@ -86,7 +86,7 @@ class AdapterTable:
         """Prevent the removal of a version until `release` is called.
 
         Raises:
-            UnknownAdapter: the engine does not have the version, or it is being removed.
+            UnknownAdapter: the engine does not have the version, or is removing it.
         """
         if adapter.lora_id not in self._requests or adapter.lora_id in self._retired:
             known = sorted(request.lora_name for request in self._requests.values())

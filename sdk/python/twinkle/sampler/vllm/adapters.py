@@ -1,7 +1,7 @@
 """Adapters in a vLLM worker: mapped memory that is copied into a slot when it is needed.
 
-Loading a version only maps its file, and activating it is one batched copy of all factors into a slot. vLLM's default
-creates an object per layer and clears and fills the slots one by one, which took ten times as long.
+Loading a version only maps its file, and activating it is one batched copy of all factors into a slot. vLLM's default,
+which creates an object per layer and clears and fills the slots one by one, takes ten times as long.
 """
 
 from collections.abc import Sequence
@@ -113,7 +113,7 @@ def _views(locations: Sequence[TensorLocation], buffer: Tensor) -> list[Tensor]:
 
 
 def is_whole(manager: Any, plan: Plan) -> bool:
-    """Return whether this rank has every layer of a plan completely, with one slice per part."""
+    """Return whether no layer of a plan is split across ranks, and each has one slice per part."""
     return all(
         manager.modules[name].tp_size == 1 and len(manager.modules[name].lora_a_stacked) == len(parts)
         for name, parts in plan.modules.items()

@@ -1,4 +1,4 @@
-"""A wrapper of vLLM's AsyncLLM whose calls raise an error when the engine fails, and that can wait for a failure."""
+"""A wrapper of vLLM's AsyncLLM. Its calls raise an error if the engine fails, and callers can wait for a failure."""
 
 import asyncio
 import logging
@@ -22,6 +22,7 @@ _Result = TypeVar('_Result')
 _log = logging.getLogger(__name__)
 
 _ALIVE_CHECK_SECONDS = 0.05
+"""Interval of the checks whether the engine has failed."""
 _SHUTDOWN_SECONDS = 0.5
 """Time limit for a regular shutdown of the engine core, which has no data to save."""
 _LONG_METHODS = ('twinkle_replace_base', 'twinkle_restore')
@@ -32,7 +33,7 @@ def make_async_llm(folder: str, args: Mapping[str, Any], *, thread_count: int = 
     """Start vLLM with the settings of `VllmEngine` and return the AsyncLLM. Blocks for many seconds.
 
     Raises:
-        ValueError: an argument is unknown to vLLM.
+        ValueError: an argument is not supported, or vLLM cannot run the model with the arguments.
     """
     prepare_environment(thread_count=thread_count)
     given = engine_args(folder, args)
@@ -53,7 +54,7 @@ class VllmCore:
         hang_seconds: time without response after which the engine core is killed.
 
     Raises:
-        ValueError: an argument is unknown, or vLLM would use another dtype than requested.
+        ValueError: an argument is not supported, or vLLM cannot run the model with the arguments and this dtype.
 
     Concurrency: create it in any thread; use it on one event loop.
     """
@@ -161,7 +162,7 @@ class VllmCore:
         for socket in list(client.ctx._sockets):  # noqa: SLF001 - terminating a context with open sockets blocks
             socket.close(linger=0)
         client.resources.ctx.term()
-        # The finalizer of vLLM shuts down again, which would fail during interpreter exit.
+        # vLLM's finalizer would shut down again, and fail during interpreter exit.
         del self._llm
 
     @property

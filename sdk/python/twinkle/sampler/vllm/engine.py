@@ -1,7 +1,7 @@
 """The vLLM engine with the events of the torch engine: concurrent requests, each with its own adapter version.
 
-vLLM samples the tokens. Text, stop strings and the end of sequences are computed by the same code as in the torch
-engine, so a sequence started by one engine can be continued by the other.
+vLLM samples the tokens. Text, stop strings and the end of sequences are computed by the code of the torch engine, so
+each engine can continue a sequence that the other engine started.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ class VllmEngine:
             while the core measurably computes on a CPU or loads weights.
 
     Raises:
-        ValueError: an argument is unknown, or vLLM would use another dtype than requested.
+        ValueError: an argument is not supported, or vLLM cannot run the model with the arguments and this dtype.
 
     Concurrency: create it in any thread; use it on one event loop, from any number of tasks.
     """
@@ -162,15 +162,15 @@ class VllmEngine:
                 await asyncio.shield(self._adapters.release(request.adapter))
 
     async def check_form(self, form: StructuredOutput, *, owner: str = '') -> None:
-        """Check that structured output can be compiled. `generate` also checks it and reuses the cached result.
+        """Check that an output specification can be compiled. A later `generate` reuses the cached result.
 
         Args:
             form: specification of the output.
             owner: owner of the request. Owners take turns, so many checks of one owner do not delay those of another.
 
         Raises:
-            InvalidSamplingParams: it cannot be compiled, or not within the limits.
-            EngineFailed: the check failed.
+            InvalidSamplingParams: the specification cannot be compiled within the limits.
+            EngineFailed: the process that compiles specifications did not respond.
         """
         await self._output_checker.check(form, owner=owner)
 
@@ -186,7 +186,7 @@ class VllmEngine:
         """Load an adapter version from memory. Running requests continue.
 
         Raises:
-            AdapterDoesNotFit: the version does not fit the model. It is not loaded.
+            AdapterDoesNotFit: the version does not fit the model, and is not loaded.
             EngineFailed: the engine has failed.
         """
         return await self._adapters.add(key, version, source)
@@ -244,7 +244,11 @@ class VllmEngine:
         self._sleep_level = level
 
     async def wake_up(self) -> None:
-        """Allocate the memory again. Has no effect if the engine does not sleep."""
+        """Allocate the memory again. Has no effect if the engine does not sleep.
+
+        Raises:
+            EngineFailed: the weights could not be restored after level 2.
+        """
         level, self._sleep_level = self._sleep_level, 0
         if level:
             await self._core.wake_up()

@@ -1,7 +1,7 @@
 """Checks whether a structured output specification (a *form*) can be compiled, before it is passed to vLLM.
 
-vLLM parses a form on the event loop for each sequence and compiles it in the engine core, with few threads and without
-limits, so one costly form would delay all others. A form is therefore compiled first in a separate process with
+vLLM parses a form on the event loop for each sequence. It compiles the form in the engine core, with few threads and
+without limits, so one costly form would delay all others. A form is therefore compiled first in a separate process with
 limits, once for all its sequences, and the result is cached.
 """
 
@@ -29,11 +29,13 @@ from twinkle.sampler.vllm.forms import BACKEND
 CPU_SECONDS = 2
 """CPU time limit for compiling one form. Typical forms take less than 0.1 s."""
 MEMORY_BYTES = 1 << 30
+"""Memory limit for compiling one form, in addition to the memory of the process."""
 _PROGRAM = Path(__file__).with_name('form_process.py')
 _FIELD = 'structured_output'
 _START_SECONDS = 180.0
+"""Time limit for the start of the process, which loads the vocabulary."""
 _RESPONSE_SECONDS = 60.0
-"""Wall-clock limit, far above the CPU limit, that only a hanging process exceeds."""
+"""Time limit for a response, far above the CPU limit; only a hanging process exceeds it."""
 _CACHED_RESULTS = 4096
 """Number of cached results."""
 
@@ -69,8 +71,8 @@ class FormChecker:
             owner: owner of the request. At most one form per owner competes with those of other owners.
 
         Raises:
-            InvalidSamplingParams: the form cannot be compiled, or not within the limits.
-            EngineFailed: the check failed.
+            InvalidSamplingParams: the form cannot be compiled within the limits.
+            EngineFailed: the process that compiles forms did not respond.
         """
         if form.json_object:
             return _checked(json_object=True)

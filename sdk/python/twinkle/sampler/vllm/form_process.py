@@ -3,8 +3,8 @@
 For some forms of a few kilobytes, xgrammar needs minutes and gigabytes, cannot be interrupted, and may crash. This
 process therefore loads the vocabulary once and compiles each form in a fork, which the kernel terminates at a limit.
 
-The program reads JSON lines `{"id", "kind", "text"}` and writes `{"id", "problem"}`. The first line it writes has the
-id 0 and signals that it is ready. It exits at the end of its input.
+The program reads JSON lines `{"id", "kind", "text"}` and writes `{"id", "problem"}`. The first written line has the id
+0 and signals that the program is ready. The program exits at the end of its input.
 """
 
 import json

@@ -35,7 +35,7 @@ def in_memory_file(tensors: Mapping[str, TensorData], *, segment_path: str = '')
 
     Args:
         tensors: tensors, in order.
-        segment_path: existing file with the tensors, which is used instead and not deleted.
+        segment_path: existing file with the tensors, used instead of a temporary file and not deleted.
     """
     if segment_path:
         yield segment_path

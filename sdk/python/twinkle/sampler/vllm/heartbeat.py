@@ -14,9 +14,9 @@ import psutil
 HANG_SECONDS = 20.0
 """Default time without response after which a core is considered hanging; far above the duration of any step."""
 _TICKS = 4
-"""Number of checks in that time. Checks are counted instead of measuring time, in case this event loop is delayed."""
+"""Number of checks in `hang_seconds`. Checks are counted instead of time, in case this event loop is delayed."""
 _BUSY_FACTOR = 10
-"""Factor on the time limit for a core that is known to work, such as a long step on a CPU or loading of weights."""
+"""Factor on the time limit while a core is known to work, for example in a long step on a CPU or a load of weights."""
 _BUSY_FRACTION = 0.1
 """CPU usage above which a process counts as working."""
 
@@ -58,7 +58,7 @@ class Heartbeat:
         """Return a context in which the core is watched.
 
         Args:
-            is_long: whether the core does something that may take long, such as loading weights.
+            is_long: whether the core may be busy for long, for example because it loads weights.
         """
         self._watchers += 1
         self._long_calls += is_long
@@ -84,7 +84,7 @@ class Heartbeat:
             finally:
                 response.cancel()
             if response.exception() is not None:
-                # The core has exited, which vLLM reports itself.
+                # The core has exited; vLLM itself reports the exit.
                 return
 
     async def _is_responding(self, response: 'asyncio.Future[Any]') -> bool:

@@ -7,12 +7,13 @@ from typing import Any
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 RATE_WINDOW_SECONDS = 5.0
+"""Time over which the rate of sampled tokens is computed."""
 _HIT_WINDOW = 1000
 """Number of prompts over which the hit rate is computed."""
 
 
 class EngineStats(StatLoggerBase):
-    """Stores the latest statistics of every engine core; vLLM calls it after each step."""
+    """Stores the latest statistics of every engine core; vLLM calls `record` after each step."""
 
     def __init__(self) -> None:
         self.kv_usage: dict[int, float] = {}

@@ -22,7 +22,7 @@ EXTENSION = 'twinkle.sampler.vllm.worker.TwinkleWorker'
 CORE_SIDE = 'twinkle.sampler.vllm.core_side'
 """Module that every engine core imports, even if it runs in another process than the workers."""
 NEVER_EVICT = 1 << 20
-"""Capacity of vLLM's adapter cache. It must never evict an adapter, because evicted adapters cannot be loaded again."""
+"""Capacity of vLLM's adapter cache, which must not evict adapters, because evicted ones cannot be loaded again."""
 _OWNED = ('model', 'enable_lora', 'worker_extension_cls', 'logprobs_mode', 'max_cpu_loras')
 """Arguments that users cannot set, because other values would give wrong results."""
 _DEFAULTS: Mapping[str, Any] = {
@@ -48,7 +48,7 @@ _ENVIRONMENT: Mapping[str, str] = {
     'VLLM_WORKER_MULTIPROC_METHOD': 'spawn',
 }
 _CPU_ENVIRONMENT: Mapping[str, str] = {
-    # The worker runs in the engine core's process, which saves a process and the calls between the two.
+    # A worker in the engine core's process saves a process, and the calls between the two.
     'VLLM_ENABLE_V1_MULTIPROCESSING': '0',
     # 'auto' would reserve a core and pin threads; OMP_NUM_THREADS sets the number of threads instead.
     'VLLM_CPU_OMP_THREADS_BIND': 'nobind',

@@ -3,7 +3,7 @@
 * On a CPU, LoRA applies the last slot's adapter to rows of the base model while every slot is in use. The patch skips
   these rows and multiplies once per adapter. LoRA on the head breaks the log-probabilities of prompts, so heads are
   excluded.
-* On a CPU, a reload leaves a tied head with a packed copy of the old embeddings. The patch packs it again.
+* On a CPU, a reload leaves a tied head with a packed copy of the old embeddings. The patch packs the head again.
 * Adapters in mapped memory are copied into slots by one batched copy.
 * On a CPU, blocks of keys and values are cleared before use. Structured output has time limits and can be continued.
 * If one request in a step chooses the tokens whose log-probabilities it wants, the sampler omits the most likely tokens
@@ -86,7 +86,7 @@ def pack_heads(model: Any) -> None:
 
 
 def _activate_adapter(self: Any, lora_id: int) -> bool:
-    """Copy an adapter into a free slot, unless it has one. vLLM has freed a slot before the call."""
+    """Copy an adapter that has no slot into a free slot. vLLM has freed a slot before the call."""
     adapter = self._registered_adapters[lora_id]
     if not isinstance(adapter, MappedAdapter):
         if lora_id not in self._active_adapters:
@@ -105,13 +105,16 @@ def _activate_adapter(self: Any, lora_id: int) -> bool:
 
 
 def _sample(self: Any, logits: Tensor, sampling_metadata: Any, *args: Any, **kwargs: Any) -> Any:
-    """Sample, and record how many most likely tokens the requests of this step want."""
+    """Sample, and record the maximum number of most likely tokens that a request of this step wants."""
     self.twinkle_top_count = sampling_metadata.max_num_logprobs or 0
     return _stock_sample(self, logits, sampling_metadata, *args, **kwargs)
 
 
 def _gather_chosen(self: Any, logprobs_RV: Tensor, chosen: dict[int, list[int]], sampled_R: Tensor) -> Any:
-    """Gather the chosen tokens of the rows in `chosen`, and the most likely tokens of the other rows."""
+    """Gather the chosen tokens of the rows in `chosen`, and the most likely tokens of the other rows.
+
+    Legend: R rows of logits, V vocabulary size.
+    """
     gathered = _stock_gather_chosen(self, logprobs_RV, chosen, sampled_R)
     others = [row for row in range(len(logprobs_RV)) if row not in chosen]
     if gathered is None or not others or self.twinkle_top_count < 1:
@@ -179,7 +182,7 @@ def adapter_rows(slots_T: Tensor) -> list[tuple[int, 'slice | Tensor']]:
     """Return the slot and the rows of each adapter in a batch, without the rows of the base model.
 
     Args:
-        slots_T: slot of each row, -1 for the base model.
+        slots_T: slot of each of the T rows, -1 for the base model.
     """
     groups: list[tuple[int, slice | Tensor]] = []
     for slot in slots_T.unique().tolist():
@@ -196,12 +199,14 @@ def _add_lora_linear(
 ) -> None:
     """Add each adapter's update to its rows of `y`.
 
+    Legend: T rows of a step, R rows of one adapter, I inputs of the layer, O outputs of one slice.
+
     Args:
         self: vLLM's wrapper.
-        y: [T, out], modified in place.
-        x: [T, in].
-        a_stacked: [slots, 1, rank, in] for each slice of the output.
-        b_stacked: [slots, 1, slice, rank] for each slice of the output.
+        y: [T, outputs], modified in place.
+        x: [T, I].
+        a_stacked: [slots, 1, rank, I] for each slice of the output.
+        b_stacked: [slots, 1, O, rank] for each slice of the output.
         rest: vLLM's scale, which is 1 because B is already scaled, and the width of each slice.
     """
     scale, widths = rest[:2]

@@ -1,7 +1,7 @@
 """Penalties for sequences that another engine started. Runs in vLLM's workers.
 
-The tokens sampled so far are passed to vLLM as the end of the prompt, which its presence and frequency penalties
-ignore. Such sequences therefore use these penalties instead of vLLM's. V is the vocabulary size.
+The tokens sampled so far are passed to vLLM as the end of the prompt, but vLLM's presence and frequency penalties
+ignore prompts. Such sequences therefore use the penalties of this module. V is the vocabulary size.
 
 vLLM has two model runners with different interfaces for logits processors, and each refuses the classes of the other,
 so this module has one class for each runner.
@@ -30,6 +30,7 @@ class _Row:
 
     prompt: Sequence[int]
     begun: Sequence[int]
+    """End of `prompt`: the tokens that another engine sampled."""
     sampled_ids: Sequence[int]
     repetition: float
     presence: float
@@ -76,7 +77,7 @@ class ContinuedPenaltiesV2(LogitsProcessorV2):
         del vllm_config
         self._states = req_states
         self._given: dict[int, Sequence[Any]] = {}
-        """Arguments of the penalties, by slot. Entries of finished requests are replaced with their slots."""
+        """Arguments of the penalties, by slot. The entry of a finished request remains until its slot is reused."""
 
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
         """Read the penalties of a request, and return whether it has any."""

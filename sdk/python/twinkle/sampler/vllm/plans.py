@@ -30,11 +30,12 @@ _CACHED_PLANS = 64
 
 @dataclass(frozen=True)
 class TensorLocation:
-    """The location of a tensor in the file."""
+    """The location of a tensor in a file of weights."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     offset: int
+    """Position of the first byte in the file."""
 
     def view(self, buffer: Tensor) -> Tensor:
         """Return the tensor as a view of `buffer`, which is uint8 [bytes]."""
@@ -42,7 +43,7 @@ class TensorLocation:
         return buffer[self.offset : end].view(self.dtype).view(self.shape)
 
     def view_typed(self, elements: Tensor) -> Tensor:
-        """Return a matrix like `view`, but with a single operation on the file viewed as elements of its dtype."""
+        """Return a matrix like `view`, in a single operation; `elements` is the file as elements of the dtype."""
         return elements.as_strided(self.shape, (self.shape[1], 1), self.offset // self.dtype.itemsize)
 
     @property
@@ -106,7 +107,8 @@ def map_file(path: str, size_bytes: int) -> Tensor:
     try:
         if os.fstat(descriptor).st_size < size_bytes:
             raise Misfit(f'the weights file has fewer than {size_bytes} bytes')
-        # Writable because torch has no read-only tensors. It is private and never written, so no page is copied.
+        # The mapping is writable because torch has no read-only tensors. It is private and never written to, so no page
+        # is copied.
         area = mmap.mmap(descriptor, size_bytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     finally:
         os.close(descriptor)
@@ -133,7 +135,8 @@ def make_plan(manager: Any, layout: bytes) -> Plan:
     """Assign the tensors of a layout to the model's layers.
 
     Raises:
-        Misfit: a tensor belongs to no layer that supports LoRA, or has the wrong shape.
+        Misfit: a tensor belongs to no layer that supports LoRA, lacks its counterpart (A or B), has the wrong shape, or
+            exceeds the maximum rank.
     """
     locations, config, size_bytes = read_layout(layout)
     if config is None:

@@ -1,6 +1,6 @@
-"""Prompt probes: vLLM samples one token after the beginnings of a prompt, and scores chosen tokens beside it.
+"""Prompt probes: vLLM samples tokens after each prefix of a prompt, and scores the requested tokens there.
 
-A probe starts when its prompt has been computed, so nearly all of each beginning is found in the prefix cache.
+A probe starts when its prompt has been computed, so nearly all of each prefix is found in the prefix cache.
 """
 
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -18,7 +18,7 @@ from twinkle.sampler.vllm.request import Run
 from twinkle.sampler.vllm.sampling import sequence_seed
 
 CONCURRENT_STEPS = 16
-"""Maximum number of sequences that one probe runs at once, so that it does not delay other requests for long."""
+"""Maximum number of sequences that one probe runs at once, so that other requests are not delayed for long."""
 
 Outputs = Callable[[str, list[int], SamplingParams], AsyncGenerator[Any, None]]
 """Returns vLLM's outputs for the id of a sequence, its prompt, and its parameters."""
@@ -36,7 +36,7 @@ class _Step:
 
 
 async def probe_prompt(run: Run, outputs: Outputs) -> ProbeResult | None:
-    """Return the result of a request's probe; None if it has none, or if the request was aborted."""
+    """Return the result of a request's probe; None without a probe, or if the request was aborted."""
     probe, prompt = run.request.params.prompt_probe, run.request.prompt_token_ids
     if probe is None:
         return None

@@ -21,7 +21,7 @@ def sequence_seed(seed: int, sequence_index: int) -> int:
 
 
 class CheckedParams(SamplingParams):
-    """Parameters with checked structured output. vLLM would check it per sequence while all requests wait."""
+    """Parameters with checked structured output. vLLM would repeat the check per sequence, while all requests wait."""
 
     def _validate_structured_outputs(self, *_: Any) -> None:
         """Skip the check."""

@@ -1,7 +1,7 @@
 """A vLLM scheduler that logs the sampled tokens of each step of the engine core, for measurements and tests.
 
-It is enabled by the engine arguments `scheduler_cls=SCHEDULER` and `additional_config={'step_log': path}`. It runs in
-the engine core and schedules like vLLM's default scheduler. Each engine core writes one file.
+The engine arguments `scheduler_cls=SCHEDULER` and `additional_config={'step_log': path}` enable the scheduler. It runs
+in the engine core and schedules like vLLM's default scheduler.
 """
 
 import json

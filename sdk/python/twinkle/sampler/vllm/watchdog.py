@@ -1,8 +1,8 @@
 """Stops vLLM's processes when their owner process exits.
 
-If its owner is killed by SIGKILL, vLLM's engine core waits indefinitely and keeps the model's memory. The owner
-therefore writes its process id to the environment before it starts the core, and the core watches a pidfd of the owner,
-which becomes readable when the owner exits.
+If the owner of vLLM's engine core is killed by SIGKILL, the core waits indefinitely and keeps the model's memory. The
+owner therefore writes its process id to the environment before it starts the core. The core watches a pidfd of the
+owner, which becomes readable when the owner exits.
 """
 
 import os

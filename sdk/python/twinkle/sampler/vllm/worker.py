@@ -30,7 +30,7 @@ class TwinkleWorker:
 
         Args:
             lora_id: new id of the adapter in vLLM.
-            path: file with its tensors. It may be deleted after the call.
+            path: file with the adapter's tensors; the file may be deleted after the call.
             layout: description of the file from `layout_of`.
 
         Returns:
@@ -65,7 +65,7 @@ class TwinkleWorker:
         """Replace the base weights. Adapters are kept.
 
         Args:
-            path: file with all tensors of the checkpoint. It may be deleted after the call.
+            path: file with all tensors of the checkpoint; the file may be deleted after the call.
             layout: description of the file from `layout_of`.
 
         Returns:

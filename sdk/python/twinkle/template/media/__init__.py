@@ -1,7 +1,7 @@
 """Convert images, videos and audio in chats to model inputs. This package does not import torch.
 
-`placeholders` finds media in a chat, `loading` and `sound` decode them within limits, `vision` and `audio` run the
-model's own processor, `positions` computes position ids, and `chat_media` combines these steps for the template.
+`placeholders` finds media in a chat. `loading` and `sound` decode the media within limits. `vision` and `audio` run the
+model's own processor, and `positions` computes position ids. `chat_media` combines these steps for the template.
 """
 
 from twinkle.template.media.audio import AudioReader

@@ -17,6 +17,7 @@ from twinkle.template.media.sound import Sound
 from twinkle.template.tokenizer import ChatTokenizer
 
 _ARGUMENTS = ('chunk_length', 'dither', 'feature_size', 'hop_length', 'n_fft', 'padding_value', 'sampling_rate')
+"""Settings in `preprocessor_config.json` that are passed to the feature extractor."""
 _OPEN, _CLOSE = '<|audio_bos|>', '<|audio_eos|>'
 """Delimiters of a clip's tokens, the same as in Qwen2-Audio's processor."""
 
@@ -57,7 +58,7 @@ class AudioReader:
         """Return the mel spectrogram of a clip.
 
         Raises:
-            InvalidTrajectory: the clip has another sampling rate than the model, or is too short or too long.
+            InvalidTrajectory: the clip is too short or too long, or its sampling rate is not the model's.
         """
         rate = int(self._extractor.sampling_rate)
         if opened.rate != rate:

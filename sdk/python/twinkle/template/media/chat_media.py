@@ -42,7 +42,7 @@ class Reader(Protocol):
         """Convert one decoded item to arrays.
 
         Raises:
-            InvalidTrajectory: the item does not fit the model; names the field `field_path`.
+            InvalidTrajectory: the item does not fit the model. The error names `field_path`.
         """
         ...
 
@@ -98,7 +98,7 @@ class ChatMedia:
             load: function that decodes each kind of media.
 
         Raises:
-            InvalidTrajectory: names the field that cannot be read.
+            InvalidTrajectory: an item cannot be read, or there are too many items. The error names the field.
         """
         found, named = find_media(chat)[1], find_media(given)[1]
         if len(found) > self.limits.max_items:
@@ -108,7 +108,7 @@ class ChatMedia:
         return [self._read(media, field_path, load) for media, field_path in zip(found, places, strict=True)]
 
     def expanded(self, tokens: TokenizedText, media: Sequence[ReadMedia]) -> TokenizedText:
-        """Repeat each media token as many times as the item needs; its offsets are repeated too.
+        """Repeat each media token, with its offsets, as many times as its item needs.
 
         Raises:
             TemplateError: the rendered chat contains more or fewer media tokens than items.

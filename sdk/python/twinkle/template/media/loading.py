@@ -21,6 +21,7 @@ from twinkle.template.media.sound import Sound, sound_of_array, sound_of_wav
 FORMATS = ('PNG', 'JPEG', 'WEBP', 'GIF', 'BMP')
 """Supported image formats; excludes formats that run programs or contain other formats."""
 _BOMBS = (Image.DecompressionBombError, Image.DecompressionBombWarning)
+"""Exceptions of Pillow for images with too many pixels."""
 _DECODE_ERRORS = (
     OSError, SyntaxError, ValueError, EOFError, ArithmeticError, MemoryError, LookupError, TypeError, AttributeError,
     RuntimeError, UserWarning, struct.error, zlib.error,
@@ -57,11 +58,11 @@ class MediaLoader:
 
         Args:
             source: a path, a `data:` or `file:` URL, bytes, `{'bytes': ...}` or `{'path': ...}` as in Hugging Face
-                datasets, `{'url': ...}`, a Pillow image, or a uint8 array [height, width, 3].
+                datasets, `{'url': ...}`, `{'base64': ...}`, a Pillow image, or a uint8 array [height, width, 3].
             field_path: path of the field, for error messages.
 
         Raises:
-            InvalidTrajectory: names the field; it cannot be read, is not an image, or exceeds the limits.
+            InvalidTrajectory: the source cannot be read, is not an image, or exceeds the limits.
         """
         if isinstance(source, Image.Image):
             return self._checked(source, field_path)
@@ -87,7 +88,7 @@ class MediaLoader:
             field_path: path of the field, for error messages.
 
         Raises:
-            InvalidTrajectory: names the field; it cannot be read, is not audio, or exceeds the limits.
+            InvalidTrajectory: the source cannot be read, is not audio, or exceeds the limits.
         """
         return sound_of_array(source, field_path) or sound_of_wav(self._bytes(source, field_path), field_path)
 
@@ -100,8 +101,8 @@ class MediaLoader:
             field_path: path of the field, for error messages.
 
         Raises:
-            InvalidTrajectory: names the field; it exceeds the limits, its frames differ in size or cannot be read, or
-                it is a video file, because no video decoder is installed.
+            InvalidTrajectory: the video exceeds the limits, its frames differ in size or cannot be read, or the source
+                is a video file, because no video decoder is installed.
         """
         fields = cast('Mapping[str, Any]', source) if isinstance(source, Mapping) else {'video': source}
         rate: Any = fields.get('fps', 2.0)

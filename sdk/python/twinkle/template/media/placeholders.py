@@ -16,6 +16,7 @@ MEDIA_FIELDS = {'image': 'images', 'video': 'videos', 'audio': 'audios'}
 """Map from the kind of media to the field of a trajectory."""
 _PLACEHOLDER = re.compile('<(image|video|audio)>')
 _PART_KINDS = {'image': 'image', 'image_url': 'image', 'video': 'video', 'audio': 'audio', 'audio_url': 'audio'}
+"""Map from the type of a message part to the kind of media."""
 _SOURCE_KEYS = ('url', 'path', 'bytes', 'base64')
 """Keys under which a part may contain its media, in addition to the name of its type."""
 

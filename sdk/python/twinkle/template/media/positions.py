@@ -1,7 +1,7 @@
 """Position ids in time, height and width for the tokens of images and videos.
 
-They follow Qwen2-VL (arXiv:2409.12191, section 2.1), with Qwen2.5-VL's time in seconds (arXiv:2502.13923, section
-2.1.3). T is the number of tokens.
+The positions follow Qwen2-VL (arXiv:2409.12191, section 2.1), with Qwen2.5-VL's time in seconds (arXiv:2502.13923,
+section 2.1.3). T is the number of tokens.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ def media_positions(
 ) -> npt.NDArray[np.int32]:
     """Return the position ids int32 [3, T] of a sequence with images and videos.
 
-    The tokens of an image get its rows and columns as positions. Text continues after the largest position of the three
-    axes.
+    The tokens of an image are positioned by their row and column. Text continues after the largest position of the
+    three axes.
 
     Args:
         input_ids: integers [T], in which each media token is already repeated for its item.

@@ -36,14 +36,14 @@ class ReadsMedia:
         return self._media is not None
 
     def preprocess_image(self, image: Any, place: str = 'images[0]') -> Any:
-        """Return an RGB Pillow image; override this method to change the images that the model gets.
+        """Return an RGB Pillow image; override this method to change the images that the model receives.
 
         Args:
             image: a path, bytes, `data:` URL, Pillow image or uint8 array [height, width, 3]; see `docs/templates.md`.
             place: path of the field, for error messages. Default: 'images[0]'.
 
         Raises:
-            InvalidTrajectory: names the field; it cannot be read, is not an image, or exceeds the limits.
+            InvalidTrajectory: the image cannot be read or exceeds the limits. The error names `place`.
         """
         return self.media_loader.image(image, place)
 
@@ -59,7 +59,7 @@ class ReadsMedia:
             place: path of the field, for error messages. Default: 'videos[0]'.
 
         Raises:
-            InvalidTrajectory: names the field; it cannot be read or exceeds the limits.
+            InvalidTrajectory: the video cannot be read or exceeds the limits. The error names `place`.
         """
         return self.media_loader.video(video, place)
 
@@ -75,7 +75,7 @@ class ReadsMedia:
             place: path of the field, for error messages. Default: 'audios[0]'.
 
         Raises:
-            InvalidTrajectory: names the field; it cannot be read or exceeds the limits.
+            InvalidTrajectory: the clip cannot be read or exceeds the limits. The error names `place`.
         """
         return self.media_loader.sound(audio, place)
 

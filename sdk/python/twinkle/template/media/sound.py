@@ -16,7 +16,7 @@ _WIDTHS = {1: np.dtype('u1'), 2: np.dtype('<i2'), 4: np.dtype('<i4')}
 """Map from bytes per sample to dtype; one-byte samples in WAV files are unsigned."""
 
 _MAX_AMPLITUDE = 2.0
-"""Maximum accepted amplitude. Resampling slightly exceeds 1; unscaled 16-bit integers as floats are far above it."""
+"""Maximum accepted amplitude. Resampled audio may slightly exceed 1; unscaled 16-bit values are far above 2."""
 _DECODE_ERRORS = (wave.Error, EOFError, OSError, ValueError, ZeroDivisionError, RuntimeError, struct.error)
 """Exceptions of the standard library for truncated and non-WAV files."""
 

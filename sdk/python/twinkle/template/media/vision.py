@@ -23,6 +23,7 @@ _ARGUMENTS = (
     'do_convert_rgb', 'do_normalize', 'do_rescale', 'do_resize', 'image_mean', 'image_std', 'max_pixels', 'merge_size',
     'min_pixels', 'patch_size', 'resample', 'rescale_factor', 'size', 'temporal_patch_size',
 )  # fmt: skip
+"""Settings in `preprocessor_config.json` that are passed to the image processor."""
 
 
 class VisionReader:
@@ -108,9 +109,9 @@ class VisionReader:
     def read_video(self, video: Video, field_path: str) -> ReadMedia:
         """Convert a video to patches; the last frame is repeated to fill the last temporal step.
 
-        The video processors of transformers need torchvision, so the image processor is used for each frame. For one
-        image it repeats the same pixels in every temporal slot of a patch; for a video each slot holds one frame. So
-        one slot is taken from each frame's patches, and the slots of a step are stacked.
+        The video processors of transformers need torchvision, so the image processor is used for each frame. It repeats
+        the pixels of an image in every temporal slot of a patch, but in a patch of a video each slot contains another
+        frame. One slot is therefore taken from each frame's patches, and the slots of a temporal step are stacked.
 
         Raises:
             InvalidTrajectory: the image processor refuses a frame.

@@ -1,4 +1,4 @@
-"""Find the end of a JSON value inside other text, and parse it. Both accept any text and take linear time."""
+"""Find the end of a JSON value inside other text, and parse the value. Any text is accepted, in linear time."""
 
 import json
 import math

@@ -15,7 +15,7 @@ _NEXT = re.compile(r'^[ \t]*+(?:Thought|Action|Action Input|Observation|Final An
 class ReActParser:
     """Parser of `Action: name` followed, on the next line, by `Action Input:` with a JSON object or text.
 
-    Text becomes the single argument `input`. It ends before the next line that starts with a keyword of the format,
+    Text becomes the single argument `input`, and ends before the next line that starts with a keyword of the format,
     such as `Observation:`.
     """
 

@@ -11,7 +11,7 @@ class ToolCallRegistry:
     """A mutable mapping from names to tool call parsers.
 
     Args:
-        parsers: the first parsers to register.
+        parsers: parsers to register initially.
     """
 
     def __init__(self, *parsers: ToolCallParser) -> None:

@@ -470,11 +470,11 @@ class CheckpointUploadHeader(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     USER_METADATA_FIELD_NUMBER: _builtins.int
     upload_id: _builtins.str
-    """Id of the upload, chosen by the caller: 1 to 128 letters, digits, '.', '_' and '-'. An upload that was interrupted
-    resumes under the same id. Required.
+    """Id of the upload, chosen by the caller: 1 to 128 letters, digits, '.', '_' and '-', beginning with a letter or
+    digit. An upload that was interrupted resumes under the same id. Required.
     """
     name: _builtins.str
-    """Name of the new checkpoint. Required."""
+    """Name of the new checkpoint, under the same rule as the id. Required."""
     base_model: _builtins.str
     """Base model that the adapter belongs to. Required."""
     size_bytes: _builtins.int

@@ -164,7 +164,9 @@ class CheckpointServiceServicer:
         ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER), and the error's metadata contains the offset at which to resume.
         Errors: INVALID_ARGUMENT if the archive is not a PEFT folder of safetensors, or if a tensor does not belong to the
         base model, has another shape, or has values that are not finite; NOT_FOUND (ERROR_REASON_BASE_MODEL_NOT_FOUND);
-        RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many unfinished uploads.
+        ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS) if the upload has created a different checkpoint before;
+        FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends the upload; RESOURCE_EXHAUSTED
+        (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many unfinished uploads.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

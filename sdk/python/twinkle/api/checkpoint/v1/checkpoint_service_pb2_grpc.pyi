@@ -51,7 +51,9 @@ class CheckpointServiceStub:
     ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER), and the error's metadata contains the offset at which to resume.
     Errors: INVALID_ARGUMENT if the archive is not a PEFT folder of safetensors, or if a tensor does not belong to the
     base model, has another shape, or has values that are not finite; NOT_FOUND (ERROR_REASON_BASE_MODEL_NOT_FOUND);
-    RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many unfinished uploads.
+    ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS) if the upload has created a different checkpoint before;
+    FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends the upload; RESOURCE_EXHAUSTED
+    (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many unfinished uploads.
     """
     WatchCheckpoints: _aio.UnaryStreamMultiCallable[_checkpoint_service_pb2.WatchCheckpointsRequest, _checkpoint_service_pb2.WatchCheckpointsResponse]
     """Follows the checkpoints of all tenants: a snapshot, `is_synced`, then every change. Errors: PERMISSION_DENIED if
@@ -150,7 +152,9 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER), and the error's metadata contains the offset at which to resume.
         Errors: INVALID_ARGUMENT if the archive is not a PEFT folder of safetensors, or if a tensor does not belong to the
         base model, has another shape, or has values that are not finite; NOT_FOUND (ERROR_REASON_BASE_MODEL_NOT_FOUND);
-        RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many unfinished uploads.
+        ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS) if the upload has created a different checkpoint before;
+        FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends the upload; RESOURCE_EXHAUSTED
+        (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many unfinished uploads.
         """
 
     @_abc_1.abstractmethod

@@ -92,7 +92,7 @@ class VersionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PinVersion(self, request, context):
-        """Pins a version, which keeps it until it is unpinned. Errors: NOT_FOUND (ERROR_REASON_VERSION_NOT_FOUND);
+        """Pins a version, which is then kept until it is unpinned. Errors: NOT_FOUND (ERROR_REASON_VERSION_NOT_FOUND);
         RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the adapter has too many pinned versions.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

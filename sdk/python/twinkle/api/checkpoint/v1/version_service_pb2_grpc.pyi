@@ -25,7 +25,7 @@ class VersionServiceStub:
     ListVersions: _aio.UnaryUnaryMultiCallable[_version_service_pb2.ListVersionsRequest, _version_service_pb2.ListVersionsResponse]
     """Lists the versions of an adapter, newest first."""
     PinVersion: _aio.UnaryUnaryMultiCallable[_version_service_pb2.PinVersionRequest, _version_service_pb2.PinVersionResponse]
-    """Pins a version, which keeps it until it is unpinned. Errors: NOT_FOUND (ERROR_REASON_VERSION_NOT_FOUND);
+    """Pins a version, which is then kept until it is unpinned. Errors: NOT_FOUND (ERROR_REASON_VERSION_NOT_FOUND);
     RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the adapter has too many pinned versions.
     """
     UnpinVersion: _aio.UnaryUnaryMultiCallable[_version_service_pb2.UnpinVersionRequest, _version_service_pb2.UnpinVersionResponse]
@@ -69,7 +69,7 @@ class VersionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _version_service_pb2.PinVersionRequest,
         context: _aio.ServicerContext[_version_service_pb2.PinVersionRequest, _abc.Awaitable[_version_service_pb2.PinVersionResponse]],
     ) -> _abc.Awaitable[_version_service_pb2.PinVersionResponse]:
-        """Pins a version, which keeps it until it is unpinned. Errors: NOT_FOUND (ERROR_REASON_VERSION_NOT_FOUND);
+        """Pins a version, which is then kept until it is unpinned. Errors: NOT_FOUND (ERROR_REASON_VERSION_NOT_FOUND);
         RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the adapter has too many pinned versions.
         """
 

@@ -28,8 +28,8 @@ if _version_not_supported:
 class WeightStreamServiceStub:
     """Receives states with Publish, and sends them with Subscribe and Fetch. All methods return PERMISSION_DENIED if the
     caller is not a service of this deployment. A state exists only after its commit frame was answered: a transfer that
-    is interrupted at any byte changes nothing. Samplers also serve Subscribe and Fetch, to relay the versions that they
-    hold to other samplers.
+    is interrupted at any byte changes nothing. Samplers also serve Subscribe and Fetch, to relay the versions in their
+    memory to other samplers.
     """
 
     def __init__(self, channel):
@@ -58,8 +58,8 @@ class WeightStreamServiceStub:
 class WeightStreamServiceServicer:
     """Receives states with Publish, and sends them with Subscribe and Fetch. All methods return PERMISSION_DENIED if the
     caller is not a service of this deployment. A state exists only after its commit frame was answered: a transfer that
-    is interrupted at any byte changes nothing. Samplers also serve Subscribe and Fetch, to relay the versions that they
-    hold to other samplers.
+    is interrupted at any byte changes nothing. Samplers also serve Subscribe and Fetch, to relay the versions in their
+    memory to other samplers.
     """
 
     def Publish(self, request_iterator, context):
@@ -117,8 +117,8 @@ def add_WeightStreamServiceServicer_to_server(servicer, server):
 class WeightStreamService:
     """Receives states with Publish, and sends them with Subscribe and Fetch. All methods return PERMISSION_DENIED if the
     caller is not a service of this deployment. A state exists only after its commit frame was answered: a transfer that
-    is interrupted at any byte changes nothing. Samplers also serve Subscribe and Fetch, to relay the versions that they
-    hold to other samplers.
+    is interrupted at any byte changes nothing. Samplers also serve Subscribe and Fetch, to relay the versions in their
+    memory to other samplers.
     """
 
     @staticmethod

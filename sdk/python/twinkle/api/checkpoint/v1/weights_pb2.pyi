@@ -312,14 +312,15 @@ class CheckpointTarget(_message.Message):
     name: _builtins.str
     """Name of the checkpoint within the run."""
     is_overwrite_allowed: _builtins.bool
-    """Whether to replace an existing checkpoint with this name. If false, such a checkpoint causes ALREADY_EXISTS
+    """Whether to replace an existing checkpoint with this name. If false, an existing one causes ALREADY_EXISTS
     (ERROR_REASON_CHECKPOINT_EXISTS).
     """
     step_count: _builtins.int
     """Number of optimizer steps applied before the checkpoint was saved, at least 0."""
     request_id: _builtins.str
     """Id that makes the request idempotent, at most 256 characters. If a checkpoint with this name, request id and digest
-    exists, the first response is returned. If one of the two requests has no id, only the digests are compared.
+    exists, the first response is returned. If this request or the earlier one has no id, only the digests are
+    compared.
     """
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
@@ -327,7 +328,7 @@ class CheckpointTarget(_message.Message):
 
     @_builtins.property
     def user_metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels that the owner attaches to the checkpoint: at most 64, with names of 1 to 256 characters and values of at
+        """Labels that the owner attaches to the checkpoint: at most 64, with names of at most 256 characters and values of at
         most 4096 characters.
         """
 

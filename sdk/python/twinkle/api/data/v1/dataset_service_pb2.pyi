@@ -241,7 +241,7 @@ class ApplyRequest(_message.Message):
     """Id of the dataset. Required."""
     @_builtins.property
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[_dataset_pb2.DatasetStep]:
-        """Steps to apply, in order; at least one. If one of them fails, the dataset does not change."""
+        """Steps to apply, in order; at least one. If a step fails, the dataset does not change."""
 
     def __init__(
         self,

@@ -100,9 +100,11 @@ class DatasetServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Upload(self, request_iterator, context):
-        """Uploads a file in chunks. An interrupted upload can be resumed at the committed offset. Errors: DATA_LOSS
-        (ERROR_REASON_CHUNK_CORRUPT) for a damaged chunk; ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) for a chunk that does
-        not follow the stored bytes; FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends the same upload.
+        """Uploads a file in chunks. An interrupted upload can be resumed at the committed offset. Errors: INVALID_ARGUMENT if
+        the file is too large, or the header differs from that of an earlier stream; DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT)
+        for a damaged chunk; ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) for a chunk that does not follow the stored bytes;
+        FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends the same upload; RESOURCE_EXHAUSTED
+        (ERROR_REASON_QUOTA_EXCEEDED) if the tenant's uploads have too many bytes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -26,9 +26,11 @@ class DatasetServiceStub:
     datasets that are being prepared take too much memory.
     """
     Upload: _aio.StreamUnaryMultiCallable[_dataset_service_pb2.UploadRequest, _dataset_service_pb2.UploadResponse]
-    """Uploads a file in chunks. An interrupted upload can be resumed at the committed offset. Errors: DATA_LOSS
-    (ERROR_REASON_CHUNK_CORRUPT) for a damaged chunk; ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) for a chunk that does
-    not follow the stored bytes; FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends the same upload.
+    """Uploads a file in chunks. An interrupted upload can be resumed at the committed offset. Errors: INVALID_ARGUMENT if
+    the file is too large, or the header differs from that of an earlier stream; DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT)
+    for a damaged chunk; ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) for a chunk that does not follow the stored bytes;
+    FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends the same upload; RESOURCE_EXHAUSTED
+    (ERROR_REASON_QUOTA_EXCEEDED) if the tenant's uploads have too many bytes.
     """
     GetUpload: _aio.UnaryUnaryMultiCallable[_dataset_service_pb2.GetUploadRequest, _dataset_service_pb2.GetUploadResponse]
     """Gets the status of an upload, including the offset at which it resumes. Errors: NOT_FOUND
@@ -78,9 +80,11 @@ class DatasetServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _abc.AsyncIterator[_dataset_service_pb2.UploadRequest],
         context: _aio.ServicerContext[_abc.AsyncIterator[_dataset_service_pb2.UploadRequest], _abc.Awaitable[_dataset_service_pb2.UploadResponse]],
     ) -> _abc.Awaitable[_dataset_service_pb2.UploadResponse]:
-        """Uploads a file in chunks. An interrupted upload can be resumed at the committed offset. Errors: DATA_LOSS
-        (ERROR_REASON_CHUNK_CORRUPT) for a damaged chunk; ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) for a chunk that does
-        not follow the stored bytes; FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends the same upload.
+        """Uploads a file in chunks. An interrupted upload can be resumed at the committed offset. Errors: INVALID_ARGUMENT if
+        the file is too large, or the header differs from that of an earlier stream; DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT)
+        for a damaged chunk; ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) for a chunk that does not follow the stored bytes;
+        FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends the same upload; RESOURCE_EXHAUSTED
+        (ERROR_REASON_QUOTA_EXCEEDED) if the tenant's uploads have too many bytes.
         """
 
     @_abc_1.abstractmethod

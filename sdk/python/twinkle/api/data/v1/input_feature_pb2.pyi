@@ -97,14 +97,16 @@ class InputFeature(_message.Message):
 
     @_builtins.property
     def extra_tensors(self) -> _containers.MessageMap[_builtins.str, _tensor_pb2.Tensor]:
-        """Additional tensors for losses and metrics, by name. Other names than the following are refused. float32 [T]:
-        "returns", "old_values", "logprob_gradients" (gradient of the caller's loss with respect to the log-probability of
-        each label), "clip_low_threshold" and "clip_high_threshold" (bounds of the policy ratio), "sequence_ratio_mask" (1
-        if the label counts for the ratio of its sequence, and 0 otherwise), "rewards", and "sampler_logps"
-        (log-probability of each label under the engine that sampled it, if that is not the engine that trains). int32 or
-        int64 [T, K], each in [0, vocabulary_size): "teacher_topk_ids" and "target_ids". float32 [T, K]:
-        "teacher_topk_logps" and "target_weights", which belong to these ids. float32 [T, V] for a vocabulary of V tokens:
-        "teacher_logits".
+        """Additional tensors for losses and metrics, by name. Only these names are accepted:
+        - "returns", "old_values" and "rewards": float32 [T].
+        - "logprob_gradients": float32 [T], gradient of the caller's loss with respect to each label's log-probability.
+        - "clip_low_threshold" and "clip_high_threshold": float32 [T], bounds of the policy ratio.
+        - "sequence_ratio_mask": float32 [T], 1 if the label counts for the ratio of its sequence, and 0 otherwise.
+        - "sampler_logps": float32 [T], log-probability of each label under the engine that sampled it, if that engine is
+          not the one that trains.
+        - "teacher_topk_ids" and "target_ids": int32 or int64 [T, K], each id in [0, vocabulary_size).
+        - "teacher_topk_logps" and "target_weights": float32 [T, K], which belong to these ids.
+        - "teacher_logits": float32 [T, V] for a vocabulary of V tokens.
         """
 
     def __init__(

@@ -66,7 +66,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_VERSION_NOT_FOUND: _ErrorReason.ValueType  # 31
     """NOT_FOUND. The adapter has no such version, or the version was evicted from the ring. Metadata: adapterId, version."""
     ERROR_REASON_CHECKPOINT_NOT_FOUND: _ErrorReason.ValueType  # 32
-    """NOT_FOUND. The caller cannot read such a checkpoint. Metadata: checkpointId."""
+    """NOT_FOUND. The checkpoint does not exist, or the caller may not read it. Metadata: checkpointId."""
     ERROR_REASON_DATASET_NOT_FOUND: _ErrorReason.ValueType  # 33
     """NOT_FOUND. The caller has no such dataset. Metadata: datasetId."""
     ERROR_REASON_LOADER_NOT_FOUND: _ErrorReason.ValueType  # 34
@@ -100,7 +100,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     checkpointId.
     """
     ERROR_REASON_ID_TAKEN: _ErrorReason.ValueType  # 51
-    """ALREADY_EXISTS. The id is already in use for something else. Metadata: kind, id."""
+    """ALREADY_EXISTS. The id is already in use. Metadata: kind, id."""
     ERROR_REASON_SEQUENCE_REUSED: _ErrorReason.ValueType  # 60
     """ABORTED. The sequence number was used for an operation with other content. Metadata: adapterId, sequenceNumber."""
     ERROR_REASON_REQUEST_ID_REUSED: _ErrorReason.ValueType  # 61
@@ -122,7 +122,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_DATASET_NOT_READY: _ErrorReason.ValueType  # 73
     """FAILED_PRECONDITION. The dataset is not encoded or has no template. Metadata: datasetId, needs."""
     ERROR_REASON_ADAPTER_NOT_READY: _ErrorReason.ValueType  # 74
-    """FAILED_PRECONDITION. The adapter lacks something that the operation needs. Metadata: adapterId, needs."""
+    """FAILED_PRECONDITION. The adapter does not meet a condition of the request. Metadata: adapterId, needs."""
     ERROR_REASON_IN_USE: _ErrorReason.ValueType  # 75
     """FAILED_PRECONDITION. The resource is in use. Metadata: kind, id, usedBy."""
     ERROR_REASON_LOSS_NOT_FINITE: _ErrorReason.ValueType  # 76
@@ -202,7 +202,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     finish.
     """
     ERROR_REASON_CANCELLED: _ErrorReason.ValueType  # 111
-    """CANCELLED. The request was cancelled by its caller, or by another caller with this permission."""
+    """CANCELLED. The request was cancelled by its caller, or by another caller that is allowed to cancel it."""
     ERROR_REASON_NOT_BUILT_YET: _ErrorReason.ValueType  # 120
     """UNIMPLEMENTED. The method is part of the contract but is not implemented. GetServerInfo lists the implemented
     methods. Metadata: method.
@@ -296,7 +296,7 @@ checkpointPath.
 ERROR_REASON_VERSION_NOT_FOUND: ErrorReason.ValueType  # 31
 """NOT_FOUND. The adapter has no such version, or the version was evicted from the ring. Metadata: adapterId, version."""
 ERROR_REASON_CHECKPOINT_NOT_FOUND: ErrorReason.ValueType  # 32
-"""NOT_FOUND. The caller cannot read such a checkpoint. Metadata: checkpointId."""
+"""NOT_FOUND. The checkpoint does not exist, or the caller may not read it. Metadata: checkpointId."""
 ERROR_REASON_DATASET_NOT_FOUND: ErrorReason.ValueType  # 33
 """NOT_FOUND. The caller has no such dataset. Metadata: datasetId."""
 ERROR_REASON_LOADER_NOT_FOUND: ErrorReason.ValueType  # 34
@@ -330,7 +330,7 @@ ERROR_REASON_CHECKPOINT_EXISTS: ErrorReason.ValueType  # 50
 checkpointId.
 """
 ERROR_REASON_ID_TAKEN: ErrorReason.ValueType  # 51
-"""ALREADY_EXISTS. The id is already in use for something else. Metadata: kind, id."""
+"""ALREADY_EXISTS. The id is already in use. Metadata: kind, id."""
 ERROR_REASON_SEQUENCE_REUSED: ErrorReason.ValueType  # 60
 """ABORTED. The sequence number was used for an operation with other content. Metadata: adapterId, sequenceNumber."""
 ERROR_REASON_REQUEST_ID_REUSED: ErrorReason.ValueType  # 61
@@ -352,7 +352,7 @@ ERROR_REASON_MEMORY_NOT_SHARED: ErrorReason.ValueType  # 72
 ERROR_REASON_DATASET_NOT_READY: ErrorReason.ValueType  # 73
 """FAILED_PRECONDITION. The dataset is not encoded or has no template. Metadata: datasetId, needs."""
 ERROR_REASON_ADAPTER_NOT_READY: ErrorReason.ValueType  # 74
-"""FAILED_PRECONDITION. The adapter lacks something that the operation needs. Metadata: adapterId, needs."""
+"""FAILED_PRECONDITION. The adapter does not meet a condition of the request. Metadata: adapterId, needs."""
 ERROR_REASON_IN_USE: ErrorReason.ValueType  # 75
 """FAILED_PRECONDITION. The resource is in use. Metadata: kind, id, usedBy."""
 ERROR_REASON_LOSS_NOT_FINITE: ErrorReason.ValueType  # 76
@@ -432,7 +432,7 @@ ERROR_REASON_DEADLINE_PASSED: ErrorReason.ValueType  # 110
 finish.
 """
 ERROR_REASON_CANCELLED: ErrorReason.ValueType  # 111
-"""CANCELLED. The request was cancelled by its caller, or by another caller with this permission."""
+"""CANCELLED. The request was cancelled by its caller, or by another caller that is allowed to cancel it."""
 ERROR_REASON_NOT_BUILT_YET: ErrorReason.ValueType  # 120
 """UNIMPLEMENTED. The method is part of the contract but is not implemented. GetServerInfo lists the implemented
 methods. Metadata: method.

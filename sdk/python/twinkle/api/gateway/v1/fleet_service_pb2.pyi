@@ -214,7 +214,9 @@ class LeaseResponse(_message.Message):
     IS_DRAIN_REQUESTED_FIELD_NUMBER: _builtins.int
     WEIGHT_SOURCE_ADDRESS_FIELD_NUMBER: _builtins.int
     is_drain_requested: _builtins.bool
-    """Whether the replica should finish its requests and leave the fleet."""
+    """Whether the replica should finish its requests and leave the fleet. Also true once the replica has reported that it
+    is draining.
+    """
     weight_source_address: _builtins.str
     """Address of another replica from which to fetch weights, "host:port". Empty selects the checkpoint service. A
     replica that cannot reach this address may use the checkpoint service instead.

@@ -40,7 +40,7 @@ class _ScopeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Scope.ValueType
     SCOPE_ADMIN: _Scope.ValueType  # 5
     """Manage tenants, projects, keys and quotas."""
     SCOPE_FULL_PARAMETERS: _Scope.ValueType  # 6
-    """Train the base model itself, in addition to SCOPE_TRAIN. Such a run leases a replica for exclusive use."""
+    """Train the base model itself, in addition to SCOPE_TRAIN. The run leases a replica for exclusive use."""
 
 class Scope(_Scope, metaclass=_ScopeEnumTypeWrapper):
     """Permission of an API key."""
@@ -58,7 +58,7 @@ SCOPE_OPERATOR: Scope.ValueType  # 4
 SCOPE_ADMIN: Scope.ValueType  # 5
 """Manage tenants, projects, keys and quotas."""
 SCOPE_FULL_PARAMETERS: Scope.ValueType  # 6
-"""Train the base model itself, in addition to SCOPE_TRAIN. Such a run leases a replica for exclusive use."""
+"""Train the base model itself, in addition to SCOPE_TRAIN. The run leases a replica for exclusive use."""
 Global___Scope: _TypeAlias = Scope  # noqa: Y015
 
 @_typing.final

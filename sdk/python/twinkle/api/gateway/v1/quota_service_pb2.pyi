@@ -45,7 +45,7 @@ class Quota(_message.Message):
     that it forwards separately.
     """
     burst_tokens: _builtins.int
-    """Maximum number of tokens that may be used at once after a pause, at least 1. If it is not configured either, it is
+    """Maximum number of tokens that may be used at once after a pause, at least 1. If neither set nor configured, it is
     ten seconds' worth of `tokens_per_second`.
     """
     concurrent_samples: _builtins.int

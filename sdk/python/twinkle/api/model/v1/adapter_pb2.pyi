@@ -82,7 +82,7 @@ class Adapter(_message.Message):
     """Session that the CreateAdapter request named. May be empty."""
     checkpoint_path: _builtins.str
     """Checkpoint that contains the current weights: the one from the last Save with the optimizer and without a ttl, or
-    the one that was loaded. Empty before the first of these, and after a step or an undo has changed the weights.
+    the one that was loaded. Empty before that, and after a step or an undo has changed the weights.
     """
     is_parked: _builtins.bool
     """Whether the adapter is stored on disk only and uses no memory. Its next operation restores it without loss. The
@@ -122,8 +122,8 @@ class Adapter(_message.Message):
 
     @_builtins.property
     def session_end_time(self) -> _timestamp_pb2.Timestamp:
-        """Time at which the adapter was last parked because its session had ended. Unset before that, and for an adapter
-        without a session. Later operations do not change it.
+        """Time of the last ParkAdapter request, which is sent after the adapter's session has ended. Unset before the first
+        request, and for an adapter without a session. Later operations do not change it.
         """
 
     def __init__(

@@ -319,9 +319,9 @@ class ParkAdapterRequest(_message.Message):
     adapter_id: _builtins.str
     """Id of the adapter. Required."""
     save_prefix: _builtins.str
-    """Prefix of the checkpoint's name, at most 64 letters, digits, '.', '_' and '-'. If set, unsaved steps are first
-    saved with the optimizer as "<save_prefix>-<step count>" or, if that name is taken, as "<save_prefix>-<step
-    count>-<sequence number>". If empty, nothing is saved.
+    """Prefix of the checkpoint's name, at most 64 letters, digits, '.', '_' and '-', beginning with a letter or digit. If
+    set, unsaved steps are first saved with the optimizer as "<save_prefix>-<step count>" or, if that name is taken, as
+    "<save_prefix>-<step count>-<sequence number>". If empty, nothing is saved.
     """
     def __init__(
         self,

@@ -117,10 +117,11 @@ class AdapterServiceServicer:
 
     def ParkAdapter(self, request, context):
         """Stores an adapter on disk and frees its memory. Its next operation restores it without loss of state. Waiting
-        operations are cancelled. The call does not wait for a running operation, and only sets `session_end_time` of a
-        parked adapter. The lease of a full-parameter run ends after its running operation, and no checkpoint is saved.
-        Errors: PERMISSION_DENIED if the caller is not a service of this deployment; FAILED_PRECONDITION
-        (ERROR_REASON_REPLICA_LEASED) if unsaved steps must be saved while a full-parameter run uses the replica.
+        operations are cancelled, and `session_end_time` is set, even if the adapter is already parked. An adapter whose
+        operation is running is not parked. A full-parameter run is an exception: the call waits for its running operation,
+        ends its lease and parks it, and saves no checkpoint. Errors: PERMISSION_DENIED if the caller is not a service of
+        this deployment; FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED) if unsaved steps must be saved while a
+        full-parameter run uses the replica.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

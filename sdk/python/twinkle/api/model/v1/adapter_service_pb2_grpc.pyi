@@ -34,10 +34,11 @@ class AdapterServiceStub:
     """
     ParkAdapter: _aio.UnaryUnaryMultiCallable[_adapter_service_pb2.ParkAdapterRequest, _adapter_service_pb2.ParkAdapterResponse]
     """Stores an adapter on disk and frees its memory. Its next operation restores it without loss of state. Waiting
-    operations are cancelled. The call does not wait for a running operation, and only sets `session_end_time` of a
-    parked adapter. The lease of a full-parameter run ends after its running operation, and no checkpoint is saved.
-    Errors: PERMISSION_DENIED if the caller is not a service of this deployment; FAILED_PRECONDITION
-    (ERROR_REASON_REPLICA_LEASED) if unsaved steps must be saved while a full-parameter run uses the replica.
+    operations are cancelled, and `session_end_time` is set, even if the adapter is already parked. An adapter whose
+    operation is running is not parked. A full-parameter run is an exception: the call waits for its running operation,
+    ends its lease and parks it, and saves no checkpoint. Errors: PERMISSION_DENIED if the caller is not a service of
+    this deployment; FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED) if unsaved steps must be saved while a
+    full-parameter run uses the replica.
     """
     EndLease: _aio.UnaryUnaryMultiCallable[_adapter_service_pb2.EndLeaseRequest, _adapter_service_pb2.EndLeaseResponse]
     """Ends the lease of a replica: parks the full-parameter run that has the lease, once its running operation has
@@ -103,10 +104,11 @@ class AdapterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_adapter_service_pb2.ParkAdapterRequest, _abc.Awaitable[_adapter_service_pb2.ParkAdapterResponse]],
     ) -> _abc.Awaitable[_adapter_service_pb2.ParkAdapterResponse]:
         """Stores an adapter on disk and frees its memory. Its next operation restores it without loss of state. Waiting
-        operations are cancelled. The call does not wait for a running operation, and only sets `session_end_time` of a
-        parked adapter. The lease of a full-parameter run ends after its running operation, and no checkpoint is saved.
-        Errors: PERMISSION_DENIED if the caller is not a service of this deployment; FAILED_PRECONDITION
-        (ERROR_REASON_REPLICA_LEASED) if unsaved steps must be saved while a full-parameter run uses the replica.
+        operations are cancelled, and `session_end_time` is set, even if the adapter is already parked. An adapter whose
+        operation is running is not parked. A full-parameter run is an exception: the call waits for its running operation,
+        ends its lease and parks it, and saves no checkpoint. Errors: PERMISSION_DENIED if the caller is not a service of
+        this deployment; FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED) if unsaved steps must be saved while a
+        full-parameter run uses the replica.
         """
 
     @_abc_1.abstractmethod

@@ -316,7 +316,9 @@ Global___CalculateLoss: _TypeAlias = CalculateLoss  # noqa: Y015
 
 @_typing.final
 class Backward(_message.Message):
-    """Adds the gradient of the last CalculateLoss, or of given gradients, to the accumulated gradient."""
+    """Backpropagates the loss of the last CalculateLoss, or given gradients of log-probabilities, and adds to the
+    accumulated gradient.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -629,11 +631,13 @@ class Save(_message.Message):
     USER_METADATA_FIELD_NUMBER: _builtins.int
     STORED_BYTES_LIMIT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Name of the checkpoint within the run: 1 to 128 letters, digits, '.', '_' and '-'. Required."""
+    """Name of the checkpoint within the run: 1 to 128 letters, digits, '.', '_' and '-', beginning with a letter or
+    digit. Required.
+    """
     is_optimizer_included: _builtins.bool
     """Whether to also save the optimizer, schedule, counters and random state, so that training can resume."""
     is_overwrite_allowed: _builtins.bool
-    """Whether to replace an existing checkpoint with this name. If false, such a checkpoint causes ALREADY_EXISTS."""
+    """Whether to replace an existing checkpoint with this name. If false, an existing one causes ALREADY_EXISTS."""
     consumed_train_samples: _builtins.int
     """Data cursor of the caller: the number of examples consumed so far, at least 0. It is stored with the optimizer and
     returned by Load; the service does not interpret it. Requires `is_optimizer_included`.
@@ -649,7 +653,7 @@ class Save(_message.Message):
 
     @_builtins.property
     def user_metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels of the checkpoint: at most 64, with names of 1 to 256 characters and values of at most 4096 characters."""
+        """Labels of the checkpoint: at most 64, with names of at most 256 characters and values of at most 4096 characters."""
 
     def __init__(
         self,

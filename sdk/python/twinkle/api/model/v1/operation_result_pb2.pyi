@@ -339,7 +339,7 @@ class Receipt(_message.Message):
     request_bytes: _builtins.int
     """Size of the request in bytes, including a batch that was fetched from a loader."""
     pass_count: _builtins.int
-    """Number of passes of the model that the operation took part in."""
+    """Number of passes of the model that included the operation."""
     pass_adapter_count: _builtins.int
     """Largest number of adapters that shared one of these passes, including this one."""
     @_builtins.property

@@ -125,13 +125,13 @@ class LoraConfig(_message.Message):
 
     @_builtins.property
     def rank_pattern(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Ranks other than `lora_rank`, by the end of a layer's path, starting after a dot. If several names match a path,
-        the longest one applies, because a map has no order.
+        """Ranks that replace `lora_rank` for some layers, by name. A name matches a layer if it is the layer's path, or the
+        end of that path after a dot. If several names match, the longest one applies, because a map has no order.
         """
 
     @_builtins.property
     def alpha_pattern(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """Alphas other than `lora_alpha`, by the end of a layer's path. Names are matched as in `rank_pattern`."""
+        """Alphas that replace `lora_alpha` for some layers, by name. Names are matched as in `rank_pattern`."""
 
     def __init__(
         self,
@@ -208,8 +208,8 @@ class ParameterGroup(_message.Message):
     OPTIONS_FIELD_NUMBER: _builtins.int
     pattern: _builtins.str
     """Name that is matched against the parts of a parameter's path between dots, such as "q_proj" or "lora_B". A
-    parameter belongs to the first group that matches. A parameter that matches no group has the optimizer's options. A
-    pattern that matches no parameter is refused. Required.
+    parameter belongs to the first group that matches. A parameter that matches no group uses the optimizer's options.
+    A pattern that matches no parameter is refused. Required.
     """
     learning_rate: _builtins.float
     """Learning rate, at least 0. Defaults to that of the optimizer."""
@@ -247,7 +247,7 @@ class OptimizerConfig(_message.Message):
     name: _builtins.str
     """Name of the optimizer; GetServerInfo lists the names under the kind "optimizer". Defaults to "AdamW"."""
     learning_rate: _builtins.float
-    """Learning rate, at least 0. Defaults to the optimizer's own default."""
+    """Learning rate, at least 0. Defaults to the default of the optimizer's class."""
     @_builtins.property
     def options(self) -> _struct_pb2.Struct:
         """Other arguments of the optimizer, by name, such as {"betas": [0.9, 0.95], "weight_decay": 0.1}. Unknown arguments

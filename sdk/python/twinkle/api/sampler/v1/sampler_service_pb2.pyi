@@ -525,7 +525,7 @@ class UnloadAdapterRequest(_message.Message):
 
     ADAPTER_ID_FIELD_NUMBER: _builtins.int
     adapter_id: _builtins.str
-    """Id of the adapter. All its versions are unloaded. Required."""
+    """Id of the adapter, whose versions are unloaded. Required."""
     def __init__(
         self,
         *,
@@ -541,7 +541,7 @@ Global___UnloadAdapterRequest: _TypeAlias = UnloadAdapterRequest  # noqa: Y015
 
 @_typing.final
 class UnloadAdapterResponse(_message.Message):
-    """Response message for UnloadAdapter. A version that is in use is unloaded after its last sequence has finished."""
+    """Response message for UnloadAdapter. A version that was in use stays in memory until it is evicted."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -225,7 +225,7 @@ class ServiceInfo(_message.Message):
 
     @_builtins.property
     def components(self) -> _containers.RepeatedCompositeFieldContainer[Global___ComponentNames]:
-        """Components that the service knows by name."""
+        """Components that requests to the service can select by name."""
 
     @_builtins.property
     def limits(self) -> Global___Limits:
