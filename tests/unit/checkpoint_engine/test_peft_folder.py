@@ -1,6 +1,5 @@
 """Unit tests of PEFT folders: round trips, compatibility with safetensors and PEFT, and malformed files."""
 
-import errno
 import json
 import struct
 from pathlib import Path
@@ -25,6 +24,7 @@ from twinkle.checkpoint_engine import (
     read_peft_folder,
     write_peft_folder,
 )
+from twinkle.checkpoint_engine.peft_folder import replace_folder
 from twinkle.data_format import DTYPE_NAMES, LoraConfig, TensorData
 
 PREFIX = 'base_model.model.model.layers.0.self_attn'
@@ -80,23 +80,14 @@ def test_write_replaces_a_folder_completely(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / 'a').iterdir()) == [ADAPTER_CONFIG_FILE, ADAPTER_MODEL_FILE]
 
 
-def test_failed_replacement_keeps_the_old_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the new folder cannot be moved to its place, the old one stays, without temporary files beside it."""
-    config = LoraConfig(r=4, rank_pattern={'v_proj': 2})
-    write_peft_folder(tmp_path / 'a', lora_tensors(), config, base_model='org/tiny')
-    before = read_peft_folder(tmp_path / 'a')
-    rename = Path.rename
-
-    def fail_for_new(path: Path, target: Path) -> Path:
-        if path.name == 'new':
-            raise OSError(errno.EIO, 'the disk failed')
-        return rename(path, target)
-
-    monkeypatch.setattr(Path, 'rename', fail_for_new)
-    with pytest.raises(OSError, match='the disk failed'):
-        write_peft_folder(tmp_path / 'a', lora_tensors(), FULL_CONFIG, base_model='org/tiny')
+def test_failed_replacement_keeps_the_old_folder(tmp_path: Path) -> None:
+    """If the new folder cannot be moved to the place of the old one, the old one is moved back."""
+    (tmp_path / 'a').mkdir()
+    (tmp_path / 'a' / 'file').touch()
+    with pytest.raises(FileNotFoundError):
+        replace_folder(tmp_path / 'a', tmp_path / 'missing', previous=tmp_path / 'old')
     assert [path.name for path in tmp_path.iterdir()] == ['a']
-    assert read_peft_folder(tmp_path / 'a') == before
+    assert (tmp_path / 'a' / 'file').exists()
 
 
 def test_a_refused_write_creates_no_files(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def write_peft_folder(
             folder / ADAPTER_CONFIG_FILE, adapter_config_json(config, base_model=base_model, tensor_names=names)
         )
         _sync_folder(folder)
-        _replace_folder(target, folder, previous=staging / 'old')
+        replace_folder(target, folder, previous=staging / 'old')
         _sync_folder(target.parent)
     finally:
         shutil.rmtree(staging)
@@ -126,8 +126,12 @@ def _write_synced(path: Path, *parts: bytes | memoryview) -> None:
         os.fsync(file.fileno())
 
 
-def _replace_folder(target: Path, new: Path, *, previous: Path) -> None:
-    """Move a folder to `previous`, if it exists, and `new` to its place; move it back if that fails."""
+def replace_folder(target: Path, new: Path, *, previous: Path) -> None:
+    """Move a folder to `previous`, if it exists, and `new` to its place; move it back if that fails.
+
+    Raises:
+        OSError: A folder could not be moved.
+    """
     if target.exists():
         target.rename(previous)
     try:
