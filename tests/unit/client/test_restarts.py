@@ -1,6 +1,6 @@
 """Delays after which the supervisor of `twinkle up` restarts services that exit."""
 
-from twinkle_client.cli.stack import Restarts
+from twinkle_client.cli.restarts import Restarts
 
 
 def test_first_exit_is_restarted_at_once() -> None:

@@ -11,7 +11,7 @@ from twinkle_client.errors import Error
 from twinkle_client.fleet import FleetAdministration
 from twinkle_client.stack.hosts import StackError
 from twinkle_client.stack.samplers import add_sampler, drain_replica, forget_left
-from twinkle_client.stack.scaling import Scaling, ScalingRule
+from twinkle_client.stack.scaling_rule import Scaling, ScalingRule
 from twinkle_client.stack.spawning import Report, service_of
 from twinkle_client.stack.state import ServiceState, StackState
 from twinkle_client.stack.state_folder import StackBusyError

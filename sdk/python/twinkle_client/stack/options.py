@@ -10,7 +10,7 @@ from typing import Any, cast
 import yaml
 
 from twinkle.data_format import base_model_id
-from twinkle_client.stack.scaling import Scaling, scaling_of
+from twinkle_client.stack.scaling_rule import Scaling, scaling_of
 from twinkle_client.stack.sections import check_sections, suggestion
 
 SERVICES = ('checkpoint', 'data', 'model', 'sampler', 'gateway')

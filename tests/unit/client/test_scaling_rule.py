@@ -8,7 +8,7 @@ import pytest
 
 from twinkle.api.sampler.v1.engine_pb2 import EngineLoad
 from twinkle_client.stack import StackOptions
-from twinkle_client.stack.scaling import Scaling, ScalingRule
+from twinkle_client.stack.scaling_rule import Scaling, ScalingRule
 
 IDLE = EngineLoad(max_sequence_count=8)
 HALF = EngineLoad(running_sequence_count=4, max_sequence_count=8)
