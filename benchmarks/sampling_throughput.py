@@ -1,4 +1,4 @@
-"""Sampled tokens per second in streams of the gateway, against the same vLLM engine in this process.
+"""Tokens per second that are streamed through the gateway, compared with a second vLLM engine that is called directly.
 
 Both engines have the same arguments and alternate within one run; an idle engine uses no CPU. Through the gateway, a
 token is sent from the engine through the sampler service and the gateway to the client, each in a separate process.

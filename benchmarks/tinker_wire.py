@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 
 RETRYABLE_STATUSES = (408, 429, 500, 502, 503, 504)
-"""Statuses after which the SDK repeats a request."""
+"""Statuses after which this client repeats a request; the SDK also repeats 409 and all other 5xx."""
 
 
 class RequestFailed(Exception):
@@ -27,7 +27,7 @@ class TinkerWire:
     retry_count: int = 0
 
     async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the response, repeating the request after the same statuses as the SDK.
+        """Return the response, repeating the request after a status in `RETRYABLE_STATUSES`.
 
         Raises:
             RequestFailed: The request was refused permanently.

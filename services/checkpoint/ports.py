@@ -47,7 +47,7 @@ class StateWriter(Protocol):
 
     @property
     def folder(self) -> str:
-        """Path of the state's PEFT folder if the store is a local disk whose paths are shown; empty otherwise."""
+        """Path of the state's PEFT folder if the store is a local disk and `are_folders_shown` is set; else empty."""
         ...
 
     async def add(self, chunk: StateChunk) -> None:
@@ -216,5 +216,6 @@ class BaseModels(Protocol):
             BaseModelNotFound: Adapters of the base model are not accepted.
             InvalidField: A layer is not part of the model or has another shape, a rank is too high, or the
                 configuration names another model of the deployment.
+            ServiceUnreachable: The shapes of the base model could not be read.
         """
         ...

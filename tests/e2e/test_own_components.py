@@ -79,7 +79,7 @@ def test_custom_preprocessor_converts_rows() -> None:
 
 
 def test_custom_template_numbers_the_messages() -> None:
-    """The custom template's text is tokenised, and only the assistant's messages have labels."""
+    """The custom template's text is tokenized, and only the assistant's messages have labels."""
     for line in run('template').values():
         encoded, labelled = line.split(', labels ')
         assert '[1] Hello?' in encoded

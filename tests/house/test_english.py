@@ -13,12 +13,12 @@ NOT_OURS = ('/third_party/',)
 RULES = {'tests/fixtures/prose.py', 'tests/fixtures/imperatives.txt', 'tests/house/test_english.py'}
 """Files that quote the phrases they forbid."""
 SUBJECT_LENGTH = 72
-FIRST_CHECKED_COMMIT = '2adb4dd'
-"""Subjects up to this commit are older than the rule."""
+LAST_UNCHECKED_COMMIT = '2adb4dd'
+"""The last commit that is older than the rule for subjects."""
 
 
 def test_prose_has_no_private_idiom() -> None:
-    """Comments, docstrings, messages and documents use none of the phrases that STYLE section 5a replaces."""
+    """Comments, docstrings, messages and documents use none of the phrases that `fixtures/prose.py` forbids."""
     offenders = [
         str(finding)
         for path in tracked_files()
@@ -93,9 +93,12 @@ def test_every_verb_of_a_protocol_is_documented() -> None:
 def test_commit_subjects_are_short() -> None:
     """Every commit subject since the rule has at most 72 characters and starts with its package in brackets."""
     known = subprocess.run(
-        ['git', 'merge-base', '--is-ancestor', FIRST_CHECKED_COMMIT, 'HEAD'], cwd=ROOT, check=False, capture_output=True
+        ['git', 'merge-base', '--is-ancestor', LAST_UNCHECKED_COMMIT, 'HEAD'],
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
     )
-    span = [f'{FIRST_CHECKED_COMMIT}..HEAD'] if known.returncode == 0 else ['-1']
+    span = [f'{LAST_UNCHECKED_COMMIT}..HEAD'] if known.returncode == 0 else ['-1']
     command = ['git', 'log', '--no-merges', '--format=%s', *span]
     subjects = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
     assert [line for line in subjects if len(line) > SUBJECT_LENGTH or not line.startswith('[')] == []

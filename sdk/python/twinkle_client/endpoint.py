@@ -1,4 +1,4 @@
-"""Resolution of the server address, the API key and the CA certificates from arguments and environment."""
+"""Resolution of the server address, the API key and the CA certificates from arguments, environment and local stack."""
 
 import os
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Endpoint:
 def find_endpoint(base_url: str | None, api_key: str | None, ca: str | None = None) -> Endpoint:
     """Return the endpoint from the arguments, the environment variables or the local stack, in this order.
 
-    The local stack's key and CA are used for its address only.
+    For `ca`, the local stack precedes the environment. The local stack's key and CA are used for its address only.
 
     Args:
         base_url: Address. None or empty: `TWINKLE_SERVER_URL`, or the local stack.
@@ -56,7 +56,7 @@ def find_endpoint(base_url: str | None, api_key: str | None, ca: str | None = No
 
 
 def find_http_endpoint(base_url: str | None, api_key: str | None) -> Endpoint:
-    """Return the HTTP endpoint of a gateway from the arguments or the local stack.
+    """Return the HTTP endpoint of a gateway from the arguments, `TWINKLE_API_KEY` or the local stack.
 
     Args:
         base_url: HTTP address. None or empty: the local stack.

@@ -63,7 +63,7 @@ def checkpoints_request(run_id: str, filters: CheckpointFilters) -> pb.ListRunCh
     """Return the request that lists the matching checkpoints of a run, or of all runs if `run_id` is empty.
 
     Raises:
-        TypeError: A filter is unknown, or a label is not a string.
+        TypeError: A filter is unknown, a label is not a string, or a time is not a datetime.
         ValueError: `end_time` is not later than `begin_time`.
     """
     _check(filters, CheckpointFilters)
@@ -93,7 +93,7 @@ def _timestamp(time: object) -> Timestamp | None:
         return None
     if not isinstance(time, datetime):
         # An ignored bound would silently list every checkpoint.
-        raise TypeError(f'begin_time and end_time must be a datetime, got {type(time).__name__}')
+        raise TypeError(f'begin_time and end_time must be datetimes, got {type(time).__name__}')
     timestamp = Timestamp()
     timestamp.FromDatetime(time.astimezone())
     return timestamp

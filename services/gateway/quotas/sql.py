@@ -116,7 +116,7 @@ class SqlUsageStore(SqlStore):
 
 
 class SqlEndedUsage(SqlStore):
-    """Implements `EndedRows` for usage: merges old usage of runs that are no longer stored into usage without a run.
+    """Implements `EndedRows` for usage: adds old usage of deleted runs to the usage of their tenant without a run.
 
     The totals of a tenant stay the same for every period.
     """

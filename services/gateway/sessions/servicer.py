@@ -83,7 +83,7 @@ def session_request_from_proto(request: messages.CreateSessionRequest) -> Sessio
     """Return the request for a session.
 
     Raises:
-        InvalidField: a field is missing, too long or has too many labels.
+        InvalidField: a field is missing, malformed or too long, or there are too many labels.
     """
     return SessionRequest(
         request_id=id_from_proto(request.request_id, 'request_id'),

@@ -1,4 +1,4 @@
-"""An adapter: its owner, configuration and progress; and the facts that remain after it was removed."""
+"""An adapter: its tenant, configuration and progress; and the facts that remain after it was removed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -43,7 +43,8 @@ class Adapter:
     session_id: str = ''
     """Session in which the adapter was created; empty without a session."""
     checkpoint_path: str = ''
-    """Checkpoint that contains the current weights; empty if there is no such checkpoint."""
+    """Checkpoint from which the current state can be restored: that of the last save with the optimizer and without an
+    expiry, or of the last load, if no step followed. Empty otherwise."""
     session_end_time: datetime | None = None
     """Time of the last request to park the adapter because its session had ended; None before the first request."""
 
@@ -54,7 +55,7 @@ class Adapter:
 
     @property
     def is_unsaved(self) -> bool:
-        """Whether the adapter has steps that no checkpoint contains."""
+        """Whether the adapter has steps that the checkpoint at `checkpoint_path` does not contain."""
         return self.step_count > 0 and not self.checkpoint_path
 
     @property

@@ -153,7 +153,7 @@ async def test_next_position_follows_the_last_finished_one(store: Any) -> None:
 
 
 async def test_finished_futures_expire_and_are_deleted(store: Any) -> None:
-    """Waiting futures stay, expired ones are deleted later, and the last one of a lane is never deleted."""
+    """Waiting futures stay, expired ones are deleted later, and the last finished one of a lane is never deleted."""
     lane = [future_of(f'b{position}', lane='b', position=position) for position in range(3)]
     free, waiting = future_of('free'), future_of('waiting', lane='b', position=3)
     for future in (*lane, free, waiting):
@@ -222,7 +222,7 @@ async def test_invalid_file_name_is_refused(files: PayloadFiles, name: str) -> N
 
 
 async def test_request_above_the_free_space_of_the_disk_is_refused(files: PayloadFiles) -> None:
-    """The size of a new request is compared with the free space of the disk, whose folder need not exist yet."""
+    """The size of a new request is compared with the free space of the store's disk; its folder need not exist yet."""
     await files.check_free_space(1)
     with pytest.raises(DiskFull) as refused:
         await files.check_free_space(1 << 60)

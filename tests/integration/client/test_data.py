@@ -170,7 +170,7 @@ async def test_hugging_face_datasets_keep_their_types(gateway: FakeGateway, clie
 
 
 async def test_lazy_dataset_is_requested_as_lazy(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """A lazy dataset sends its verbs as steps, and streaming datasets are refused by name."""
+    """Only a lazy dataset is requested with `is_lazy`, and classes for streaming raise an error that names them."""
     dataset = LazyDataset('org/name', client=client)
     await dataset.encode.aio()
     await Dataset('org/name', client=client).describe.aio()

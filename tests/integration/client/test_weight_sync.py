@@ -12,7 +12,7 @@ from twinkle_client.sampler import Sampler
 
 
 async def create_pair(client: TwinkleClient) -> tuple[MultiLoraTransformersModel, Sampler, CheckpointEngineManager]:
-    """Return a trainer with one adapter, a sampler, and the manager that synchronises them."""
+    """Return a trainer with one adapter, a sampler, and the manager that synchronizes them."""
     model = MultiLoraTransformersModel('tiny', client=client)
     await model.add_adapter_to_model.aio('policy')
     sampler = Sampler('tiny', client=client)
@@ -47,7 +47,7 @@ async def test_refused_version_does_not_become_the_default(gateway: FakeGateway,
 
 
 async def test_several_synced_adapters_need_a_name(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """A request without a name is refused after several adapters were synchronised."""
+    """A request without a name is refused after several adapters were synchronized."""
     _, sampler, manager = await create_pair(client)
     await manager.sync_weights.aio(merge_and_sync=False)
     sampler.note_synced('ad-other', 1)

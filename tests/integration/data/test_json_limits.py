@@ -1,4 +1,4 @@
-"""DatasetService over loopback: JSON and pipelines beyond the limits of the parsers are refused."""
+"""DatasetService over loopback: JSON beyond the limits of the parser, and malformed pipelines, are refused."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -65,7 +65,7 @@ async def test_json_beyond_the_limits_is_refused(service: RunningData, line: byt
     ids=str,
 )
 async def test_unknown_stage_of_a_pipeline_is_refused(service: RunningData, pipeline: list[Any]) -> None:
-    """An unknown name within a pipeline is refused for the arguments of its step."""
+    """A pipeline with an unknown name or a nested list is refused; the error names the arguments of its step."""
     turns = [{'role': 'user', 'content': 'q'}, {'role': 'assistant', 'content': 'a'}]
     call = service.create(rows({'messages': turns}), map_with('QualityPreprocessor', pipeline=pipeline))
     refusal = await refusal_of(call)

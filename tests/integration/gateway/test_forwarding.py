@@ -100,7 +100,7 @@ async def test_internal_token_is_not_an_api_key(gateway: RunningGateway) -> None
 
 
 async def test_request_id_and_trace_reach_the_service(gateway: RunningGateway) -> None:
-    """The client's request id is forwarded and returned, and its trace continues under a new parent span."""
+    """The client's request id is forwarded and returned, and its trace id is kept."""
     trace_id = 'ab' * 16
     metadata = (*ADMIN, ('x-request-id', 'my-request'), ('traceparent', f'00-{trace_id}-{"cd" * 8}-01'))
     call = get_adapter(gateway, 'a', metadata=metadata)
@@ -189,7 +189,7 @@ async def test_bidirectional_stream_responds_before_the_client_is_done(gateway: 
 
 
 async def test_cancellation_reaches_the_service(gateway: RunningGateway, upstream: Upstream) -> None:
-    """A cancelled call is cancelled at the service, for unary calls and both kinds of streams."""
+    """A cancelled call is cancelled at the service, for unary, server-streaming and bidirectional calls."""
     call = get_adapter(gateway, 'slow')
     waiting = asyncio.ensure_future(call.wait_for_connection())
     await upstream.adapters.is_waiting.wait()

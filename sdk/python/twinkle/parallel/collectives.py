@@ -12,7 +12,7 @@ class CallsDiffer(RuntimeError):
 
 
 _differences: list[CallsDiffer] = []
-"""The error of the first difference, which is raised again by every later call."""
+"""The error of the first difference, which every later `all_gather` raises again."""
 
 
 def all_gather(call: str, value: _Value, *, group: dist.ProcessGroup | None = None) -> list[_Value]:
@@ -24,7 +24,8 @@ def all_gather(call: str, value: _Value, *, group: dist.ProcessGroup | None = No
         group: process group; None for all ranks of the program.
 
     Raises:
-        CallsDiffer: another rank is in another call, for example because it caught an exception that only it raised.
+        CallsDiffer: another rank is in another call, for example because it caught an exception that only it raised; or
+            an earlier call differed.
         RuntimeError: a rank was lost.
     """
     if _differences:

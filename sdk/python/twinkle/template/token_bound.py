@@ -1,7 +1,8 @@
 """A lower bound of the number of tokens in a text, from its length in bytes and the longest token.
 
-The bound is valid only if every byte that exists in the vocabulary is part of some token, and no token covers more text
-than its own length. This holds for byte-level BPE; for other tokenizers the bound is 0.
+The bound is valid only if every byte of the text that the vocabulary contains becomes a part of a token, and no token
+covers more text than its own length. This holds for byte-level BPE whose other settings remove no text. In all other
+cases the bound is 0.
 """
 
 import json
@@ -13,7 +14,7 @@ import tokenizers
 from twinkle.template.token_bytes import BYTE_LEVEL
 
 _PLAIN_NORMALIZERS = {'NFC'}
-"""Normalizers whose result for a whole text is at most as long as their results for its parts."""
+"""Normalizers whose result for a whole text is at most as long as the results for its parts together."""
 
 
 class TokenBound:
@@ -27,7 +28,7 @@ class TokenBound:
 
     @cached_property
     def _rule(self) -> tuple[int, bytes]:
-        """The length of the longest token in bytes (0: no bound is known), and the bytes missing in the vocabulary."""
+        """The length of the longest token in bytes (0: no bound is known), and the bytes that the vocabulary lacks."""
         parts: dict[str, Any] = json.loads(self._tokenizer.to_str())
         if not _is_bound_valid(parts):
             return 0, b''

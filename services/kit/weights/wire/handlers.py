@@ -42,8 +42,8 @@ class WeightStreamStub:
     """Calls WeightStreamService with `StateChunk` instead of messages with a chunk."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        """Call over `channel`, which the caller closes."""
-        # The types of grpc allow serializers from bytes to bytes only.
+        """Create the methods of a stub on `channel`, which the caller closes."""
+        # grpc's type stubs allow only serializers from bytes to bytes.
         calls: Any = channel
         self._publish = calls.stream_unary(
             f'/{_SERVICE}/Publish',

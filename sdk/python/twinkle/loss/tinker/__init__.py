@@ -1,8 +1,8 @@
 """Losses of the Tinker API under its names, with its formulas, options and defaults.
 
 All are undivided sums over tokens, with the metric `loss:sum`. Tinker's `weights` are `loss_weights` here, its
-`logprobs` are `old_logps`, and its `target_tokens` of shape [T, K] are the stream `target_ids`. The objective of
-`stable_reinforce` is not published; its module defines one.
+`logprobs` are `old_logps`, and its `target_tokens` of shape [T, K] and their `weights` are the streams `target_ids` and
+`target_weights`. The objective of `stable_reinforce` is not published; its module defines one.
 """
 
 from twinkle.loss.tinker.base import TinkerLoss
