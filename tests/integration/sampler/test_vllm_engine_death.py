@@ -14,7 +14,7 @@ from twinkle.sampler.errors import EngineFailed
 
 pytestmark = [pytest.mark.asyncio(loop_scope='session'), pytest.mark.timeout(300)]
 
-LIMIT_SECONDS = 60
+LIMIT_SECONDS = 120
 """Timeout that only a hanging call reaches."""
 
 
