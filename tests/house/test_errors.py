@@ -60,7 +60,12 @@ def test_error_can_be_pickled(error: type[DomainError]) -> None:
 def test_error_can_be_converted_to_a_status_and_back(error: type[DomainError]) -> None:
     """Converting an error to a status and back preserves code, reason, metadata, fields and retry time."""
     instance = _example(error)
-    back = error_from_status(status_from_error(instance))
+    status = status_from_error(instance)
+    back = error_from_status(status)
+    # Forwarding keeps every detail.
+    assert [detail.TypeName() for detail in status_from_error(back).details] == [
+        detail.TypeName() for detail in status.details
+    ]
     assert (back.code, back.reason, str(back)) == (instance.code, instance.reason, str(instance))
     assert (back.metadata(), back.violations) == (dict(instance.metadata()), instance.violations)
     assert back.retry_after == instance.retry_after

@@ -77,9 +77,9 @@ def status_from_error(error: DomainError) -> status_pb2.Status:
                 description=_truncated(violation.problem, _MESSAGE_BYTES),
             )
         status.details.add().Pack(bad_request)
-    if isinstance(error, QuotaExceeded):
+    if error.reason == QuotaExceeded.reason:
         failure = error_details_pb2.QuotaFailure()
-        failure.violations.add(subject=error.quota, description=status.message)
+        failure.violations.add(subject=metadata.get('quota', ''), description=status.message)
         status.details.add().Pack(failure)
     if error.retry_after is not None:
         retry = error_details_pb2.RetryInfo()

@@ -98,14 +98,15 @@ async def client_of(servicer: FakeStreams, *, attempts: int = 3) -> AsyncIterato
         await server.stop(timedelta())
 
 
-async def test_fetch_resumes_at_the_first_missing_byte() -> None:
-    """Received bytes are not requested again after a broken stream or a damaged chunk."""
+@pytest.mark.parametrize('attempts', [1, 3])
+async def test_fetch_resumes_at_the_first_missing_byte(attempts: int) -> None:
+    """Received bytes are not requested again after a broken stream or a damaged chunk, even in a single attempt."""
     fake = FakeStreams(
         lambda request: [*frames(STATE)[:3], Draining()],
         lambda request: [*frames(STATE, offset=request.offset)[:2], damaged_chunk(request.offset + CHUNK_BYTES)],
         lambda request: frames(STATE, offset=request.offset),
     )
-    async with client_of(fake) as client:
+    async with client_of(fake, attempts=attempts) as client:
         assert (await client.fetch_version('ad-1')).state == STATE
     assert [request.offset for request in fake.requests] == [0, 2 * CHUNK_BYTES, 3 * CHUNK_BYTES]
 

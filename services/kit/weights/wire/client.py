@@ -197,9 +197,11 @@ class WeightClient:
             except EncodingFailed:
                 continue
             except DomainError as error:
-                if not error.disposition.is_transient or backoff.count + 1 >= self._attempts:
+                has_progressed = receiver.offset > begin
+                is_last = not has_progressed and backoff.count + 1 >= self._attempts
+                if not error.disposition.is_transient or is_last:
                     raise
-            if receiver.offset > begin:
+            if has_progressed:
                 backoff.reset()
             await backoff.pause()
 
