@@ -33,7 +33,6 @@ from services.sampler.backends.weight_sources import WeightSources
 from services.sampler.config import SamplerConfig
 from services.sampler.domain.adapter import AdapterKey
 from services.sampler.domain.generation import EngineFacts
-from services.sampler.domain.running_requests import RunningRequests
 from services.sampler.ports import SamplerEngine, WeightSource
 from twinkle.hub import HubError, resolve_model
 from twinkle.plugin import keep_plugins_out
@@ -145,10 +144,11 @@ def make_server(
         admission: Slots of the engine.
         host_id: Id of the shared memory that contains this process's segments; empty without shared memory.
     """
-    requests = RunningRequests()
-    runner = PromptRunner(engine, versions, admission, requests, is_base_prefix_shared=config.share_base_prefixes)
+    runner = PromptRunner(
+        engine, versions, admission, admission.requests, is_base_prefix_shared=config.share_base_prefixes
+    )
     sampling = Sampling(engine, runner, max_concurrent_prompts=admission.slots)
-    control = EngineControl(engine, admission, requests)
+    control = EngineControl(engine, admission, admission.requests)
     relay = Relay(versions, Sender(Threads('relay', count=1)), host_id=host_id)
     server = RpcServer(
         config,

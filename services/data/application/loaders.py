@@ -133,9 +133,7 @@ class Loaders:
             raise StreamOutOfOrder('a start')
         loader = self._loader_of(caller, start.loader_id)
         dataset = dataset_of(self._store, caller, loader.dataset_id)
-        if dataset.content_digest != loader.content_digest:
-            problem = 'was opened while its dataset changed; close it and open another loader'
-            raise InvalidField('start.loader_id', problem)
+        _check_unchanged(loader, dataset)
         if start.is_trajectory_included and dataset.is_packed:
             problem = 'must be false, because a packed row contains several chats'
             raise InvalidField('start.is_trajectory_included', problem)
@@ -158,8 +156,9 @@ class Loaders:
         try:
             reader = await self._store.reader(dataset)
         except StoredDataDamaged:
-            # If the loader was closed meanwhile, the dataset may have been deleted, and its files are not damaged.
+            # If the loader was closed or opened during a change, the files may have been deleted, and are not damaged.
             self._loader_of(caller, loader.loader_id)
+            _check_unchanged(loader, dataset_of(self._store, caller, loader.dataset_id))
             raise
         return self._engine.lazy_reader(dataset, reader) if dataset.is_lazy else reader
 
@@ -209,6 +208,12 @@ class _BatchStream:
         rows = await self._reader.read(self._order[begin:end].tolist())
         self._consumed += len(rows)
         return Batch(rows, self._loader.cursor_at(self._consumed), epoch, self._is_trajectory_included)
+
+
+def _check_unchanged(loader: Loader, dataset: Dataset) -> None:
+    if dataset.content_digest != loader.content_digest:
+        problem = 'was opened while its dataset changed; close it and open another loader'
+        raise InvalidField('start.loader_id', problem)
 
 
 def _credit_count(request: StreamStart | Credits) -> int:

@@ -9,7 +9,7 @@ from services.kit.errors import QueueFull
 from services.sampler.domain.errors import EnginePaused
 from services.sampler.domain.fair_queue import FairQueue
 from services.sampler.domain.generation import EngineLoad
-from services.sampler.domain.running_requests import RunningRequest
+from services.sampler.domain.running_requests import RunningRequest, RunningRequests
 from services.sampler.ports import SamplerEngine
 
 
@@ -29,6 +29,8 @@ class Admission:
         """
         self.slots = slots
         """Maximum number of prompts that run in the engine at once."""
+        self.requests = RunningRequests()
+        """Requests that are being served, also while they hold no slot."""
         self._engine = engine
         self._queue_limit = queue_limit
         self._running = 0

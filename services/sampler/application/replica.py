@@ -50,5 +50,9 @@ class Replica:
         self._versions.on_change(listener)
 
     async def wait_idle(self) -> None:
-        """Wait until no prompt is running or queued."""
+        """Wait until no request is being served.
+
+        A request that fetches its adapter, or is between two prompts of a batch, runs without a slot.
+        """
+        await self._admission.requests.wait_empty()
         await self._admission.wait_idle()

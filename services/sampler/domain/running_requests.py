@@ -25,6 +25,8 @@ class RunningRequests:
 
     def __init__(self) -> None:
         self._requests: dict[tuple[str, str], RunningRequest] = {}
+        self._empty = asyncio.Event()
+        self._empty.set()
 
     def begin(self, tenant_id: str, request_id: str) -> RunningRequest:
         """Register a request.
@@ -36,11 +38,18 @@ class RunningRequests:
         if key in self._requests:
             raise RequestIdTaken(request_id)
         self._requests[key] = RunningRequest(tenant_id=tenant_id, request_id=request_id)
+        self._empty.clear()
         return self._requests[key]
 
     def end(self, request: RunningRequest) -> None:
         """Remove a request from the register."""
         del self._requests[request.tenant_id, request.request_id]
+        if not self._requests:
+            self._empty.set()
+
+    async def wait_empty(self) -> None:
+        """Wait until no request is running."""
+        await self._empty.wait()
 
     def find(self, tenant_id: str, request_id: str) -> RunningRequest:
         """Return a tenant's request.

@@ -15,6 +15,9 @@ HALF = EngineLoad(running_sequence_count=4, max_sequence_count=8)
 FULL = EngineLoad(running_sequence_count=8, max_sequence_count=8)
 QUEUED = EngineLoad(running_sequence_count=8, waiting_sequence_count=1, max_sequence_count=8)
 UNKNOWN = EngineLoad(running_sequence_count=1)
+FEW = EngineLoad(running_sequence_count=1, max_sequence_count=8)
+FEW_QUEUED = EngineLoad(running_sequence_count=1, waiting_sequence_count=1, max_sequence_count=8)
+"""A sampler whose memory for keys and values is full."""
 SCALING = Scaling(max_samplers=4, grow_seconds=10, shrink_seconds=60)
 
 
@@ -38,6 +41,8 @@ def _decisions(observed: Sequence[tuple[float, Sequence[EngineLoad]]]) -> list[i
         ([HALF, HALF], 60, 0),
         ([HALF, HALF, IDLE], 60, -1),
         ([UNKNOWN, UNKNOWN], 60, 0),
+        ([FEW_QUEUED, FEW], 100, 0),
+        ([FEW, FEW], 60, -1),
     ],
 )
 def test_number_changes_after_a_constant_load(loads: Sequence[EngineLoad], seconds: float, change: int) -> None:

@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 
 from twinkle_client.cli import app
 from twinkle_client.cli.planning import warn_of_memory
-from twinkle_client.errors import NotFoundError
 from twinkle_client.stack import (
     SERVICES,
     ServiceState,
@@ -26,8 +25,6 @@ from twinkle_client.stack import (
     StackError,
     StackOptions,
     StackState,
-    drain_replica,
-    forget_left,
     revive_stack,
     start_stack,
     stop_stack,
@@ -71,29 +68,6 @@ def test_only_exited_services_are_restarted(tmp_path: Path) -> None:
     stack = _stack(tmp_path, exited, starting, leaving, _service('gateway'))
     assert stack.ended() == (exited,)
     assert stack.without([exited]).is_running()
-
-
-def test_drained_service_is_marked_and_later_forgotten(tmp_path: Path) -> None:
-    """A drained service is marked as leaving, unless the drain is refused, and is forgotten once it has exited."""
-    exited = _service('sampler', is_alive=False)
-    _stack(tmp_path, exited, _service('gateway', address='127.0.0.1:2')).save()
-    with pytest.raises(NotFoundError):
-        drain_replica(tmp_path, 'unknown', exited.address, drain=_refuse)
-    assert _leaving(tmp_path) == []
-    drain_replica(tmp_path, 'known', '127.0.0.1:3', drain=print)
-    drain_replica(tmp_path / 'missing', 'known', exited.address, drain=print)
-    assert _leaving(tmp_path) == []
-    forget_left(tmp_path)
-    drain_replica(tmp_path, 'known', exited.address, drain=print)
-    assert _leaving(tmp_path) == ['sampler']
-    forget_left(tmp_path)
-    state = StackState.load(tmp_path)
-    assert state is not None
-    assert [service.name for service in state.services] == ['gateway']
-
-
-def _refuse(replica_id: str) -> None:
-    raise NotFoundError(replica_id)
 
 
 def test_stopping_waits_for_the_lock_of_the_state(tmp_path: Path) -> None:
@@ -304,11 +278,6 @@ def _service(name: str, *, address: str = '127.0.0.1:1', is_alive: bool = True) 
 
 def _stack(folder: Path, *services: ServiceState) -> StackState:
     return StackState.create(folder, base_model='tiny', services=services)
-
-
-def _leaving(folder: Path) -> list[str]:
-    state = StackState.load(folder)
-    return [service.name for service in state.services if service.is_leaving] if state else []
 
 
 def _try_to_start(folder: Path) -> None:

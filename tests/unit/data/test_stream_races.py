@@ -1,5 +1,6 @@
 """Streams of batches that are opened while another request closes their loader or changes their dataset."""
 
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -30,6 +31,7 @@ class Store(DiskDatasets):
 
     loaders: DiskLoaders | None = None
     is_raced = False
+    folder = Path()
 
     async def reader(self, dataset: Dataset) -> DiskRows:
         """Run the other request, and return a reader."""
@@ -37,7 +39,7 @@ class Store(DiskDatasets):
             for loader in self.loaders.of_tenant(dataset.tenant_id):
                 await self.loaders.delete(loader.loader_id)
         if self.is_raced:
-            await self.delete(dataset)
+            shutil.rmtree(self.folder / dataset.dataset_id / f'revision-{dataset.revision}')
         return await super().reader(dataset)
 
 
@@ -52,7 +54,9 @@ def threads() -> Iterator[StoreThreads]:
 @pytest.fixture
 def store(tmp_path: Path, threads: StoreThreads) -> Store:
     """A store without datasets."""
-    return Store(tmp_path / 'datasets', threads)
+    store = Store(tmp_path / 'datasets', threads)
+    store.folder = tmp_path / 'datasets'
+    return store
 
 
 @pytest.fixture

@@ -1,12 +1,14 @@
 """Admission to the engine: slots are bounded, fair between tenants, and never lost."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from fixtures.fake_sampler_engine import FakeSamplerEngine
 from services.kit.errors import QueueFull
 from services.sampler.application.admission import Admission
+from services.sampler.application.replica import Replica
 from services.sampler.domain.errors import EnginePaused
 from services.sampler.domain.running_requests import RunningRequest
 
@@ -122,3 +124,16 @@ async def test_closed_admission_refuses_new_requests_until_opened():
     await admission.wait_idle()
     admission.open()
     admission.check_open('b')
+
+
+async def test_sampler_is_idle_once_no_request_is_served() -> None:
+    """A request without a slot, such as one that fetches its adapter, delays the end of a drain."""
+    admission = one_slot()
+    unused: Any = None
+    replica = Replica('rp-1', FakeSamplerEngine().facts, admission, unused)
+    running = admission.requests.begin('a', 'r')
+    waiting = asyncio.create_task(replica.wait_idle())
+    await run_ready_tasks()
+    assert not waiting.done()
+    admission.requests.end(running)
+    await waiting

@@ -136,7 +136,7 @@ def replace_folder(target: Path, new: Path, *, previous: Path) -> None:
         target.rename(previous)
     try:
         new.rename(target)
-    except OSError:
+    except BaseException:
         if previous.exists():
             previous.rename(target)
         raise

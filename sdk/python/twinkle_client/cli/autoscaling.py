@@ -7,14 +7,13 @@ from datetime import timedelta
 
 from twinkle.api.gateway.v1 import fleet_service_pb2 as pb
 from twinkle_client.client import TwinkleClient
-from twinkle_client.errors import Error
+from twinkle_client.errors import Error, RetryableError
 from twinkle_client.fleet import FleetAdministration
 from twinkle_client.stack.hosts import StackError
-from twinkle_client.stack.samplers import add_sampler, drain_replica, forget_left
+from twinkle_client.stack.samplers import add_sampler, drain_replica
 from twinkle_client.stack.scaling_rule import Scaling, ScalingRule
 from twinkle_client.stack.spawning import Report, service_of
 from twinkle_client.stack.state import ServiceState, StackState
-from twinkle_client.stack.state_folder import StackBusyError
 
 _POLL_SECONDS = 1.0
 _END_SECONDS = 60.0
@@ -25,7 +24,7 @@ _RETRY_SECONDS = 60.0
 class Autoscaler:
     """Changes the number of samplers of a running stack, one at a time.
 
-    Concurrency: the changes are made in a background thread, from `start` to `stop`.
+    Concurrency: the changes are made in a background thread, from `start` to `close`.
     """
 
     def __init__(self, state: StackState, scaling: Scaling, *, report: Report, say: Callable[[str], object]) -> None:
@@ -49,15 +48,12 @@ class Autoscaler:
         self._min_counts = {name: _count(samplers, name) for name in state.base_models}
 
     def start(self) -> None:
-        """Start to change the number of samplers, until `stop` is called or the stack is stopped."""
+        """Start to change the number of samplers, until `close` is called or the stack is stopped."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """Begin no more changes."""
+    def close(self) -> None:
+        """Begin no more changes, and wait for a while until the change in progress has ended."""
         self._stopped.set()
-
-    def wait(self) -> None:
-        """Wait for the change in progress after `stop`, which ends soon if the stack was stopped."""
         self._thread.join(_END_SECONDS)
 
     def _run(self) -> None:
@@ -75,45 +71,64 @@ class Autoscaler:
 
     def _follow(self, state: StackState, fleet: FleetAdministration) -> None:
         try:
-            forget_left(self._folder)
-            self._change(state, fleet)
-        except (Error, StackBusyError):
-            # The gateway or the stack is restarting, so the loads are unknown.
+            is_changed = self._change(state, fleet)
+        except RetryableError:
+            # The gateway is restarting, so the loads are unknown.
             self._reset()
-        except (StackError, OSError) as error:
+        except (Error, StackError, OSError) as error:
             self._reset()
-            if not self._stopped.is_set():
-                self._say(f'{error}\nThe next attempt is in {_RETRY_SECONDS:.0f} s at the earliest.')
+            current = StackState.load(self._folder)
+            # A stack that is being stopped ends the sampler that starts.
+            if not self._stopped.is_set() and current is not None and current.is_reachable():
+                self._say(f'{error}\nThe number of samplers is checked again in {_RETRY_SECONDS:.0f} s.')
             self._stopped.wait(_RETRY_SECONDS)
+        else:
+            if is_changed:
+                # The change took time in which no loads were observed.
+                self._reset()
 
-    def _change(self, state: StackState, fleet: FleetAdministration) -> None:
+    def _change(self, state: StackState, fleet: FleetAdministration) -> bool:
+        """Add or drain at most one sampler; return whether one was added or drained."""
         replicas = [item for item in fleet.list_replicas() if _is_counted(item)]
+        self._repeat_drains(state, replicas, fleet)
         for base_model, rule in self._rules.items():
             serving = [item for item in replicas if base_model in item.base_models]
             change = rule.decide([item.load for item in serving], time.monotonic())
-            if change > 0:
-                self._grow(state, base_model)
-            elif change < 0:
-                self._shrink(state, base_model, serving, fleet)
+            if change > 0 and self._grow(state, base_model):
+                return True
+            if change < 0 and self._shrink(state, base_model, serving, fleet):
+                return True
+        return False
 
-    def _grow(self, state: StackState, base_model: str) -> None:
-        if _count(state.services, base_model) >= self._scaling.max_samplers:
-            return
+    def _repeat_drains(self, state: StackState, ready: Iterable[pb.Replica], fleet: FleetAdministration) -> None:
+        """Drain the samplers that are leaving but ready, because the gateway was restarted before they knew of it."""
+        leaving = {service.address for service in state.services if service.is_leaving}
+        for replica in ready:
+            if replica.address in leaving:
+                fleet.drain(replica.replica_id)
+
+    def _grow(self, state: StackState, base_model: str) -> bool:
+        # A service that has to be restarted needs free devices first.
+        if _count(state.services, base_model) >= self._scaling.max_samplers or state.ended():
+            return False
         self._say(f'requests wait at all samplers of {base_model}; starting another one')
         add_sampler(self._folder, engine='', base_model=base_model, report=self._report)
+        return True
 
     def _shrink(
         self, state: StackState, base_model: str, serving: Iterable[pb.Replica], fleet: FleetAdministration
-    ) -> None:
+    ) -> bool:
+        """Drain the newest sampler of a base model; return False if the stack has no more than at the start."""
         if _count(state.services, base_model) <= self._min_counts[base_model]:
-            return
+            return False
         by_address = {item.address: item.replica_id for item in serving}
         # The newest one first, because older ones hold more prefixes.
         for service in reversed(state.services):
             if service.address in by_address and _is_sampler_of(service, base_model):
                 self._say(f'{service.name} is no longer needed; draining it')
                 drain_replica(self._folder, by_address[service.address], service.address, drain=fleet.drain)
-                return
+                return True
+        return False
 
 
 def _is_counted(replica: pb.Replica) -> bool:

@@ -19,16 +19,27 @@ from twinkle_client.cli.session import (
     console,
     exit_on_interrupt,
     fail,
+    interrupt_on_termination,
     open_client,
 )
 from twinkle_client.fleet import STATES, FleetAdministration
-from twinkle_client.stack import ENGINES, StackError, add_sampler, default_state_dir, drain_replica, forget_left
+from twinkle_client.stack import (
+    ENGINES,
+    StackError,
+    StackState,
+    add_sampler,
+    default_state_dir,
+    drain_replica,
+    remove_ended,
+)
 
 app = typer.Typer(help='Manage the replicas behind the gateway. Lists them by default.', invoke_without_command=True)
 TOKEN_VARIABLE = 'TWINKLE_SAMPLER_INTERNAL_TOKEN'  # noqa: S105 (a name, not a secret)
 _NOT_ADDED = 'the sampler that was starting is stopped; others keep running'
 _DRAIN_POLL_SECONDS = 0.5
 _DRAIN_LIMIT_SECONDS = 600.0
+_EXIT_SECONDS = 30.0
+"""Longest wait for the exit of a drained sampler; otherwise `twinkle up` removes it from the record later."""
 
 
 @app.callback()
@@ -53,6 +64,8 @@ def add(
     """Add samplers to the local stack."""
     if engine not in {'', *ENGINES[1:]}:
         fail(f'--engine must be torch or vllm, got {engine!r}')
+    # The sampler that is starting must be stopped.
+    interrupt_on_termination()
     folder = (state_dir or default_state_dir()).absolute()
     for _ in range(count):
         begin = time.monotonic()
@@ -108,9 +121,8 @@ def drain(
         _drain(fleet, replica_id, folder)
         with exit_on_interrupt(f'{replica_id} continues draining'):
             _wait_until_left(fleet, replica_id)
-    # Its process may still be ending; then the next change of the stack removes it from the record.
-    with suppress(StackError):
-        forget_left(folder)
+        with suppress(StackError), console.status(f'waiting until {replica_id} has exited'):
+            _wait_until_removed(folder)
     console.print(f'{replica_id} has left', highlight=False)
 
 
@@ -134,6 +146,16 @@ def _wait_until_left(fleet: FleetAdministration, replica_id: str) -> None:
                 fail(f'{replica_id} still has {count} sequences; it continues draining')
             status.update(f'draining {replica_id}: {count} sequences left')
             time.sleep(_DRAIN_POLL_SECONDS)
+
+
+def _wait_until_removed(folder: Path) -> None:
+    """Wait for a while until no service of the stack is leaving, so that its resources are free."""
+    end = time.monotonic() + _EXIT_SECONDS
+    while (state := StackState.load(folder)) is not None and any(item.is_leaving for item in state.services):
+        remove_ended(folder)
+        if time.monotonic() > end:
+            return
+        time.sleep(_DRAIN_POLL_SECONDS)
 
 
 def fleet_table(replicas: list[pb.Replica], *, now: datetime) -> Table:

@@ -3,10 +3,11 @@
 import time
 from collections import Counter
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 from twinkle_client.cli.session import console
-from twinkle_client.stack import ServiceState, StackBusyError, StackError, StackState, revive_stack
+from twinkle_client.stack import ServiceState, StackBusyError, StackError, StackState, remove_ended, revive_stack
 
 _WATCH_SECONDS = 0.5
 _SHORTEST_PAUSE_SECONDS = 2.0
@@ -62,6 +63,8 @@ def keep_running(folder: Path) -> None:
     console.print('\nPress Ctrl-C to stop.')
     restarts, reported = Restarts(), set[tuple[str, int]]()
     while (state := StackState.load(folder)) is not None:
+        with suppress(StackBusyError):
+            remove_ended(folder)
         pauses = {item.name: restarts.seconds_until_due(item.name, time.monotonic()) for item in state.ended()}
         for service in state.ended():
             if (service.name, service.pid) not in reported:

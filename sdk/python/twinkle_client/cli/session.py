@@ -1,9 +1,11 @@
 """Parts shared by the commands: consoles, the options that select a server, and error output."""
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
@@ -65,6 +67,17 @@ def exit_on_interrupt(note: str) -> Iterator[None]:
     except KeyboardInterrupt:
         error_console.print(f'\ntwinkle: interrupted; {note}', markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(_INTERRUPTED) from None
+
+
+def interrupt_on_termination() -> None:
+    """Let SIGTERM and SIGHUP have the effect of Ctrl-C, for commands that must stop processes when they end."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    del number, frame
+    raise KeyboardInterrupt
 
 
 @contextmanager

@@ -1,11 +1,10 @@
 """`twinkle up`, `status` and `down`: the services of a stack."""
 
-import signal
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -16,7 +15,14 @@ from twinkle_client.cli.autoscaling import Autoscaler
 from twinkle_client.cli.models import fetch
 from twinkle_client.cli.planning import warn_of_memory
 from twinkle_client.cli.restarts import StartReport, keep_running, print_plain
-from twinkle_client.cli.session import LocalStateDirOption, console, error_console, exit_on_interrupt, fail
+from twinkle_client.cli.session import (
+    LocalStateDirOption,
+    console,
+    error_console,
+    exit_on_interrupt,
+    fail,
+    interrupt_on_termination,
+)
 from twinkle_client.client import TwinkleClient
 from twinkle_client.errors import Error
 from twinkle_client.stack import (
@@ -93,8 +99,7 @@ def up(given: UpOptions) -> None:
     """Start the services on this machine or a Ray cluster, restart them if they exit, and stop them on Ctrl-C."""
     if given.address and not given.ray:
         fail('--address is the address of a Ray cluster; add --ray')
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+    interrupt_on_termination()
     folder = (given.state_dir or default_state_dir()).absolute()
     state = StackState.load(folder)
     try:
@@ -238,27 +243,26 @@ def _run(options: StackOptions, *, is_detached: bool) -> None:
     """Start a stack and, unless detached, keep it running until an interrupt stops it."""
     if is_detached and options.autoscaling is not None:
         fail('autoscaling is done by the running `twinkle up`, so it cannot be combined with --detach')
-    scaler: Autoscaler | None = None
-    try:
-        folders = [fetch(base_model) for base_model in options.base_models]
-        if not options.ray_address:
-            warn_of_memory(folders, copies=mesh_size(options.services.get('model', {})) + options.sampler_count)
-        with console.status('starting the services and loading the model'):
-            state = start_stack(options, report=StartReport())
-        _print_address(state)
-        if options.autoscaling is not None:
-            scaler = Autoscaler(state, options.autoscaling, report=StartReport(), say=print_plain)
-            scaler.start()
-        if not is_detached:
-            keep_running(options.state_dir)
-    except KeyboardInterrupt:
-        console.print('\nStopping')
-        if scaler is not None:
-            scaler.stop()
-        _stop(options.state_dir)
-    if scaler is not None:
-        scaler.stop()
-        scaler.wait()
+    scaling = options.autoscaling
+    with ExitStack() as cleanup:
+        try:
+            folders = [fetch(base_model) for base_model in options.base_models]
+            if not options.ray_address:
+                samplers = scaling.max_samplers if scaling else options.sampler_count
+                warn_of_memory(folders, copies=mesh_size(options.services.get('model', {})) + samplers)
+            with console.status('starting the services and loading the model'):
+                state = start_stack(options, report=StartReport())
+            _print_address(state)
+            if scaling is not None:
+                scaler = Autoscaler(state, scaling, report=StartReport(), say=print_plain)
+                scaler.start()
+                # A change in progress ends soon once the stack is stopped.
+                cleanup.callback(scaler.close)
+            if not is_detached:
+                keep_running(options.state_dir)
+        except KeyboardInterrupt:
+            console.print('\nStopping')
+            _stop(options.state_dir)
 
 
 def _stop(folder: Path) -> bool:
@@ -269,8 +273,3 @@ def _stop(folder: Path) -> bool:
             return stop_stack(folder, report=StartReport())
     except StackError as error:
         fail(str(error))
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    del number, frame
-    raise KeyboardInterrupt

@@ -3,7 +3,7 @@
 from twinkle_client.stack.hosts import StackError
 from twinkle_client.stack.launcher import revive_stack, start_stack, stop_stack
 from twinkle_client.stack.options import DEFAULT_MODEL, ENGINES, SERVICES, StackOptions
-from twinkle_client.stack.samplers import add_sampler, drain_replica, forget_left
+from twinkle_client.stack.samplers import add_sampler, drain_replica, remove_ended
 from twinkle_client.stack.spawning import service_of
 from twinkle_client.stack.state import ServiceState, StackState, default_state_dir
 from twinkle_client.stack.state_folder import StackBusyError
@@ -20,7 +20,7 @@ __all__ = [
     'add_sampler',
     'default_state_dir',
     'drain_replica',
-    'forget_left',
+    'remove_ended',
     'revive_stack',
     'service_of',
     'start_stack',

@@ -77,7 +77,10 @@ def revive_stack(state_dir: Path, *, report: Report, waiting: Collection[str] = 
             return state
         spawner = Spawner(state_dir, report, host=open_host(state.placement, state_dir, wait_seconds=_REVIVAL_SECONDS))
         ended = state.ended()
-        state = state.without([item for item in state.services if not item.is_running() and item not in ended])
+        gone = [item for item in state.services if not item.is_running() and item not in ended]
+        for service in gone:
+            service.process.end(grace_seconds=0.0)
+        state = state.without(gone)
         for service in ended:
             if service.name in waiting:
                 continue
@@ -141,5 +144,6 @@ def _stop(state: StackState, *, report: Report) -> None:
     """Stop the services in reverse start order and delete the record."""
     for service in reversed(state.services):
         end_service(service, report)
-    state.delete()
+    # If this fails, the record stays, and stopping can be repeated.
     open_host(state.placement, state.state_dir).end_unrecorded()
+    state.delete()

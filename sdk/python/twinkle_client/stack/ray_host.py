@@ -4,7 +4,6 @@ The state folder must be on storage that all machines of the cluster share: conf
 and checkpoints are files there.
 """
 
-import hashlib
 import logging
 import os
 import secrets
@@ -18,13 +17,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from twinkle_client.stack.hosts import ANY_HOST, KILLED_STATUS, Command, RayPlacement, StackError, start_child
 from twinkle_client.stack.options import PLACED
 from twinkle_client.stack.processes import end_process, resident_bytes, start_mark
-from twinkle_client.stack.spawning import service_of
+from twinkle_client.stack.spawning import service_of, write_private
 
 NAMESPACE = 'twinkle'
 """Ray namespace of the actors of all stacks."""
@@ -105,11 +104,13 @@ class RayProcess:
     def exit_status(self) -> int | None:
         try:
             return _result(self._find().exit_status.remote())
-        except GetTimeoutError:
+        except (GetTimeoutError, ActorUnavailableError):
             # A machine that does not answer may come back; Ray reports it as lost after some time.
             return None
         except _LOST:
             return KILLED_STATUS
+        except RayError as error:
+            raise StackError(f'the Ray cluster does not answer: {error}') from error
 
     def resident_bytes(self) -> int:
         with suppress(GetTimeoutError, *_LOST):
@@ -158,7 +159,7 @@ class RayHost:
 
         Args:
             placement: The cluster and the resources of services.
-            state_dir: State folder of the stack, which is a part of the names of its actors.
+            state_dir: State folder of the stack; it must exist.
             wait_seconds: Longest wait for resources.
 
         Raises:
@@ -167,7 +168,7 @@ class RayHost:
         _connect(placement.cluster)
         self._placement = placement
         self._wait_seconds = wait_seconds
-        self._prefix = hashlib.blake2s(str(state_dir).encode(), digest_size=4).hexdigest()
+        self._prefix = _stack_id(state_dir)
         self.address = cast('Any', ray.util).get_node_ip_address()
 
     def reserve(self, name: str, *, count: int = 1) -> 'RayPlace':
@@ -252,6 +253,14 @@ class RayPlace:
 
     def release(self) -> None:
         ray.kill(self._actor)
+
+
+def _stack_id(state_dir: Path) -> str:
+    """Return the id of a state folder, which begins the names of its actors; other folders may have the same path."""
+    path = state_dir / 'ray_id'
+    if not path.exists():
+        write_private(path, secrets.token_hex(8))
+    return path.read_text(encoding='utf-8')
 
 
 def find_cluster(address: str, resources: Mapping[str, Mapping[str, float]]) -> RayPlacement:

@@ -6,15 +6,24 @@ from pathlib import Path
 from typing import Any
 
 from twinkle.data_format import base_model_id
-from twinkle_client.errors import Error
+from twinkle_client.errors import Error, RetryableError
 from twinkle_client.stack.hosts import Place, StackError, open_host
-from twinkle_client.stack.spawning import Report, Spawner, end_service, service_of
-from twinkle_client.stack.startup import numbered, service_paths, wait_for_fleet
-from twinkle_client.stack.state import ServiceState, StackState
+from twinkle_client.stack.joining import wait_until_joined
+from twinkle_client.stack.spawning import (
+    START_LIMIT_SECONDS,
+    Report,
+    Spawner,
+    address_file,
+    end_service,
+    read_address,
+    service_of,
+)
+from twinkle_client.stack.startup import numbered, service_paths
+from twinkle_client.stack.state import ServiceState, StackState, reachable
 from twinkle_client.stack.state_folder import locked
 
 _LOCK_SECONDS = 60.0
-"""Longest wait for a restart of services that is in progress."""
+"""Longest wait for a restart of services that is in progress, before a sampler is started or drained."""
 
 
 def add_sampler(state_dir: Path, *, engine: str, base_model: str = '', report: Report) -> ServiceState:
@@ -31,20 +40,23 @@ def add_sampler(state_dir: Path, *, engine: str, base_model: str = '', report: R
 
     Concurrency: other programs may change the stack while the sampler waits for resources and loads its model.
     """
+    remove_ended(state_dir)
     state = _reachable_stack(state_dir)
     spawner = Spawner(state_dir, report, host=open_host(state.placement, state_dir))
     settings = _settings_of_new(state, spawner, engine, base_model)
     place = spawner.reserve('sampler')
     try:
         name = _spawn_sampler(spawner, state_dir, settings, place)
-        spawner.wait_for(name)
-        with locked(state_dir, seconds=_LOCK_SECONDS):
-            state = _reachable_stack(state_dir).with_service(spawner.state_of(name))
-            state.save()
+        address = spawner.wait_for(name)
+        # Services that are restarted meanwhile may also load a model.
+        with locked(state_dir, seconds=START_LIMIT_SECONDS):
+            _record_address(state_dir, spawner.state_of(name))
     except BaseException:
         _remove_started(spawner, state_dir, report=report)
         raise
-    wait_for_fleet(state, spawner)
+    wait_until_joined(
+        reachable(state.address), state.read_api_key(), {address}, check=spawner.check_running, ca=state.ca
+    )
     return spawner.state_of(name)
 
 
@@ -52,7 +64,7 @@ def drain_replica(state_dir: Path, replica_id: str, address: str, *, drain: Call
     """Drain a replica: it finishes its requests, leaves the fleet and exits.
 
     A service of the stack in `state_dir` is first marked as leaving, so that the stack does not restart it.
-    `forget_left` removes it from the record afterwards.
+    `remove_ended` removes it from the record afterwards.
 
     Args:
         state_dir: State folder of the stack. The replica need not belong to the stack.
@@ -67,32 +79,44 @@ def drain_replica(state_dir: Path, replica_id: str, address: str, *, drain: Call
     is_marked = _mark(state_dir, address, is_leaving=True)
     try:
         drain(replica_id)
-    except Error:
-        if is_marked:
+    except Error as error:
+        # After a lost connection, the gateway may have received the request.
+        if is_marked and not isinstance(error, RetryableError):
             _mark(state_dir, address, is_leaving=False)
         raise
 
 
-def forget_left(state_dir: Path) -> None:
-    """Remove from a stack's record the services that have left it, and release their resources.
+def remove_ended(state_dir: Path) -> None:
+    """Remove the samplers that have left a stack from its record, and release their resources.
+
+    A sampler whose start was interrupted is removed too or, if it runs, recorded with its address.
 
     Raises:
         StackBusyError: Another program is starting or stopping services.
     """
     state = StackState.load(state_dir)
-    if state is None or not _left(state):
+    if state is None or _cleaned(state) == state:
         return
-    with locked(state_dir, seconds=_LOCK_SECONDS):
+    with locked(state_dir):
         state = StackState.load(state_dir)
         if state is not None:
-            left = _left(state)
-            for service in left:
-                service.process.end(grace_seconds=0.0)
-            state.without(left).save()
+            cleaned = _cleaned(state)
+            names = {service.name for service in cleaned.services}
+            for service in state.services:
+                if service.name not in names:
+                    service.process.end(grace_seconds=0.0)
+            cleaned.save()
 
 
-def _left(state: StackState) -> list[ServiceState]:
-    return [service for service in state.services if service.is_leaving and not service.is_running()]
+def _cleaned(state: StackState) -> StackState:
+    """Return the stack without samplers that have exited for good, and with all addresses of those that are ready."""
+    for service in state.services:
+        if service_of(service.name) == 'sampler' and (service.is_leaving or not service.address):
+            if not service.is_running():
+                state = state.without([service])
+            elif address := read_address(address_file(state.state_dir, service.name)):
+                state = state.with_service(replace(service, address=address))
+    return state
 
 
 def _mark(state_dir: Path, address: str, *, is_leaving: bool) -> bool:
@@ -136,6 +160,15 @@ def _spawn_sampler(spawner: Spawner, state_dir: Path, settings: dict[str, Any], 
         if not spawner.started:
             place.release()
         raise
+
+
+def _record_address(state_dir: Path, service: ServiceState) -> None:
+    """Record that a started sampler is ready."""
+    state = StackState.load(state_dir)
+    # On a cluster, processes of different machines may have the same id.
+    if state is None or all((item.name, item.pid) != (service.name, service.pid) for item in state.services):
+        raise StackError('the stack was stopped while the sampler started')
+    state.with_service(service).save()
 
 
 def _remove_started(spawner: Spawner, state_dir: Path, *, report: Report) -> None:

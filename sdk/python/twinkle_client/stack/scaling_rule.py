@@ -100,7 +100,7 @@ def _is_short(loads: Sequence[EngineLoad]) -> bool:
 
 def _is_ample(loads: Sequence[EngineLoad]) -> bool:
     """Return whether the sequences would take little of the capacity of all samplers but the largest."""
-    if len(loads) < 2:
+    if len(loads) < 2 or any(load.waiting_sequence_count for load in loads):
         return False
     count = sum(load.running_sequence_count + load.waiting_sequence_count for load in loads)
     capacities = sorted(load.max_sequence_count for load in loads)

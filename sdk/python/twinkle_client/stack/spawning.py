@@ -168,7 +168,7 @@ class Spawner:
 
     def address_file(self, name: str) -> Path:
         """Return the path of the file to which a process writes its address."""
-        return self._folder / 'run' / f'{name}.json'
+        return address_file(self._folder, name)
 
     def config_path(self, name: str) -> Path:
         """Return the path of a process's configuration file."""
@@ -222,6 +222,11 @@ def mesh_size(settings: Mapping[str, Any]) -> int:
 def service_of(name: str) -> str:
     """Return the service of a process, such as 'sampler' for 'sampler-2'."""
     return name.partition('-')[0]
+
+
+def address_file(folder: Path, name: str) -> Path:
+    """Return the path of the file to which a process of the stack in `folder` writes its address."""
+    return folder / 'run' / f'{name}.json'
 
 
 def read_address(path: Path) -> str:
