@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.seed_hub import build_seed_hub
-from fixtures.seed_programs import MODELS, RunProgram
+from fixtures.seed_programs import LOCAL_MODELS, MODELS, RunProgram
 from fixtures.seed_programs import run_program as run
 from fixtures.tinker_sdk import running_stack, tracebacks
 from twinkle_client.stack import StackState
@@ -16,7 +16,8 @@ from twinkle_client.stack import StackState
 @pytest.fixture(scope='session')
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with a local hub."""
-    return build_seed_hub(tmp_path_factory.mktemp('hub'), [name.removeprefix('ms://') for name in MODELS])
+    names = [name.removeprefix('ms://') for name in (*MODELS, *LOCAL_MODELS)]
+    return build_seed_hub(tmp_path_factory.mktemp('hub'), names)
 
 
 @pytest.fixture(scope='session')
