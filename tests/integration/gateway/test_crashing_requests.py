@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from fixtures.fake_samplers import FakeSampler
 from fixtures.fleet import RunningFleet, running_fleet
 from fixtures.running_gateway import ADMIN, failure_of
 from fixtures.sampled_answers import ints, read_answer, sample_request, undisturbed
+from services.gateway.config import FleetConfig
 from services.gateway.sampling.suspects import MAX_CONSECUTIVE_FAILURES
 from services.kit.errors import ServiceUnreachable
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
@@ -23,6 +25,8 @@ POISON = 13
 """First token of a prompt that makes a sampler crash."""
 SUBMISSIONS = 12
 """Number of times that a client sends the request, more than the permitted number of lost samplers."""
+PATIENT = FleetConfig(begin_wait=timedelta(seconds=60))
+"""On a busy machine, a replacement may join later than the gateway waits by default."""
 
 
 @dataclass
@@ -87,7 +91,10 @@ async def test_request_that_crashes_samplers_fails(
     tmp_path: Path, kind: str, poison_mode: str, sampler_count: int
 ) -> None:
     """A request crashes a bounded number of samplers however often it is sent, and other requests still succeed."""
-    async with running_fleet(tmp_path) as fleet, _restarting_samplers(fleet, sampler_count, poison_mode) as restarts:
+    async with (
+        running_fleet(tmp_path, fleet=PATIENT) as fleet,
+        _restarting_samplers(fleet, sampler_count, poison_mode) as restarts,
+    ):
         requests = [sample_request([index, 7], max_tokens=6, count=2) for index in range(20, 26)]
         reading = [
             asyncio.ensure_future(read_answer(fleet.stub.Sample(request, metadata=ADMIN), 2)) for request in requests
@@ -102,7 +109,7 @@ async def test_request_that_crashes_samplers_fails(
 @pytest.mark.timeout(120)
 async def test_requests_beside_a_crashing_one_all_succeed(tmp_path: Path) -> None:
     """Requests that repeatedly start together with a crashing request are never identified as the cause."""
-    async with running_fleet(tmp_path) as fleet, _restarting_samplers(fleet, 1) as restarts:
+    async with running_fleet(tmp_path, fleet=PATIENT) as fleet, _restarting_samplers(fleet, 1) as restarts:
         crashing = asyncio.create_task(_submit_until_refused(fleet, 'stream'))
         number = 100
         while not crashing.done():
