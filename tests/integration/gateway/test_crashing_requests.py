@@ -26,7 +26,7 @@ POISON = 13
 SUBMISSIONS = 12
 """Number of times that a client sends the request, more than the permitted number of lost samplers."""
 PATIENT = FleetConfig(begin_wait=timedelta(seconds=60))
-"""On a busy machine, a replacement may join later than the gateway waits by default."""
+"""A gateway that waits for a replacement, which joins late on a busy machine."""
 
 
 @dataclass
