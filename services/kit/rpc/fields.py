@@ -56,10 +56,12 @@ def labels_from_proto(labels: Mapping[str, str], field: str) -> dict[str, str]:
     """Return the labels of a resource, sorted by name.
 
     Raises:
-        InvalidField: There are too many labels, or one is too long or has a control character.
+        InvalidField: There are too many labels, or one has no name, is too long or has a control character.
     """
     if len(labels) > MAX_LABELS:
         raise InvalidField(field, f'must have at most {MAX_LABELS} labels, got {len(labels)}')
+    if '' in labels:
+        raise InvalidField(field, 'must not have a label with an empty name')
     for name, value in labels.items():
         text_from_proto(name, field, limit=MAX_LABEL_LENGTH)
         text_from_proto(value, f'{field}[{name}]', limit=MAX_LABEL_VALUE_LENGTH)

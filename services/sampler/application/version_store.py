@@ -75,6 +75,8 @@ class VersionStore:
         finally:
             self._residency.release(version)
             self._fetches.notify_capacity()
+            if version.is_unloaded_when_idle and not version.use_count:
+                self._start_change(self._unload_released(version))
 
     def resident(self, tenant_id: str) -> list[ResidentVersion]:
         return self._residency.of_tenant(tenant_id)
@@ -92,7 +94,7 @@ class VersionStore:
         self._listeners.append(listener)
 
     async def unload(self, caller: Caller, adapter_id: str) -> None:
-        """Stop following an adapter and unload its idle versions; versions in use stay until they are evicted.
+        """Stop following an adapter and unload its versions. A version in use is unloaded when its last lease ends.
 
         Raises:
             AdapterNotFound: The adapter is neither followed nor resident.
@@ -102,7 +104,7 @@ class VersionStore:
             raise AdapterNotFound(adapter_id)
         await self.followers.stop(adapter)
         await self._loading.acquire()
-        await self._change(self._unload_idle(adapter))
+        await self._change(self._unload_adapter(adapter))
 
     async def close(self) -> None:
         """Stop following all adapters, and wait for running changes of the engine's adapters."""
@@ -177,10 +179,15 @@ class VersionStore:
             finally:
                 self._loading.release()
 
-        task = asyncio.create_task(run(), name='change the adapters')
+        return await asyncio.shield(self._start_change(run()))
+
+    def _start_change(
+        self, change: Coroutine[Any, Any, ResidentVersion | None]
+    ) -> 'asyncio.Task[ResidentVersion | None]':
+        task = asyncio.create_task(change, name='change the adapters')
         self._changes.add(task)
         task.add_done_callback(self._on_done)
-        return await asyncio.shield(task)
+        return task
 
     def _on_done(self, task: asyncio.Task[ResidentVersion | None]) -> None:
         self._changes.discard(task)
@@ -202,10 +209,17 @@ class VersionStore:
         self._notify_listeners()
         return version
 
-    async def _unload_idle(self, adapter: AdapterKey) -> None:
-        for key in self._residency.evict_idle(adapter):
+    async def _unload_adapter(self, adapter: AdapterKey) -> None:
+        for key in self._residency.evict_adapter(adapter):
             await self._engine.unload_adapter(key)
         self._notify_listeners()
+
+    async def _unload_released(self, version: ResidentVersion) -> None:
+        async with self._loading:
+            # Another request may have leased the version; then the end of that lease unloads it.
+            if self._residency.evict_released(version):
+                await self._engine.unload_adapter(version.key)
+                self._notify_listeners()
 
     def _check(self, weights: AdapterWeights) -> None:
         """Check that this sampler can serve the weights.

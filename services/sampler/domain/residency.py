@@ -21,6 +21,8 @@ class ResidentVersion:
     """Sequence number of the last use; the version with the smallest number is evicted first."""
     weights: AdapterWeights | None = None
     """The received weights, for relaying to other samplers."""
+    is_unloaded_when_idle: bool = False
+    """Whether to unload the version when its last lease ends."""
     is_base: bool = False
     """Whether the version replaces the engine's base weights; False for an adapter."""
 
@@ -109,12 +111,18 @@ class Residency:
         """Remove a lease on a version."""
         version.use_count -= 1
 
-    def evict_idle(self, adapter: AdapterKey) -> list[VersionKey]:
-        """Remove and return the idle versions of an adapter."""
-        evicted = [item.key for item in self.versions_of(adapter) if not item.use_count]
-        for key in evicted:
-            del self._versions[key]
-        return evicted
+    def evict_adapter(self, adapter: AdapterKey) -> list[VersionKey]:
+        """Remove and return the idle versions of an adapter. `evict_released` removes the others when they are idle."""
+        for item in self.versions_of(adapter):
+            item.is_unloaded_when_idle = True
+        return [item.key for item in self.versions_of(adapter) if self.evict_released(item)]
+
+    def evict_released(self, version: ResidentVersion) -> bool:
+        """Remove a version that is to be unloaded and is idle; return whether it was removed."""
+        is_evicted = version.is_unloaded_when_idle and not version.use_count and self.get(version.key) is version
+        if is_evicted:
+            del self._versions[version.key]
+        return is_evicted
 
     def touch(self, version: ResidentVersion) -> None:
         """Mark a version as used now."""

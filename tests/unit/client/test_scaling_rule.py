@@ -18,6 +18,7 @@ UNKNOWN = EngineLoad(running_sequence_count=1)
 FEW = EngineLoad(running_sequence_count=1, max_sequence_count=8)
 FEW_QUEUED = EngineLoad(running_sequence_count=1, waiting_sequence_count=1, max_sequence_count=8)
 """A sampler whose memory for keys and values is full."""
+FEW_LONG = EngineLoad(running_sequence_count=1, max_sequence_count=8, kv_usage=0.6)
 SCALING = Scaling(max_samplers=4, grow_seconds=10, shrink_seconds=60)
 
 
@@ -43,6 +44,7 @@ def _decisions(observed: Sequence[tuple[float, Sequence[EngineLoad]]]) -> list[i
         ([UNKNOWN, UNKNOWN], 60, 0),
         ([FEW_QUEUED, FEW], 100, 0),
         ([FEW, FEW], 60, -1),
+        ([FEW_LONG, FEW_LONG], 100, 0),
     ],
 )
 def test_number_changes_after_a_constant_load(loads: Sequence[EngineLoad], seconds: float, change: int) -> None:

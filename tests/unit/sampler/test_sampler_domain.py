@@ -101,7 +101,7 @@ def test_tenants_see_their_own_versions():
     residency.add(resident(key('a', 1)))
     residency.add(resident(key('a', 5, tenant='bob')))
     assert [item.key.version for item in residency.of_tenant('alice')] == [1, 2]
-    assert residency.evict_idle(AdapterKey('alice', 'a')) == [key('a', 1), key('a', 2)]
+    assert residency.evict_adapter(AdapterKey('alice', 'a')) == [key('a', 1), key('a', 2)]
     assert [item.key.version for item in residency.of_tenant('bob')] == [5]
 
 

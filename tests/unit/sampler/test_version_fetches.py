@@ -179,3 +179,18 @@ async def test_cancelled_change_leaves_engine_and_store_consistent(engine, sourc
 def large_weights(adapter_id: str, size_bytes: int) -> AdapterWeights:
     """Return weights with a given nominal size."""
     return replace(lora_weights(1, adapter_id=adapter_id), size_bytes=size_bytes)
+
+
+async def test_unloaded_version_in_use_is_unloaded_after_its_last_lease(store, source, engine):
+    """A version that is unloaded during two requests stays until both have ended, and can be fetched again."""
+    source.publish('alice', lora_weights(1))
+    async with store.lease(ALICE, AdapterChoice(adapter_id='ad-1')):
+        async with store.lease(ALICE, AdapterChoice(adapter_id='ad-1')):
+            await store.unload(ALICE, 'ad-1')
+        await asyncio.sleep(0)
+        assert [version.key.version for version in store.resident('alice')] == [1]
+        assert not engine.unloading.is_set()
+    await engine.unloading.wait()
+    assert store.resident('alice') == []
+    assert await version_of(store) == 1
+    assert [version.key.version for version in store.resident('alice')] == [1]

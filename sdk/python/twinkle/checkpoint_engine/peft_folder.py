@@ -62,7 +62,9 @@ def write_peft_folder(
         replace_folder(target, folder, previous=staging / 'old')
         _sync_folder(target.parent)
     finally:
-        shutil.rmtree(staging)
+        # A folder that could be neither replaced nor moved back stays in the temporary one.
+        if target.exists() or not (staging / 'old').exists():
+            shutil.rmtree(staging)
 
 
 def read_peft_folder(path: str | os.PathLike[str]) -> tuple[dict[str, TensorData], LoraConfig]:

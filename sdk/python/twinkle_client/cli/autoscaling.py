@@ -14,6 +14,7 @@ from twinkle_client.stack.samplers import add_sampler, drain_replica
 from twinkle_client.stack.scaling_rule import Scaling, ScalingRule
 from twinkle_client.stack.spawning import Report, service_of
 from twinkle_client.stack.state import ServiceState, StackState
+from twinkle_client.stack.state_folder import folder_problem
 
 _POLL_SECONDS = 1.0
 _END_SECONDS = 60.0
@@ -44,8 +45,7 @@ class Autoscaler:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name='autoscaler', daemon=True)
         self._rules = {name: ScalingRule(scaling) for name in state.base_models}
-        samplers = [item for item in state.services if service_of(item.name) == 'sampler']
-        self._min_counts = {name: _count(samplers, name) for name in state.base_models}
+        self._min_counts = {name: _count(state.services, name) for name in state.base_models}
 
     def start(self) -> None:
         """Start to change the number of samplers, until `close` is called or the stack is stopped."""
@@ -75,17 +75,22 @@ class Autoscaler:
         except RetryableError:
             # The gateway is restarting, so the loads are unknown.
             self._reset()
-        except (Error, StackError, OSError) as error:
-            self._reset()
-            current = StackState.load(self._folder)
-            # A stack that is being stopped ends the sampler that starts.
-            if not self._stopped.is_set() and current is not None and current.is_reachable():
-                self._say(f'{error}\nThe number of samplers is checked again in {_RETRY_SECONDS:.0f} s.')
-            self._stopped.wait(_RETRY_SECONDS)
+        except (Error, StackError) as error:
+            self._pause(str(error))
+        except OSError as error:
+            self._pause(folder_problem(self._folder, error))
         else:
             if is_changed:
                 # The change took time in which no loads were observed.
                 self._reset()
+
+    def _pause(self, problem: str) -> None:
+        """Report a failure, unless its cause is that the stack is being stopped, and wait for a while."""
+        self._reset()
+        current = StackState.load(self._folder)
+        if not self._stopped.is_set() and current is not None and current.is_reachable():
+            self._say(f'{problem}\nThe number of samplers is checked again in {_RETRY_SECONDS:.0f} s.')
+        self._stopped.wait(_RETRY_SECONDS)
 
     def _change(self, state: StackState, fleet: FleetAdministration) -> bool:
         """Add or drain at most one sampler; return whether one was added or drained."""

@@ -118,11 +118,11 @@ def drain(
     with open_client(state_dir) as client:
         fleet = FleetAdministration(client=client)
         folder = (state_dir or default_state_dir()).absolute()
-        _drain(fleet, replica_id, folder)
+        address = _drain(fleet, replica_id, folder)
         with exit_on_interrupt(f'{replica_id} continues draining'):
             _wait_until_left(fleet, replica_id)
         with suppress(StackError), console.status(f'waiting until {replica_id} has exited'):
-            _wait_until_removed(folder)
+            _wait_until_removed(folder, address)
     console.print(f'{replica_id} has left', highlight=False)
 
 
@@ -148,13 +148,13 @@ def _wait_until_left(fleet: FleetAdministration, replica_id: str) -> None:
             time.sleep(_DRAIN_POLL_SECONDS)
 
 
-def _wait_until_removed(folder: Path) -> None:
-    """Wait for a while until no service of the stack is leaving, so that its resources are free."""
+def _wait_until_removed(folder: Path, address: str) -> None:
+    """Wait for a while until the service that left from this address has exited, so that its resources are free."""
     end = time.monotonic() + _EXIT_SECONDS
-    while (state := StackState.load(folder)) is not None and any(item.is_leaving for item in state.services):
-        remove_ended(folder)
-        if time.monotonic() > end:
+    while (state := StackState.load(folder)) is not None and time.monotonic() < end:
+        if not any(item.is_leaving and item.address == address for item in state.services):
             return
+        remove_ended(folder)
         time.sleep(_DRAIN_POLL_SECONDS)
 
 
@@ -203,12 +203,15 @@ def _find(fleet: FleetAdministration, replica_id: str) -> pb.Replica | None:
     return next((item for item in fleet.list_replicas() if item.replica_id == replica_id), None)
 
 
-def _drain(fleet: FleetAdministration, replica_id: str, folder: Path) -> None:
+def _drain(fleet: FleetAdministration, replica_id: str, folder: Path) -> str:
+    """Request the drain of a replica and return its address; empty if there is no such replica."""
     replica = _find(fleet, replica_id)
+    address = replica.address if replica else ''
     try:
-        drain_replica(folder, replica_id, replica.address if replica else '', drain=fleet.drain)
+        drain_replica(folder, replica_id, address, drain=fleet.drain)
     except StackError as error:
         fail(str(error))
+    return address
 
 
 def _silent(service: str, event: str) -> None:

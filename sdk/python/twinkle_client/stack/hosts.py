@@ -117,7 +117,7 @@ class ProcessHost(Protocol):
         ...
 
     def end_unrecorded(self) -> None:
-        """End all processes and places of the stack on other machines. Call it when the stack has no record."""
+        """End all processes and places of the stack on other machines that were not ended by their records."""
         ...
 
 
@@ -153,13 +153,13 @@ class LocalHost:
 
     address = '127.0.0.1'
 
-    def reserve(self, name: str, *, count: int = 1) -> 'LocalPlace':
+    def reserve(self, name: str, *, count: int) -> 'LocalPlace':
         """Return a place at once; all processes share the devices of this machine."""
         del name, count
         return LocalPlace()
 
     def end_unrecorded(self) -> None:
-        """Do nothing: every process of this machine is recorded when it starts."""
+        """Do nothing: a process of this machine is recorded as soon as it has started."""
 
 
 class LocalPlace:

@@ -171,7 +171,7 @@ class RayHost:
         self._prefix = _stack_id(state_dir)
         self.address = cast('Any', ray.util).get_node_ip_address()
 
-    def reserve(self, name: str, *, count: int = 1) -> 'RayPlace':
+    def reserve(self, name: str, *, count: int) -> 'RayPlace':
         """Wait for a machine with free resources, and reserve them.
 
         Raises:
@@ -195,7 +195,7 @@ class RayHost:
         return place
 
     def end_unrecorded(self) -> None:
-        """Kill all actors of the stack; their processes receive SIGTERM."""
+        """Kill all actors that are left, with or without a record; their processes receive SIGTERM."""
         for found in cast('Any', ray.util).list_named_actors(all_namespaces=True):
             if found['namespace'] == NAMESPACE and found['name'].startswith(f'{self._prefix}-'):
                 # An actor that another program ends at the same time is no longer found.

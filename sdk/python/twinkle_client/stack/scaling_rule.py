@@ -8,7 +8,7 @@ from twinkle.api.sampler.v1.engine_pb2 import EngineLoad
 from twinkle_client.stack.sections import suggestion
 
 _USED_SHARE = 0.5
-"""One sampler fewer suffices if the sequences take at most this share of the capacity of the remaining ones."""
+"""One sampler fewer suffices if it leaves the others at most this share of their slots and key-value caches in use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +99,9 @@ def _is_short(loads: Sequence[EngineLoad]) -> bool:
 
 
 def _is_ample(loads: Sequence[EngineLoad]) -> bool:
-    """Return whether the sequences would take little of the capacity of all samplers but the largest."""
+    """Return whether no request waits, and all samplers but the largest would have slots and memory to spare."""
     if len(loads) < 2 or any(load.waiting_sequence_count for load in loads):
         return False
-    count = sum(load.running_sequence_count + load.waiting_sequence_count for load in loads)
     capacities = sorted(load.max_sequence_count for load in loads)
-    return count <= _USED_SHARE * sum(capacities[:-1])
+    has_slots = sum(load.running_sequence_count for load in loads) <= _USED_SHARE * sum(capacities[:-1])
+    return has_slots and sum(load.kv_usage for load in loads) <= _USED_SHARE * (len(loads) - 1)

@@ -17,6 +17,7 @@ from twinkle.api.gateway.v1 import session_service_pb2
         ({'client': 'a\0b'}, 'client'),
         ({'user_metadata': {str(number): '' for number in range(65)}}, 'user_metadata'),
         ({'user_metadata': {'k': 'v' * 4097}}, 'user_metadata[k]'),
+        ({'user_metadata': {'': 'v'}}, 'user_metadata'),
     ],
 )
 def test_bad_session_request_names_the_field(change: dict[str, Any], field: str) -> None:

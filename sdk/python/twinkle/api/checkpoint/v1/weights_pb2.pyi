@@ -328,7 +328,7 @@ class CheckpointTarget(_message.Message):
 
     @_builtins.property
     def user_metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels that the owner attaches to the checkpoint: at most 64, with names of at most 256 characters and values of at
+        """Labels that the owner attaches to the checkpoint: at most 64, with names of 1 to 256 characters and values of at
         most 4096 characters.
         """
 

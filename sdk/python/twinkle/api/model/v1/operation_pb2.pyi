@@ -653,7 +653,7 @@ class Save(_message.Message):
 
     @_builtins.property
     def user_metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels of the checkpoint: at most 64, with names of at most 256 characters and values of at most 4096 characters."""
+        """Labels of the checkpoint: at most 64, with names of 1 to 256 characters and values of at most 4096 characters."""
 
     def __init__(
         self,

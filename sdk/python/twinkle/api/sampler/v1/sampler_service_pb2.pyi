@@ -541,7 +541,7 @@ Global___UnloadAdapterRequest: _TypeAlias = UnloadAdapterRequest  # noqa: Y015
 
 @_typing.final
 class UnloadAdapterResponse(_message.Message):
-    """Response message for UnloadAdapter. A version that was in use stays in memory until it is evicted."""
+    """Response message for UnloadAdapter. A version that is in use is unloaded after its last sequence has finished."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -179,8 +179,8 @@ class SamplerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UnloadAdapter(self, request, context):
-        """Removes the versions of an adapter from memory, except those in use. Errors: NOT_FOUND
-        (ERROR_REASON_ADAPTER_NOT_FOUND); FAILED_PRECONDITION (ERROR_REASON_NOT_SUPPORTED_HERE) if a sampler is dedicated
+        """Removes the versions of an adapter from memory. Errors: NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND);
+        FAILED_PRECONDITION (ERROR_REASON_NOT_SUPPORTED_HERE) if a sampler is dedicated
         to the caller's full-parameter run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

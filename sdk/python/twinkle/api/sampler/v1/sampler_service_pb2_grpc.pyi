@@ -40,8 +40,8 @@ class SamplerServiceStub:
     LoadAdapter: _aio.UnaryUnaryMultiCallable[_sampler_service_pb2.LoadAdapterRequest, _sampler_service_pb2.LoadAdapterResponse]
     """Loads an adapter version before it is needed."""
     UnloadAdapter: _aio.UnaryUnaryMultiCallable[_sampler_service_pb2.UnloadAdapterRequest, _sampler_service_pb2.UnloadAdapterResponse]
-    """Removes the versions of an adapter from memory, except those in use. Errors: NOT_FOUND
-    (ERROR_REASON_ADAPTER_NOT_FOUND); FAILED_PRECONDITION (ERROR_REASON_NOT_SUPPORTED_HERE) if a sampler is dedicated
+    """Removes the versions of an adapter from memory. Errors: NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND);
+    FAILED_PRECONDITION (ERROR_REASON_NOT_SUPPORTED_HERE) if a sampler is dedicated
     to the caller's full-parameter run.
     """
     GetLoad: _aio.UnaryUnaryMultiCallable[_sampler_service_pb2.GetLoadRequest, _sampler_service_pb2.GetLoadResponse]
@@ -136,8 +136,8 @@ class SamplerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sampler_service_pb2.UnloadAdapterRequest,
         context: _aio.ServicerContext[_sampler_service_pb2.UnloadAdapterRequest, _abc.Awaitable[_sampler_service_pb2.UnloadAdapterResponse]],
     ) -> _abc.Awaitable[_sampler_service_pb2.UnloadAdapterResponse]:
-        """Removes the versions of an adapter from memory, except those in use. Errors: NOT_FOUND
-        (ERROR_REASON_ADAPTER_NOT_FOUND); FAILED_PRECONDITION (ERROR_REASON_NOT_SUPPORTED_HERE) if a sampler is dedicated
+        """Removes the versions of an adapter from memory. Errors: NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND);
+        FAILED_PRECONDITION (ERROR_REASON_NOT_SUPPORTED_HERE) if a sampler is dedicated
         to the caller's full-parameter run.
         """
 
