@@ -177,8 +177,10 @@ def codec_of(backend: TrainerBackend, *, max_batch_examples: int | None = None) 
 def replay_environment(config: ModelConfig) -> ReplayEnvironment:
     """Return the settings and library versions that may change the floating-point results of a replay."""
     return {
+        'backend': config.backend,
         'device': config.device,
         'gradient_sum': 'tree',
+        'layer_parts': config.mesh.tp,
         'pass_tokens': config.pass_tokens,
         # torchrun sets the variable, so the default of torch depends on the launcher.
         'thread_count': config.thread_count or int(os.environ.get('OMP_NUM_THREADS') or os.cpu_count() or 1),
@@ -209,7 +211,10 @@ def load_options(config: ModelConfig) -> LoadOptions:
         lora_rank=config.max_lora_rank,
         loss_plugins=config.loss_plugins,
         patches=config.patches,
-        mesh=DeviceMesh.from_sizes(dp_size=config.mesh.dp, fsdp_size=config.mesh.fsdp),
+        is_megatron=config.backend == 'megatron',
+        mesh=DeviceMesh.from_sizes(
+            dp_size=config.mesh.dp, fsdp_size=config.mesh.fsdp, tp_size=config.mesh.tp, pp_size=config.mesh.pp
+        ),
         silence_seconds=config.workers.silence_seconds,
     )
 
@@ -218,7 +223,7 @@ def make_limits(config: ModelConfig) -> Limits:
     return Limits(
         adapters=AdapterLimits(tenant=config.max_adapters_per_tenant, total=config.max_adapters),
         lora_rank=config.max_lora_rank,
-        batch_tokens=config.pass_tokens * config.mesh.process_count,
+        batch_tokens=config.pass_tokens * config.mesh.pass_count,
         batch_examples=config.max_batch_examples,
         batch_seconds=config.batch_seconds,
         tenant_weights=config.tenant_weights,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, PositiveFloat
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, PositiveFloat, model_validator
 
 from services.kit.config import BaseModelId, ServiceConfig
 from services.kit.weights import SegmentsConfig
@@ -18,10 +18,30 @@ class MeshConfig(BaseModel):
     """Number of groups of processes, each with a copy of the frozen weights, that share the passes of a batch."""
     fsdp: int = Field(default=1, ge=1, le=256)
     """Number of processes that share one copy of the frozen weights, and the passes of a batch."""
+    tp: int = Field(default=1, ge=1, le=256)
+    """Number of processes that divide each layer, with Megatron-core."""
+    pp: int = Field(default=1, ge=1, le=256)
+    """Number of groups of processes that divide the layers and run them one after the other, with Megatron-core."""
+
+    @model_validator(mode='after')
+    def _check_axes(self) -> 'MeshConfig':
+        if self.fsdp > 1 and self.is_model_parallel:
+            raise ValueError('fsdp does not compose with tp and pp; use dp with them')
+        return self
+
+    @property
+    def is_model_parallel(self) -> bool:
+        """Whether processes divide the layers, so that Megatron-core must run them."""
+        return self.tp * self.pp > 1
 
     @property
     def process_count(self) -> int:
         """Number of processes of the mesh."""
+        return self.dp * self.fsdp * self.tp * self.pp
+
+    @property
+    def pass_count(self) -> int:
+        """Number of passes that run at the same time."""
         return self.dp * self.fsdp
 
 
@@ -56,8 +76,11 @@ class ModelConfig(ServiceConfig):
     """Patches of the base model: a mapping from the name of each patch to its options, in the order in which they are
     applied. The samplers of the same base model need the same patches."""
     mesh: MeshConfig = MeshConfig()
-    """The `dp` x `fsdp` processes that share the model. On CPUs of one kind and with an equal `thread_count`,
-    adapters are bitwise the same for all sizes, which can be changed while the service is stopped."""
+    """The `dp` x `fsdp` x `tp` x `pp` processes that share the model. On CPUs of one kind and with an equal
+    `thread_count`, adapters are bitwise the same for all sizes except `tp`, which changes the rounding. The sizes can
+    be changed while the service is stopped."""
+    backend: Literal['transformers', 'megatron'] = 'transformers'
+    """Library that runs the layers. A mesh with `tp` or `pp` processes requires 'megatron'."""
     workers: WorkersConfig = WorkersConfig()
     """Settings of the processes of the mesh."""
     checkpoint_address: str = Field(min_length=1)
@@ -129,3 +152,14 @@ class ModelConfig(ServiceConfig):
     """An uploaded batch expires this many seconds after it was last written or used."""
     gap_seconds: float = Field(default=60.0, gt=0)
     """Maximum seconds that an operation waits for a missing earlier number."""
+
+    @model_validator(mode='after')
+    def _check_backend(self) -> 'ModelConfig':
+        is_megatron = self.backend == 'megatron'
+        if self.mesh.is_model_parallel and not is_megatron:
+            raise ValueError("mesh: tp and pp require backend: 'megatron'")
+        refused = {'mesh.fsdp': self.mesh.fsdp > 1, 'patches': self.patches, 'full_parameters': self.full_parameters}
+        names = [name for name, is_set in refused.items() if is_set]
+        if is_megatron and names:
+            raise ValueError(f"{' and '.join(names)}: not supported with backend: 'megatron'; leave it out")
+        return self

@@ -15,7 +15,7 @@ from twinkle.model.dry_run import (
     full_size,
     lora_size,
 )
-from twinkle.nn import PackedCausalLM, select_parameters
+from twinkle.nn import PackedModel, select_parameters
 
 
 class EngineDryRun:
@@ -26,7 +26,7 @@ class EngineDryRun:
     Concurrency: use it from one event loop only.
     """
 
-    def __init__(self, group: WorkerGroup, model: PackedCausalLM, *, process_count: int = 1) -> None:
+    def __init__(self, group: WorkerGroup, model: PackedModel, *, process_count: int = 1) -> None:
         """Create the estimator.
 
         Args:

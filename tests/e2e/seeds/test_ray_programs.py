@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fixtures.seed_programs import RunProgram
+from fixtures.seed_programs import PROGRAMS, RunProgram
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ON_CPU = {"device_type='cuda'": "device_type='cpu'"}
@@ -22,18 +22,21 @@ GRPO_SIZES = {
     'MAX_NEW_TOKENS': '32',
 }
 """Environment variables that reduce the sizes of the program, and choose a model that vLLM runs on CPUs here."""
-ON_TRANSFORMERS = {
-    'from twinkle.model.megatron import MegatronModel': 'from twinkle.model import TransformersModel',
-    'MegatronModel(': 'TransformersModel(',
+STEP = """
+from twinkle.data_format import LoraConfig
+model.add_adapter_to_model('default', LoraConfig(r=4, target_modules='all-linear'))
+model.set_optimizer('AdamW', lr=1e-3)
+loss = model.forward_backward([{'input_ids': [5, 6, 7, 8], 'labels': [6, 7, 8, -100]}])['loss']
+model.clip_grad_and_step()
+print('trained:', loss)
+"""
+"""End of a program that only creates a trainer."""
+ON_CPUS = {
     "device_type='GPU'": "device_type='CPU'",
-    "model.set_optimizer('default', ": "model.set_optimizer('AdamW', ",
-    "'default', lr_decay_steps=MAX_STEPS, max_lr=LEARNING_RATE": (
-        "'CosineWarmupScheduler', num_warmup_steps=0, num_training_steps=MAX_STEPS"
-    ),
     "'gpu_memory_utilization': 0.8,": "'kv_cache_memory_bytes': 1 << 26,",
     "'enable_lora': True,": '',
 }
-"""Replacements for Megatron, which is not supported yet, and for GPUs."""
+"""Replacements of options that need GPUs."""
 
 
 @pytest.mark.parametrize('program', ['english/ray_sft', 'chinese/ray_sft', 'chinese/readme_ray_sft'])
@@ -53,8 +56,26 @@ def test_sft_program_trains_the_adapter_of_one_process(program: str, run_program
 
 @pytest.mark.parametrize('language', ['english', 'chinese'])
 def test_grpo_program_trains_with_two_groups(language: str, run_program: RunProgram) -> None:
-    """A program with two workers for training and two for sampling with vLLM takes its steps and saves an adapter."""
-    run = run_program(f'{language}/ray_grpo', replaced=ON_TRANSFORMERS, **GRPO_SIZES)
+    """A program with two workers for training with Megatron and two for sampling with vLLM saves an adapter."""
+    run = run_program(f'{language}/ray_grpo', replaced=ON_CPUS, **GRPO_SIZES)
     assert run.code == 0, run.out
     assert 'Training completed. optim_steps=3' in run.out
     assert list(run.folder.rglob('grpo-gsm8k-checkpoint/adapter_model.safetensors'))
+
+
+@pytest.mark.parametrize('model', ['TransformersModel', 'MegatronModel'])
+def test_program_with_pipeline_and_tensor_ranks_trains(model: str, run_program: RunProgram) -> None:
+    """A trainer on a mesh of two pipeline stages, each with two tensor ranks, trains an adapter in four workers."""
+    groups = (PROGRAMS / 'english' / 'device_groups.txt').read_text().rpartition('twinkle.initialize(')[0]
+    lines = (PROGRAMS / 'english' / 'remote_groups.txt').read_text().splitlines()
+    (construct,) = [line for line in lines if line.startswith(f'model = {model}(')]
+    imports = '\n'.join(line for line in lines if line.startswith('from'))
+    for old, new in (("device_type='cuda'", "device_type='cpu'"), ('ranks=8', 'ranks=4'), ('dp_size=2', 'dp_size=1')):
+        assert old in groups
+        groups = groups.replace(old, new)
+    construct = construct.replace('Qwen/Qwen3.5-4B', 'ms://Qwen/Qwen3-4B')
+    initialize = "twinkle.initialize(mode='ray', nproc_per_node=4, groups=device_group)"
+    program = f'{groups}\n{initialize}\n{imports}\n{construct}\n{STEP}'
+    run = run_program('english/remote_groups', replaced={'\n'.join(lines): program})
+    assert run.code == 0, run.out
+    assert run.last_line.startswith('trained: ')

@@ -59,7 +59,7 @@ def test_errors_reach_the_program_with_their_types(found: dict[str, Any]) -> Non
     assert refusals['constructor'] == 'ValueError: amount must be at least 0, got -1'
     assert refusals['group'].startswith("ValueError: Adder: unknown group 'absent'")
     assert "but group 'other' has 2" in refusals['mesh']
-    assert refusals['axis'].startswith('NotSupportedYet: tp_size')
+    assert refusals['axis'].startswith('NotSupportedYet: each worker of Adder is a replica')
     assert refusals['adapter'].startswith("UnknownAdapter: there is no adapter 'absent'")
     assert refusals['argument'].startswith('TypeError: missing a required argument')
 

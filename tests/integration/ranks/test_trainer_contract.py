@@ -15,14 +15,17 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.mark.parametrize(
     'mesh',
-    ['{"fsdp_size": 2}', pytest.param('{"dp_size": 2}', marks=pytest.mark.slow)],
+    [
+        '{"fsdp_size": 2}',
+        *(pytest.param(f'{{"{axis}_size": 2}}', marks=pytest.mark.slow) for axis in ('dp', 'tp', 'pp')),
+    ],
 )
 def test_a_mesh_fulfils_the_contract_of_one_process(mesh: str) -> None:
     """All tests of the trainer pass, except that sharded weights refuse full-parameter training."""
     done = run_ranks(trainer_contract.__file__, mesh, count=2)
     failed = re.findall(r'FAILED \S+::(\w+)', done.stdout)
     assert ' passed' in done.stdout, done.stdout[-4000:] + done.stderr[-2000:]
-    if 'fsdp' in mesh:
+    if mesh != '{"dp_size": 2}':
         assert failed == ['test_full_parameter_adapter_excludes_all_others']
         assert 'full-parameter training does not support sharded weights yet' in done.stdout
     else:

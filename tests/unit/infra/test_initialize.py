@@ -34,10 +34,11 @@ def test_impossible_sizes_are_refused(sizes: dict[str, int]) -> None:
     [
         ({'dp_size': 2}, ValueError, 'torchrun --nproc_per_node=2'),
         ({'fsdp_size': 4, 'dp_size': 2}, ValueError, 'dp=2 x fsdp=4'),
-        ({'tp_size': 2}, NotSupportedYet, 'tp_size'),
+        ({'pp_size': 2, 'tp_size': 2}, ValueError, 'pp=2 x tp=2'),
+        ({'ulysses_size': 2}, NotSupportedYet, 'ulysses_size'),
+        ({'fsdp_size': 2, 'tp_size': 2}, NotSupportedYet, 'fsdp_size does not compose'),
         ({'ep_size': 2, 'dp_size': 2}, NotSupportedYet, 'ep_size'),
         ({'vpp_size': 2}, NotSupportedYet, 'vpp_size'),
-        ({'sequence_parallel': True}, NotSupportedYet, 'sequence_parallel'),
     ],
 )
 def test_unsuitable_meshes_are_refused(sizes: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -7,7 +7,6 @@ import pytest
 
 import twinkle
 from twinkle.infra import DeviceGroup, DeviceMesh, NotSupportedYet, place_here, remote_class, remote_function
-from twinkle.model import MegatronModel, MultiLoraMegatronModel
 
 
 @pytest.fixture(autouse=True)
@@ -95,10 +94,3 @@ def test_the_placement_report_lists_the_groups() -> None:
     report = twinkle.get_device_placement()
     assert len({len(line) for line in report.strip().splitlines()}) == 1
     assert [word for word in ('one', 'many') if word in report] == ['one', 'many']
-
-
-@pytest.mark.parametrize('kind', [MegatronModel, MultiLoraMegatronModel])
-def test_megatron_trainers_cannot_be_constructed(kind: type) -> None:
-    """Megatron trainers raise NotSupportedYet, and the message names the Transformers trainer to use instead."""
-    with pytest.raises(NotSupportedYet, match=kind.__name__.replace('Megatron', 'Transformers')):
-        kind(model_id='org/model', device_mesh=DeviceMesh.from_sizes(pp_size=2), remote_group='many')

@@ -152,6 +152,11 @@ class DeviceMesh:
         return int(self.mesh.size)
 
     @property
+    def is_model_parallel(self) -> bool:
+        """Whether ranks divide the layers of the model, or the computation of a layer."""
+        return self.axis_size('tp') > 1 or self.axis_size('pp') > 1
+
+    @property
     def data_world_size(self) -> int:
         """Number of ranks that read different data: dp x fsdp."""
         return self.axis_size('dp') * self.axis_size('fsdp')
@@ -258,6 +263,16 @@ class DeviceMesh:
         """
         found: dict[int, int] = {}
         for rank in self.get_pp_last_ranks():
+            found.setdefault(self.get_data_rank_from_global_rank(rank), rank)
+        return [found[data_rank] for data_rank in sorted(found)]
+
+    def get_reading_ranks(self) -> list[int]:
+        """Return the ranks whose shares together form a batch, in data-rank order.
+
+        There is one rank per data rank: the first along every other axis.
+        """
+        found: dict[int, int] = {}
+        for rank in sorted(int(rank) for rank in self.mesh.flat):
             found.setdefault(self.get_data_rank_from_global_rank(rank), rank)
         return [found[data_rank] for data_rank in sorted(found)]
 

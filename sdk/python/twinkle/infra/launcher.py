@@ -7,8 +7,8 @@ from twinkle.infra.errors import NotSupportedYet
 
 _VARIABLES = ('RANK', 'MASTER_ADDR', 'MASTER_PORT')
 """Environment variables that torchrun sets in addition to WORLD_SIZE."""
-_SUPPORTED_AXES = ('dp', 'fsdp')
-"""Axes that may have several ranks."""
+_SUPPORTED_AXES = ('dp', 'fsdp', 'tp', 'pp')
+"""Axes that may have several ranks. `fsdp` does not compose with `tp` and `pp`."""
 
 
 def process_count() -> int:
@@ -39,7 +39,7 @@ def program_mesh(device_mesh: DeviceMesh | None) -> DeviceMesh | None:
 
     Raises:
         ValueError: the mesh does not have one rank per process, or the launcher did not set the variables of torchrun.
-        NotSupportedYet: the mesh has an axis other than `dp` and `fsdp` with several ranks.
+        NotSupportedYet: an axis of the mesh has several ranks and is not supported, or axes do not compose.
     """
     count = process_count()
     if device_mesh is not None:
@@ -54,7 +54,7 @@ def program_mesh(device_mesh: DeviceMesh | None) -> DeviceMesh | None:
 
 
 def check_mesh(mesh: DeviceMesh, count: int, *, group: str | None = None) -> None:
-    """Check that a mesh has one rank for each of `count` processes, and only axes that are supported.
+    """Check that a mesh has one rank for each of `count` processes, and only axes that are supported and compose.
 
     Args:
         mesh: the mesh.
@@ -63,7 +63,7 @@ def check_mesh(mesh: DeviceMesh, count: int, *, group: str | None = None) -> Non
 
     Raises:
         ValueError: the mesh has another number of ranks, or they are in another order.
-        NotSupportedYet: an axis other than `dp` and `fsdp` has several ranks.
+        NotSupportedYet: an axis has several ranks and is not supported, or axes do not compose.
     """
     _check_axes(mesh)
     if mesh.world_size != count and group is not None:
@@ -80,7 +80,7 @@ def check_mesh(mesh: DeviceMesh, count: int, *, group: str | None = None) -> Non
     ranks = list(range(count))
     is_complete = sorted(int(rank) for rank in mesh.mesh.flat) == ranks
     # Shares of a batch are joined in the order of the ranks.
-    if not is_complete or [mesh.get_data_rank_from_global_rank(rank) for rank in ranks] != ranks:
+    if not is_complete or mesh.get_reading_ranks() != sorted(mesh.get_reading_ranks()):
         raise ValueError(
             f'the mesh must contain the ranks from 0 to {count - 1} in ascending order along dp, then fsdp, got '
             f'{mesh.mesh.tolist()} along {", ".join(mesh.mesh_dim_names)}; use DeviceMesh.from_sizes'
@@ -90,9 +90,11 @@ def check_mesh(mesh: DeviceMesh, count: int, *, group: str | None = None) -> Non
 def _check_axes(mesh: DeviceMesh) -> None:
     sizes = [*zip(mesh.mesh_dim_names, mesh.mesh.shape, strict=True), *mesh.expert_sizes, ('vpp', mesh.vpp_size)]
     others = [name for name, size in sizes if size > 1 and name not in _SUPPORTED_AXES]
-    if others or mesh.sequence_parallel:
-        name = f'{others[0]}_size' if others else 'sequence_parallel'
-        raise NotSupportedYet(f'{name} is not supported yet; use dp_size and fsdp_size')
+    if others:
+        names = ', '.join(f'{name}_size' for name in _SUPPORTED_AXES)
+        raise NotSupportedYet(f'{others[0]}_size is not supported yet; use {names}')
+    if mesh.fsdp_world_size > 1 and mesh.is_model_parallel:
+        raise NotSupportedYet('fsdp_size does not compose with tp_size and pp_size yet; use dp_size with them')
 
 
 def _axes_of(mesh: DeviceMesh) -> str:

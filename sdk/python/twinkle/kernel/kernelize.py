@@ -34,7 +34,7 @@ def kernelize(model: Any, mapping: Mapping[str, Choice] = DEFAULT_KERNEL_CONFIG)
     No pass of the model may be running. Operations that `mapping` does not name keep their kernels.
 
     Args:
-        model: trainer of `twinkle.model`, `PackedCausalLM`, or a module with layers of `twinkle.nn`.
+        model: trainer of `twinkle.model`, `PackedModel`, or a module with layers of `twinkle.nn`.
         mapping: for each operation of `OPERATIONS` a backend of `BACKENDS`, a `KernelChoice`, or a function of the
             operation's arguments (see `KernelLayer.operation`) that autograd can differentiate.
 

@@ -1,28 +1,87 @@
-"""Names of Megatron trainers, which have no backend yet.
+"""Trainers whose layers Megatron-core runs. They need the extra `megatron`."""
 
-Programs can import the names; creating a trainer raises an error that names the alternative.
-"""
+from typing import Any
 
-from typing import Any, NoReturn
+from twinkle.component import InvalidComponentOptions
+from twinkle.model.multi_lora import MultiLoraTransformersModel
+from twinkle.model.transformers_model import TransformersModel
+from twinkle.model.verbs import ConfiguringVerbs
 
-from twinkle.infra import NotSupportedYet
+DEFAULT = 'default'
+"""Name of Megatron's optimizer and of its schedule."""
+_SCHEDULERS = {'cosine': 'CosineWarmupScheduler', 'linear': 'LinearWarmupScheduler'}
+"""Schedules by Megatron's `lr_decay_style`."""
+_SCHEDULE_OPTIONS = ('lr_decay_steps', 'max_lr', 'min_lr', 'lr_warmup_steps', 'lr_decay_style')
 
 
-class MegatronModel:
-    """Trainer on Megatron-core, which this release does not support."""
+class _MegatronNames(ConfiguringVerbs):
+    """Megatron's names for optimizers and schedules, in addition to those of torch."""
 
-    def __new__(cls, *_args: Any, **_options: Any) -> NoReturn:
-        """Raise before anything is loaded.
+    def set_optimizer(self, optimizer_cls: Any = DEFAULT, *, adapter_name: str | None = None, **options: Any) -> None:
+        """Replace the optimizer; 'default' is AdamW. For arguments and errors see `TransformersModel`."""
+        name = 'AdamW' if optimizer_cls == DEFAULT else optimizer_cls
+        super().set_optimizer(name, adapter_name=adapter_name, **options)
+
+    def set_lr_scheduler(
+        self, scheduler_cls: Any = DEFAULT, *, adapter_name: str | None = None, **options: Any
+    ) -> None:
+        """Replace the schedule.
+
+        Args:
+            scheduler_cls: 'default', or a schedule that `TransformersModel` accepts.
+            adapter_name: optional while there is one adapter.
+            options: for 'default': `lr_decay_steps`, the number of steps including `lr_warmup_steps` (0) steps of
+                warm-up; `lr_decay_style`, 'cosine' (the default) or 'linear'; `max_lr`, which must equal the learning
+                rate of the optimizer; and `min_lr`, which must be 0.
 
         Raises:
-            NotSupportedYet: always; the message names the trainer to use instead.
+            InvalidComponentOptions: an option is unknown, missing or out of range.
         """
-        alternative = cls.__name__.replace('Megatron', 'Transformers')
-        raise NotSupportedYet(
-            f'{cls.__name__} needs the Megatron backend, which is not supported yet; use {alternative} with the same '
-            f'arguments and a mesh of dp_size and fsdp_size'
-        )
+        if scheduler_cls == DEFAULT:
+            learning_rate = self.engine.adapter(self._adapter(adapter_name)).learning_rate
+            scheduler_cls, options = _default_schedule(learning_rate, **options)
+        super().set_lr_scheduler(scheduler_cls, adapter_name=adapter_name, **options)
 
 
-class MultiLoraMegatronModel(MegatronModel):
-    """Trainer on Megatron-core for several tenants, which this release does not support."""
+class MegatronModel(_MegatronNames, TransformersModel):
+    """`TransformersModel` whose layers Megatron-core runs, for Llama, Mistral, Qwen 2 and Qwen 3.
+
+    `tp` ranks divide each layer, and with `sequence_parallel` of the mesh also the activations between layers; `pp`
+    ranks divide the layers, one after the other; `dp` ranks share the passes of a batch. Each rank reads only its part
+    of the weights. Adapters are whole on every rank, with the names of peft, and can be saved by and loaded into any
+    trainer. Full-parameter training and patches are not supported.
+
+    Results are bitwise the same for every number of `dp` and `pp` ranks, on CPUs as `TransformersModel` describes. With
+    another number of `tp` ranks they differ by rounding.
+    """
+
+    _is_megatron = True
+    _supports_full_training = False
+
+
+class MultiLoraMegatronModel(_MegatronNames, MultiLoraTransformersModel):
+    """`MegatronModel` with limits on the number, rank and length of adapters; see `MultiLoraTransformersModel`."""
+
+    _is_megatron = True
+
+
+def _default_schedule(learning_rate: float, **options: Any) -> tuple[str, dict[str, Any]]:
+    """Return the name and the options of the schedule that Megatron's options describe."""
+    unknown = sorted(set(options) - set(_SCHEDULE_OPTIONS))
+    style = options.get('lr_decay_style', 'cosine')
+    max_lr, min_lr = options.get('max_lr', learning_rate), options.get('min_lr', 0.0)
+    problem = None
+    if unknown:
+        problem = f'unknown options {unknown}; known are {list(_SCHEDULE_OPTIONS)}'
+    elif 'lr_decay_steps' not in options:
+        problem = 'lr_decay_steps is missing'
+    elif style not in _SCHEDULERS:
+        problem = f'lr_decay_style must be one of {sorted(_SCHEDULERS)}, got {style!r}'
+    elif max_lr != learning_rate:
+        problem = f'max_lr must be the learning rate of the optimizer, {learning_rate}, got {max_lr}'
+    elif min_lr:
+        problem = f'min_lr must be 0, got {min_lr}'
+    if problem is not None:
+        raise InvalidComponentOptions('lr_scheduler', DEFAULT, problem)
+    steps = {'num_warmup_steps': options.get('lr_warmup_steps', 0), 'num_training_steps': options['lr_decay_steps']}
+    return _SCHEDULERS[style], steps

@@ -8,7 +8,7 @@ import torch
 from twinkle.hub import resolve_model
 from twinkle.infra import DeviceMesh, NotSupportedYet, program_mesh, remote_class, runtime
 from twinkle.model.base import TwinkleModel
-from twinkle.model.engine.mesh_engine import load_on_mesh
+from twinkle.model.engine.mesh_engine import EngineOptions, load_on_mesh
 from twinkle.model.errors import InvalidArgument
 from twinkle.model.verbs import ConfiguringVerbs, SavingVerbs, SendingVerbs, SteppingVerbs, TrainingVerbs
 
@@ -29,7 +29,8 @@ class TransformersModel(ConfiguringVerbs, TrainingVerbs, SteppingVerbs, SavingVe
     Args:
         model_id: hub id or folder.
         device_mesh: mesh with one rank per process. `dp` ranks share the passes of a batch; `fsdp` ranks also share
-            one copy of the frozen weights. None: the mesh of `initialize`, or `dp` over all processes.
+            one copy of the frozen weights. `tp` ranks divide each layer and `pp` ranks the layers, as in
+            `MegatronModel`. None: the mesh of `initialize`, or `dp` over all processes.
         mixed_precision: 'no' loads the frozen weights in float32, 'bf16' in bfloat16; adapters are float32.
         device: torch device; None uses 'cuda' if it is available, else 'cpu'. Processes of one
             machine use different GPUs if there are enough.
@@ -39,12 +40,16 @@ class TransformersModel(ConfiguringVerbs, TrainingVerbs, SteppingVerbs, SavingVe
         unsupported: options of other releases, which are refused by name.
 
     Raises:
-        NotSupportedYet: an axis other than `dp` and `fsdp` has several ranks, or an option is in `unsupported`.
+        NotSupportedYet: an axis with several ranks is not supported, or an option is in `unsupported`.
         InvalidArgument: `mixed_precision` is unknown.
         ValueError: the mesh does not have one rank per process.
-        UnsupportedModel: the model is not supported, or its weights cannot be shared by `fsdp` ranks.
+        UnsupportedModel: the model is not supported, or its weights cannot be divided as the mesh describes.
+        ImportError: the mesh has `tp` or `pp` ranks, and the extra 'megatron' is not installed.
         ModelNotFound: the id does not resolve to a model.
     """
+
+    _is_megatron = False
+    """Whether Megatron-core runs the layers on every mesh."""
 
     def __init__(
         self,
@@ -63,12 +68,11 @@ class TransformersModel(ConfiguringVerbs, TrainingVerbs, SteppingVerbs, SavingVe
             raise InvalidArgument(f'mixed_precision must be one of {sorted(_DTYPES)}, got {mixed_precision!r}')
         mesh = program_mesh(device_mesh or runtime().device_mesh)
         folder = resolve_model(model_id)
-        engine = load_on_mesh(
-            folder,
-            mesh,
+        options = EngineOptions(
             device=device or ('cuda' if torch.cuda.is_available() else 'cpu'),
             max_pass_tokens=max_pass_tokens,
-            dtype=_DTYPES[mixed_precision],
-            is_checkpointed=activation_checkpointing,
+            is_megatron=self._is_megatron,
         )
-        super().__init__(engine, model_id=model_id, folder=Path(folder))
+        dtype = _DTYPES[mixed_precision]
+        engine = load_on_mesh(folder, mesh, options, dtype=dtype, is_checkpointed=activation_checkpointing)
+        super().__init__(engine, model_id=model_id, folder=Path(folder), mesh=mesh)

@@ -20,6 +20,7 @@ from twinkle.nn.layer_update import AdapterWeights, LayerDropout, LayerUpdate
 from twinkle.nn.lora_factors import LoraFactors
 from twinkle.nn.lora_weights import LoraWeights
 from twinkle.nn.media import MediaSpan
+from twinkle.nn.packed_model import PackedModel
 from twinkle.nn.peft_files import load_adapter, save_adapter, tensor_data_of, tensor_of, tensor_view_of
 from twinkle.nn.sharding import BaseSharding
 from twinkle.nn.spans import AdapterSpan, SequenceSpan
@@ -43,6 +44,7 @@ __all__ = [
     'MediaSpan',
     'PackError',
     'PackedCausalLM',
+    'PackedModel',
     'RowDropout',
     'SequenceSpan',
     'UnknownParameters',

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from twinkle.data_format import TensorData
-from twinkle.nn.causal_lm import PackedCausalLM
 from twinkle.nn.errors import UnsupportedModel
 from twinkle.nn.lora_weights import LoraWeights
+from twinkle.nn.packed_model import PackedModel
 from twinkle.nn.peft_files import tensor_of
 
 
-def merged_parameters(model: PackedCausalLM, adapter: LoraWeights) -> dict[str, Tensor]:
+def merged_parameters(model: PackedModel, adapter: LoraWeights) -> dict[str, Tensor]:
     """Return all base weights by name, with `W + scaling B A` where the adapter has an update.
 
     The sum is computed in float32 and rounded once to the dtype of W. Unchanged entries alias the model's tensors.
@@ -34,7 +34,7 @@ def merged_parameters(model: PackedCausalLM, adapter: LoraWeights) -> dict[str, 
 
 
 def replace_parameters(
-    model: PackedCausalLM, state: Mapping[str, TensorData], *, before_each: Callable[[], object] | None = None
+    model: PackedModel, state: Mapping[str, TensorData], *, before_each: Callable[[], object] | None = None
 ) -> None:
     """Overwrite base weights in place, converted to the model's dtype. No pass may be running.
 

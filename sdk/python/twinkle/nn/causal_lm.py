@@ -1,13 +1,7 @@
-"""Frozen Hugging Face causal language model that runs packed sequences under many adapters.
-
-Legend: T rows of the pack, R any selection of rows, K candidates of a row, D hidden size, V vocabulary.
-"""
+"""Frozen Hugging Face causal language model that runs packed sequences under many adapters."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,28 +9,22 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from twinkle.data_format import MediaSpec
-from twinkle.nn.active_adapters import ActiveAdapters, LayerSpan, Pass
+from twinkle.nn.active_adapters import ActiveAdapters
 from twinkle.nn.attention import SEQUENCES_ARGUMENT
 from twinkle.nn.checkpointing import checkpoint_layers
-from twinkle.nn.errors import PackError, UnsupportedModel
+from twinkle.nn.errors import UnsupportedModel
 from twinkle.nn.fused_layers import fuse_layers, pack_layers, replace_module
-from twinkle.nn.head import HeadOutputs, run_head
-from twinkle.nn.head_weights import HeadAdapter, HeadWeights
 from twinkle.nn.kernel_layer import KernelLayer
-from twinkle.nn.kv_cache import CacheSize, KVCache
 from twinkle.nn.lora_linear import LoraLinear
 from twinkle.nn.media import MediaInputs, MediaSpan, load_pretrained
+from twinkle.nn.packed_model import PackedModel
 from twinkle.nn.probe import check_configuration, check_packed, reference_of, refusing
-from twinkle.nn.rows import pad_rows, padded_row_count
-from twinkle.nn.sharding import BaseSharding
-from twinkle.nn.spans import AdapterSpan, SequenceSpan, check_spans
-from twinkle.nn.targets import TargetLayers
+from twinkle.nn.rows import pad_rows
+from twinkle.nn.spans import SequenceSpan
 
 
-class PackedCausalLM:
+class PackedCausalLM(PackedModel):
     """Frozen decoder-only model of transformers whose linear layers all accept adapters.
-
-    Concurrency: one forward pass at a time; call it from one thread.
 
     Args:
         model: model to wrap; it is changed in place and must not be used elsewhere afterwards.
@@ -44,31 +32,28 @@ class PackedCausalLM:
     """
 
     def __init__(self, model: PreTrainedModel, *, is_checkpointed: bool = False) -> None:
-        self.config: Any = model.config.get_text_config()
-        self._generation_config = model.generation_config
-        self._active = ActiveAdapters()
-        self.sharding: BaseSharding | None = None
-        """Division of the frozen weights among several ranks; None if this process has all weights."""
-        self.head_layer, self.head_path = _head_of(model, self.config)
-        """Output head and its module path."""
-        self._softcap: float | None = getattr(self.config, 'final_logit_softcapping', None)
-        self._logit_scale = _logit_scale_of(self.config)
+        config, active = model.config.get_text_config(), ActiveAdapters()
+        head, head_path = _head_of(model, config)
         names = {parameter: name for name, parameter in model.named_parameters()}
         self._media = MediaInputs.of(model)
         text = model if self._media is None else self._media.language_model
         fuse_layers(text)
         pack_layers(text)
-        self.layers = _wrap_linears(model, self._active, within=text)
-        """Module path to `(in_features, out_features)`, in the model's order, without the output head."""
-        self.targets = TargetLayers(self.layers, head=self.head_path, shape=self._head.shape)
-        """`layers` plus the output head as the last entry: every layer that accepts an adapter."""
+        super().__init__(
+            config,
+            head=head,
+            head_path=head_path,
+            layers=_wrap_linears(model, active, within=text),
+            widths=_widths_of(text, head=head),
+            active=active,
+        )
+        self._generation_config = model.generation_config
         self._parameter_owners = _owners_of(model, names)
-        self._widths = _widths_of(text, head=model.get_output_embeddings())
         self._parameter_count = sum(parameter.numel() for parameter in model.parameters())
         model.requires_grad_(False)
         self._backbone = model.eval().base_model if self._media is None else text
         if is_checkpointed:
-            checkpoint_layers(text, self._active)
+            checkpoint_layers(text, active)
 
     @classmethod
     def load(
@@ -120,14 +105,6 @@ class PackedCausalLM:
             whole = parameter if self.sharding is None else self.sharding.gathered(parameter)
             yield name, whole.detach()
 
-    def whole_weights(self) -> AbstractContextManager[None]:
-        """Return a context in which embedding and head are whole, for passes outside of `BaseSharding.running_pass`."""
-        return nullcontext() if self.sharding is None else self.sharding.whole_weights()
-
-    @property
-    def _head(self) -> HeadWeights:
-        return HeadWeights(self.head_layer.weight, self.head_layer.bias, self._softcap)
-
     @property
     def backbone(self) -> nn.Module:
         """Frozen model without its output head. Patches may change it while no pass is running."""
@@ -137,16 +114,6 @@ class PackedCausalLM:
     def kernel_layers(self) -> list[KernelLayer]:
         """Layers whose arithmetic an external kernel can replace, in the model's order."""
         return [module for module in self._backbone.modules() if isinstance(module, KernelLayer)]
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of token ids."""
-        return self.config.vocab_size
-
-    @property
-    def max_position_embeddings(self) -> int:
-        """Maximum sequence length, in tokens."""
-        return self.config.max_position_embeddings
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -168,123 +135,18 @@ class PackedCausalLM:
         """Number of scalars in the frozen model."""
         return self._parameter_count
 
-    @cached_property
-    def cache_size(self) -> CacheSize:
-        """Memory of the `KVCache` of one sequence, as measured with a pass of one token."""
-        cache, token = KVCache(), torch.zeros(1, dtype=torch.int64, device=self.device)
-        with torch.no_grad():
-            self.hidden(token, token, sequences=[SequenceSpan(0, 1, cache)])
-        return cache.size
-
-    @property
-    def dtype_name(self) -> str:
-        """Name of the torch dtype of the frozen weights."""
-        return str(self._head.weight_VD.dtype).removeprefix('torch.')
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the model; inputs must be on it."""
-        return self._head.weight_VD.device
-
-    def hidden(
-        self,
-        input_ids_T: Tensor,
-        position_ids_T: Tensor,
-        *,
-        sequences: Sequence[SequenceSpan],
-        adapters: Sequence[AdapterSpan] = (),
-        media: Sequence[MediaSpan] = (),
+    def _run(
+        self, ids: Tensor, position_ids: Tensor, sequences: Sequence[SequenceSpan], media: Sequence[MediaSpan]
     ) -> Tensor:
-        """Run the pack through all layers except the head.
-
-        Args:
-            input_ids_T: int64 [T].
-            position_ids_T: int64 [T], the position of each token within its sequence; for a model with a vision or
-                audio tower also [3, T], the positions on the time, height and width axes.
-            sequences: spans that cover all rows in order.
-            adapters: disjoint spans in order; rows outside them use the base model. Gradients are recorded under
-                torch's grad mode for the adapters whose weights require them.
-            media: images, videos and clips whose tokens are among the rows.
-
-        Returns:
-            float [T, D], after the final norm.
-
-        Raises:
-            PackError: the spans do not fit the rows, or media was given to a text model.
-        """
-        row_count = input_ids_T.shape[0]
-        if row_count == 0 or position_ids_T.shape[-1:] != input_ids_T.shape:
-            raise PackError('input_ids and position_ids must have the same length and at least one token')
-        if self._media is None and (media or position_ids_T.dim() != 1):
-            raise PackError('this model reads only text; leave media out and give one position per token')
-        check_spans(row_count, sequences, adapters)
-        padded_count = padded_row_count(row_count, self._widths)
-        ids = pad_rows(input_ids_T, padded_count)
-        inputs = self._inputs(ids, position_ids_T, media)
-        with self._active.activate(Pass(adapters, row_count=padded_count)):
-            output = self._backbone(**inputs, use_cache=False, **{SEQUENCES_ARGUMENT: sequences})
-        return output.last_hidden_state[0, :row_count]
+        inputs = self._inputs(ids, position_ids, media)
+        output = self._backbone(**inputs, use_cache=False, **{SEQUENCES_ARGUMENT: sequences})
+        return output.last_hidden_state[0]
 
     def _inputs(self, ids: Tensor, position_ids: Tensor, media: Sequence[MediaSpan]) -> dict[str, Tensor]:
         """Return the backbone's keyword arguments for padded ids."""
         if self._media is None:
             return {'input_ids': ids[None], 'position_ids': pad_rows(position_ids, len(ids))[None]}
         return self._media(ids, position_ids, media)
-
-    def logits(self, hidden_RD: Tensor, *, adapters: Sequence[AdapterSpan] = ()) -> Tensor:
-        """Return float32 [R, V], the logits of some rows. All of them are materialized, so pass few rows.
-
-        Args:
-            hidden_RD: rows of the result of `hidden`.
-            adapters: spans over these rows; only adapters with an update at the head have an effect.
-        """
-        used = [span for span in adapters if span.adapter is not None]
-        updates = [span.adapter.update_of(self.head_path) for span in used]
-        spans = [
-            LayerSpan(span.begin_row, span.end_row, update, None)
-            for span, update in zip(used, updates, strict=True)
-            if update is not None
-        ]
-        return self._head.logits(self._scaled(hidden_RD), spans)
-
-    def head_outputs(
-        self,
-        hidden_RD: Tensor,
-        labels_R: Tensor,
-        *,
-        temperature: float | Tensor = 1.0,
-        is_entropy_needed: bool = False,
-        candidate_ids_RK: Tensor | None = None,
-        adapter: HeadAdapter | None = None,
-    ) -> HeadOutputs:
-        """Compute the values that losses need from each row's distribution, block by block to bound memory.
-
-        Only the requested values are computed. A row's results do not depend on the other rows.
-
-        Args:
-            hidden_RD: rows of the result of `hidden`.
-            labels_R: int64 [R] in [0, vocab_size).
-            temperature: positive divisor of the logits, one for all rows or float32 [R].
-            is_entropy_needed: whether to compute entropies.
-            candidate_ids_RK: int64 [R, K], token ids whose log-probabilities are computed in addition to the label's.
-            adapter: update of the head for all these rows, if their adapter has one.
-        """
-        return run_head(
-            self._scaled(hidden_RD),
-            labels_R,
-            replace(self._head, adapter=adapter),
-            temperature=temperature,
-            is_entropy_needed=is_entropy_needed,
-            candidate_ids_RK=candidate_ids_RK,
-        )
-
-    def label_logprobs(self, hidden_RD: Tensor, labels_R: Tensor, *, temperature: float = 1.0) -> Tensor:
-        """Return float32 [R], the natural log-probability of each row's label."""
-        return self.head_outputs(hidden_RD, labels_R, temperature=temperature).logps_R
-
-    def _scaled(self, hidden_RD: Tensor) -> Tensor:
-        """Return hidden states for which the head computes the model's logits, including their scale."""
-        return hidden_RD if self._logit_scale == 1.0 else hidden_RD * self._logit_scale
 
 
 def _head_of(model: PreTrainedModel, config: Any) -> tuple[nn.Linear, str]:
@@ -308,17 +170,6 @@ def _owners_of(model: nn.Module, names: Mapping[nn.Parameter, str]) -> dict[str,
         for key, parameter in module.named_parameters(recurse=False)
     }
     return {name: owners[parameter] for parameter, name in names.items()}
-
-
-def _logit_scale_of(config: Any) -> float:
-    """Return the factor by which a model multiplies its logits."""
-    if (scale := getattr(config, 'logit_scale', None)) is not None:
-        return scale
-    scaling = getattr(config, 'logits_scaling', None)
-    if scaling is None:
-        return 1.0
-    # Granite divides by the field, and HyperCLOVA X multiplies by it.
-    return scaling if config.model_type == 'hyperclovax' else 1.0 / scaling
 
 
 def _widths_of(text: nn.Module, *, head: nn.Module) -> set[int]:

@@ -10,9 +10,9 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from twinkle.nn.causal_lm import PackedCausalLM
 from twinkle.nn.dropout import RowDropout
 from twinkle.nn.errors import UnknownParameters, UnsupportedModel
+from twinkle.nn.packed_model import PackedModel
 from twinkle.nn.targets import matches_any
 
 
@@ -29,12 +29,14 @@ class FullWeights:
         UnsupportedModel: the weights are not float32 or are sharded, or the model has a vision or audio tower.
     """
 
-    def __init__(self, model: PackedCausalLM, target_modules: Sequence[str] = (), *, seed: int = 0) -> None:
+    def __init__(self, model: PackedModel, target_modules: Sequence[str] = (), *, seed: int = 0) -> None:
         if model.media is not None:
             raise UnsupportedModel('full-parameter training supports only text models; give a LoraConfig')
         chosen = select_parameters(model.base_parameters, target_modules)
         if model.sharding is not None:
-            raise UnsupportedModel('full-parameter training does not support sharded weights yet; set fsdp_size to 1')
+            raise UnsupportedModel(
+                'full-parameter training does not support sharded weights yet; use a mesh of dp_size alone'
+            )
         if any(parameter.dtype != torch.float32 for parameter in chosen.values()):
             raise UnsupportedModel('full-parameter training needs a base model loaded as float32')
         self.config = None
@@ -77,6 +79,11 @@ class FullWeights:
     def parameters(self) -> list[Tensor]:
         """Return the trained tensors, in the model's order."""
         return list(self._parameters.values())
+
+    @property
+    def layer_paths(self) -> list[str]:
+        """Name of each of `parameters`."""
+        return list(self._parameters)
 
     def named_parameters(self) -> dict[str, Tensor]:
         """Return the trained tensors under the model's parameter names, in the order of `parameters`."""

@@ -42,11 +42,6 @@ class HeadWeights:
     adapter: HeadAdapter | None = None
     """Update that `run_head` applies to all rows."""
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """D and V."""
-        return self.weight_VD.shape[1], self.weight_VD.shape[0]
-
     def logits(self, hidden_RD: Tensor, spans: Sequence[LayerSpan] = ()) -> Tensor:
         """Return float32 [R, V], which the caller may overwrite; each adapter changes only its own rows."""
         padded = pad_rows(hidden_RD, MIN_ROWS)

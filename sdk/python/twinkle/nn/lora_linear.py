@@ -14,6 +14,7 @@ from torch.autograd import Function
 
 from twinkle.nn.active_adapters import ActiveAdapters, LayerSpan
 from twinkle.nn.errors import UnsupportedModel
+from twinkle.nn.layer_shard import LayerShard
 from twinkle.nn.span_kernels import kernel_for
 
 
@@ -25,14 +26,18 @@ class LoraLinear(nn.Module):
         path: module path of the layer in the model.
         layer: index of the layer in the model, which selects its dropout masks.
         active: holder of the running pass's adapters.
+        shard: the part of the layer that `base` is, if other ranks hold the rest.
     """
 
-    def __init__(self, base: nn.Linear, *, path: str, layer: int, active: ActiveAdapters) -> None:
+    def __init__(
+        self, base: nn.Linear, *, path: str, layer: int, active: ActiveAdapters, shard: LayerShard | None = None
+    ) -> None:
         super().__init__()
         self.base = base
         self._path = path
         self._layer = layer
         self._active = active
+        self._shard = shard
 
     @property
     def weight(self) -> Tensor:
@@ -49,6 +54,8 @@ class LoraLinear(nn.Module):
             raise UnsupportedModel(
                 f'{self._path} got {row_count} rows in a pass of {self._active.row_count}; pass all rows'
             )
+        if self._shard is not None:
+            spans = [self._shard.span(span) for span in spans]
         parameters = [tensor for span in spans for tensor in span.update.parameters()]
         x_TI = x.reshape(row_count, -1)
         y_TO: Tensor = _AdaptedLinear.apply(x_TI, self.base.weight, self.base.bias, spans, *parameters)

@@ -104,6 +104,11 @@ class LoraWeights:
         """Return A and B of every layer, in a fixed order."""
         return [tensor for factors in self.factors.values() for tensor in (factors.a, factors.b)]
 
+    @property
+    def layer_paths(self) -> list[str]:
+        """Module path of the layer of each of `parameters`."""
+        return [path for path, factors in self.factors.items() for _ in factors.parameters()]
+
     def named_parameters(self) -> dict[str, Tensor]:
         """Return the trainable tensors under peft's names, in the order of `parameters`."""
         return dict(zip(self.peft_state(), self.parameters(), strict=True))

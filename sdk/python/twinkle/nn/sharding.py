@@ -8,11 +8,15 @@ from torch import Tensor
 
 
 class BaseSharding(Protocol):
-    """Frozen weights of a model that are divided among ranks.
+    """Frozen weights of a model that are divided among ranks, which run passes together.
 
-    A layer's weights are gathered from all ranks when a pass reaches the layer. All ranks must therefore run the same
-    number of passes, and every backward pass must reach every layer.
+    These ranks must run the same number of passes, and every backward pass must reach every layer.
     """
+
+    @property
+    def needs_every_rank(self) -> bool:
+        """Whether ranks without a pass of a round must run one too, because all ranks gather the weights together."""
+        ...
 
     def whole_weights(self) -> AbstractContextManager[None]:
         """Return a context in which the embedding and the output head are whole on every rank."""
@@ -36,4 +40,13 @@ class BaseSharding(Protocol):
 
     def gathered(self, parameter: Tensor) -> Tensor:
         """Return the full tensor of a sharded parameter. Every rank must call it, in the same order."""
+        ...
+
+    def complete(self, gradients: Sequence[tuple[str, Tensor]]) -> list[Tensor]:
+        """Return the gradients of the whole layers. Every rank of a pass must call it, with gradients of equal shapes.
+
+        Args:
+            gradients: module path of each layer with an adapter, and the gradient of one of its tensors, which may be
+                this rank's part of a sum.
+        """
         ...

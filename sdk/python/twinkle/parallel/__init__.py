@@ -2,7 +2,7 @@
 
 from twinkle.parallel.collectives import CallsDiffer, all_gather, broadcast
 from twinkle.parallel.fsdp import shard_base
-from twinkle.parallel.process_group import join_ranks, program_store
+from twinkle.parallel.process_group import join_alone, join_ranks, program_store
 from twinkle.parallel.rank_watch import RankWatch
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     'RankWatch',
     'all_gather',
     'broadcast',
+    'join_alone',
     'join_ranks',
     'program_store',
     'shard_base',

@@ -44,16 +44,17 @@ def all_gather(call: str, value: _Value, *, group: dist.ProcessGroup | None = No
     return [message[1] for message in messages]
 
 
-def broadcast(value: _Value | None, *, group: dist.ProcessGroup) -> _Value:
-    """Return the value of rank 0 in all ranks. Every rank must call it; the value is pickled.
+def broadcast(value: _Value | None, *, group: dist.ProcessGroup, source: int = 0) -> _Value:
+    """Return the value of one rank in all ranks. Every rank must call it; the value is pickled.
 
     Args:
-        value: value of rank 0; ignored in other ranks.
+        value: value of the rank `source`; ignored in other ranks.
         group: process group.
+        source: number of the rank in the group.
 
     Raises:
         RuntimeError: a rank was lost.
     """
     values: list[Any] = [value]
-    dist.broadcast_object_list(values, group_src=0, group=group)
+    dist.broadcast_object_list(values, group_src=source, group=group)
     return values[0]

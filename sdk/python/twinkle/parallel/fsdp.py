@@ -61,6 +61,15 @@ class FsdpSharding:
         model.backbone.register_forward_hook(self._keep_output)
 
     @property
+    def needs_every_rank(self) -> bool:
+        """Always True: all ranks gather a layer's weights when a pass reaches it."""
+        return True
+
+    def complete(self, gradients: Sequence[tuple[str, Tensor]]) -> list[Tensor]:
+        """Return the gradients, which are complete on the rank that ran the pass."""
+        return [gradient for _, gradient in gradients]
+
+    @property
     def pass_inputs(self) -> Sequence[Tensor]:
         """Input of the first layer, if gradients are recorded."""
         return [] if self._input is None else [self._input]

@@ -8,7 +8,7 @@ from typing import cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import HashStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous  # pyright: ignore[reportUnknownVariableType]
 
@@ -58,6 +58,13 @@ def join_ranks(device_type: str) -> None:
         timeout=_TIMEOUT,
     )
     atexit.register(_destroy_process_group)
+
+
+def join_alone() -> None:
+    """Make the only process of a program a group of one rank, for libraries that need a group."""
+    if not dist.is_initialized():
+        dist.init_process_group('gloo', store=HashStore(), rank=0, world_size=1)
+        atexit.register(_destroy_process_group)
 
 
 def program_store() -> Store:

@@ -13,9 +13,9 @@ from twinkle.infra import DeviceMesh, program_mesh
 from twinkle.loss import LOSSES
 from twinkle.metric import METRICS
 from twinkle.model.engine import TrainerEngine
-from twinkle.model.engine.mesh_engine import load_on_mesh
+from twinkle.model.engine.mesh_engine import EngineOptions, load_on_mesh
 from twinkle.module import optimizer_names, scheduler_names
-from twinkle.nn import PackedCausalLM
+from twinkle.nn import PackedModel
 from twinkle.patch import apply_patches
 from twinkle.processor import PROCESSORS
 from twinkle.template import template_names
@@ -43,6 +43,8 @@ class LoadOptions:
     """Entry points of installed losses that tenants may choose."""
     patches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Any])
     """Patches of the base model, as a mapping from name to options, in the order in which they are applied."""
+    is_megatron: bool = False
+    """Whether Megatron-core runs the layers."""
     mesh: DeviceMesh | None = None
     """Processes that share the model, one per rank. None: all processes of the program in data parallel."""
     silence_seconds: float = 30.0
@@ -58,7 +60,8 @@ def load_engine(options: LoadOptions) -> TrainerEngine:
         UnknownComponent: An allowed plugin is not installed.
         InvalidComponent: A plugin is not a loss, or its name is taken.
         ValueError: A patch is unknown or does not fit the model, or the mesh or the device does not fit the processes.
-        NotSupportedYet: The mesh has an axis other than `dp` and `fsdp`.
+        NotSupportedYet: An axis of the mesh is not supported.
+        ImportError: Megatron-core is needed and not installed.
     """
     mesh = program_mesh(options.mesh)
     LOSSES.load_plugins(options.loss_plugins)
@@ -69,14 +72,13 @@ def load_engine(options: LoadOptions) -> TrainerEngine:
     return load_on_mesh(
         resolve_model(options.base_model),
         mesh,
-        device=options.device,
-        max_pass_tokens=options.pass_tokens,
+        EngineOptions(device=options.device, max_pass_tokens=options.pass_tokens, is_megatron=options.is_megatron),
         dtype=options.dtype,
-        prepare=lambda model: apply_patches(model, list(options.patches.items())),
+        prepare=(lambda model: apply_patches(model, list(options.patches.items()))) if options.patches else None,
     )
 
 
-def facts_of(options: LoadOptions, model: PackedCausalLM) -> ServerFacts:
+def facts_of(options: LoadOptions, model: PackedModel) -> ServerFacts:
     """Return the capabilities reported to callers."""
     base_model = BaseModelFacts(
         base_model=options.base_model,

@@ -106,8 +106,8 @@ def create_component(cls: type, args: tuple[Any, ...], named: dict[str, Any], pl
     taken = inspect.signature(cls.__init__).parameters
     if mesh is not None and placement.is_everywhere:
         check_mesh(mesh, count, group=group.name)
-        if not placement.is_joined and mesh.fsdp_world_size > 1:
-            raise NotSupportedYet(f'fsdp_size of {cls.__name__} is not supported yet; use dp_size')
+        if not placement.is_joined and mesh.dp_world_size < count:
+            raise NotSupportedYet(f'each worker of {cls.__name__} is a replica; use a mesh of dp_size alone')
     # Each replica of a component that is everywhere, such as a sampler, is a program of one process.
     if 'device_mesh' in taken and (placement.is_joined or not placement.is_everywhere):
         named['device_mesh'] = mesh

@@ -8,7 +8,7 @@ import torch
 from twinkle.data_format import LoraConfig
 from twinkle.model.engine.adapter_state import AdapterState
 from twinkle.model.errors import AdapterExists, InvalidArgument, ModelLeased, UnknownAdapter
-from twinkle.nn import FullWeights, LoraWeights, PackedCausalLM
+from twinkle.nn import FullWeights, LoraWeights, PackedModel
 
 
 class AdapterTable:
@@ -18,7 +18,7 @@ class AdapterTable:
         model: model shared by all adapters.
     """
 
-    def __init__(self, model: PackedCausalLM) -> None:
+    def __init__(self, model: PackedModel) -> None:
         self.model = model
         self._adapters: dict[str, AdapterState] = {}
 

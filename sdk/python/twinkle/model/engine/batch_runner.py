@@ -13,7 +13,7 @@ from twinkle.model.engine.parts import BatchCutter
 from twinkle.model.engine.pass_group import PassGroup, PassOutcome, SoloPassGroup
 from twinkle.model.engine.pass_outputs import Segment
 from twinkle.model.engine.rounds import ItemRun, Worklist
-from twinkle.nn import PackedCausalLM
+from twinkle.nn import PackedModel
 
 
 class BatchRunner:
@@ -25,7 +25,7 @@ class BatchRunner:
         group: ranks that share the passes; None for this process alone.
     """
 
-    def __init__(self, model: PackedCausalLM, *, max_pass_tokens: int, group: PassGroup | None = None) -> None:
+    def __init__(self, model: PackedModel, *, max_pass_tokens: int, group: PassGroup | None = None) -> None:
         self._model = model
         self._max_pass_tokens = max_pass_tokens
         self.group = SoloPassGroup() if group is None else group
@@ -53,8 +53,8 @@ class BatchRunner:
             rank, mine = self.group.rank, None
             if rank < len(passes):
                 mine = self._attempt(segments[rank])
-            elif self._model.sharding is not None:
-                # All ranks of a sharded model gather its layers together, so this rank repeats a pass.
+            elif self._model.sharding is not None and self._model.sharding.needs_every_rank:
+                # The other ranks wait for this one in each layer, so it repeats a pass.
                 self._attempt(segments[0])
             finished = list(zip(passes, self.group.exchange(mine, segments), strict=True))
             # From the last pass to the first, because `divide` puts its passes in front of the others.

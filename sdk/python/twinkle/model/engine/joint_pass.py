@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +24,7 @@ from twinkle.model.engine.memory import is_out_of_memory
 from twinkle.model.engine.pass_outputs import Segment, forward_outputs
 from twinkle.model.engine.purpose import Purpose
 from twinkle.model.errors import LossFailed, LossNotFinite, TrainerError
-from twinkle.nn import PackedCausalLM
-from twinkle.nn.rows import padded_row_count
+from twinkle.nn import BaseSharding, PackedModel
 from twinkle.processor import InvalidFeatures, PackedBatch
 
 _REFUSALS = (TrainerError, InvalidFeatures, InvalidLossInput)
@@ -75,7 +73,7 @@ class _SegmentRun:
     refusal: TrainerError | ValueError | None = None
 
 
-def run_joint_pass(model: PackedCausalLM, segments: Sequence[Segment]) -> list[PassResult | TrainerError | ValueError]:
+def run_joint_pass(model: PackedModel, segments: Sequence[Segment]) -> list[PassResult | TrainerError | ValueError]:
     """Run a pass; return each segment's result or the error that refused it. Either all segments train, or none.
 
     Raises:
@@ -100,8 +98,7 @@ def run_joint_pass(model: PackedCausalLM, segments: Sequence[Segment]) -> list[P
         raise BackwardFailed from error
     # The check that gradients are finite synchronized with the device, so its work is complete.
     seconds = time.perf_counter() - begin
-    widths = chain.from_iterable(model.layers.values())
-    padded_count = padded_row_count(sum(segment.batch.token_count for segment in segments), widths)
+    padded_count = model.padded_count(sum(segment.batch.token_count for segment in segments))
     return [run.refusal or _result_of(run, runs, seconds=seconds, padded_count=padded_count) for run in runs]
 
 
@@ -154,7 +151,7 @@ def gradients_of(
     values: Sequence[Tensor],
     *,
     by_outputs: Sequence[Tensor] | None = None,
-    more_inputs: Sequence[Tensor] = (),
+    sharding: BaseSharding | None = None,
 ) -> list[Sequence[Tensor]]:
     """Return the gradient of each adapter's value with respect to its parameters, from one backward pass.
 
@@ -162,13 +159,13 @@ def gradients_of(
         states: states of different adapters.
         values: one value per adapter.
         by_outputs: upstream gradients of the values; None for scalar values.
-        more_inputs: tensors that the backward pass must reach, see `BaseSharding.pass_inputs`; their gradients are
-            discarded.
+        sharding: division of the model among ranks, which must all call this function.
 
     Returns:
         Gradients in the order of `AdapterState.parameters`; zeros where a value does not depend on a parameter.
     """
     parameters = [state.parameters() for state in states]
+    more_inputs = () if sharding is None else sharding.pass_inputs
     flat = torch.autograd.grad(
         list(values),
         [*(parameter for own in parameters for parameter in own), *more_inputs],
@@ -177,7 +174,23 @@ def gradients_of(
         materialize_grads=True,
     )
     gradients = iter(flat)
-    return [[next(gradients) for _ in own] for own in parameters]
+    found = [[next(gradients) for _ in own] for own in parameters]
+    return found if sharding is None else _completed(states, found, sharding)
+
+
+def _completed(
+    states: Sequence[AdapterState], gradients: Sequence[Sequence[Tensor]], sharding: BaseSharding
+) -> list[Sequence[Tensor]]:
+    """Return the gradients with the parts that other ranks have computed; those of value heads are complete."""
+    paths = [state.weights.layer_paths for state in states]
+    named = [
+        pair for own_paths, own in zip(paths, gradients, strict=True) for pair in zip(own_paths, own, strict=False)
+    ]
+    completed = iter(sharding.complete(named))
+    return [
+        [*(next(completed) for _ in own_paths), *own[len(own_paths) :]]
+        for own_paths, own in zip(paths, gradients, strict=True)
+    ]
 
 
 def _checked_value(output: LossOutput) -> Tensor:
@@ -206,14 +219,13 @@ def _calculate(run: _SegmentRun) -> None:
         run.refusal = error
 
 
-def _differentiate(model: PackedCausalLM, runs: Sequence[_SegmentRun]) -> Exception | None:
+def _differentiate(model: PackedModel, runs: Sequence[_SegmentRun]) -> Exception | None:
     """Calculate the gradients; return the exception of the backward pass if several losses may have caused it."""
     if not runs:
         return None
     states = [run.segment.purpose.state for run in runs]
-    more_inputs = () if model.sharding is None else model.sharding.pass_inputs
     try:
-        gradients = gradients_of(states, [run.output['loss'] for run in runs], more_inputs=more_inputs)
+        gradients = gradients_of(states, [run.output['loss'] for run in runs], sharding=model.sharding)
     except LOSS_FAILURES as error:
         if is_out_of_memory(error):
             raise

@@ -1,6 +1,11 @@
-"""Loading of an engine that shares its passes, and if requested its frozen weights, with other processes."""
+"""Loading of an engine that shares its passes or its frozen weights with other processes."""
 
+import importlib
 import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,42 +14,94 @@ from torch.distributed import device_mesh as torch_meshes
 from twinkle.infra import DeviceMesh, process_count
 from twinkle.model.engine.torch_pass_group import TorchPassGroup
 from twinkle.model.engine.trainer_engine import TrainerEngine
-from twinkle.nn import PackedCausalLM
-from twinkle.parallel import join_ranks, shard_base
+from twinkle.nn import PackedCausalLM, UnsupportedModel
+from twinkle.parallel import join_alone, join_ranks, shard_base
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """Options of an engine on a mesh."""
+
+    device: str
+    """Torch device. Several processes of one machine need 'cuda' without a number, and use one GPU each."""
+    max_pass_tokens: int
+    """See `TrainerEngine`."""
+    is_megatron: bool = False
+    """Whether Megatron-core runs the layers, also on a mesh without `tp` and `pp` ranks."""
 
 
 def load_on_mesh(
-    folder: str | os.PathLike[str],
-    mesh: DeviceMesh | None,
-    *,
-    device: str,
-    max_pass_tokens: int,
-    **load_options: Any,
+    folder: str | os.PathLike[str], mesh: DeviceMesh | None, options: EngineOptions, **load_options: Any
 ) -> TrainerEngine:
     """Load a model and create the engine of this process. Every process of the program must call it.
 
+    Megatron-core runs the layers if `tp` or `pp` ranks divide them, or if `options` requires it.
+
     Args:
         folder: folder of the model, with equal weights in all processes.
-        mesh: result of `program_mesh`; its `fsdp` ranks divide the frozen weights.
-        device: torch device. Several processes of one machine need 'cuda' without a number, and use one GPU each.
-        max_pass_tokens: see `TrainerEngine`.
+        mesh: result of `program_mesh`.
+        options: options of the engine.
         load_options: other arguments of `PackedCausalLM.load`.
 
     Raises:
         ValueError: the device does not fit the processes.
-        UnsupportedModel: the model is not supported, or its weights cannot be shared by `fsdp` ranks.
+        UnsupportedModel: the model is not supported, or its weights cannot be divided as the mesh describes.
+        ImportError: Megatron-core is needed and not installed; the extra is 'megatron'.
     """
-    if process_count() > 1 and torch.device(device).index is not None:
+    if process_count() > 1 and torch.device(options.device).index is not None:
         raise ValueError(
-            f'device {device!r} has a number, but {process_count()} processes share the model; leave the number out, '
-            'so that each process uses another GPU'
+            f'device {options.device!r} has a number, but {process_count()} processes share the model; leave the '
+            'number out, so that each process uses another GPU'
         )
-    join_ranks(torch.device(device).type)
-    model = PackedCausalLM.load(folder, device=device, **load_options)
+    join_ranks(torch.device(options.device).type)
+    if options.is_megatron or (mesh is not None and mesh.is_model_parallel):
+        return _load_megatron(folder, mesh or DeviceMesh.from_sizes(dp_size=1), options, **load_options)
+    model = PackedCausalLM.load(folder, device=options.device, **load_options)
     if mesh is not None and mesh.fsdp_world_size > 1:
         # The ranks of the program's mesh ascend along `dp`, then `fsdp`.
         ranks = torch.arange(mesh.world_size).view(mesh.dp_world_size, mesh.fsdp_world_size)
         axes = ('replicate', 'shard')
         shard_base(model, torch_meshes.DeviceMesh(model.device.type, ranks, mesh_dim_names=axes))
     group = TorchPassGroup() if mesh is not None and mesh.world_size > 1 else None
-    return TrainerEngine(model, max_pass_tokens=max_pass_tokens, group=group)
+    return TrainerEngine(model, max_pass_tokens=options.max_pass_tokens, group=group)
+
+
+def _load_megatron(
+    folder: str | os.PathLike[str], mesh: DeviceMesh, options: EngineOptions, **load_options: Any
+) -> TrainerEngine:
+    """Load this rank's part of a model that Megatron-core runs."""
+    if load_options.pop('prepare', None) is not None:
+        raise UnsupportedModel('the Megatron backend does not support patches; leave them out')
+    library = _import_megatron()
+    if process_count() == 1:
+        join_alone()
+    ranks = library.MegatronRanks.of(mesh)
+    with _ignored_warnings():
+        model = library.MegatronCausalLM.load(folder, ranks, device=options.device, **load_options)
+    group = TorchPassGroup(ranks.data) if ranks.data.size() > 1 else None
+    return TrainerEngine(model, max_pass_tokens=options.max_pass_tokens, group=group)
+
+
+def _import_megatron() -> Any:
+    """Return `twinkle.parallel.megatron`.
+
+    Raises:
+        ImportError: Megatron-core is not installed.
+    """
+    try:
+        with _ignored_warnings():
+            return importlib.import_module('twinkle.parallel.megatron')
+    except ModuleNotFoundError as error:
+        if not (error.name or '').startswith('megatron'):
+            raise
+        raise ImportError(
+            "a mesh with tp_size or pp_size, and MegatronModel, need Megatron-core; install the extra 'megatron'"
+        ) from error
+
+
+@contextmanager
+def _ignored_warnings() -> Iterator[None]:
+    """Ignore Megatron-core's warnings of optional libraries whose parts are not used here, such as fused optimizers."""
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        yield

@@ -13,7 +13,7 @@ import numpy as np
 from twinkle.data_format import InputFeature
 from twinkle.loss import MissingStream
 from twinkle.model.engine.purpose import Purpose
-from twinkle.nn import PackedCausalLM
+from twinkle.nn import PackedModel
 from twinkle.processor import InputLimits, InvalidFeatures, PackedBatch
 
 _MAX_LOGITS = 2**26
@@ -38,7 +38,7 @@ class BatchCutter:
         max_pass_tokens: maximum tokens of a part, unless features that must stay together exceed it.
     """
 
-    def __init__(self, model: PackedCausalLM, *, max_pass_tokens: int) -> None:
+    def __init__(self, model: PackedModel, *, max_pass_tokens: int) -> None:
         self._max_pass_tokens = max_pass_tokens
         self._max_logit_rows = max(1, _MAX_LOGITS // model.vocab_size)
         self._limits = InputLimits(

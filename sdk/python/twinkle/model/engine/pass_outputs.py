@@ -19,7 +19,7 @@ from torch import Tensor
 from twinkle.loss import LossBatch
 from twinkle.model.engine.adapter_state import SegmentOutputs
 from twinkle.model.engine.purpose import Purpose
-from twinkle.nn import AdapterSpan, HeadAdapter, MediaSpan, PackedCausalLM, RowDropout, SequenceSpan
+from twinkle.nn import AdapterSpan, HeadAdapter, MediaSpan, PackedModel, RowDropout, SequenceSpan
 from twinkle.nn.rows import block_rows
 from twinkle.processor import PackedBatch, join_positions
 
@@ -32,7 +32,7 @@ class SegmentDropout:
     head: RowDropout | None = None
 
     @classmethod
-    def sample(cls, purpose: Purpose, model: PackedCausalLM) -> 'SegmentDropout':
+    def sample(cls, purpose: Purpose, model: PackedModel) -> 'SegmentDropout':
         """Sample the dropout of the next pass, which advances the adapter's generator if the pass is for training."""
         if not purpose.is_training or purpose.options.is_adapter_disabled:
             return cls()
@@ -59,7 +59,7 @@ class Segment:
         """int64 [R, K]: ids whose log-probabilities the loss reads in addition to the labels'."""
         return self.batch.streams.get(self.purpose.loss.candidate_stream)
 
-    def head_adapter(self, model: PackedCausalLM) -> HeadAdapter | None:
+    def head_adapter(self, model: PackedModel) -> HeadAdapter | None:
         """Return the adapter's update of the head with its dropout, or None if it does not change the head."""
         if self.purpose.options.is_adapter_disabled:
             return None
@@ -73,7 +73,7 @@ class Segment:
         return self.purpose.is_needed('entropies'), 0 if ids_RK is None else ids_RK.shape[1]
 
 
-def forward_outputs(model: PackedCausalLM, segments: Sequence[Segment]) -> list[SegmentOutputs]:
+def forward_outputs(model: PackedModel, segments: Sequence[Segment]) -> list[SegmentOutputs]:
     """Run a pass and return each segment's outputs, with gradients according to torch's grad mode.
 
     Either all segments are for training, or none.
@@ -101,7 +101,7 @@ def forward_outputs(model: PackedCausalLM, segments: Sequence[Segment]) -> list[
     return [results[index] for index in range(len(segments))]
 
 
-def _hidden(model: PackedCausalLM, segments: Sequence[Segment]) -> Tensor:
+def _hidden(model: PackedModel, segments: Sequence[Segment]) -> Tensor:
     to_device = _copier(model)
     sequences: list[SequenceSpan] = []
     adapters: list[AdapterSpan] = []
@@ -126,7 +126,7 @@ def _hidden(model: PackedCausalLM, segments: Sequence[Segment]) -> Tensor:
 
 
 def _head_outputs(
-    model: PackedCausalLM, segments: Sequence[Segment], hiddens: Sequence[Tensor], adapter: HeadAdapter | None
+    model: PackedModel, segments: Sequence[Segment], hiddens: Sequence[Tensor], adapter: HeadAdapter | None
 ) -> list[dict[str, Tensor]]:
     """Return the head's outputs for segments with the same needs, or for one whose adapter changes the head."""
     to_device = _copier(model)
@@ -153,7 +153,7 @@ def _head_outputs(
     return [{name: tensors[index] for name, tensors in parts.items()} for index in range(len(segments))]
 
 
-def _other_outputs(model: PackedCausalLM, segment: Segment, hidden_RD: Tensor, hidden_TD: Tensor) -> dict[str, Tensor]:
+def _other_outputs(model: PackedModel, segment: Segment, hidden_RD: Tensor, hidden_TD: Tensor) -> dict[str, Tensor]:
     """Return the outputs that are computed per segment."""
     outputs: dict[str, Tensor] = {}
     if segment.purpose.is_needed('logits'):
@@ -167,7 +167,7 @@ def _other_outputs(model: PackedCausalLM, segment: Segment, hidden_RD: Tensor, h
 
 
 def _segment_outputs(
-    model: PackedCausalLM, segment: Segment, hidden_RD: Tensor, outputs: dict[str, Tensor]
+    model: PackedModel, segment: Segment, hidden_RD: Tensor, outputs: dict[str, Tensor]
 ) -> SegmentOutputs:
     to_device, batch = _copier(model), segment.batch
     loss_batch = LossBatch(
@@ -184,7 +184,7 @@ def _segment_outputs(
 
 
 @torch.no_grad()
-def _is_greedy(model: PackedCausalLM, segment: Segment, hidden_RD: Tensor, labels_R: Tensor) -> Tensor:
+def _is_greedy(model: PackedModel, segment: Segment, hidden_RD: Tensor, labels_R: Tensor) -> Tensor:
     size = block_rows(hidden_RD.device)
     blocks = zip(hidden_RD.split(size), labels_R.split(size), strict=True)
     found = [
@@ -200,7 +200,7 @@ def _whole_span(segment: Segment, row_count: int) -> list[AdapterSpan]:
     return [AdapterSpan(0, row_count, weights)] if row_count else []
 
 
-def _copier(model: PackedCausalLM) -> Callable[[npt.NDArray[Any]], Tensor]:
+def _copier(model: PackedModel) -> Callable[[npt.NDArray[Any]], Tensor]:
     def to_device(array: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(model.device)
 

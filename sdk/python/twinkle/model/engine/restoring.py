@@ -19,7 +19,7 @@ from twinkle.model.engine.snapshot import GRADIENT, OPTIMIZER, RANDOM_STATE, Ada
 from twinkle.model.engine.value_head import ValueHead
 from twinkle.model.errors import SnapshotMismatch
 from twinkle.module import OptimizerState, load_optimizer_state, load_scheduler_state
-from twinkle.nn import FullWeights, LoraWeights, PackedCausalLM, tensor_of
+from twinkle.nn import FullWeights, LoraWeights, PackedModel, tensor_of
 from twinkle.processor import PROCESSORS
 
 _MAX_COUNT = 1 << 53
@@ -51,7 +51,7 @@ def restore_snapshot(
         _set_value_head(state, head)
 
 
-def restored_adapter(adapter_id: str, snapshot: AdapterSnapshot, model: PackedCausalLM) -> AdapterState:
+def restored_adapter(adapter_id: str, snapshot: AdapterSnapshot, model: PackedModel) -> AdapterState:
     """Create an adapter from a whole snapshot.
 
     Raises:
@@ -77,7 +77,7 @@ def restored_adapter(adapter_id: str, snapshot: AdapterSnapshot, model: PackedCa
     return state
 
 
-def _weights(snapshot: AdapterSnapshot, model: PackedCausalLM) -> LoraWeights | FullWeights:
+def _weights(snapshot: AdapterSnapshot, model: PackedModel) -> LoraWeights | FullWeights:
     tensors = {name: tensor_of(data) for name, data in snapshot.adapter.items()}
     if snapshot.full_parameters is None:
         return LoraWeights.from_peft_state(

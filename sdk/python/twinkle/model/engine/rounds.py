@@ -14,7 +14,7 @@ from twinkle.model.engine.pass_outputs import SegmentDropout
 from twinkle.model.engine.pass_plan import PassPlanner
 from twinkle.model.engine.purpose import Purpose
 from twinkle.model.errors import BatchTooLarge, LossNotFinite
-from twinkle.nn import PackedCausalLM
+from twinkle.nn import PackedModel
 from twinkle.processor import InvalidFeatures
 
 
@@ -102,7 +102,7 @@ class Worklist:
     """
 
     def __init__(
-        self, model: PackedCausalLM, runs: Sequence[ItemRun], *, cutter: BatchCutter, max_pass_tokens: int
+        self, model: PackedModel, runs: Sequence[ItemRun], *, cutter: BatchCutter, max_pass_tokens: int
     ) -> None:
         self._model = model
         self._runs = runs

@@ -5,7 +5,7 @@ from twinkle.model.engine.pass_group import PassGroup
 from twinkle.model.engine.persistence import Persistence
 from twinkle.model.engine.stepping import Stepping
 from twinkle.model.engine.training import Training
-from twinkle.nn import PackedCausalLM
+from twinkle.nn import PackedModel
 
 
 class TrainerEngine(Configuring, Training, Stepping, Persistence):
@@ -25,5 +25,5 @@ class TrainerEngine(Configuring, Training, Stepping, Persistence):
     Concurrency: call it from one thread.
     """
 
-    def __init__(self, model: PackedCausalLM, *, max_pass_tokens: int = 1024, group: PassGroup | None = None) -> None:
+    def __init__(self, model: PackedModel, *, max_pass_tokens: int = 1024, group: PassGroup | None = None) -> None:
         super().__init__(model, max_pass_tokens=max_pass_tokens, group=group)

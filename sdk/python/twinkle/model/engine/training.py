@@ -29,7 +29,7 @@ from twinkle.model.errors import (
     MetricFailed,
     TrainerError,
 )
-from twinkle.nn import PackedCausalLM
+from twinkle.nn import PackedModel
 from twinkle.processor import InvalidFeatures, PackedBatch
 
 _Result = TypeVar('_Result')
@@ -44,7 +44,7 @@ class Training(AdapterTable):
         group: ranks that share the passes of each batch; None for this process alone.
     """
 
-    def __init__(self, model: PackedCausalLM, *, max_pass_tokens: int, group: PassGroup | None = None) -> None:
+    def __init__(self, model: PackedModel, *, max_pass_tokens: int, group: PassGroup | None = None) -> None:
         super().__init__(model)
         self._runner = BatchRunner(model, max_pass_tokens=max_pass_tokens, group=group)
 
@@ -194,7 +194,8 @@ class Training(AdapterTable):
         result = result_of_pending(pending, state.loss)
         state.pending = None
         gradient = self._run_on_all_ranks(
-            lambda: gradients_of([state], [values], by_outputs=by_outputs)[0], pending.batch
+            lambda: gradients_of([state], [values], by_outputs=by_outputs, sharding=self.model.sharding)[0],
+            pending.batch,
         )
         totals = total_gradient(state, gradient)
         combined = forward_result((), [result], metrics=state.train_metrics)

@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeVar
 import torch.distributed as dist
 
 from twinkle.hub import HubError
+from twinkle.infra import DeviceMesh
 from twinkle.model.engine.joint_pass import LOSS_FAILURES
 from twinkle.model.errors import TrainerError
 from twinkle.parallel import all_gather
@@ -58,14 +59,40 @@ class SoloShares:
 
 
 class TorchShares:
-    """Shares of all processes of a torchrun program. Implements `BatchShares`."""
+    """Shares of all processes of a torchrun program. Implements `BatchShares`.
+
+    Args:
+        mesh: mesh of the processes. Processes that differ only in `tp` and `pp` pass the same share.
+    """
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self._mesh = mesh
 
     def gather(self, call: str, make: Callable[[], Sequence[_Value]]) -> tuple[list[_Value], slice]:
-        """Return the values of all processes."""
+        """Return the values of all processes.
+
+        Raises:
+            ValueError: processes that must pass the same share passed different ones.
+        """
         outcomes = all_gather(call, _outcome_of(lambda: list(make())))
-        shares: list[list[_Value]] = [_result_or_raise(outcome) for outcome in outcomes]
-        begin = sum(map(len, shares[: dist.get_rank()]))
-        return [value for share in shares for value in share], slice(begin, begin + len(shares[dist.get_rank()]))
+        values: list[list[_Value]] = [_result_or_raise(outcome) for outcome in outcomes]
+        self._check_copies(call, values)
+        shares = [values[rank] for rank in self._mesh.get_reading_ranks()]
+        own = self._mesh.data_rank
+        begin = sum(map(len, shares[:own]))
+        return [value for share in shares for value in share], slice(begin, begin + len(shares[own]))
+
+    def _check_copies(self, call: str, values: Sequence[Sequence[Any]]) -> None:
+        if not self._mesh.is_model_parallel:
+            return
+        readers = self._mesh.get_reading_ranks()
+        for rank, value in enumerate(values):
+            reader = readers[self._mesh.get_data_rank_from_global_rank(rank)]
+            if pickle.dumps(value) != pickle.dumps(values[reader]):
+                raise ValueError(
+                    f'ranks {reader} and {rank} {call} with different examples; ranks that differ only in tp and pp '
+                    'must pass the same examples: use DataLoader, or the data_rank of the mesh'
+                )
 
     def on_first(self, call: str, work: Callable[[], _Value]) -> _Value:
         """Run `work` in the first process."""

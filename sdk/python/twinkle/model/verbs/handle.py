@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from twinkle.data_format import InputFeature, LoraConfig
-from twinkle.infra import NotSupportedYet, process_count
+from twinkle.infra import DeviceMesh, NotSupportedYet
 from twinkle.model.base import Inputs
 from twinkle.model.engine import TrainerEngine
 from twinkle.model.errors import AdapterNotReady, InvalidArgument
@@ -22,11 +22,11 @@ class ModelHandle:
     _supports_full_training = True
     """Whether setting an optimizer without an adapter starts full-parameter training. False for several tenants."""
 
-    def __init__(self, engine: TrainerEngine, *, model_id: str, folder: Path) -> None:
+    def __init__(self, engine: TrainerEngine, *, model_id: str, folder: Path, mesh: DeviceMesh | None = None) -> None:
         self.engine = engine
         self.model_id = model_id
         self._folder = folder
-        self._shares: BatchShares = SoloShares() if process_count() == 1 else TorchShares()
+        self._shares: BatchShares = SoloShares() if mesh is None or mesh.world_size == 1 else TorchShares(mesh)
         self._templates: dict[str, Template] = {}
 
     def _adapter(self, adapter_name: str | None) -> str:

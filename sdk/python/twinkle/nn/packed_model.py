@@ -1,0 +1,240 @@
+"""Frozen causal language model that runs packed sequences under many adapters, whatever library its layers come from.
+
+Legend: T rows of the pack, R any selection of rows, K candidates of a row, D hidden size, V vocabulary.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twinkle.data_format import MediaSpec
+from twinkle.nn.active_adapters import ActiveAdapters, LayerSpan, Pass
+from twinkle.nn.errors import PackError
+from twinkle.nn.head import HeadOutputs, run_head
+from twinkle.nn.head_weights import HeadAdapter, HeadWeights
+from twinkle.nn.kernel_layer import KernelLayer
+from twinkle.nn.kv_cache import CacheSize, KVCache
+from twinkle.nn.media import MediaSpan
+from twinkle.nn.rows import pad_rows, padded_row_count
+from twinkle.nn.sharding import BaseSharding
+from twinkle.nn.spans import AdapterSpan, SequenceSpan, check_spans
+from twinkle.nn.targets import TargetLayers
+
+
+class PackedModel(ABC):
+    """Frozen decoder-only model whose linear layers all accept adapters.
+
+    Subclasses run the layers and name the weights. Concurrency: one forward pass at a time; call it from one thread.
+
+    Args:
+        config: configuration of the text model, with the attributes of transformers.
+        head: output head, a linear layer; its `forward` is not called.
+        head_path: module path of the head.
+        layers: module path to `(in_features, out_features)` of each linear layer except the head, in order.
+        widths: column counts of the matrix products of a pass, by which its rows are padded.
+        active: holder of the running pass's adapters, which the layers read.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        *,
+        head: Any,
+        head_path: str,
+        layers: Mapping[str, tuple[int, int]],
+        widths: set[int],
+        active: ActiveAdapters,
+    ) -> None:
+        self.config = config
+        self.sharding: BaseSharding | None = None
+        """Division of the frozen weights among several ranks; None if this process has all weights."""
+        self.head_layer, self.head_path = head, head_path
+        self.layers = dict(layers)
+        """Module path to `(in_features, out_features)`, in the model's order, without the output head."""
+        self._active = active
+        self._widths = widths
+        self._softcap: float | None = getattr(config, 'final_logit_softcapping', None)
+        self._logit_scale = _logit_scale_of(config)
+
+    @abstractmethod
+    def _run(self, ids: Tensor, position_ids: Tensor, sequences: Sequence[SequenceSpan], media: Any) -> Tensor:
+        """Return float [T, D], the result of all layers except the head, for int64 [T] ids that are padded."""
+
+    @property
+    @abstractmethod
+    def base_parameters(self) -> dict[str, Tensor]:
+        """Frozen weights of this rank by the model's parameter names, tied ones once."""
+
+    @abstractmethod
+    def base_state(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the name and the whole tensor of each frozen weight; all ranks of a sharded model must read all."""
+
+    @property
+    @abstractmethod
+    def parameter_count(self) -> int:
+        """Number of scalars in the frozen model, on all ranks together."""
+
+    @property
+    @abstractmethod
+    def kernel_layers(self) -> list[KernelLayer]:
+        """Layers whose arithmetic an external kernel can replace, in the model's order."""
+
+    @cached_property
+    def targets(self) -> TargetLayers:
+        """`layers` plus the output head as the last entry: every layer that accepts an adapter."""
+        shape = (self.head_layer.in_features, self.head_layer.out_features)
+        return TargetLayers(self.layers, head=self.head_path, shape=shape)
+
+    def whole_weights(self) -> AbstractContextManager[None]:
+        """Return a context in which embedding and head are whole, for passes outside of `BaseSharding.running_pass`."""
+        return nullcontext() if self.sharding is None else self.sharding.whole_weights()
+
+    @property
+    def _head(self) -> HeadWeights:
+        return HeadWeights(self.head_layer.weight, self.head_layer.bias, self._softcap)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        return self.config.vocab_size
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """Maximum sequence length, in tokens."""
+        return self.config.max_position_embeddings
+
+    @property
+    def media(self) -> MediaSpec | None:
+        """Specification of the images, videos or audio that the model reads; None for a text model."""
+        return None
+
+    @cached_property
+    def cache_size(self) -> CacheSize:
+        """Memory of the `KVCache` of one sequence, as measured with a pass of one token."""
+        cache, token = KVCache(), torch.zeros(1, dtype=torch.int64, device=self.device)
+        with torch.no_grad():
+            self.hidden(token, token, sequences=[SequenceSpan(0, 1, cache)])
+        return cache.size
+
+    @property
+    def dtype_name(self) -> str:
+        """Name of the torch dtype of the frozen weights."""
+        return str(self._head.weight_VD.dtype).removeprefix('torch.')
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the model; inputs must be on it."""
+        return self._head.weight_VD.device
+
+    def hidden(
+        self,
+        input_ids_T: Tensor,
+        position_ids_T: Tensor,
+        *,
+        sequences: Sequence[SequenceSpan],
+        adapters: Sequence[AdapterSpan] = (),
+        media: Sequence[MediaSpan] = (),
+    ) -> Tensor:
+        """Run the pack through all layers except the head.
+
+        Args:
+            input_ids_T: int64 [T].
+            position_ids_T: int64 [T], the position of each token within its sequence; for a model with a vision or
+                audio tower also [3, T], the positions on the time, height and width axes.
+            sequences: spans that cover all rows in order.
+            adapters: disjoint spans in order; rows outside them use the base model. Gradients are recorded under
+                torch's grad mode for the adapters whose weights require them.
+            media: images, videos and clips whose tokens are among the rows.
+
+        Returns:
+            float [T, D], after the final norm.
+
+        Raises:
+            PackError: the spans do not fit the rows, or media was given to a text model.
+        """
+        row_count = input_ids_T.shape[0]
+        if row_count == 0 or position_ids_T.shape[-1:] != input_ids_T.shape:
+            raise PackError('input_ids and position_ids must have the same length and at least one token')
+        if self.media is None and (media or position_ids_T.dim() != 1):
+            raise PackError('this model reads only text; leave media out and give one position per token')
+        check_spans(row_count, sequences, adapters)
+        padded_count = self.padded_count(row_count)
+        ids = pad_rows(input_ids_T, padded_count)
+        with self._active.activate(Pass(adapters, row_count=padded_count)):
+            return self._run(ids, position_ids_T, sequences, media)[:row_count]
+
+    def padded_count(self, row_count: int) -> int:
+        """Return the number of rows of a pass with padding."""
+        return padded_row_count(row_count, self._widths)
+
+    def logits(self, hidden_RD: Tensor, *, adapters: Sequence[AdapterSpan] = ()) -> Tensor:
+        """Return float32 [R, V], the logits of some rows. All of them are materialized, so pass few rows.
+
+        Args:
+            hidden_RD: rows of the result of `hidden`.
+            adapters: spans over these rows; only adapters with an update at the head have an effect.
+        """
+        used = [span for span in adapters if span.adapter is not None]
+        updates = [span.adapter.update_of(self.head_path) for span in used]
+        spans = [
+            LayerSpan(span.begin_row, span.end_row, update, None)
+            for span, update in zip(used, updates, strict=True)
+            if update is not None
+        ]
+        return self._head.logits(self._scaled(hidden_RD), spans)
+
+    def head_outputs(
+        self,
+        hidden_RD: Tensor,
+        labels_R: Tensor,
+        *,
+        temperature: float | Tensor = 1.0,
+        is_entropy_needed: bool = False,
+        candidate_ids_RK: Tensor | None = None,
+        adapter: HeadAdapter | None = None,
+    ) -> HeadOutputs:
+        """Compute the values that losses need from each row's distribution, block by block to bound memory.
+
+        Only the requested values are computed. A row's results do not depend on the other rows.
+
+        Args:
+            hidden_RD: rows of the result of `hidden`.
+            labels_R: int64 [R] in [0, vocab_size).
+            temperature: positive divisor of the logits, one for all rows or float32 [R].
+            is_entropy_needed: whether to compute entropies.
+            candidate_ids_RK: int64 [R, K], token ids whose log-probabilities are computed in addition to the label's.
+            adapter: update of the head for all these rows, if their adapter has one.
+        """
+        return run_head(
+            self._scaled(hidden_RD),
+            labels_R,
+            replace(self._head, adapter=adapter),
+            temperature=temperature,
+            is_entropy_needed=is_entropy_needed,
+            candidate_ids_RK=candidate_ids_RK,
+        )
+
+    def label_logprobs(self, hidden_RD: Tensor, labels_R: Tensor, *, temperature: float = 1.0) -> Tensor:
+        """Return float32 [R], the natural log-probability of each row's label."""
+        return self.head_outputs(hidden_RD, labels_R, temperature=temperature).logps_R
+
+    def _scaled(self, hidden_RD: Tensor) -> Tensor:
+        """Return hidden states for which the head computes the model's logits, including their scale."""
+        return hidden_RD if self._logit_scale == 1.0 else hidden_RD * self._logit_scale
+
+
+def _logit_scale_of(config: Any) -> float:
+    """Return the factor by which a model multiplies its logits."""
+    if (scale := getattr(config, 'logit_scale', None)) is not None:
+        return scale
+    scaling = getattr(config, 'logits_scaling', None)
+    if scaling is None:
+        return 1.0
+    # Granite divides by the field, and HyperCLOVA X multiplies by it.
+    return scaling if config.model_type == 'hyperclovax' else 1.0 / scaling

@@ -1,0 +1,237 @@
+"""Frozen causal language model whose layers Megatron-core runs on several ranks.
+
+Legend: T rows of the pack, D hidden size.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from megatron.core import tensor_parallel
+from megatron.core.tensor_parallel import VocabParallelEmbedding
+from torch import Tensor, nn
+from transformers import AutoConfig, PreTrainedConfig
+
+from twinkle.nn import KernelLayer, MediaSpan, PackedModel, SequenceSpan, UnsupportedModel
+from twinkle.nn.active_adapters import ActiveAdapters
+from twinkle.nn.rows import pad_rows
+from twinkle.parallel.collectives import broadcast
+from twinkle.parallel.megatron.checkpointing import checkpoint_block
+from twinkle.parallel.megatron.configuration import check_supported, head_size_of, rope_frequencies
+from twinkle.parallel.megatron.layers import Pack
+from twinkle.parallel.megatron.pipeline import FromPreviousStage, ToAllStages
+from twinkle.parallel.megatron.ranks import MegatronRanks
+from twinkle.parallel.megatron.sharding import MegatronSharding, ShardedHead
+from twinkle.parallel.megatron.stage import LINEARS, StageBuilder, padded_vocabulary, stage_layers
+from twinkle.parallel.megatron.weights import FolderWeights
+
+_mappings = cast('Any', tensor_parallel)
+_EMBEDDING = 'model.embed_tokens.weight'
+_HEAD = 'lm_head'
+_KNOWN_WEIGHTS = re.compile(
+    r'(model\.layers\.\d+\.('
+    r'(input_layernorm|post_attention_layernorm|self_attn\.[qk]_norm)\.weight|'
+    rf'({"|".join(map(re.escape, LINEARS))})\.(weight|bias))|model\.(embed_tokens|norm)\.weight|lm_head\.weight)'
+)
+"""Names of the weights that the layers use."""
+
+
+class MegatronCausalLM(PackedModel):
+    """Frozen decoder-only model with tensor, sequence and pipeline parallelism. Use `load` to create it.
+
+    Adapters are whole on every rank, under the names that they have in `PackedCausalLM`. Every rank of a pass computes
+    equal results. Pipeline stages run one after the other: they divide memory, but not time.
+
+    Args:
+        config: configuration of the model in transformers.
+        builder: builder of the layers of this rank.
+        ranks: groups of this rank.
+        is_checkpointed: whether the backward pass recomputes each layer's activations instead of storing them.
+    """
+
+    def __init__(
+        self, config: PreTrainedConfig, builder: StageBuilder, ranks: MegatronRanks, *, is_checkpointed: bool = False
+    ) -> None:
+        self._ranks = ranks
+        self._block = builder.build()
+        self._embedding = _embedding_of(config, builder, ranks) if ranks.pipeline.rank() == 0 else None
+        rows = builder.vocabulary(_EMBEDDING if config.tie_word_embeddings else f'{_HEAD}.weight')
+        head = ShardedHead(rows, config.vocab_size, ranks)
+        super().__init__(
+            config,
+            head=head,
+            head_path=_HEAD,
+            layers=_layers_of(config),
+            widths=builder.widths,
+            active=builder.active,
+        )
+        self._parameters = builder.parameters
+        self._parameter_count = builder.parameter_count
+        self._frequencies = rope_frequencies(config, self.device)
+        self._anchor = torch.zeros(1, device=self.device, requires_grad=True)
+        self.sharding = MegatronSharding(
+            head,
+            ranks,
+            anchor=self._anchor,
+            stage_of=self._stage_of,
+            divided=builder.divided,
+        )
+        if is_checkpointed:
+            checkpoint_block(self._block, builder.active)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        ranks: MegatronRanks,
+        *,
+        dtype: str = 'float32',
+        device: str = 'cpu',
+        is_checkpointed: bool = False,
+    ) -> 'MegatronCausalLM':
+        """Load this rank's part of a model folder.
+
+        Args:
+            path: local folder in the Hugging Face layout, with weights in safetensors.
+            ranks: groups of this rank; every rank must call `load`.
+            dtype: torch dtype of the frozen weights, by name. Adapters are always float32.
+            device: torch device of the model.
+            is_checkpointed: whether the backward pass recomputes each layer's activations instead of storing them.
+
+        Raises:
+            UnsupportedModel: the architecture is not supported, or the numbers of ranks do not divide it.
+            OSError: the folder does not contain a model.
+        """
+        config: PreTrainedConfig = cast('Any', AutoConfig).from_pretrained(path, local_files_only=True)
+        check_supported(config, tensor_size=ranks.tensor.size(), pipeline_size=ranks.pipeline.size())
+        with FolderWeights(path, dtype=getattr(torch, dtype), device=torch.device(device)) as weights:
+            unknown = sorted(name for name in weights.names if not _KNOWN_WEIGHTS.fullmatch(name))
+            if unknown:
+                raise UnsupportedModel(f'the Megatron backend does not support the weights {unknown[:5]} of the model')
+            builder = StageBuilder(config, weights, ranks, ActiveAdapters())
+            return cls(config, builder, ranks, is_checkpointed=is_checkpointed)
+
+    @property
+    def base_parameters(self) -> dict[str, Tensor]:
+        """This rank's parts of the frozen weights by the model's parameter names, tied ones once."""
+        return dict(self._parameters)
+
+    def base_state(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the name and the whole tensor of each frozen weight, stage by stage; all ranks must read all."""
+        done: set[str] = set()
+        pipeline = self._ranks.pipeline
+        for stage in range(pipeline.size()):
+            is_own = pipeline.rank() == stage
+            for name in broadcast(list(self._parameters) if is_own else None, group=pipeline, source=stage):
+                # The output head is on every stage.
+                if name not in done:
+                    done.add(name)
+                    yield name, self._whole(name, stage)
+
+    @property
+    def parameter_count(self) -> int:
+        """Number of scalars in the frozen model, on all ranks together."""
+        return self._parameter_count
+
+    @property
+    def kernel_layers(self) -> list[KernelLayer]:
+        """Layers of this rank whose arithmetic an external kernel can replace, in the model's order."""
+        return [module for module in self._block.modules() if isinstance(module, KernelLayer)]
+
+    def padded_count(self, row_count: int) -> int:
+        """Return the number of rows of a pass with padding, which sequence-parallel ranks can divide."""
+        count = super().padded_count(row_count)
+        while self._ranks.is_sequence_parallel and count % self._ranks.tensor.size():
+            count = super().padded_count(count + 1)
+        return count
+
+    def _run(
+        self, ids: Tensor, position_ids: Tensor, sequences: Sequence[SequenceSpan], media: Sequence[MediaSpan]
+    ) -> Tensor:
+        del media
+        ranks, is_pipeline = self._ranks, self._ranks.pipeline.size() > 1
+        angles_TH = torch.outer(pad_rows(position_ids, len(ids)).float(), self._frequencies).repeat(1, 2)
+        own = self._embedded(ids) if self._embedding is not None else self._received(len(ids))
+        self._block.set_input_tensor(own)
+        hidden: Tensor = cast('Any', self._block)(
+            hidden_states=own,
+            attention_mask=None,
+            rotary_pos_emb=angles_TH[:, None, None, :],
+            packed_seq_params=Pack(qkv_format='sbhd', sequences=sequences),
+        )
+        if is_pipeline:
+            hidden = cast('Tensor', ToAllStages.apply(hidden, self._anchor, ranks.pipeline))
+        if ranks.is_sequence_parallel:
+            # Every rank computes the whole gradient of all rows, so each takes its rows in the backward pass.
+            hidden = _mappings.gather_from_sequence_parallel_region(
+                hidden, tensor_parallel_output_grad=False, group=ranks.tensor
+            )
+        return hidden[:, 0]
+
+    def _embedded(self, ids_T: Tensor) -> Tensor:
+        """Return float [S, 1, D], the embeddings of this rank's rows."""
+        embedding = cast('VocabParallelEmbedding', self._embedding)
+        with torch.no_grad():
+            hidden: Tensor = cast('Any', embedding)(ids_T[:, None])
+            if self._ranks.is_sequence_parallel:
+                hidden = _mappings.scatter_to_sequence_parallel_region(hidden, group=self._ranks.tensor)
+        return hidden
+
+    def _received(self, row_count: int) -> Tensor:
+        """Return float [S, 1, D], the hidden states that the previous stage sends."""
+        ranks = self._ranks
+        count = row_count // ranks.tensor.size() if ranks.is_sequence_parallel else row_count
+        like = torch.empty((count, 1, self.config.hidden_size), dtype=self.head_layer.weight.dtype, device=self.device)
+        return cast('Tensor', FromPreviousStage.apply(self._anchor, like, ranks.pipeline))
+
+    def _stage_of(self, path: str) -> int | None:
+        """Return the stage of the layer at a path; None for the output head."""
+        if path == self.head_path:
+            return None
+        index, count = int(path.split('.')[2]), self._ranks.pipeline.size()
+        return next(
+            stage for stage in range(count) if index in stage_layers(self.config.num_hidden_layers, stage, count)
+        )
+
+    def _whole(self, name: str, stage: int) -> Tensor:
+        """Return a whole weight of a stage."""
+        pipeline = self._ranks.pipeline
+        whole = None
+        if pipeline.rank() == stage:
+            whole = cast('MegatronSharding', self.sharding).gathered(self._parameters[name])
+            if name in (_EMBEDDING, f'{_HEAD}.weight'):
+                whole = whole[: self.config.vocab_size].contiguous()
+        shape = broadcast(None if whole is None else tuple(whole.shape), group=pipeline, source=stage)
+        if whole is None:
+            whole = torch.empty(shape, dtype=self.head_layer.weight.dtype, device=self.device)
+        if pipeline.size() > 1:
+            dist.broadcast(whole, group_src=stage, group=pipeline)
+        return whole
+
+
+def _layers_of(config: PreTrainedConfig) -> dict[str, tuple[int, int]]:
+    """Return the inputs and outputs of all linear layers of the model, by path, in the order of transformers."""
+    hidden, inner, head_size = config.hidden_size, config.intermediate_size, head_size_of(config)
+    queries, keys = config.num_attention_heads * head_size, config.num_key_value_heads * head_size
+    shapes = ((hidden, queries), (hidden, keys), (hidden, keys), (queries, hidden))
+    shapes = (*shapes, (hidden, inner), (hidden, inner), (inner, hidden))
+    return {
+        f'model.layers.{index}.{name}': shape
+        for index in range(config.num_hidden_layers)
+        for name, shape in zip(LINEARS, shapes, strict=True)
+    }
+
+
+def _embedding_of(config: PreTrainedConfig, builder: StageBuilder, ranks: MegatronRanks) -> VocabParallelEmbedding:
+    embedding = VocabParallelEmbedding(
+        padded_vocabulary(config.vocab_size, ranks),
+        config.hidden_size,
+        init_method=nn.init.zeros_,
+        config=builder.block_config,
+        tp_group=ranks.tensor,
+    )
+    embedding.weight = builder.vocabulary(_EMBEDDING)
+    return embedding

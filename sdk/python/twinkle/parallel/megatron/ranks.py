@@ -1,0 +1,54 @@
+"""Process groups of a mesh with tensor and pipeline parallelism."""
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch.distributed as dist
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from twinkle.infra import DeviceMesh
+
+
+@dataclass(frozen=True)
+class MegatronRanks:
+    """Groups of this rank along the axes of a mesh. Every rank of the program must create it."""
+
+    tensor: dist.ProcessGroup
+    """Ranks that divide each layer."""
+    pipeline: dist.ProcessGroup
+    """Ranks that hold the other stages of this rank's layers, in the order of the stages."""
+    data: dist.ProcessGroup
+    """Ranks that have the same weights and run other passes."""
+    alone: dist.ProcessGroup
+    """This rank."""
+    is_sequence_parallel: bool
+    """Whether `tensor` ranks also divide the activations between layers by rows."""
+
+    @classmethod
+    def of(cls, mesh: DeviceMesh) -> 'MegatronRanks':
+        """Create the groups; `torch.distributed` must be initialized with one rank per rank of the mesh."""
+        return cls(
+            tensor=_group(mesh, 'tp'),
+            pipeline=_group(mesh, 'pp'),
+            data=_group(mesh, 'dp'),
+            alone=_group(mesh, 'cp'),
+            # One rank has nothing to divide.
+            is_sequence_parallel=mesh.sequence_parallel and mesh.tp_world_size > 1,
+        )
+
+    @property
+    def collection(self) -> ProcessGroupCollection:
+        """The groups under Megatron-core's names."""
+        return ProcessGroupCollection(tp=self.tensor, pp=self.pipeline, cp=self.alone)
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether this rank has the last layers."""
+        return self.pipeline.rank() == self.pipeline.size() - 1
+
+
+def _group(mesh: DeviceMesh, axis: str) -> dist.ProcessGroup:
+    """Return this rank's group along an axis; every rank creates all groups, in the same order."""
+    lists = {tuple(mesh.get_dim_ranks(axis, rank)): None for rank in range(mesh.world_size)}
+    own, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in lists])
+    return cast('dist.ProcessGroup', own)

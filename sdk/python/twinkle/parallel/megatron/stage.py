@@ -1,0 +1,201 @@
+"""Construction of the decoder layers of one rank: its pipeline stage, and its part of each layer."""
+
+import re
+from collections.abc import Iterator
+from functools import partial
+from math import prod
+from typing import Any, cast
+
+from megatron.core.fusions import fused_bias_dropout
+from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlock, TransformerBlockSubmodules
+from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+
+from twinkle.nn.active_adapters import ActiveAdapters
+from twinkle.nn.layer_shard import LayerShard
+from twinkle.nn.lora_linear import LoraLinear
+from twinkle.nn.rms_norm import FusedRMSNorm
+from twinkle.nn.rows import pad_rows
+from twinkle.parallel.megatron.configuration import head_size_of, megatron_config
+from twinkle.parallel.megatron.layers import (
+    ColumnLayers,
+    Given,
+    PackedAttention,
+    RowLayer,
+    given,
+    join_gate,
+    join_heads,
+)
+from twinkle.parallel.megatron.ranks import MegatronRanks
+from twinkle.parallel.megatron.sharding import Division
+from twinkle.parallel.megatron.weights import FolderWeights
+
+_add_residual = cast('Any', fused_bias_dropout).get_bias_dropout_add
+_COLUMNS = ('self_attn.q_proj', 'self_attn.k_proj', 'self_attn.v_proj', 'mlp.gate_proj', 'mlp.up_proj')
+"""Linear layers whose outputs are divided among `tp` ranks."""
+_KEYS_OR_VALUES = re.compile(r'self_attn\.[kv]_proj')
+LINEARS = (*_COLUMNS[:3], 'self_attn.o_proj', *_COLUMNS[3:], 'mlp.down_proj')
+"""Linear layers of a decoder layer, in the order of transformers."""
+
+
+class StageBuilder:
+    """Builder of the layers of one rank from a model folder.
+
+    Args:
+        config: configuration of the model in transformers.
+        weights: weights of the folder.
+        ranks: groups of this rank.
+        active: holder of the running pass's adapters, which the linear layers read.
+    """
+
+    def __init__(
+        self, config: PreTrainedConfig, weights: FolderWeights, ranks: MegatronRanks, active: ActiveAdapters
+    ) -> None:
+        self._config: Any = config
+        self._weights = weights
+        self._ranks = ranks
+        self.block_config = megatron_config(config, ranks, weights.dtype)
+        """Configuration of the layers in Megatron-core."""
+        self.active = active
+        self.parameters: dict[str, nn.Parameter] = {}
+        """This rank's parts of the weights that were built, by their names in transformers."""
+        self.divided: dict[nn.Parameter, Division] = {}
+        """Division of a weight among `tp` ranks; other weights are whole on every rank."""
+        self.widths: set[int] = set()
+        """Column counts of the matrix products of this rank."""
+
+    def build(self) -> TransformerBlock:
+        """Return the layers of this rank's stage, with the final norm in the last stage."""
+        stage, is_last = self._ranks.pipeline.rank(), self._ranks.is_last_stage
+        own = stage_layers(self._config.num_hidden_layers, stage, self._ranks.pipeline.size())
+        # The last stage ends with the final norm, and the others must not have it.
+        norm = given(self.norm('model.norm.weight')) if is_last else None
+        block = TransformerBlock(
+            self.block_config,
+            TransformerBlockSubmodules(
+                layer_specs=[self._layer(f'model.layers.{index}') for index in own],
+                layer_norm=norm,
+            ),
+            pre_process=stage == 0,
+            post_process=is_last,
+            pg_collection=self._ranks.collection,
+        )
+        return block.eval().requires_grad_(requires_grad=False)
+
+    @property
+    def parameter_count(self) -> int:
+        """Number of scalars of the whole model."""
+        is_tied = self._config.tie_word_embeddings
+        names = [name for name in self._weights.names if not (is_tied and name.startswith('lm_head.'))]
+        return sum(prod(self._weights.shape(name)) for name in names)
+
+    def norm(self, name: str) -> FusedRMSNorm:
+        """Return a norm, which is whole on every rank."""
+        return FusedRMSNorm(self._whole(name), eps=self._config.rms_norm_eps, offset=0.0)
+
+    def vocabulary(self, name: str) -> nn.Parameter:
+        """Return this rank's rows of a weight with one row per token id; the last rank's may end with rows of zeros."""
+        size = padded_vocabulary(self._config.vocab_size, self._ranks) // self._ranks.tensor.size()
+        begin = size * self._ranks.tensor.rank()
+        rows = self._weights.read(name, rows=slice(begin, min(begin + size, self._config.vocab_size)))
+        return self._kept(name, pad_rows(rows, size), Division(axis=0, count=self._ranks.tensor.size()))
+
+    def _layer(self, path: str) -> ModuleSpec:
+        attention = SelfAttentionSubmodules(
+            linear_qkv=partial(Given, module=self._columns(path, _COLUMNS[:3], join_heads(head_size_of(self._config)))),
+            core_attention=cast('Any', PackedAttention),
+            linear_proj=given(self._row(path, 'self_attn.o_proj')),
+            **{key: given(norm) for key, norm in self._head_norms(path)},
+        )
+        mlp = MLPSubmodules(
+            linear_fc1=given(self._columns(path, _COLUMNS[3:], join_gate)),
+            linear_fc2=given(self._row(path, 'mlp.down_proj')),
+        )
+        submodules = TransformerLayerSubmodules(
+            input_layernorm=given(self.norm(f'{path}.input_layernorm.weight')),
+            self_attention=ModuleSpec(
+                module=SelfAttention, params={'attn_mask_type': AttnMaskType.causal}, submodules=attention
+            ),
+            self_attn_bda=_add_residual,
+            pre_mlp_layernorm=given(self.norm(f'{path}.post_attention_layernorm.weight')),
+            mlp=ModuleSpec(module=MLP, submodules=mlp),
+            mlp_bda=_add_residual,
+        )
+        return ModuleSpec(module=TransformerLayer, submodules=submodules)
+
+    def _head_norms(self, path: str) -> Iterator[tuple[str, FusedRMSNorm]]:
+        """Yield the norms of queries and keys, under Megatron-core's names, if the model has them."""
+        for key, name in (('q_layernorm', 'q_norm'), ('k_layernorm', 'k_norm')):
+            weight = f'{path}.self_attn.{name}.weight'
+            if weight in self._weights:
+                yield key, self.norm(weight)
+
+    def _columns(self, path: str, names: tuple[str, ...], join: Any) -> ColumnLayers:
+        return ColumnLayers([self._linear(f'{path}.{name}', axis=0) for name in names], join, self._ranks)
+
+    def _row(self, path: str, name: str) -> RowLayer:
+        bias = f'{path}.{name}.bias'
+        whole_bias = self._whole(bias) if bias in self._weights else None
+        return RowLayer(self._linear(f'{path}.{name}', axis=1), whole_bias, self._ranks)
+
+    def _linear(self, path: str, *, axis: int) -> LoraLinear:
+        """Return this rank's part of a linear layer: some of its outputs (axis 0), or of its inputs (axis 1)."""
+        weight = self._part(f'{path}.weight', axis=axis)
+        self.widths.update(weight.shape)
+        linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device='meta')
+        linear.weight = weight
+        bias = f'{path}.bias'
+        if axis == 0 and bias in self._weights:
+            linear.bias = self._part(bias, axis=0)
+        shape = self._weights.shape(f'{path}.weight')
+        shard = LayerShard(axis, self._own_part(path, shape[axis]), input_count=shape[1])
+        return LoraLinear(linear, path=path, layer=layer_number(path), active=self.active, shard=shard)
+
+    def _part(self, name: str, *, axis: int) -> nn.Parameter:
+        own = self._own_part(name, self._weights.shape(name)[axis])
+        tensor = self._weights.read(name, **{'columns' if axis else 'rows': own})
+        return self._kept(name, tensor, Division(axis, self._part_count(name)))
+
+    def _whole(self, name: str) -> nn.Parameter:
+        return self._kept(name, self._weights.read(name))
+
+    def _kept(self, name: str, tensor: Tensor, division: Division | None = None) -> nn.Parameter:
+        parameter = self.parameters[name] = nn.Parameter(tensor, requires_grad=False)
+        if division is not None:
+            self.divided[parameter] = division
+        return parameter
+
+    def _own_part(self, name: str, count: int) -> slice:
+        """Return this rank's part of the rows or columns of a weight."""
+        parts = self._part_count(name)
+        index = self._ranks.tensor.rank() * parts // self._ranks.tensor.size()
+        return slice(count * index // parts, count * (index + 1) // parts)
+
+    def _part_count(self, name: str) -> int:
+        """Return the number of different parts of a weight; several ranks have the same part if there are fewer."""
+        size = self._ranks.tensor.size()
+        return min(size, self._config.num_key_value_heads) if _KEYS_OR_VALUES.search(name) else size
+
+
+def padded_vocabulary(size: int, ranks: MegatronRanks) -> int:
+    """Return the number of token ids, padded so that all `tp` ranks have equal numbers of them."""
+    rank_count = ranks.tensor.size()
+    return -(-size // rank_count) * rank_count
+
+
+def stage_layers(layer_count: int, stage: int, stage_count: int) -> range:
+    """Return the indexes of the layers of a pipeline stage; the first stages have one layer more if they are uneven."""
+    size, more = divmod(layer_count, stage_count)
+    begin = stage * size + min(stage, more)
+    return range(begin, begin + size + (stage < more))
+
+
+def layer_number(path: str) -> int:
+    """Return the number of a linear layer within the model, from 0, in the order of transformers."""
+    _, _, decoder_layer, name = path.split('.', 3)
+    return int(decoder_layer) * len(LINEARS) + LINEARS.index(name)

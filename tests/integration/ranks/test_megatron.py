@@ -1,0 +1,85 @@
+"""Layers that Megatron-core runs give the results of transformers, and the same bits for any number of stages."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from fixtures import megatron_user_program
+from fixtures.peft_oracle import label_logprobs
+from fixtures.source_tree import ROOT
+from fixtures.tiny_model import build_tiny_model
+from fixtures.torchrun import run_ranks
+from twinkle.hub import resolve_model
+from twinkle.model import TransformersModel
+
+pytestmark = pytest.mark.timeout(300)
+MESHES_PROGRAM = str(ROOT / 'tests' / 'fixtures' / 'megatron_meshes.py')
+"""Path of a program that this process must not import, because the import of Megatron-core warns."""
+LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-6, 5e-6
+"""Maximum relative differences to transformers; a gradient is compared by its largest element."""
+
+
+@pytest.fixture(scope='module')
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny model whose output head is not tied to the embedding, and whose heads share keys and values."""
+    return build_tiny_model(tmp_path_factory.mktemp('model'), family='qwen3')
+
+
+def test_bits_depend_only_on_the_parts_of_layers(model_dir: Path) -> None:
+    """Meshes with the same number of tensor ranks give one digest, and all meshes the results of transformers.
+
+    The digest includes five losses, dropout, accumulation, a value head, an adapter of the output head, split calls and
+    a loss that fails. An adapter gets the same bits alone and together with others.
+    """
+    done = run_ranks(MESHES_PROGRAM, model_dir, count=4)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = {line['mesh']: line for line in map(json.loads, done.stdout.splitlines())}
+    assert len(found) == 5
+    for name, line in found.items():
+        assert line['loss'] <= LOSS_TOLERANCE, name
+        assert line['gradient'] <= GRADIENT_TOLERANCE, name
+        assert line['is_base_equal'], name
+        assert line['is_isolated'], name
+        parts = 'tp' if 'tp' in name else 'dp'
+        assert set(line['digests']) == set(found['dp x tp' if parts == 'tp' else 'dp']['digests']), name
+    assert len(set(found['dp']['digests'])) == len(set(found['dp x tp']['digests'])) == 1
+    # The embedding and the output head are on every stage.
+    assert found['pp x tp']['held'] < 0.4
+
+
+@pytest.mark.slow
+def test_program_saves_an_adapter_for_every_other_trainer(model_dir: Path, tmp_path: Path) -> None:
+    """An adapter that four processes train with Megatron is loaded by peft, and resumed by one process."""
+    done = run_ranks(megatron_user_program.__file__, model_dir, tmp_path, count=4)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = [json.loads((tmp_path / f'rank-{rank}.json').read_text()) for rank in range(4)]
+    assert [rank['sizes'] for rank in found] == [[4, 4]] * 4, 'ranks that differ in tp read the same examples'
+    assert found[0]['logps'] == found[1]['logps'], 'their results are equal'
+    assert all('must pass the same examples' in rank['refusal'] for rank in found)
+    example = megatron_user_program.EXAMPLE
+    plain = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation='eager')
+    with torch.no_grad():
+        expected = label_logprobs(PeftModel.from_pretrained(plain, tmp_path / 'last'), **example)
+    np.testing.assert_allclose(found[0]['logps'], expected, atol=1e-5)
+    resumed = TransformersModel(str(model_dir))
+    resumed.add_adapter_to_model('default', str(tmp_path / 'last'))
+    resumed.resume_from_checkpoint(str(tmp_path / 'last'))
+    np.testing.assert_allclose(resumed.forward_only([example])['logps'][0], found[0]['logps'], atol=1e-5)
+
+
+@pytest.mark.slow
+def test_real_model_on_three_tensor_ranks() -> None:
+    """A model with nine heads and three key-value heads gives the results of transformers on three ranks.
+
+    Rounding differences grow over its thirty layers, also without tensor ranks (docs/LOG.md).
+    """
+    done = run_ranks(MESHES_PROGRAM, resolve_model('smollm2-135m-instruct'), 'tp', count=3)
+    assert done.returncode == 0, done.stderr[-4000:]
+    (line,) = map(json.loads, done.stdout.splitlines())
+    assert line['loss'] <= LOSS_TOLERANCE
+    assert line['gradient_norm'] <= 1e-3
