@@ -1,4 +1,4 @@
-"""Frozen causal language model that runs packed sequences under many adapters, whatever library its layers come from.
+"""Frozen causal language model that runs packed sequences under many adapters: the parts that all backends share.
 
 Legend: T rows of the pack, R any selection of rows, K candidates of a row, D hidden size, V vocabulary.
 """

@@ -103,21 +103,19 @@ class PackedAttention(nn.Module):
     """Attention within each sequence of a pack, on the heads of this rank.
 
     Args:
-        layer_number: number of the layer, from 1.
-        options: options of Megatron-core's attention, which do not apply.
+        layer_index: index of the layer in the model.
     """
 
-    def __init__(self, *, layer_number: int, **options: Any) -> None:
-        del options
+    def __init__(self, layer_index: int) -> None:
         super().__init__()
-        self.layer_idx = layer_number - 1
+        self.layer_idx = layer_index
 
     def forward(
         self,
         query_T1QH: Tensor,
         key_T1KH: Tensor,
         value_T1KH: Tensor,
-        attention_mask: None,
+        mask: None,
         *,
         packed_seq_params: Pack,
         **options: Any,
@@ -126,12 +124,12 @@ class PackedAttention(nn.Module):
         del options
         rows = [tensor.permute(1, 2, 0, 3) for tensor in (query_T1QH, key_T1KH, value_T1KH)]
         arguments: dict[str, Any] = {SEQUENCES_ARGUMENT: packed_seq_params.sequences}
-        output_1TQH, _ = packed_attention(self, rows[0], rows[1], rows[2], attention_mask, **arguments)
+        output_1TQH, _ = packed_attention(self, rows[0], rows[1], rows[2], mask, **arguments)
         return output_1TQH.transpose(0, 1).flatten(-2)
 
 
 class Given:
-    """Class whose construction returns a module that exists already, whatever arguments Megatron-core passes."""
+    """Class that returns a module that exists already. Other arguments of Megatron-core are ignored."""
 
     def __new__(cls, *arguments: Any, module: nn.Module, **options: Any) -> Any:
         """Return `module`."""

@@ -23,7 +23,7 @@ class Division:
 
 
 class ShardedHead(nn.Module):
-    """Output head of which each rank holds the rows of some token ids.
+    """Output head whose rows are divided among the ranks by token ids.
 
     Args:
         part: rows of this rank, the same number on all ranks.

@@ -78,7 +78,7 @@ class StageBuilder:
         block = TransformerBlock(
             self.block_config,
             TransformerBlockSubmodules(
-                layer_specs=[self._layer(f'model.layers.{index}') for index in own],
+                layer_specs=[self._layer(index) for index in own],
                 layer_norm=norm,
             ),
             pre_process=stage == 0,
@@ -105,10 +105,11 @@ class StageBuilder:
         rows = self._weights.read(name, rows=slice(begin, min(begin + size, self._config.vocab_size)))
         return self._kept(name, pad_rows(rows, size), Division(axis=0, count=self._ranks.tensor.size()))
 
-    def _layer(self, path: str) -> ModuleSpec:
+    def _layer(self, index: int) -> ModuleSpec:
+        path = f'model.layers.{index}'
         attention = SelfAttentionSubmodules(
             linear_qkv=partial(Given, module=self._columns(path, _COLUMNS[:3], join_heads(head_size_of(self._config)))),
-            core_attention=cast('Any', PackedAttention),
+            core_attention=partial(Given, module=PackedAttention(index)),
             linear_proj=given(self._row(path, 'self_attn.o_proj')),
             **{key: given(norm) for key, norm in self._head_norms(path)},
         )
