@@ -39,7 +39,7 @@ class _MegatronNames(ConfiguringVerbs):
         """
         if scheduler_cls == DEFAULT:
             learning_rate = self.engine.adapter(self._adapter(adapter_name)).learning_rate
-            scheduler_cls, options = _default_schedule(learning_rate, **options)
+            scheduler_cls, options = default_schedule(learning_rate, **options)
         super().set_lr_scheduler(scheduler_cls, adapter_name=adapter_name, **options)
 
 
@@ -65,8 +65,16 @@ class MultiLoraMegatronModel(_MegatronNames, MultiLoraTransformersModel):
     _is_megatron = True
 
 
-def _default_schedule(learning_rate: float, **options: Any) -> tuple[str, dict[str, Any]]:
-    """Return the name and the options of the schedule that Megatron's options describe."""
+def default_schedule(learning_rate: float, **options: Any) -> tuple[str, dict[str, Any]]:
+    """Return the name and the options of the schedule that Megatron's options describe.
+
+    Args:
+        learning_rate: learning rate of the optimizer.
+        options: see `MegatronModel.set_lr_scheduler`.
+
+    Raises:
+        InvalidComponentOptions: an option is unknown, missing or out of range.
+    """
     unknown = sorted(set(options) - set(_SCHEDULE_OPTIONS))
     style = options.get('lr_decay_style', 'cosine')
     max_lr, min_lr = options.get('max_lr', learning_rate), options.get('min_lr', 0.0)

@@ -1,0 +1,65 @@
+"""Models that Megatron-core cannot run are refused by name before their weights are read."""
+
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from twinkle.nn import UnsupportedModel
+from twinkle.parallel.megatron.configuration import check_supported
+from twinkle.parallel.megatron.stage import LINEARS, layer_number, stage_layers
+
+SIZES = {'num_attention_heads': 8, 'num_key_value_heads': 4, 'intermediate_size': 64, 'num_hidden_layers': 4}
+
+
+def _check(model_type: str, tensor_size: int = 1, pipeline_size: int = 1, **options: Any) -> None:
+    config = AutoConfig.for_model(model_type, hidden_size=32, vocab_size=100, **{**SIZES, **options})
+    check_supported(config, tensor_size=tensor_size, pipeline_size=pipeline_size)
+
+
+@pytest.mark.parametrize('model_type', ['llama', 'mistral', 'qwen2', 'qwen3'])
+@pytest.mark.parametrize('sizes', [(1, 1), (2, 4), (8, 1)])
+def test_supported_models_are_accepted(model_type: str, sizes: tuple[int, int]) -> None:
+    """Eight ranks share four key-value heads; the vocabulary needs not be divisible."""
+    _check(model_type, *sizes, **({'sliding_window': None} if model_type == 'mistral' else {}))
+
+
+@pytest.mark.parametrize(
+    ('model_type', 'sizes', 'options', 'message'),
+    [
+        ('gemma2', (1, 1), {}, "not 'gemma2'; use TransformersModel"),
+        ('qwen3_moe', (1, 1), {}, "not 'qwen3_moe'"),
+        ('mistral', (1, 1), {'sliding_window': 16}, 'mistral with sliding windows'),
+        (
+            'qwen2',
+            (1, 1),
+            {'use_sliding_window': True, 'sliding_window': 16, 'max_window_layers': 2},
+            'sliding windows',
+        ),
+        ('llama', (1, 1), {'hidden_act': 'gelu'}, "the activation 'gelu'"),
+        ('llama', (1, 1), {'rope_parameters': {'rope_type': 'dynamic', 'factor': 2.0, 'rope_theta': 1e4}}, "'dynamic'"),
+        ('llama', (3, 1), {}, r'tp_size 3 must divide num_attention_heads \(8\) and intermediate_size \(64\)'),
+        ('llama', (16, 1), {'num_attention_heads': 16, 'num_key_value_heads': 3}, r'num_key_value_heads \(3\)'),
+        ('llama', (1, 5), {}, 'pp_size 5 is larger than the 4 layers'),
+    ],
+)
+def test_other_models_and_sizes_are_refused(
+    model_type: str, sizes: tuple[int, int], options: dict[str, Any], message: str
+) -> None:
+    """The error names the option or the size that does not fit."""
+    with pytest.raises(UnsupportedModel, match=message):
+        _check(model_type, *sizes, **options)
+
+
+@pytest.mark.parametrize(('layer_count', 'stage_count'), [(4, 1), (4, 4), (30, 4), (7, 3)])
+def test_stages_divide_all_layers(layer_count: int, stage_count: int) -> None:
+    """Consecutive stages have all layers once, and their sizes differ by at most one."""
+    stages = [stage_layers(layer_count, stage, stage_count) for stage in range(stage_count)]
+    assert [index for stage in stages for index in stage] == list(range(layer_count))
+    assert max(map(len, stages)) - min(map(len, stages)) <= 1
+
+
+def test_linear_layers_are_numbered_as_in_transformers() -> None:
+    """The number selects the dropout of a layer, so it does not depend on the stage."""
+    paths = [f'model.layers.{index}.{name}' for index in range(2) for name in LINEARS]
+    assert [layer_number(path) for path in paths] == list(range(2 * len(LINEARS)))
