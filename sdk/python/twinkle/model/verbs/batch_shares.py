@@ -62,7 +62,8 @@ class TorchShares:
     """Shares of all processes of a torchrun program. Implements `BatchShares`.
 
     Args:
-        mesh: mesh of the processes. Processes that differ only in `tp` and `pp` pass the same share.
+        mesh: mesh of the processes. Processes that differ only in `tp` and `pp` pass the same share, or only the first
+            of them passes it.
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:
@@ -88,7 +89,7 @@ class TorchShares:
         readers = self._mesh.get_reading_ranks()
         for rank, value in enumerate(values):
             reader = readers[self._mesh.get_data_rank_from_global_rank(rank)]
-            if pickle.dumps(value) != pickle.dumps(values[reader]):
+            if value and pickle.dumps(value) != pickle.dumps(values[reader]):
                 raise ValueError(
                     f'ranks {reader} and {rank} {call} with different examples; ranks that differ only in tp and pp '
                     'must pass the same examples: use DataLoader, or the data_rank of the mesh'
