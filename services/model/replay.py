@@ -36,6 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for assignment in options.set:
         config_arguments += ['--set', assignment]
     config = load_config(ModelConfig, config_arguments)
+    if config.mesh.tp > 1:
+        _print('cannot be replayed: the results were computed with mesh.tp > 1, and one process rounds differently')
+        return 2
     try:
         replayed = asyncio.run(_replay(config, options.journal, options.adapter))
     except (DomainError, JournalRefused) as error:
@@ -45,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _replay(config: ModelConfig, folder: Path, adapter_id: str | None) -> ReplayResult:
-    # One process computes the same results as the mesh that wrote the journal.
+    # One process computes the same results as a mesh without `tp` that wrote the journal.
     backend = await load_backend(config.model_copy(update={'mesh': MeshConfig()}))
     try:
         return await replay_folder(folder, backend, adapter_id)

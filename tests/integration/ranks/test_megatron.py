@@ -61,6 +61,7 @@ def test_program_saves_an_adapter_for_every_other_trainer(model_dir: Path, tmp_p
     assert [rank['sizes'] for rank in found] == [[4, 4]] * 4, 'ranks that differ in tp read the same examples'
     assert found[0]['logps'] == found[1]['logps'], 'their results are equal'
     assert all('must pass the same examples' in rank['refusal'] for rank in found)
+    assert all('only on one rank' in rank['failure'] for rank in found), 'the other ranks do not wait for it'
     example = megatron_user_program.EXAMPLE
     plain = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation='eager')
     with torch.no_grad():

@@ -253,7 +253,7 @@ class DeviceMesh:
         return self.get_pp_stage_ranks(0)
 
     def get_pp_last_ranks(self) -> list[int]:
-        """Return the ranks of the last pipeline stage, which computes the loss."""
+        """Return the ranks of the last pipeline stage."""
         return self.get_pp_stage_ranks(self.axis_size('pp') - 1)
 
     def get_collect_ranks(self) -> list[int]:

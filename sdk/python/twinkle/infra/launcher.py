@@ -39,7 +39,7 @@ def program_mesh(device_mesh: DeviceMesh | None) -> DeviceMesh | None:
 
     Raises:
         ValueError: the mesh does not have one rank per process, or the launcher did not set the variables of torchrun.
-        NotSupportedYet: an axis of the mesh has several ranks and is not supported, or axes do not compose.
+        NotSupportedYet: an axis with several ranks is not supported, or `fsdp` is combined with `tp` or `pp`.
     """
     count = process_count()
     if device_mesh is not None:
@@ -63,7 +63,7 @@ def check_mesh(mesh: DeviceMesh, count: int, *, group: str | None = None) -> Non
 
     Raises:
         ValueError: the mesh has another number of ranks, or they are in another order.
-        NotSupportedYet: an axis has several ranks and is not supported, or axes do not compose.
+        NotSupportedYet: an axis with several ranks is not supported, or `fsdp` is combined with `tp` or `pp`.
     """
     _check_axes(mesh)
     if mesh.world_size != count and group is not None:
@@ -79,10 +79,13 @@ def check_mesh(mesh: DeviceMesh, count: int, *, group: str | None = None) -> Non
         )
     ranks = list(range(count))
     is_complete = sorted(int(rank) for rank in mesh.mesh.flat) == ranks
-    # Shares of a batch are joined in the order of the ranks.
-    if not is_complete or mesh.get_reading_ranks() != sorted(mesh.get_reading_ranks()):
+    # Shares of a batch are joined in the order of the ranks, and process groups sort their ranks.
+    lines = [mesh.get_reading_ranks()]
+    if is_complete:
+        lines += [mesh.get_dim_ranks(axis, rank) for axis in mesh.mesh_dim_names for rank in ranks]
+    if not is_complete or any(line != sorted(line) for line in lines):
         raise ValueError(
-            f'the mesh must contain the ranks from 0 to {count - 1} in ascending order along dp, then fsdp, got '
+            f'the mesh must contain the ranks from 0 to {count - 1} in ascending order along each axis, got '
             f'{mesh.mesh.tolist()} along {", ".join(mesh.mesh_dim_names)}; use DeviceMesh.from_sizes'
         )
 
@@ -93,6 +96,8 @@ def _check_axes(mesh: DeviceMesh) -> None:
     if others:
         names = ', '.join(f'{name}_size' for name in _SUPPORTED_AXES)
         raise NotSupportedYet(f'{others[0]}_size is not supported yet; use {names}')
+    if mesh.sequence_parallel and mesh.tp_world_size == 1:
+        raise NotSupportedYet('sequence_parallel needs tp_size of at least 2; leave it out')
     if mesh.fsdp_world_size > 1 and mesh.is_model_parallel:
         raise NotSupportedYet('fsdp_size does not compose with tp_size and pp_size yet; use dp_size with them')
 

@@ -38,7 +38,9 @@ class _MegatronNames(ConfiguringVerbs):
             InvalidComponentOptions: an option is unknown, missing or out of range.
         """
         if scheduler_cls == DEFAULT:
-            learning_rate = self.engine.adapter(self._adapter(adapter_name)).learning_rate
+            group = self.engine.adapter(self._adapter(adapter_name)).optimizer.param_groups[0]
+            # An earlier schedule may have changed the learning rate.
+            learning_rate = float(group.get('initial_lr', group['lr']))
             scheduler_cls, options = default_schedule(learning_rate, **options)
         super().set_lr_scheduler(scheduler_cls, adapter_name=adapter_name, **options)
 
@@ -86,7 +88,7 @@ def default_schedule(learning_rate: float, **options: Any) -> tuple[str, dict[st
     elif style not in _SCHEDULERS:
         problem = f'lr_decay_style must be one of {sorted(_SCHEDULERS)}, got {style!r}'
     elif max_lr != learning_rate:
-        problem = f'max_lr must be the learning rate of the optimizer, {learning_rate}, got {max_lr}'
+        problem = f'max_lr must be the learning rate of the optimizer, {learning_rate}, got {max_lr}; leave it out'
     elif min_lr:
         problem = f'min_lr must be 0, got {min_lr}'
     if problem is not None:

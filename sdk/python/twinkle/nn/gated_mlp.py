@@ -73,7 +73,9 @@ class _Gate(Function):
         return slope.to(g.dtype).mul_(dy).mul_(u), activation.to(g.dtype).mul_(dy)
 
 
-class _SiluGate(_Gate):
+class SiluGate(_Gate):
+    """`silu(g) * u`."""
+
     operation = 'swiglu'
 
     @staticmethod
@@ -109,7 +111,7 @@ def _gelu_tanh(g: Tensor) -> Tensor:
 
 
 _GATES: tuple[tuple[Callable[[Tensor], Tensor], type[_Gate]], ...] = (
-    (silu, _SiluGate),
+    (silu, SiluGate),
     (lambda g: gelu(g, approximate='tanh'), _GeluGate),
 )
 """Activations, each with its fused gate."""

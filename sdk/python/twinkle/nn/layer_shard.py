@@ -29,7 +29,7 @@ class LayerShard:
     """I: number of inputs of the whole layer, by which dropout is sampled."""
 
     def span(self, span: LayerSpan) -> LayerSpan:
-        """Return a span of the whole layer for this rank's part of the layer.
+        """Return the span with the slices of its adapter that this rank's part of the layer needs.
 
         Raises:
             UnsupportedModel: the adapter is not a LoRA adapter.

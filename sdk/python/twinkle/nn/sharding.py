@@ -8,9 +8,10 @@ from torch import Tensor
 
 
 class BaseSharding(Protocol):
-    """Frozen weights of a model that are divided among ranks, which run passes together.
+    """Frozen weights of a model that are divided among ranks: each rank has a part of every layer, or some layers.
 
-    These ranks must run the same number of passes, and every backward pass must reach every layer.
+    If `needs_every_rank`, all ranks must run the same number of passes. Otherwise, the ranks of a copy of the model run
+    the same passes. Every backward pass must reach every layer.
     """
 
     @property
@@ -19,27 +20,35 @@ class BaseSharding(Protocol):
         ...
 
     def whole_weights(self) -> AbstractContextManager[None]:
-        """Return a context in which the embedding and the output head are whole on every rank."""
+        """Return a context in which the output head, and with FSDP the embedding, are whole on every rank."""
         ...
 
     def running_pass(self) -> AbstractContextManager[None]:
-        """Return a context for one pass, in which the embedding and the output head are whole.
+        """Return a context for one pass, in which the output head is whole.
 
-        If gradients were recorded and no backward pass ran, the context ends with a backward pass with zero gradients,
-        because other ranks wait for its collectives. After an exception, the context ends without a backward pass.
+        If other ranks wait for the collectives of a backward pass that did not run, the context ends with a backward
+        pass with zero gradients. After an exception, the context ends without a backward pass.
         """
         ...
 
     @property
     def pass_inputs(self) -> Sequence[Tensor]:
-        """Inputs of the first layer in the running pass; empty if no gradients are recorded.
-
-        A backward pass must compute their gradients, so that it reaches every layer.
-        """
+        """Tensors whose gradients a backward pass must compute, so that it reaches every layer of this rank."""
         ...
 
     def gathered(self, parameter: Tensor) -> Tensor:
         """Return the full tensor of a sharded parameter. Every rank must call it, in the same order."""
+        ...
+
+    def agree(self, errors: Sequence[Exception | None]) -> list[Exception | None]:
+        """Return the errors of the losses of a pass on which all ranks that run the pass agree.
+
+        Losses of programs can fail on one rank only. The ranks must agree before the backward pass, which all of them
+        run or none.
+
+        Args:
+            errors: error of each adapter on this rank.
+        """
         ...
 
     def complete(self, gradients: Sequence[tuple[str, Tensor]]) -> list[Tensor]:

@@ -65,6 +65,10 @@ class FsdpSharding:
         """Always True: all ranks gather a layer's weights when a pass reaches it."""
         return True
 
+    def agree(self, errors: Sequence[Exception | None]) -> list[Exception | None]:
+        """Return the errors: the ranks run different passes."""
+        return list(errors)
+
     def complete(self, gradients: Sequence[tuple[str, Tensor]]) -> list[Tensor]:
         """Return the gradients, which are complete on the rank that ran the pass."""
         return [gradient for _, gradient in gradients]

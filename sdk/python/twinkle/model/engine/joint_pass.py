@@ -88,6 +88,9 @@ def run_joint_pass(model: PackedModel, segments: Sequence[Segment]) -> list[Pass
         runs = [_SegmentRun(segment, own) for segment, own in zip(segments, outputs, strict=True)]
         for run in runs:
             _calculate(run)
+        if model.sharding is not None:
+            for run, refusal in zip(runs, model.sharding.agree([run.refusal for run in runs]), strict=True):
+                run.refusal = refusal
         error = None
         if is_training:
             learning = [run for run in runs if run.refusal is None and run.output['loss'].requires_grad]
@@ -151,7 +154,7 @@ def gradients_of(
     values: Sequence[Tensor],
     *,
     by_outputs: Sequence[Tensor] | None = None,
-    sharding: BaseSharding | None = None,
+    more_inputs: Sequence[Tensor] = (),
 ) -> list[Sequence[Tensor]]:
     """Return the gradient of each adapter's value with respect to its parameters, from one backward pass.
 
@@ -159,13 +162,13 @@ def gradients_of(
         states: states of different adapters.
         values: one value per adapter.
         by_outputs: upstream gradients of the values; None for scalar values.
-        sharding: division of the model among ranks, which must all call this function.
+        more_inputs: tensors that the backward pass must reach, see `BaseSharding.pass_inputs`; their gradients are
+            discarded.
 
     Returns:
         Gradients in the order of `AdapterState.parameters`; zeros where a value does not depend on a parameter.
     """
     parameters = [state.parameters() for state in states]
-    more_inputs = () if sharding is None else sharding.pass_inputs
     flat = torch.autograd.grad(
         list(values),
         [*(parameter for own in parameters for parameter in own), *more_inputs],
@@ -174,14 +177,18 @@ def gradients_of(
         materialize_grads=True,
     )
     gradients = iter(flat)
-    found = [[next(gradients) for _ in own] for own in parameters]
-    return found if sharding is None else _completed(states, found, sharding)
+    return [[next(gradients) for _ in own] for own in parameters]
 
 
-def _completed(
-    states: Sequence[AdapterState], gradients: Sequence[Sequence[Tensor]], sharding: BaseSharding
-) -> list[Sequence[Tensor]]:
-    """Return the gradients with the parts that other ranks have computed; those of value heads are complete."""
+def completed_gradients(
+    states: Sequence[AdapterState], gradients: Sequence[Sequence[Tensor]], sharding: BaseSharding | None
+) -> Sequence[Sequence[Tensor]]:
+    """Return the gradients with the parts that other ranks have computed. All ranks of the pass must call it.
+
+    Gradients of value heads are complete.
+    """
+    if sharding is None:
+        return gradients
     paths = [state.weights.layer_paths for state in states]
     named = [
         pair for own_paths, own in zip(paths, gradients, strict=True) for pair in zip(own_paths, own, strict=False)
@@ -225,7 +232,8 @@ def _differentiate(model: PackedModel, runs: Sequence[_SegmentRun]) -> Exception
         return None
     states = [run.segment.purpose.state for run in runs]
     try:
-        gradients = gradients_of(states, [run.output['loss'] for run in runs], sharding=model.sharding)
+        more_inputs = () if model.sharding is None else model.sharding.pass_inputs
+        partial = gradients_of(states, [run.output['loss'] for run in runs], more_inputs=more_inputs)
     except LOSS_FAILURES as error:
         if is_out_of_memory(error):
             raise
@@ -234,6 +242,8 @@ def _differentiate(model: PackedModel, runs: Sequence[_SegmentRun]) -> Exception
         purpose = runs[0].segment.purpose
         runs[0].refusal = LossFailed(purpose.state.adapter_id, purpose.loss_name, str(error))
         return None
+    # Outside of the try statement, because an error here is the loss of a rank and not of a loss function.
+    gradients = completed_gradients(states, partial, model.sharding)
     for run, gradient in zip(runs, gradients, strict=True):
         run.gradient = gradient
         try:

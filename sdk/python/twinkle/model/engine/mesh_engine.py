@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.distributed import device_mesh as torch_meshes
 
-from twinkle.infra import DeviceMesh, process_count
+from twinkle.infra import DeviceMesh, NotSupportedYet, process_count
 from twinkle.model.engine.torch_pass_group import TorchPassGroup
 from twinkle.model.engine.trainer_engine import TrainerEngine
 from twinkle.nn import PackedCausalLM, UnsupportedModel
@@ -46,6 +46,7 @@ def load_on_mesh(
     Raises:
         ValueError: the device does not fit the processes.
         UnsupportedModel: the model is not supported, or its weights cannot be divided as the mesh describes.
+        NotSupportedYet: Megatron-core is required on a mesh with `fsdp` ranks.
         ImportError: Megatron-core is needed and not installed; the extra is 'megatron'.
     """
     if process_count() > 1 and torch.device(options.device).index is not None:
@@ -54,6 +55,8 @@ def load_on_mesh(
             'number out, so that each process uses another GPU'
         )
     join_ranks(torch.device(options.device).type)
+    if options.is_megatron and mesh is not None and mesh.fsdp_world_size > 1:
+        raise NotSupportedYet('MegatronModel does not support fsdp_size yet; use dp_size, tp_size and pp_size')
     if options.is_megatron or (mesh is not None and mesh.is_model_parallel):
         return _load_megatron(folder, mesh or DeviceMesh.from_sizes(dp_size=1), options, **load_options)
     model = PackedCausalLM.load(folder, device=options.device, **load_options)

@@ -13,7 +13,7 @@ from twinkle.model.engine.adapter_state import AdapterState, PendingForward
 from twinkle.model.engine.adapters import AdapterTable
 from twinkle.model.engine.batch_runner import BatchRunner
 from twinkle.model.engine.gradient import accumulate, total_gradient
-from twinkle.model.engine.joint_pass import LOSS_FAILURES, gradients_of, has_loss, loss_of
+from twinkle.model.engine.joint_pass import LOSS_FAILURES, completed_gradients, gradients_of, has_loss, loss_of
 from twinkle.model.engine.memory import OutOfMemoryInShardedPass, is_out_of_memory
 from twinkle.model.engine.pass_group import PassGroup
 from twinkle.model.engine.pass_outputs import Segment, SegmentDropout, forward_outputs
@@ -193,10 +193,12 @@ class Training(AdapterTable):
             raise AdapterNotReady(adapter_id, 'calculate_loss before backward')
         result = result_of_pending(pending, state.loss)
         state.pending = None
-        gradient = self._run_on_all_ranks(
-            lambda: gradients_of([state], [values], by_outputs=by_outputs, sharding=self.model.sharding)[0],
-            pending.batch,
+        sharding = self.model.sharding
+        more_inputs = () if sharding is None else sharding.pass_inputs
+        partial = self._run_on_all_ranks(
+            lambda: gradients_of([state], [values], by_outputs=by_outputs, more_inputs=more_inputs), pending.batch
         )
+        (gradient,) = completed_gradients([state], partial, sharding)
         totals = total_gradient(state, gradient)
         combined = forward_result((), [result], metrics=state.train_metrics)
         accumulate(state, totals, divisor=result.output['num_tokens'] if by_outputs is None else 0)

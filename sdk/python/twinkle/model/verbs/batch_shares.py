@@ -1,10 +1,12 @@
 """Shares of a batch: each process of a program passes a share, and all processes train on the whole batch."""
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch.distributed as dist
+from torch import Tensor
 
 from twinkle.hub import HubError
 from twinkle.infra import DeviceMesh
@@ -89,9 +91,9 @@ class TorchShares:
         readers = self._mesh.get_reading_ranks()
         for rank, value in enumerate(values):
             reader = readers[self._mesh.get_data_rank_from_global_rank(rank)]
-            if value and pickle.dumps(value) != pickle.dumps(values[reader]):
+            if value and not _is_equal(value, values[reader]):
                 raise ValueError(
-                    f'ranks {reader} and {rank} {call} with different examples; ranks that differ only in tp and pp '
+                    f'ranks {reader} and {rank} {call} with different values; ranks that differ only in tp and pp '
                     'must pass the same examples: use DataLoader, or the data_rank of the mesh'
                 )
 
@@ -99,6 +101,17 @@ class TorchShares:
         """Run `work` in the first process."""
         outcomes: list[Any] = all_gather(call, _outcome_of(work) if dist.get_rank() == 0 else None)
         return _result_or_raise(outcomes[0])
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    """Return whether two values are equal, with arrays and tensors compared by their elements."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_is_equal(value, other[key]) for key, value in one.items())
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_is_equal, one, other))
+    if isinstance(one, np.ndarray | Tensor) or isinstance(other, np.ndarray | Tensor):
+        return np.array_equal(np.asarray(one), np.asarray(other))
+    return bool(one == other)
 
 
 def _outcome_of(work: Callable[[], Any]) -> tuple[Any, Exception | None]:

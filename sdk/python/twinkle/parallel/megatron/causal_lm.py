@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from megatron.core import tensor_parallel
 from megatron.core.tensor_parallel import VocabParallelEmbedding
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig
@@ -24,11 +23,11 @@ from twinkle.parallel.megatron.configuration import check_supported, head_size_o
 from twinkle.parallel.megatron.layers import Pack
 from twinkle.parallel.megatron.pipeline import FromPreviousStage, ToAllStages
 from twinkle.parallel.megatron.ranks import MegatronRanks
+from twinkle.parallel.megatron.sequence import gathered_rows, own_rows
 from twinkle.parallel.megatron.sharding import MegatronSharding, ShardedHead
 from twinkle.parallel.megatron.stage import LINEARS, StageBuilder, padded_vocabulary, stage_layers
 from twinkle.parallel.megatron.weights import FolderWeights
 
-_mappings = cast('Any', tensor_parallel)
 _EMBEDDING = 'model.embed_tokens.weight'
 _HEAD = 'lm_head'
 _KNOWN_WEIGHTS = re.compile(
@@ -110,7 +109,9 @@ class MegatronCausalLM(PackedModel):
         with FolderWeights(path, dtype=getattr(torch, dtype), device=torch.device(device)) as weights:
             unknown = sorted(name for name in weights.names if not _KNOWN_WEIGHTS.fullmatch(name))
             if unknown:
-                raise UnsupportedModel(f'the Megatron backend does not support the weights {unknown[:5]} of the model')
+                raise UnsupportedModel(
+                    f'the Megatron backend does not support the weights {unknown[:5]}; use TransformersModel'
+                )
             builder = StageBuilder(config, weights, ranks, ActiveAdapters())
             return cls(config, builder, ranks, is_checkpointed=is_checkpointed)
 
@@ -166,9 +167,7 @@ class MegatronCausalLM(PackedModel):
             hidden = cast('Tensor', ToAllStages.apply(hidden, self._anchor, ranks.pipeline))
         if ranks.is_sequence_parallel:
             # Every rank computes the whole gradient of all rows, so each takes its rows in the backward pass.
-            hidden = _mappings.gather_from_sequence_parallel_region(
-                hidden, tensor_parallel_output_grad=False, group=ranks.tensor
-            )
+            hidden = gathered_rows(hidden, ranks.tensor, is_gradient_partial=False)
         return hidden[:, 0]
 
     def _embedded(self, ids_T: Tensor) -> Tensor:
@@ -177,7 +176,7 @@ class MegatronCausalLM(PackedModel):
         with torch.no_grad():
             hidden: Tensor = cast('Any', embedding)(ids_T[:, None])
             if self._ranks.is_sequence_parallel:
-                hidden = _mappings.scatter_to_sequence_parallel_region(hidden, group=self._ranks.tensor)
+                hidden = own_rows(hidden, self._ranks.tensor)
         return hidden
 
     def _received(self, row_count: int) -> Tensor:

@@ -6,7 +6,6 @@ from typing import Any, cast
 import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
-from torch.nn.functional import silu
 from transformers import PreTrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -56,8 +55,9 @@ def megatron_config(config: PreTrainedConfig, ranks: MegatronRanks, dtype: torch
         ffn_hidden_size=config.intermediate_size,
         normalization='RMSNorm',
         layernorm_epsilon=config.rms_norm_eps,
-        gated_linear_unit=True,
-        activation_func=silu,
+        # `join_gate` computes the activation.
+        gated_linear_unit=False,
+        activation_func=_unchanged,
         add_bias_linear=False,
         hidden_dropout=0.0,
         attention_dropout=0.0,
@@ -88,6 +88,10 @@ def head_size_of(config: PreTrainedConfig) -> int:
 def rope_frequencies(config: PreTrainedConfig, device: torch.device) -> Tensor:
     """Return float32 [H / 2], the angle per position of each pair of channels of a head of size H."""
     return LlamaRotaryEmbedding(cast('Any', config)).inv_freq.to(device)
+
+
+def _unchanged(x: Tensor) -> Tensor:
+    return x
 
 
 def _problem_of(config: Any) -> str | None:

@@ -18,7 +18,9 @@ from torch import Tensor, nn
 
 from twinkle.nn import SequenceSpan
 from twinkle.nn.attention import SEQUENCES_ARGUMENT, packed_attention
+from twinkle.nn.gated_mlp import SiluGate
 from twinkle.parallel.megatron.ranks import MegatronRanks
+from twinkle.parallel.megatron.sequence import gathered_rows, summed_rows
 
 _mappings = cast('Any', tensor_parallel)
 
@@ -51,7 +53,7 @@ class ColumnLayers(nn.Module):
         """Return float [T, 1, O] for this rank's outputs, and None for a bias that is not added yet."""
         group = self._ranks.tensor
         if self._ranks.is_sequence_parallel:
-            x_T1I = _mappings.gather_from_sequence_parallel_region(x_S1I, group=group)
+            x_T1I = gathered_rows(x_S1I, group, is_gradient_partial=True)
         else:
             x_T1I = _mappings.copy_to_tensor_model_parallel_region(x_S1I, group=group)
         return self._join([layer(x_T1I) for layer in self.layers]), None
@@ -76,7 +78,7 @@ class RowLayer(nn.Module):
         """Return float [S, 1, O], the sum over all ranks, and None for a bias that is not added yet."""
         group, part_T1O = self._ranks.tensor, self.layer(x_T1I)
         if self._ranks.is_sequence_parallel:
-            y_S1O = _mappings.reduce_scatter_to_sequence_parallel_region(part_T1O, group=group)
+            y_S1O = summed_rows(part_T1O, group)
         else:
             y_S1O = _mappings.reduce_from_tensor_model_parallel_region(part_T1O, group=group)
         return (y_S1O if self.bias is None else y_S1O + self.bias), None
@@ -95,8 +97,12 @@ def join_heads(head_size: int) -> Callable[[Sequence[Tensor]], Tensor]:
 
 
 def join_gate(outputs: Sequence[Tensor]) -> Tensor:
-    """Return the gate followed by the values that it multiplies."""
-    return torch.cat(list(outputs), dim=-1)
+    """Return the values multiplied by their gate, computed as in `PackedCausalLM`.
+
+    Torch's silu would round some elements differently with another number of rows or threads.
+    """
+    gate, values = outputs
+    return cast('Tensor', SiluGate.apply(gate, values))
 
 
 class PackedAttention(nn.Module):

@@ -19,6 +19,8 @@ class MegatronRanks:
     """Ranks that hold the other stages of this rank's layers, in the order of the stages."""
     data: dist.ProcessGroup
     """Ranks that have the same weights and run other passes."""
+    model: dist.ProcessGroup
+    """Ranks that together have one copy of the model, and run passes together."""
     alone: dist.ProcessGroup
     """This rank."""
     is_sequence_parallel: bool
@@ -27,10 +29,12 @@ class MegatronRanks:
     @classmethod
     def of(cls, mesh: DeviceMesh) -> 'MegatronRanks':
         """Create the groups; `torch.distributed` must be initialized with one rank per rank of the mesh."""
+        ranks = range(mesh.world_size)
         return cls(
             tensor=_group(mesh, 'tp'),
             pipeline=_group(mesh, 'pp'),
             data=_group(mesh, 'dp'),
+            model=_own_group([[r for r in ranks if mesh.axis_rank('dp', r) == dp] for dp in range(mesh.dp_world_size)]),
             alone=_group(mesh, 'cp'),
             # One rank has nothing to divide.
             is_sequence_parallel=mesh.sequence_parallel and mesh.tp_world_size > 1,
@@ -48,7 +52,12 @@ class MegatronRanks:
 
 
 def _group(mesh: DeviceMesh, axis: str) -> dist.ProcessGroup:
-    """Return this rank's group along an axis; every rank creates all groups, in the same order."""
+    """Return this rank's group along an axis."""
     lists = {tuple(mesh.get_dim_ranks(axis, rank)): None for rank in range(mesh.world_size)}
-    own, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in lists])
+    return _own_group([list(ranks) for ranks in lists])
+
+
+def _own_group(lists: list[list[int]]) -> dist.ProcessGroup:
+    """Return this rank's group; every rank creates all groups, in the same order."""
+    own, _ = dist.new_subgroups_by_enumeration(lists)
     return cast('dist.ProcessGroup', own)

@@ -100,6 +100,9 @@ class StageBuilder:
 
     def vocabulary(self, name: str) -> nn.Parameter:
         """Return this rank's rows of a weight with one row per token id; the last rank's may end with rows of zeros."""
+        if name in self.parameters:
+            # The embedding and the head of some models are one weight.
+            return self.parameters[name]
         size = padded_vocabulary(self._config.vocab_size, self._ranks) // self._ranks.tensor.size()
         begin = size * self._ranks.tensor.rank()
         rows = self._weights.read(name, rows=slice(begin, min(begin + size, self._config.vocab_size)))

@@ -32,7 +32,9 @@ class FolderWeights:
     def __init__(self, folder: str | os.PathLike[str], *, dtype: torch.dtype, device: torch.device) -> None:
         self._folder = Path(folder)
         self.dtype, self.device = dtype, device
-        self._files = _files_by_name(self._folder)
+        # Frequencies of rotary embeddings, which older models store, are computed from the configuration.
+        files = _files_by_name(self._folder)
+        self._files = {name: file for name, file in files.items() if not name.endswith('rotary_emb.inv_freq')}
         self._opened: dict[str, Any] = {}
         self._closing = ExitStack()
 
@@ -81,4 +83,7 @@ def _files_by_name(folder: Path) -> dict[str, str]:
     if (folder / _SINGLE_FILE).is_file():
         opened = cast('Any', safe_open)(folder / _SINGLE_FILE, framework='pt')
         return dict.fromkeys(opened.keys(), _SINGLE_FILE)
-    raise UnsupportedModel(f'the Megatron backend reads safetensors, and {folder} has no {_SINGLE_FILE} or {_INDEX}')
+    raise UnsupportedModel(
+        f'the Megatron backend reads safetensors, and {folder} has no {_SINGLE_FILE} or {_INDEX}; '
+        'save the model in this format, or use TransformersModel'
+    )
