@@ -7,6 +7,7 @@ import pytest
 
 import twinkle
 from twinkle.infra import NotSupportedYet, runtime
+from twinkle.infra.launcher import check_mesh
 from twinkle.model import TransformersModel
 
 
@@ -39,6 +40,7 @@ def test_impossible_sizes_are_refused(sizes: dict[str, int]) -> None:
         ({'fsdp_size': 2, 'tp_size': 2}, NotSupportedYet, 'fsdp_size does not compose'),
         ({'ep_size': 2, 'dp_size': 2}, NotSupportedYet, 'ep_size'),
         ({'vpp_size': 2}, NotSupportedYet, 'vpp_size'),
+        ({'sequence_parallel': True}, NotSupportedYet, 'sequence_parallel needs tp_size'),
     ],
 )
 def test_unsuitable_meshes_are_refused(sizes: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -105,3 +107,14 @@ def test_devices_of_workers_are_refused(options: dict[str, Any]) -> None:
     """A group that assigns devices to worker processes is refused with the name of the setting."""
     with pytest.raises(NotSupportedYet, match=next(iter(options))):
         twinkle.initialize(groups=[twinkle.DeviceGroup('train', 1, **options)])
+
+
+@pytest.mark.parametrize(
+    ('ranks', 'axes'),
+    [([[1, 0]], ('dp', 'fsdp')), ([[0, 3], [2, 1]], ('pp', 'tp')), ([[0, 1], [2, 4]], ('dp', 'tp'))],
+)
+def test_ranks_in_another_order_are_refused(ranks: list[list[int]], axes: tuple[str, str]) -> None:
+    """Ranks must ascend along each axis, because process groups sort their ranks."""
+    mesh = twinkle.DeviceMesh(ranks, axes)
+    with pytest.raises(ValueError, match='ascending order along each axis'):
+        check_mesh(mesh, mesh.world_size)
