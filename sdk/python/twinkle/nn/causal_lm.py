@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from twinkle.data_format import MediaSpec
 from twinkle.nn.active_adapters import ActiveAdapters
 from twinkle.nn.attention import SEQUENCES_ARGUMENT
 from twinkle.nn.checkpointing import checkpoint_layers
@@ -47,6 +46,8 @@ class PackedCausalLM(PackedModel):
             widths=_widths_of(text, head=head),
             active=active,
         )
+        if self._media is not None:
+            self.media = self._media.spec
         self._generation_config = model.generation_config
         self._parameter_owners = _owners_of(model, names)
         self._parameter_count = sum(parameter.numel() for parameter in model.parameters())
@@ -126,11 +127,6 @@ class PackedCausalLM(PackedModel):
         return (declared,) if isinstance(declared, int) else tuple(declared)
 
     @property
-    def media(self) -> MediaSpec | None:
-        """Specification of the images, videos or audio that the model reads; None for a text model."""
-        return None if self._media is None else self._media.spec
-
-    @property
     def parameter_count(self) -> int:
         """Number of scalars in the frozen model."""
         return self._parameter_count
@@ -138,15 +134,12 @@ class PackedCausalLM(PackedModel):
     def _run(
         self, ids: Tensor, position_ids: Tensor, sequences: Sequence[SequenceSpan], media: Sequence[MediaSpan]
     ) -> Tensor:
-        inputs = self._inputs(ids, position_ids, media)
+        if self._media is None:
+            inputs = {'input_ids': ids[None], 'position_ids': pad_rows(position_ids, len(ids))[None]}
+        else:
+            inputs = self._media(ids, position_ids, media)
         output = self._backbone(**inputs, use_cache=False, **{SEQUENCES_ARGUMENT: sequences})
         return output.last_hidden_state[0]
-
-    def _inputs(self, ids: Tensor, position_ids: Tensor, media: Sequence[MediaSpan]) -> dict[str, Tensor]:
-        """Return the backbone's keyword arguments for padded ids."""
-        if self._media is None:
-            return {'input_ids': ids[None], 'position_ids': pad_rows(position_ids, len(ids))[None]}
-        return self._media(ids, position_ids, media)
 
 
 def _head_of(model: PreTrainedModel, config: Any) -> tuple[nn.Linear, str]:

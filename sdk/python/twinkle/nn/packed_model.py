@@ -41,6 +41,9 @@ class PackedModel(ABC):
         active: holder of the running pass's adapters, which the layers read.
     """
 
+    media: MediaSpec | None = None
+    """Specification of the images, videos or audio that the model reads; None for a text model."""
+
     def __init__(
         self,
         config: Any,
@@ -108,11 +111,6 @@ class PackedModel(ABC):
     def max_position_embeddings(self) -> int:
         """Maximum sequence length, in tokens."""
         return self.config.max_position_embeddings
-
-    @property
-    def media(self) -> MediaSpec | None:
-        """Specification of the images, videos or audio that the model reads; None for a text model."""
-        return None
 
     @cached_property
     def cache_size(self) -> CacheSize:

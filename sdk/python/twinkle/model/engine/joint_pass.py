@@ -181,14 +181,12 @@ def gradients_of(
 
 
 def completed_gradients(
-    states: Sequence[AdapterState], gradients: Sequence[Sequence[Tensor]], sharding: BaseSharding | None
-) -> Sequence[Sequence[Tensor]]:
+    states: Sequence[AdapterState], gradients: Sequence[Sequence[Tensor]], sharding: BaseSharding
+) -> list[Sequence[Tensor]]:
     """Return the gradients with the parts that other ranks have computed. All ranks of the pass must call it.
 
     Gradients of value heads are complete.
     """
-    if sharding is None:
-        return gradients
     paths = [state.weights.layer_paths for state in states]
     named = [
         pair for own_paths, own in zip(paths, gradients, strict=True) for pair in zip(own_paths, own, strict=False)
@@ -243,7 +241,7 @@ def _differentiate(model: PackedModel, runs: Sequence[_SegmentRun]) -> Exception
         runs[0].refusal = LossFailed(purpose.state.adapter_id, purpose.loss_name, str(error))
         return None
     # Outside of the try statement, because an error here is the loss of a rank and not of a loss function.
-    gradients = completed_gradients(states, partial, model.sharding)
+    gradients = partial if model.sharding is None else completed_gradients(states, partial, model.sharding)
     for run, gradient in zip(runs, gradients, strict=True):
         run.gradient = gradient
         try:

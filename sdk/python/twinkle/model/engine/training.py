@@ -198,7 +198,7 @@ class Training(AdapterTable):
         partial = self._run_on_all_ranks(
             lambda: gradients_of([state], [values], by_outputs=by_outputs, more_inputs=more_inputs), pending.batch
         )
-        (gradient,) = completed_gradients([state], partial, sharding)
+        (gradient,) = partial if sharding is None else completed_gradients([state], partial, sharding)
         totals = total_gradient(state, gradient)
         combined = forward_result((), [result], metrics=state.train_metrics)
         accumulate(state, totals, divisor=result.output['num_tokens'] if by_outputs is None else 0)
