@@ -44,6 +44,7 @@ async def _persistent_answer(up: SupervisedVllm, secret: str) -> list[int]:
 async def _kill_during(up: SupervisedVllm, secret: str) -> tuple[grpc.StatusCode, str]:
     """Kill the engine during the first step of a request, and return the error that its caller gets."""
     cores = await up.cores_of_ready_sampler()
+    await up.until_idle()
     for process in cores:
         process.suspend()
     failing = asyncio.create_task(failure_of(up.sample(secret, POISON, max_tokens=8)))
