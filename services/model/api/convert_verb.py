@@ -37,10 +37,14 @@ def verb_from_proto(message: wire.Operation, field: str, *, vocabulary_size: int
 def _options(message: wire.ForwardOptions, field: str) -> domain.ForwardOptions:
     temperature = message.temperature if message.HasField('temperature') else 1.0
     _check_positive(temperature, f'{field}.temperature')
+    micro_batch_size = message.micro_batch_size if message.HasField('micro_batch_size') else None
+    if micro_batch_size == 0:
+        raise InvalidField(f'{field}.micro_batch_size', 'must be at least 1')
     return domain.ForwardOptions(
         temperature=temperature,
         is_adapter_disabled=message.is_adapter_disabled,
         is_logprobs_returned=message.is_logprobs_returned if message.HasField('is_logprobs_returned') else True,
+        micro_batch_size=micro_batch_size,
     )
 
 

@@ -20,6 +20,7 @@ class ForwardOptions:
     temperature: float = 1.0
     is_adapter_disabled: bool = False
     is_logprobs_returned: bool = True
+    micro_batch_size: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

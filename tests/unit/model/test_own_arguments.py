@@ -28,6 +28,15 @@ def test_loss_of_one_batch(model, make_feature):
         model.forward_only([feature], loss_options={'beta': 1.0})
 
 
+def test_size_of_micro_batches(model, make_feature):
+    """`micro_batch_size` is read by the forward methods, and an invalid number is refused."""
+    features = [make_feature(8, index) for index in range(3)]
+    whole, divided = model.forward_only(features), model.forward_only(features, micro_batch_size=1)
+    assert divided['loss'] == pytest.approx(whole['loss'], rel=1e-6)
+    with pytest.raises(InvalidArgument, match='micro_batch_size'):
+        model.forward_backward(features, micro_batch_size=0)
+
+
 def test_options_of_one_step(model, make_feature):
     """`step` and `clip_grad_and_step` accept options for one step and refuse unsupported ones."""
     model.forward_backward([make_feature()])

@@ -130,6 +130,39 @@ def test_a_large_batch_runs_in_parts(model, make_feature):
         torch.testing.assert_close(own, other, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize(('micro_batch_size', 'max_pass_tokens'), [(1, 10), (2, 20), (3, 30)])
+def test_micro_batches_are_passes_of_so_many_examples(model, make_feature, micro_batch_size, max_pass_tokens):
+    """`micro_batch_size` divides a batch of equal lengths exactly as a token limit of as many examples does."""
+    batch = [make_feature(10, index) for index in range(7)]
+    expected, divided = TrainerEngine(model, max_pass_tokens=max_pass_tokens), TrainerEngine(model)
+    for engine in (expected, divided):
+        engine.create_adapter('a', LoraConfig(r=4, seed=3))
+    expected.forward_backward('a', batch)
+    divided.forward_backward('a', batch, options=ForwardOptions(micro_batch_size=micro_batch_size))
+    for own, other in zip(gradients_of(divided), gradients_of(expected), strict=True):
+        assert torch.equal(own, other)
+
+
+def test_micro_batches_keep_what_belongs_together(model, make_feature):
+    """Pairs stay in one pass, and a loss that compares all examples refuses to be divided before anything changes."""
+    pairs = [make_feature(10, index, ref_logps=np.zeros(10, np.float32)) for index in range(4)]
+    expected, divided = TrainerEngine(model, max_pass_tokens=20), TrainerEngine(model)
+    for engine in (expected, divided):
+        engine.create_adapter('a', LoraConfig(r=4, seed=3))
+        engine.set_loss('a', 'DPOLoss')
+    expected.forward_backward('a', pairs)
+    divided.forward_backward('a', pairs, options=ForwardOptions(micro_batch_size=1))
+    for own, other in zip(gradients_of(divided), gradients_of(expected), strict=True):
+        assert torch.equal(own, other)
+    divided.zero_grad('a')
+    divided.set_loss('a', 'InfonceLoss')
+    with pytest.raises(InvalidArgument, match='micro_batch_size 2'):
+        divided.forward_backward('a', pairs, options=ForwardOptions(micro_batch_size=2))
+    assert all(parameter.grad is None for parameter in divided.adapter('a').weights.parameters())
+    with pytest.raises(InvalidArgument, match='micro_batch_size'):
+        ForwardOptions(micro_batch_size=0)
+
+
 def test_accumulated_batches_equal_one_large_one(model, make_feature):
     """Accumulated batches of unequal length give the weights of one joint batch."""
     batches = [[make_feature(20, 1)], [make_feature(8, 2), make_feature(5, 3)]]

@@ -58,6 +58,16 @@ def test_gradient_limits_are_converted():
     assert converted(step=wire.Step(is_health_returned=True)) == domain.Step(is_health_returned=True)
 
 
+def test_the_size_of_micro_batches_is_converted():
+    """The number of examples in a pass is optional and positive."""
+    verb = training_verb()
+    assert converted(forward_backward=verb).options.micro_batch_size is None
+    verb.options.micro_batch_size = 3
+    assert converted(forward_backward=verb).options.micro_batch_size == 3
+    verb.options.micro_batch_size = 0
+    assert refused_field(forward_backward=verb) == 'operation.forward_backward.options.micro_batch_size'
+
+
 def test_options_of_a_step_are_converted():
     """Step and ClipGradAndStep convert the learning rate and options, and accept an infinite maximum norm."""
     options = {'betas': [0.9, 0.95], 'eps': 1e-12, 'weight_decay': 0}

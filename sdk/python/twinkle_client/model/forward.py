@@ -45,8 +45,7 @@ def forward_fields(inputs: Inputs, options: Mapping[str, Any]) -> dict[str, Any]
     Args:
         inputs: One or more features or chats, or a loader's `BatchHandle`.
         options: The fields of `convert.features.PER_LABEL` with one entry per example, and `temperature`,
-            `disable_lora`, `return_logps`. `micro_batch_size` is accepted and ignored, because the service packs
-            tokens into batches itself.
+            `disable_lora`, `return_logps` and `micro_batch_size`, the maximum number of examples in one pass.
 
     Raises:
         TypeError: An option is unknown.
@@ -62,6 +61,7 @@ def forward_fields(inputs: Inputs, options: Mapping[str, Any]) -> dict[str, Any]
             temperature=options.get('temperature'),
             is_adapter_disabled=bool(options.get('disable_lora', False)),
             is_logprobs_returned=options.get('return_logps'),
+            micro_batch_size=options.get('micro_batch_size'),
         ),
     }
 

@@ -15,6 +15,7 @@ def forward_options(options: verbs.ForwardOptions, *, learns_values: bool) -> Fo
         temperature=options.temperature,
         is_adapter_disabled=options.is_adapter_disabled,
         more_outputs=('values',) if learns_values and options.is_logprobs_returned else (),
+        micro_batch_size=options.micro_batch_size,
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from twinkle.data_format import InputFeature
 from twinkle.loss import MissingStream
 from twinkle.model.engine.purpose import Purpose
+from twinkle.model.errors import InvalidArgument
 from twinkle.nn import PackedModel
 from twinkle.processor import InputLimits, InvalidFeatures, PackedBatch
 
@@ -67,12 +68,25 @@ class BatchCutter:
         return batch
 
     def cut(self, purpose: Purpose, features: Sequence[InputFeature]) -> list[Part]:
-        """Validate a whole batch and divide it into as many parts as it needs; raises like `pack`."""
+        """Validate a whole batch and divide it into as many parts as it needs.
+
+        Raises:
+            InvalidArgument: the loss needs the whole batch in one pass, and `micro_batch_size` is smaller.
+            InvalidFeatures, MissingStream: see `pack`.
+        """
         whole = Part(features, 0, self.pack(purpose, features))
-        limit = self._limit(purpose)
-        if whole.batch.token_count <= limit or not purpose.loss.is_separable:
+        max_tokens, max_features = self._limit(purpose), purpose.options.micro_batch_size or len(features)
+        if not purpose.loss.is_separable:
+            if len(features) > max_features:
+                raise InvalidArgument(
+                    f'micro_batch_size {max_features}: {purpose.loss_name} compares all examples of a batch, so they '
+                    f'must be in one pass; leave micro_batch_size out or set it to {len(features)}'
+                )
             return [whole]
-        return self._parts(purpose, whole, _cuts(features, purpose.loss.group_size, max_tokens=limit))
+        if whole.batch.token_count <= max_tokens and len(features) <= max_features:
+            return [whole]
+        cuts = _cuts(features, purpose.loss.group_size, max_tokens=max_tokens, max_features=max_features)
+        return self._parts(purpose, whole, cuts)
 
     def halve(self, purpose: Purpose, part: Part) -> list[Part]:
         """Divide a part into two with about the same number of groups; return an empty list if it is indivisible."""
@@ -94,12 +108,13 @@ class BatchCutter:
         ]
 
 
-def _cuts(features: Sequence[InputFeature], group_size: int, *, max_tokens: int) -> list[int]:
+def _cuts(features: Sequence[InputFeature], group_size: int, *, max_tokens: int, max_features: int) -> list[int]:
     """Return the boundaries of the parts; each part has as many groups as fit, but at least one."""
     cuts, free_tokens = [0], max_tokens
     for begin in range(0, len(features), group_size):
         tokens = sum(_token_count(feature) for feature in features[begin : begin + group_size])
-        if tokens > free_tokens and begin > cuts[-1]:
+        is_full = tokens > free_tokens or begin + group_size - cuts[-1] > max_features
+        if is_full and begin > cuts[-1]:
             cuts.append(begin)
             free_tokens = max_tokens
         free_tokens -= tokens

@@ -30,6 +30,9 @@ class ForwardOptions:
     """Whether to return log-probabilities of labels of weight 0 too, which the head otherwise skips."""
     more_outputs: tuple[str, ...] = ()
     """Names from `MORE_OUTPUTS` to return. 'logits' need memory for every label and token id."""
+    micro_batch_size: int | None = None
+    """Maximum number of examples of the batch in one pass, at least 1; None to limit the tokens of a pass only. Groups
+    of a loss, such as the pairs of DPO, stay together even if a group is larger."""
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.more_outputs) - set(MORE_OUTPUTS))
@@ -37,6 +40,8 @@ class ForwardOptions:
             raise InvalidArgument(f'unknown outputs {unknown}; use {sorted(MORE_OUTPUTS)}')
         if not 0.0 < self.temperature < float('inf'):
             raise InvalidArgument(f'temperature must be positive and finite, got {self.temperature}')
+        if self.micro_batch_size is not None and self.micro_batch_size < 1:
+            raise InvalidArgument(f'micro_batch_size must be at least 1, got {self.micro_batch_size}')
 
 
 @dataclass(frozen=True, kw_only=True)

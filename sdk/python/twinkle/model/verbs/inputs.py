@@ -37,12 +37,12 @@ def forward_options(given: Mapping[str, Any], *, learns_values: bool) -> Forward
     """Return the options of a forward method.
 
     Args:
-        given: `temperature`, `disable_lora`, `return_logits` and `task` ('causal_lm' or 'embedding');
-            `micro_batch_size` is accepted without effect, because batches are packed by tokens.
+        given: `temperature`, `disable_lora`, `return_logits`, `task` ('causal_lm' or 'embedding') and
+            `micro_batch_size`, the maximum number of examples in one pass.
         learns_values: whether the adapter has a value head, whose values are then returned.
 
     Raises:
-        InvalidArgument: an option or the task is unknown.
+        InvalidArgument: an option or the task is unknown, or an option is out of range.
     """
     unknown = sorted(set(given) - {*_OPTIONS, *PER_LABEL, *WIDE})
     if unknown:
@@ -59,6 +59,7 @@ def forward_options(given: Mapping[str, Any], *, learns_values: bool) -> Forward
         temperature=given.get('temperature', 1.0),
         is_adapter_disabled=given.get('disable_lora', False),
         more_outputs=tuple(name for name, is_requested in requested.items() if is_requested),
+        micro_batch_size=given.get('micro_batch_size'),
     )
 
 

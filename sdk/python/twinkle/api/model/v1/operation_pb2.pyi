@@ -203,29 +203,40 @@ class ForwardOptions(_message.Message):
     TEMPERATURE_FIELD_NUMBER: _builtins.int
     IS_ADAPTER_DISABLED_FIELD_NUMBER: _builtins.int
     IS_LOGPROBS_RETURNED_FIELD_NUMBER: _builtins.int
+    MICRO_BATCH_SIZE_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """Temperature, which divides the logits before log-probabilities are computed. Positive and finite. Defaults to 1."""
     is_adapter_disabled: _builtins.bool
     """Whether to run the base model without the adapter. ForwardBackward refuses this option."""
     is_logprobs_returned: _builtins.bool
     """Whether to return the log-probability of each label. Defaults to true."""
+    micro_batch_size: _builtins.int
+    """Maximum number of the batch's examples in one pass through the model, at least 1. Groups of a loss, such as the
+    pairs of DPO, stay together. A loss that compares all examples of a batch refuses a smaller number. The division
+    changes how gradients are rounded. If unset, passes are limited by their number of tokens only.
+    """
     def __init__(
         self,
         *,
         temperature: _builtins.float | None = ...,
         is_adapter_disabled: _builtins.bool = ...,
         is_logprobs_returned: _builtins.bool | None = ...,
+        micro_batch_size: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_is_logprobs_returned", b"_is_logprobs_returned", "_temperature", b"_temperature", "is_logprobs_returned", b"is_logprobs_returned", "temperature", b"temperature"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_is_logprobs_returned", b"_is_logprobs_returned", "_micro_batch_size", b"_micro_batch_size", "_temperature", b"_temperature", "is_logprobs_returned", b"is_logprobs_returned", "micro_batch_size", b"micro_batch_size", "temperature", b"temperature"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_is_logprobs_returned", b"_is_logprobs_returned", "_temperature", b"_temperature", "is_adapter_disabled", b"is_adapter_disabled", "is_logprobs_returned", b"is_logprobs_returned", "temperature", b"temperature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_is_logprobs_returned", b"_is_logprobs_returned", "_micro_batch_size", b"_micro_batch_size", "_temperature", b"_temperature", "is_adapter_disabled", b"is_adapter_disabled", "is_logprobs_returned", b"is_logprobs_returned", "micro_batch_size", b"micro_batch_size", "temperature", b"temperature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__is_logprobs_returned: _TypeAlias = _typing.Literal["is_logprobs_returned"]  # noqa: Y015
     _WhichOneofArgType__is_logprobs_returned: _TypeAlias = _typing.Literal["_is_logprobs_returned", b"_is_logprobs_returned"]  # noqa: Y015
+    _WhichOneofReturnType__micro_batch_size: _TypeAlias = _typing.Literal["micro_batch_size"]  # noqa: Y015
+    _WhichOneofArgType__micro_batch_size: _TypeAlias = _typing.Literal["_micro_batch_size", b"_micro_batch_size"]  # noqa: Y015
     _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
     _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__is_logprobs_returned) -> _WhichOneofReturnType__is_logprobs_returned | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__micro_batch_size) -> _WhichOneofReturnType__micro_batch_size | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
 
