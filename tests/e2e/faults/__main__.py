@@ -1,4 +1,4 @@
-"""Injects faults for N seeds, and counts violations: `./run faults [N] [--seed S] [--transfers | --gateway | --ranks]`.
+"""Injects faults for N seeds, and counts violations: `./run faults [N] [--transfers | --gateway | --ranks [PLAN]]`.
 
 The faults affect the model service by default, weight transfers to samplers with `--transfers`, the gateway during a
 program of the Tinker SDK with `--gateway`, and one process of a model service of several processes with `--ranks`.
@@ -17,6 +17,7 @@ from e2e.faults.gateway import run_seeds
 from e2e.faults.rounds import Oracle, RoundReport, open_environment, run_round, running_harness
 from e2e.faults.schedule import count_kills, kills_of, rank_kills_of, round_of, seeds_of
 from e2e.faults.transfers import TransferHarness
+from fixtures.faulty_mesh import MESH_PLANS
 from fixtures.tiny_model import build_tiny_model
 
 _MAX_LINES = 6
@@ -34,7 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument('--transfers', action='store_true', help='inject faults into weight transfers')
     kinds.add_argument('--gateway', action='store_true', help='kill the gateway during a program of the Tinker SDK')
-    kinds.add_argument('--ranks', action='store_true', help='kill and stop processes of a mesh')
+    kinds.add_argument(
+        '--ranks',
+        nargs='?',
+        const='sharded',
+        choices=MESH_PLANS,
+        help='kill and stop processes of a mesh: sharded weights (default), pipeline stages or tensor parallelism',
+    )
     options = parser.parse_args(arguments)
     only = options.seed
     seeds = range(options.count) if only is None else range(only, only + 1)
@@ -47,30 +54,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         last = round_of(options.count - 1)
         rounds = [seeds_of(number)[: options.count - number * len(seeds_of(0))] for number in range(last + 1)]
-    return asyncio.run(_run(list(rounds), is_mesh=options.ranks, at_once=options.at_once))
+    return asyncio.run(_run(list(rounds), ranks=options.ranks, at_once=options.at_once))
 
 
-async def _run(rounds: Sequence[range], *, is_mesh: bool, at_once: int) -> int:
+async def _run(rounds: Sequence[range], *, ranks: str | None, at_once: int) -> int:
+    """Run rounds with kills of the processes of the mesh plan `ranks`, or of a single process if it is None."""
     begin = time.monotonic()
-    kills_of_round = rank_kills_of if is_mesh else kills_of
+    kills_of_round = kills_of if ranks is None else rank_kills_of
+    mesh = None if ranks is None else MESH_PLANS[ranks]
     slots = asyncio.Semaphore(at_once)
     with tempfile.TemporaryDirectory(prefix='twinkle-faults-') as name:
         folder = Path(name)
         model_dir = build_tiny_model(folder / 'tiny')
         async with (
             open_environment(folder, model_dir) as environment,
-            running_harness(environment.model('undisturbed')) as undisturbed,
+            running_harness(
+                environment.model('undisturbed') if mesh is None else environment.mesh('undisturbed', mesh)
+            ) as undisturbed,
         ):
             oracle = Oracle(undisturbed)
 
             async def run_one(seeds: range) -> RoundReport:
                 async with slots:
-                    report = await run_round(environment, oracle, seeds, kills_of_round(round_of(seeds[0])))
-                _print(_progress(seeds, report, time.monotonic() - begin, is_mesh=is_mesh))
+                    report = await run_round(environment, oracle, seeds, kills_of_round(round_of(seeds[0])), mesh=mesh)
+                _print(_progress(seeds, report, time.monotonic() - begin, ranks=ranks))
                 return report
 
             reports = await asyncio.gather(*map(run_one, rounds))
-    return _print_summary(rounds, reports, is_mesh=is_mesh)
+    return _print_summary(rounds, reports, is_mesh=mesh is not None)
 
 
 async def _run_transfers(seeds: range) -> int:
@@ -93,7 +104,7 @@ def _run_gateway(seeds: range) -> int:
     return 1 if report.violations else 0
 
 
-def _progress(seeds: range, report: RoundReport, seconds: float, *, is_mesh: bool) -> str:
+def _progress(seeds: range, report: RoundReport, seconds: float, *, ranks: str | None) -> str:
     deaths = ', '.join(map(str, report.deaths))
     size = f'{report.operation_count} operations, {report.fault_count} faults, {len(report.deaths)} kills ({deaths})'
     lines = [f'seeds {seeds[0]}-{seeds[-1]}: {size}, {len(report.violations)} seeds with violations, {seconds:.0f} s']
@@ -101,7 +112,7 @@ def _progress(seeds: range, report: RoundReport, seconds: float, *, is_mesh: boo
     if not_reached:
         lines.append(f'  not reached: {", ".join(map(str, not_reached))}')
     for seed, found in report.violations.items():
-        lines.append(f'  VIOLATION, reproduce with ./run faults {"--ranks " if is_mesh else ""}--seed {seed}:')
+        lines.append(f'  VIOLATION, reproduce with ./run faults {f"--ranks {ranks} " if ranks else ""}--seed {seed}:')
         lines += [f'    {line}' for line in found[:_MAX_LINES]]
         if len(found) > _MAX_LINES:
             lines.append(f'    and {len(found) - _MAX_LINES} more')

@@ -13,7 +13,7 @@ from e2e.faults.tenant import Tenant
 from e2e.faults.workload import TENANTS, AdapterPlan, plan_adapters
 from fixtures.checkpoint_service import ServiceProcess
 from fixtures.fault_proxy import MANY_FAULTS, NO_FAULTS, FaultProxy, FaultRates, RepeatedRequest
-from fixtures.faulty_mesh import FaultyMesh, RankKill
+from fixtures.faulty_mesh import FaultyMesh, MeshPlan, RankKill
 from fixtures.faulty_service import FaultyCheckpoint, FaultyModel, Kill, ServiceFailed, free_port
 from twinkle.api.model.v1 import training_service_pb2
 
@@ -41,9 +41,9 @@ class Environment:
         """Return a model service with a new state folder; `settings` are fields of its configuration."""
         return FaultyModel(self._new_folder(name), {**self._defaults(), **settings}, kills, full_disks)
 
-    def mesh(self, name: str, kills: Sequence[RankKill], **settings: object) -> FaultyMesh:
+    def mesh(self, name: str, plan: MeshPlan, kills: Sequence[RankKill] = (), **settings: object) -> FaultyMesh:
         """Return a model service of several processes with a new state folder."""
-        return FaultyMesh(self._new_folder(name), {**self._defaults(), **settings}, kills)
+        return FaultyMesh(self._new_folder(name), {**self._defaults(), **settings}, kills, plan)
 
     def _new_folder(self, name: str) -> Path:
         state_dir = self.folder / name
@@ -92,6 +92,8 @@ async def run_round(
     oracle: 'Oracle',
     seeds: Sequence[int],
     kills: Sequence[Kill] | Sequence[RankKill],
+    *,
+    mesh: MeshPlan | None = None,
     **settings: object,
 ) -> RoundReport:
     """Run the plans of some seeds with kills, and compare the observations with the undisturbed run.
@@ -100,18 +102,19 @@ async def run_round(
         environment: Environment of the round.
         oracle: The undisturbed run.
         seeds: Seeds of the plans; the first one is also the seed of the proxy.
-        kills: Kills of the model service, in order; kills of ranks select a service of several processes.
+        kills: Kills of the model service, in order.
+        mesh: Meshes of a service of several processes, whose kills are `RankKill`; None for a single process.
         settings: Fields of the service's configuration, in addition to `BUSY`.
     """
     plans = plans_of(seeds, environment)
     checkpoints = FaultyCheckpoint(environment.folder / f'checkpoint-{seeds[0]}', **_checkpoint_faults(seeds[0]))
     address = await checkpoints.start()
     settings = {**BUSY, 'checkpoint_address': address, **settings}
-    name, rank_kills = f'round-{seeds[0]}', [kill for kill in kills if isinstance(kill, RankKill)]
-    if rank_kills:
-        model = environment.mesh(name, rank_kills, **settings)
-    else:
+    name = f'round-{seeds[0]}'
+    if mesh is None:
         model = environment.model(name, kills, full_disks_of(round_of(seeds[0])), **settings)
+    else:
+        model = environment.mesh(name, mesh, [kill for kill in kills if isinstance(kill, RankKill)], **settings)
     report = RoundReport(planned_kills=kills, operation_count=sum(plan.operation_count for plan in plans.values()))
     undisturbed = asyncio.create_task(oracle.observe(plans))
     try:

@@ -8,7 +8,7 @@ import pytest
 
 from e2e.faults.rounds import Environment, Oracle, RoundReport, open_environment, run_round, running_harness
 from e2e.faults.schedule import KILL_POINTS, count_kills
-from fixtures.faulty_mesh import LAUNCHER, RankKill
+from fixtures.faulty_mesh import LAUNCHER, MESH_PLANS, MeshPlan, RankKill
 from fixtures.faulty_service import Kill
 
 pytestmark = pytest.mark.timeout(420)
@@ -45,10 +45,13 @@ async def test_kills_at_every_failpoint_do_not_change_results(tmp_path: Path, ti
 
 
 @pytest.mark.slow
-async def test_lost_processes_of_a_mesh_do_not_change_results(tmp_path: Path, tiny_llama_dir: Path) -> None:
+@pytest.mark.parametrize('plan', MESH_PLANS.values(), ids=MESH_PLANS)
+async def test_lost_processes_of_a_mesh_do_not_change_results(
+    tmp_path: Path, tiny_llama_dir: Path, plan: MeshPlan
+) -> None:
     """Results equal those of an undisturbed service although a rank is killed, a rank is stopped and the launcher dies.
 
-    After each fault, the service starts on another mesh; after the last one, it starts in a single process.
+    After each fault, the service starts on another mesh.
     """
     kills = [
         RankKill(target='1', count=9, death=signal.SIGKILL),
@@ -57,9 +60,9 @@ async def test_lost_processes_of_a_mesh_do_not_change_results(tmp_path: Path, ti
     ]
     async with (
         open_environment(tmp_path, tiny_llama_dir) as environment,
-        running_harness(environment.model('undisturbed')) as undisturbed,
+        running_harness(environment.mesh('undisturbed', plan)) as undisturbed,
     ):
-        report = await run_round(environment, Oracle(undisturbed), SEEDS[:5], kills)
+        report = await run_round(environment, Oracle(undisturbed), SEEDS[:5], kills, mesh=plan)
     assert report.violations == {}
     assert report.deaths == kills
 
