@@ -16,7 +16,7 @@ from twinkle_client.model.senders import StreamSender, UnarySender
 from twinkle_client.rpc import Connection
 from twinkle_client.rpc.address import Address
 
-_RETRY_TIMEOUT = timedelta(seconds=120)
+_RETRY_TIMEOUT = timedelta(seconds=300)
 """Retry timeout, far longer than a start of the service; an error after it is a violation."""
 
 
