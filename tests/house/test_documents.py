@@ -2,12 +2,17 @@
 
 import importlib
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+import typer
+import yaml
 
 from fixtures.source_tree import ROOT, tracked_files
 from services.kit.config import ServiceConfig, load_config
+from twinkle_client.cli.app import app
+from twinkle_client.stack import StackOptions
 
 LINK = re.compile(r'\[[^\]]*\]\(<?([^)\s>]+)>?(?:\s+"[^"]*")?\)')
 FENCE = re.compile(r'^(```|~~~).*?^\1', re.MULTILINE | re.DOTALL)
@@ -38,6 +43,20 @@ def test_every_configuration_loads(path: str) -> None:
     kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, ServiceConfig)]
     (kind,) = [kind for kind in kinds if kind.__module__ == module.__name__ and kind.service == service]
     assert load_config(kind, ['--config', str(ROOT / path)]).service == service
+
+
+def test_stack_of_the_manifest_for_kuberay_starts(tmp_path: Path) -> None:
+    """The configuration in the manifest is valid, and so are the options of the job's `twinkle up`."""
+    documents = list(yaml.safe_load_all((ROOT / 'deploy/kuberay.yaml').read_text()))
+    config, job = (next(item for item in documents if item['kind'] == kind) for kind in ('ConfigMap', 'RayJob'))
+    file = tmp_path / 'stack.yaml'
+    file.write_text(config['data']['stack.yaml'])
+    options = StackOptions(state_dir=tmp_path).with_file(file)
+    assert set(options.resources) == {'model', 'sampler'}
+    command = shlex.split(job['spec']['entrypoint'])[-1].replace('/etc/twinkle/stack.yaml', str(file))
+    words = shlex.split(command.partition('exec twinkle up')[2])
+    up = typer.main.get_command(app).commands['up']
+    assert up.make_context('up', words).params['config'] == file
 
 
 def _resolves(target: str, source: Path) -> bool:
