@@ -4,6 +4,7 @@ import importlib
 import re
 import shlex
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import typer
@@ -55,7 +56,7 @@ def test_stack_of_the_manifest_for_kuberay_starts(tmp_path: Path) -> None:
     assert set(options.resources) == {'model', 'sampler'}
     command = shlex.split(job['spec']['entrypoint'])[-1].replace('/etc/twinkle/stack.yaml', str(file))
     words = shlex.split(command.partition('exec twinkle up')[2])
-    up = typer.main.get_command(app).commands['up']
+    up = cast('Any', typer.main.get_command(app)).commands['up']
     assert up.make_context('up', words).params['config'] == file
 
 

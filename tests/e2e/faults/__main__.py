@@ -40,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nargs='?',
         const='sharded',
         choices=MESH_PLANS,
-        help='kill and stop processes of a mesh: sharded weights (default), pipeline stages or tensor parallelism',
+        help='kill and stop processes of a mesh: sharded weights (default), pipeline stages, tensor parallelism, or a '
+        'mesh on a Ray cluster of two nodes in network namespaces, which requires root',
     )
     options = parser.parse_args(arguments)
     only = options.seed
@@ -58,16 +59,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _run(rounds: Sequence[range], *, ranks: str | None, at_once: int) -> int:
-    """Run rounds with kills of the processes of the mesh plan `ranks`, or of a single process if it is None."""
+    """Run rounds with kills: those of the mesh plan with the name `ranks`, or by default of a single process."""
     begin = time.monotonic()
-    kills_of_round = kills_of if ranks is None else rank_kills_of
     mesh = None if ranks is None else MESH_PLANS[ranks]
-    slots = asyncio.Semaphore(at_once)
+    is_on_ray = mesh is not None and mesh.is_on_ray
+    # The loss of a node must not affect the service of another round.
+    slots = asyncio.Semaphore(1 if is_on_ray else at_once)
     with tempfile.TemporaryDirectory(prefix='twinkle-faults-') as name:
         folder = Path(name)
         model_dir = build_tiny_model(folder / 'tiny')
         async with (
-            open_environment(folder, model_dir) as environment,
+            open_environment(folder, model_dir, is_on_ray=is_on_ray) as environment,
             running_harness(
                 environment.model('undisturbed') if mesh is None else environment.mesh('undisturbed', mesh)
             ) as undisturbed,
@@ -75,8 +77,10 @@ async def _run(rounds: Sequence[range], *, ranks: str | None, at_once: int) -> i
             oracle = Oracle(undisturbed)
 
             async def run_one(seeds: range) -> RoundReport:
+                number = round_of(seeds[0])
+                kills = kills_of(number) if mesh is None else rank_kills_of(number, is_on_ray=is_on_ray)
                 async with slots:
-                    report = await run_round(environment, oracle, seeds, kills_of_round(round_of(seeds[0])), mesh=mesh)
+                    report = await run_round(environment, oracle, seeds, kills, mesh=mesh)
                 _print(_progress(seeds, report, time.monotonic() - begin, ranks=ranks))
                 return report
 

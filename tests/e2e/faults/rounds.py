@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,8 +13,10 @@ from e2e.faults.tenant import Tenant
 from e2e.faults.workload import TENANTS, AdapterPlan, plan_adapters
 from fixtures.checkpoint_service import ServiceProcess
 from fixtures.fault_proxy import MANY_FAULTS, NO_FAULTS, FaultProxy, FaultRates, RepeatedRequest
+from fixtures.faulty_cluster import FaultyCluster
 from fixtures.faulty_mesh import FaultyMesh, MeshPlan, RankKill
 from fixtures.faulty_service import FaultyCheckpoint, FaultyModel, Kill, ServiceFailed, free_port
+from fixtures.ray_network import RayNetwork, ray_network
 from twinkle.api.model.v1 import training_service_pb2
 
 _ROUND_LIMIT_SECONDS = 600
@@ -34,6 +36,8 @@ class Environment:
     folder: Path
     model_dir: Path
     checkpoint_address: str
+    network: RayNetwork | None = None
+    """Cluster for services on Ray."""
 
     def model(
         self, name: str, kills: Sequence[Kill] = (), full_disks: Sequence[int] = (), **settings: object
@@ -42,8 +46,12 @@ class Environment:
         return FaultyModel(self._new_folder(name), {**self._defaults(), **settings}, kills, full_disks)
 
     def mesh(self, name: str, plan: MeshPlan, kills: Sequence[RankKill] = (), **settings: object) -> FaultyMesh:
-        """Return a model service of several processes with a new state folder."""
-        return FaultyMesh(self._new_folder(name), {**self._defaults(), **settings}, kills, plan)
+        """Return a model service of several processes with a new state folder; without kills, it is not on Ray."""
+        folder, settings = self._new_folder(name), {**self._defaults(), **settings}
+        if plan.is_on_ray and kills:
+            assert self.network is not None
+            return FaultyCluster(state_dir=folder, settings=settings, kills=kills, plan=plan, network=self.network)
+        return FaultyMesh(folder, settings, kills, plan)
 
     def _new_folder(self, name: str) -> Path:
         state_dir = self.folder / name
@@ -77,12 +85,15 @@ class RoundReport:
 
 
 @asynccontextmanager
-async def open_environment(folder: Path, model_dir: Path) -> AsyncIterator[Environment]:
-    """Start a checkpoint service, and yield the environment with its address."""
+async def open_environment(folder: Path, model_dir: Path, *, is_on_ray: bool = False) -> AsyncIterator[Environment]:
+    """Start a checkpoint service and perhaps a Ray cluster, and yield the environment with their addresses."""
     (folder / 'checkpoint').mkdir()
     checkpoints = await ServiceProcess.start(folder / 'checkpoint', f'listen=127.0.0.1:{free_port()}')
     try:
-        yield Environment(folder=folder, model_dir=model_dir, checkpoint_address=checkpoints.address)
+        with ray_network(folder) if is_on_ray else nullcontext() as network:
+            yield Environment(
+                folder=folder, model_dir=model_dir, checkpoint_address=checkpoints.address, network=network
+            )
     finally:
         await checkpoints.kill()
 

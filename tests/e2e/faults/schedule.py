@@ -8,6 +8,7 @@ import random
 import signal
 from collections.abc import Sequence
 
+from fixtures.faulty_cluster import ACTOR, NODE
 from fixtures.faulty_mesh import LAUNCHER, RankKill
 from fixtures.faulty_service import Kill
 from services.kit.failpoints import FAILPOINTS
@@ -62,13 +63,19 @@ def kills_of(round_number: int, *, count: int = KILLS_PER_ROUND) -> list[Kill]:
     return [choose_kill(point, rng) for point in points]
 
 
-def rank_kills_of(round_number: int) -> list[RankKill]:
-    """Return the kills of a round of a mesh: SIGKILL and SIGSTOP of each rank, and SIGKILL of the launcher."""
+def rank_kills_of(round_number: int, *, is_on_ray: bool = False) -> list[RankKill]:
+    """Return the kills of a round of a mesh.
+
+    They are SIGKILL and SIGSTOP of each rank and SIGKILL of the launcher; on Ray, also of the actor and the node.
+    """
     rng = random.Random(f'ranks {round_number}')
     # No process replaces a stopped launcher, so the launcher is only killed.
     choices = [('0', signal.SIGKILL), ('1', signal.SIGKILL), (LAUNCHER, signal.SIGKILL)]
     choices += [('0', signal.SIGSTOP), ('1', signal.SIGSTOP)]
-    chosen = [choices[(round_number * RANK_KILLS_PER_ROUND + index) % 5] for index in range(RANK_KILLS_PER_ROUND)]
+    if is_on_ray:
+        choices += [(NODE, signal.SIGKILL), (ACTOR, signal.SIGKILL)]
+    first = round_number * RANK_KILLS_PER_ROUND
+    chosen = [choices[(first + index) % len(choices)] for index in range(RANK_KILLS_PER_ROUND)]
     return [RankKill(target=name, count=rng.randint(1, _MAX_OPERATIONS), death=death) for name, death in chosen]
 
 

@@ -1,6 +1,7 @@
 """The model service is killed at every failpoint, behind a proxy that loses and repeats messages."""
 
 import asyncio
+import os
 import signal
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import pytest
 
 from e2e.faults.rounds import Environment, Oracle, RoundReport, open_environment, run_round, running_harness
 from e2e.faults.schedule import KILL_POINTS, count_kills
-from fixtures.faulty_mesh import LAUNCHER, MESH_PLANS, MeshPlan, RankKill
+from fixtures.faulty_cluster import ACTOR, NODE
+from fixtures.faulty_mesh import LAUNCHER, MESH_PLANS, RankKill
 from fixtures.faulty_service import Kill
 
 pytestmark = pytest.mark.timeout(420)
@@ -45,10 +47,8 @@ async def test_kills_at_every_failpoint_do_not_change_results(tmp_path: Path, ti
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('plan', MESH_PLANS.values(), ids=MESH_PLANS)
-async def test_lost_processes_of_a_mesh_do_not_change_results(
-    tmp_path: Path, tiny_llama_dir: Path, plan: MeshPlan
-) -> None:
+@pytest.mark.parametrize('name', ['sharded', 'pipeline', 'tensor'])
+async def test_lost_processes_of_a_mesh_do_not_change_results(tmp_path: Path, tiny_llama_dir: Path, name: str) -> None:
     """Results equal those of an undisturbed service although a rank is killed, a rank is stopped and the launcher dies.
 
     After each fault, the service starts on another mesh.
@@ -58,8 +58,32 @@ async def test_lost_processes_of_a_mesh_do_not_change_results(
         RankKill(target='1', count=9, death=signal.SIGSTOP),
         RankKill(target=LAUNCHER, count=9, death=signal.SIGKILL),
     ]
+    plan = MESH_PLANS[name]
     async with (
         open_environment(tmp_path, tiny_llama_dir) as environment,
+        running_harness(environment.mesh('undisturbed', plan)) as undisturbed,
+    ):
+        report = await run_round(environment, Oracle(undisturbed), SEEDS[:5], kills, mesh=plan)
+    assert report.violations == {}
+    assert report.deaths == kills
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(os.geteuid() != 0, reason='network namespaces require root')
+async def test_lost_nodes_of_a_ray_cluster_do_not_change_results(tmp_path: Path, tiny_llama_dir: Path) -> None:
+    """Results equal those of an undisturbed process although a node, an actor and a rank of a Ray cluster are lost.
+
+    After each fault, the service starts on the other node or on the same one.
+    """
+    kills = [
+        RankKill(target=NODE, count=9, death=signal.SIGKILL),
+        RankKill(target=ACTOR, count=9, death=signal.SIGKILL),
+        RankKill(target='1', count=9, death=signal.SIGSTOP),
+    ]
+    plan = MESH_PLANS['ray']
+    async with (
+        open_environment(tmp_path, tiny_llama_dir, is_on_ray=True) as environment,
         running_harness(environment.mesh('undisturbed', plan)) as undisturbed,
     ):
         report = await run_round(environment, Oracle(undisturbed), SEEDS[:5], kills, mesh=plan)
