@@ -8,6 +8,7 @@ from twinkle.checkpoint_engine import AdapterMismatch, InvalidModelFolder, Weigh
 from twinkle.checkpoint_engine.base_layers import check_fit, layer_shapes
 from twinkle.checkpoint_engine.hf_folder import ModelFolder
 from twinkle.checkpoint_engine.lora_layers import Shapes
+from twinkle.data_format import LoraConfig
 from twinkle.hub import HubError, resolve_model
 
 _FIELD = 'header.base_model'
@@ -41,7 +42,7 @@ class ModelFolders:
             raise InvalidField(_FIELD, problem)
         shapes = {entry.name: entry.shape for entry in manifest.tensors}
         try:
-            check_fit(await self._layers(name), shapes, max_rank=self._max_rank)
+            check_fit(await self._layers(name), shapes, manifest.lora_config or LoraConfig(), max_rank=self._max_rank)
         except AdapterMismatch as error:
             raise InvalidField('chunk', f'the adapter does not fit {name!r}: {error}') from error
 

@@ -79,6 +79,7 @@ _CONVERTERS: tuple[tuple[type[Exception], Callable[[Any], DomainError]], ...] = 
     (loss.InvalidLossInput, lambda error: InvalidField(_field_path(error.index), error.problem)),
     (errors.LossFailed, lambda error: _failed(error.loss, error.problem)),
     (errors.MetricFailed, lambda error: _failed(error.metric, error.problem)),
+    (nn.ExpertDropout, lambda error: InvalidField('lora_config.lora_dropout', str(error))),
     (nn.UnknownTargetModules, lambda error: InvalidField('lora_config.target_modules', str(error))),
     (nn.UnknownParameters, lambda error: InvalidField('full_parameters.target_modules', str(error))),
     (nn.UnsupportedModel, lambda error: InvalidField('full_parameters', str(error))),

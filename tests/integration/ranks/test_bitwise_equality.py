@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fixtures import mesh_digests, torchrun_user_program
+from fixtures.mixture_model import build_mixture
 from fixtures.tiny_model import build_tiny_model
 from fixtures.torchrun import run_ranks
 
@@ -24,14 +25,27 @@ def test_every_mesh_gives_the_digest_of_one_process(model_dir: Path) -> None:
 
     A rank of a sharded model holds its share of the frozen weights; shares may be padded.
     """
-    done = run_ranks(mesh_digests.__file__, model_dir, count=4)
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = {tuple(line['mesh']): line for line in map(json.loads, done.stdout.splitlines())}
-    assert set(found) == set(mesh_digests.MESHES)
-    (expected,) = found[1, 1]['digests']
-    for (_, shards), line in found.items():
-        assert set(line['digests']) == {expected}, line['mesh']
+    for (_, shards), line in _equal_digests(model_dir, mesh_count=5, count=4).items():
         assert max(line['held_shares']) <= 1 / shards + 0.01, line['mesh']
+
+
+def test_adapters_of_experts_have_the_digest_of_one_process(tmp_path: Path) -> None:
+    """Two replicas and two shards of a mixture give the results of one process, for adapters of its experts."""
+    found = _equal_digests(build_mixture(tmp_path), mesh_count=3, count=2)
+    assert max(found[1, 2]['held_shares']) < 0.52
+
+
+def _equal_digests(model_dir: Path, *, mesh_count: int, count: int) -> dict[tuple[int, int], dict[str, Any]]:
+    """Return the record of each mesh, after checking that all ranks have the digest of one process."""
+    done = run_ranks(mesh_digests.__file__, model_dir, mesh_count, count=count)
+    assert done.returncode == 0, done.stderr[-4000:]
+    records = map(json.loads, done.stdout.splitlines())
+    found: dict[tuple[int, int], dict[str, Any]] = {(line['mesh'][0], line['mesh'][1]): line for line in records}
+    assert set(found) == set(mesh_digests.MESHES[:mesh_count])
+    (expected,) = found[1, 1]['digests']
+    for line in found.values():
+        assert set(line['digests']) == {expected}, line['mesh']
+    return found
 
 
 def test_program_without_a_mesh_is_data_parallel(model_dir: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fixtures.sampled import LORA, lora_tensors
-from twinkle.data_format import TensorData
+from twinkle.data_format import LoraConfig, TensorData
 from twinkle.sampler.vllm.base_weights import problem_with
 from twinkle.sampler.vllm.handover import in_memory_file, layout_of
 from twinkle.sampler.vllm.merge import merged
@@ -135,3 +135,15 @@ def test_duplicate_names_of_a_matrix_are_refused():
     twice = {**tensors, name.removeprefix('base_model.model.'): tensors[name]}
     with pytest.raises(Misfit):
         make_plan(Manager(), layout_of(twice, LORA))
+
+
+def test_adapters_of_experts_are_refused(tmp_path):
+    """Tensors of experts raise Misfit before anything is loaded, and a configuration that names them raises too."""
+    name, tensor = next(iter(lora_tensors(1).items()))
+    stacked = {name.replace('self_attn.q_proj', f'mlp.experts{nested}'): tensor for nested in ('', '.base_layer')}
+    assert set(stacked).isdisjoint({name})
+    with pytest.raises(Misfit, match='torch engine'):
+        make_plan(Manager(), layout_of(stacked, LORA))
+    for target in ('all-experts', 'mlp.experts.down_proj'):
+        with pytest.raises(ValueError, match='torch engine'):
+            adapter_source(str(tmp_path), LoraConfig(target_modules=('q_proj', target)))

@@ -1,36 +1,41 @@
 """Checks that an adapter fits a base model by comparing shapes, without reading weights."""
 
-from collections.abc import Mapping
+from collections.abc import Container
 
 from twinkle.checkpoint_engine.errors import AdapterMismatch
 from twinkle.checkpoint_engine.float_bytes import FLOAT_DTYPES
 from twinkle.checkpoint_engine.hf_folder import ModelFolder
-from twinkle.checkpoint_engine.lora_layers import PREFIX, Shapes, layer_ranks
+from twinkle.checkpoint_engine.lora_layers import AdapterLayer, Shapes, adapter_layers
+from twinkle.data_format import LoraConfig
 
+SEPARATE_WEIGHTS = {'gate_up_proj': ('gate_proj', 'up_proj'), 'down_proj': ('down_proj',)}
+"""Names of an expert's matrices in folders that store experts separately, by the name of the stacked weights."""
 _HEAD, _EMBEDDINGS = 'lm_head.weight', 'model.embed_tokens.weight'
 
 
 def layer_shapes(base: ModelFolder) -> Shapes:
-    """Return the shape of each floating-point matrix of the model, by name; `(out, in)` for linear layers.
+    """Return the shape of each floating-point matrix and stack of matrices of the model, by name.
 
-    An output head that is tied to the embeddings is included with their shape.
+    It is `(out, in)` for linear layers and `(experts, out, in)` for stacked weights of experts. An output head that is
+    tied to the embeddings is included with their shape.
     """
     shapes = {
         name: entry.shape
         for name, entry in base.entries.items()
-        if entry.dtype in FLOAT_DTYPES and len(entry.shape) == 2
+        if entry.dtype in FLOAT_DTYPES and len(entry.shape) in (2, 3)
     }
     if _HEAD not in shapes and _EMBEDDINGS in shapes and base.config.get('tie_word_embeddings', True):
         shapes[_HEAD] = shapes[_EMBEDDINGS]
     return shapes
 
 
-def check_fit(base: Shapes | None, adapter: Mapping[str, tuple[int, ...]], *, max_rank: int) -> None:
+def check_fit(base: Shapes | None, adapter: Shapes, config: LoraConfig, *, max_rank: int) -> None:
     """Check an adapter against a base model.
 
     Args:
         base: result of `layer_shapes`. None: unknown; only the ranks are checked.
         adapter: shape of each tensor of the adapter, by canonical name.
+        config: configuration of the adapter.
         max_rank: highest allowed rank.
 
     Raises:
@@ -38,20 +43,50 @@ def check_fit(base: Shapes | None, adapter: Mapping[str, tuple[int, ...]], *, ma
             shape for it.
     """
     try:
-        ranks = layer_ranks(adapter)
+        layers = adapter_layers(adapter, config)
     except ValueError as error:
         raise AdapterMismatch(str(error)) from None
-    for path, rank in ranks.items():
-        if rank > max_rank:
-            raise AdapterMismatch(f'layer {path} has rank {rank}, but this server supports ranks up to {max_rank}')
+    for layer in layers:
+        if layer.rank > max_rank:
+            raise AdapterMismatch(
+                f'layer {layer.path} has rank {layer.rank}, but this server supports ranks up to {max_rank}'
+            )
         if base is not None:
-            a, b = (adapter[f'{PREFIX}{path}.lora_{part}.weight'] for part in 'AB')
-            _check_layer(base, path, (b[0], a[1]))
+            for name, shape in base_weights_of(layer, base).items():
+                _check_weight(base, name, shape)
 
 
-def _check_layer(base: Shapes, path: str, shape: tuple[int, int]) -> None:
-    weight = base.get(f'{path}.weight')
+def base_weights_of(layer: AdapterLayer, names: Container[str]) -> dict[str, tuple[int, ...]]:
+    """Return the names and the shapes of the weights of the base model that an adapted layer changes.
+
+    Folders contain the weights of experts stacked or, as most of them, separately for each expert.
+
+    Args:
+        layer: the layer.
+        names: names of the weights of the base model.
+
+    Raises:
+        AdapterMismatch: the base model has more experts.
+    """
+    outputs, inputs = layer.shape
+    if layer.expert_count is None:
+        return {f'{layer.path}.weight': layer.shape}
+    if layer.path in names:
+        return {layer.path: (layer.expert_count, outputs, inputs)}
+    module, _, name = layer.path.rpartition('.')
+    parts = SEPARATE_WEIGHTS[name]
+    if f'{module}.{layer.expert_count}.{parts[0]}.weight' in names:
+        raise AdapterMismatch(f'the base model has more than the {layer.expert_count} experts of {layer.path}')
+    return {
+        f'{module}.{expert}.{part}.weight': (outputs // len(parts), inputs)
+        for expert in range(layer.expert_count)
+        for part in parts
+    }
+
+
+def _check_weight(base: Shapes, name: str, shape: tuple[int, ...]) -> None:
+    weight = base.get(name)
     if weight is None:
-        raise AdapterMismatch(f'the base model has no linear layer {path}')
+        raise AdapterMismatch(f'the base model has no linear layer {name.removesuffix(".weight")}')
     if weight != shape:
-        raise AdapterMismatch(f'layer {path} has shape {list(weight)} in the base model, {list(shape)} in the adapter')
+        raise AdapterMismatch(f'{name} has shape {list(weight)} in the base model, {list(shape)} in the adapter')

@@ -1,18 +1,23 @@
 """Names, ranks and scaling factors of an adapter's layers.
 
-Canonical tensor names are those that PEFT saves: `base_model.model.<path>.lora_A.weight`.
+Canonical tensor names are those that PEFT saves: `base_model.model.<path>.lora_A.weight`. The matrices of experts are
+stacked: A has shape `[experts * rank, in]`, and column `k * experts + e` of B is column k of expert e.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from twinkle.data_format import LoraConfig
+from twinkle.data_format.lora import ALL_EXPERTS, EXPERT_PARAMETERS, EXPERTS, is_expert_weight
 
 PREFIX = 'base_model.model.'
 """Prefix that PEFT adds to a path of the base model."""
 _TENSOR = re.compile(r'(?P<path>.+)\.lora_(?P<part>[AB])(\.(?P<adapter>\w+))?\.weight')
 """Name of a LoRA matrix, in any of the forms that `canonical_names` supports."""
+NESTED = 'base_layer'
+"""Component of a path for each wrapper of PEFT around the wrapper of a tensor."""
 _Value = TypeVar('_Value')
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -42,30 +47,93 @@ def canonical_names(names: list[str]) -> dict[str, str]:
     }
 
 
-def layer_ranks(shapes: Shapes) -> dict[str, int]:
-    """Return the rank of each layer, by path, in the order of the tensors.
+@dataclass(frozen=True)
+class AdapterLayer:
+    """An adapted weight of the base model."""
+
+    path: str
+    """Path of the linear layer, or of the stacked weights of experts."""
+    tensor_path: str
+    """Path in the names of the tensors, which differs for experts."""
+    rank: int
+    shape: tuple[int, int]
+    """`(out, in)` of the linear layer or of one expert."""
+    expert_count: int | None
+    """Number of experts, or None for a linear layer."""
+
+    def tensor_name(self, part: str) -> str:
+        """Return the canonical name of part 'A' or 'B'."""
+        return f'{PREFIX}{self.tensor_path}.lora_{part}.weight'
+
+
+def adapter_layers(shapes: Shapes, config: LoraConfig) -> list[AdapterLayer]:
+    """Return the adapted weights, in the order of the tensors.
 
     Args:
         shapes: Shape of each tensor, by canonical name.
+        config: Configuration of the adapter.
 
     Raises:
-        ValueError: a layer lacks lora_A or lora_B, or their shapes do not match.
+        ValueError: a layer lacks lora_A or lora_B, their shapes do not match, or the number of experts is unclear.
     """
-    ranks: dict[str, int] = {}
-    paths = dict.fromkeys(layer_path(name) for name in shapes)
-    for path in paths:
-        a, b = (shapes.get(f'{PREFIX}{path}.lora_{part}.weight') for part in 'AB')
-        if a is None or b is None:
-            raise ValueError(f'layer {path} has no {"lora_B" if a else "lora_A"}')
-        if len(a) != 2 or len(b) != 2 or a[0] != b[1] or not a[0]:
-            raise ValueError(f'the shapes of lora_A {list(a)} and lora_B {list(b)} of layer {path} do not match')
-        ranks[path] = a[0]
-    return ranks
+    tensor_paths = list(dict.fromkeys(layer_path(name) for name in shapes))
+    paths = _weight_paths(tensor_paths, config)
+    return [_adapter_layer(shapes, tensor_path, paths.get(tensor_path), config) for tensor_path in tensor_paths]
+
+
+def tensor_paths_of(paths: Sequence[str]) -> dict[str, str]:
+    """Return the path in the names of the tensors of each adapted weight, by the weight's path.
+
+    PEFT wraps a module of experts once for each of its stacked weights. The last wrapper has the path of the module,
+    and each one before it is its `base_layer`.
+    """
+    found: dict[str, str] = {}
+    nested: dict[str, str] = {}
+    for path in reversed(paths):
+        module = path.rpartition('.')[0]
+        found[path] = nested.get(module, module) if is_expert_weight(path) else path
+        nested[module] = f'{found[path]}.{NESTED}'
+    return {path: found[path] for path in paths}
+
+
+def _weight_paths(tensor_paths: Sequence[str], config: LoraConfig) -> dict[str, str]:
+    """Return the path of each stacked weight, by its path in the names of the tensors."""
+    modules = dict.fromkeys(path.replace(f'.{NESTED}', '') for path in tensor_paths if is_expert_tensor(path))
+    found: dict[str, str] = {}
+    for module in modules:
+        weights = [path for name in EXPERT_PARAMETERS if _is_target(path := f'{module}.{name}', config)]
+        found |= {tensor_path: path for path, tensor_path in tensor_paths_of(weights).items()}
+    return found
+
+
+def _is_target(path: str, config: LoraConfig) -> bool:
+    targets = config.target_modules
+    names = (targets,) if isinstance(targets, str) else targets
+    return any(name == ALL_EXPERTS or (is_expert_weight(name) and is_named(path, name)) for name in names)
+
+
+def _adapter_layer(shapes: Shapes, tensor_path: str, weight_path: str | None, config: LoraConfig) -> AdapterLayer:
+    a, b = (shapes.get(f'{PREFIX}{tensor_path}.lora_{part}.weight') for part in 'AB')
+    if a is None or b is None:
+        raise ValueError(f'layer {tensor_path} has no {"lora_B" if a else "lora_A"}')
+    if len(a) != 2 or len(b) != 2 or a[0] != b[1] or not a[0]:
+        raise ValueError(f'the shapes of lora_A {list(a)} and lora_B {list(b)} of layer {tensor_path} do not match')
+    if weight_path is None:
+        return AdapterLayer(tensor_path, tensor_path, a[0], (b[0], a[1]), None)
+    rank = value_at(config.rank_pattern, weight_path, config.r)
+    if a[0] % rank:
+        raise ValueError(f'lora_A of the experts {weight_path} has {a[0]} rows, which is no multiple of rank {rank}')
+    return AdapterLayer(weight_path, tensor_path, rank, (b[0], a[1]), a[0] // rank)
 
 
 def layer_path(name: str) -> str:
-    """Return the path of a tensor's layer in the base model, from the tensor's canonical name."""
+    """Return the path in the canonical name of a tensor."""
     return name.removeprefix(PREFIX).rpartition('.lora_')[0]
+
+
+def is_expert_tensor(path: str) -> bool:
+    """Return whether a path in the name of a tensor belongs to the stacked weights of experts."""
+    return path.replace(f'.{NESTED}', '').rpartition('.')[2] == EXPERTS
 
 
 def is_named(path: str, name: str) -> bool:

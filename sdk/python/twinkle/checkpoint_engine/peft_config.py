@@ -8,8 +8,16 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
+from twinkle.checkpoint_engine.lora_layers import NESTED
 from twinkle.data_format import LoraConfig
-from twinkle.data_format.lora import PEFT_REQUIRED_VALUES, TARGET_GROUPS
+from twinkle.data_format.lora import (
+    ALL_EXPERTS,
+    EXPERT_PARAMETERS,
+    EXPERTS,
+    PEFT_REQUIRED_VALUES,
+    TARGET_GROUPS,
+    is_expert_weight,
+)
 
 _REQUIRED_VALUES: Mapping[str, tuple[Any, ...]] = {'peft_type': ('LORA',), **PEFT_REQUIRED_VALUES}
 """Fields of PEFT that change the computation, with the supported values."""
@@ -64,18 +72,15 @@ def adapter_config_json(config: LoraConfig, *, base_model: str, tensor_names: It
     """Return the content of a file from which PEFT can rebuild the adapter.
 
     `all-linear` and the other groups are expanded to module names, as in PEFT, because other tools do not support
-    groups. The seed is not written, because PEFT has no field for it.
+    groups. Stacked weights of experts are written to `target_parameters`. The seed is not written, because PEFT has no
+    field for it.
 
     Args:
         config: The adapter's configuration.
         base_model: Hub id or folder of the base model.
         tensor_names: Names of the adapter's tensors, as in PEFT.
     """
-    targets = config.target_modules
-    if set(TARGET_GROUPS).intersection((targets,) if isinstance(targets, str) else targets):
-        targets = sorted({name.split('.lora_')[0].rsplit('.', 1)[-1] for name in tensor_names})
-    # PEFT treats a single string as a regular expression; here it is a name.
-    targets = [targets] if isinstance(targets, str) else list(targets)
+    modules, parameters = _expanded_targets(config, tensor_names)
     value = {
         'peft_type': 'LORA',
         'task_type': 'CAUSAL_LM',
@@ -83,7 +88,8 @@ def adapter_config_json(config: LoraConfig, *, base_model: str, tensor_names: It
         'r': config.r,
         'lora_alpha': _integral(config.lora_alpha),
         'lora_dropout': config.lora_dropout,
-        'target_modules': targets,
+        'target_modules': modules,
+        **({'target_parameters': parameters} if parameters else {}),
         'use_rslora': config.use_rslora,
         'rank_pattern': dict(config.rank_pattern),
         'alpha_pattern': {name: _integral(alpha) for name, alpha in config.alpha_pattern.items()},
@@ -96,6 +102,20 @@ def adapter_config_json(config: LoraConfig, *, base_model: str, tensor_names: It
     }
     # Only the top level is sorted, because the order of names in a pattern is significant.
     return (json.dumps(dict(sorted(value.items())), indent=2) + '\n').encode()
+
+
+def _expanded_targets(config: LoraConfig, tensor_names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return the names of modules without groups, and the names of stacked weights of experts."""
+    # PEFT treats a single string as a regular expression; here it is a name.
+    targets = [config.target_modules] if isinstance(config.target_modules, str) else list(config.target_modules)
+    parameters = [name for name in targets if is_expert_weight(name)]
+    if ALL_EXPERTS in targets:
+        parameters = [f'{EXPERTS}.{name}' for name in EXPERT_PARAMETERS]
+    modules = [name for name in targets if name != ALL_EXPERTS and not is_expert_weight(name)]
+    if set(TARGET_GROUPS).intersection(modules):
+        paths = {name.split('.lora_')[0] for name in tensor_names}
+        modules = sorted({path.rsplit('.', 1)[-1] for path in paths} - {EXPERTS, NESTED})
+    return modules, parameters
 
 
 def parse_adapter_config(data: bytes, *, seed: int | None = None) -> tuple[LoraConfig, str]:
@@ -129,7 +149,7 @@ def parse_adapter_config(data: bytes, *, seed: int | None = None) -> tuple[LoraC
     _check_values(fields)
     if seed is not None and seed not in _SEEDS:
         raise ValueError('the seed does not fit into 64 bits')
-    known = {name: fields[name] for name in _IS_VALID if name in fields}
+    known = {name: fields[name] for name in (*_IS_VALID, 'target_parameters') if name in fields}
     return LoraConfig.of({**known, 'seed': seed}), str(fields.get('base_model_name_or_path') or '')
 
 

@@ -9,15 +9,22 @@ expressions and paths bound the time of one match, and a clock bounds only the t
 import json
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, TypeVar, cast
 
-from twinkle.checkpoint_engine.lora_layers import Shapes, canonical_names, endings, layer_ranks, value_at
+from twinkle.checkpoint_engine.lora_layers import (
+    AdapterLayer,
+    Shapes,
+    adapter_layers,
+    canonical_names,
+    endings,
+    value_at,
+)
 from twinkle.checkpoint_engine.peft_config import parse_adapter_config
 from twinkle.data_format import LoraConfig
-from twinkle.data_format.lora import ALL_LINEAR
+from twinkle.data_format.lora import ALL_LINEAR, is_expert_weight
 
 _Value = TypeVar('_Value')
 _NAME = re.compile(r'[\w-]+(\.[\w-]+)*')
@@ -78,14 +85,15 @@ def import_adapter(
     fields = cast(dict[str, Any], json.loads(config_data))
     names = canonical_names(list(shapes))
     _check_sizes(parsed, list(names.values()))
-    ranks = layer_ranks({names[name]: shape for name, shape in shapes.items()})
-    if not ranks:
+    layers = adapter_layers({names[name]: shape for name, shape in shapes.items()}, parsed)
+    if not layers:
         raise ValueError('the adapter has no tensors')
+    paths = [layer.path for layer in layers]
     config = replace(
         parsed,
-        target_modules=_targets(parsed, fields, list(ranks)),
-        rank_pattern=_rank_pattern(parsed, ranks),
-        alpha_pattern=_alpha_pattern(parsed, list(ranks), matching_seconds),
+        target_modules=_targets(parsed, fields, paths),
+        rank_pattern=_rank_pattern(parsed, layers),
+        alpha_pattern=_alpha_pattern(parsed, paths, matching_seconds),
     )
     return ImportedAdapter(config, base_model, names)
 
@@ -105,16 +113,18 @@ def _check_sizes(parsed: LoraConfig, names: list[str]) -> None:
 
 def _targets(parsed: LoraConfig, fields: Mapping[str, Any], paths: list[str]) -> str | tuple[str, ...]:
     targets = parsed.target_modules
-    if any(fields.get(name) for name in _EXCLUDING_FIELDS):
+    given = fields['target_modules']
+    # A string other than 'all-linear' is an expression. It is not needed: the tensors determine the layers.
+    is_expression = isinstance(given, str) and given != ALL_LINEAR
+    if is_expression or any(fields.get(name) for name in _EXCLUDING_FIELDS):
         return tuple(sorted(paths))
     if isinstance(targets, str):
-        # A string other than 'all-linear' is an expression. It is not needed: the tensors determine the layers.
-        return targets if targets == ALL_LINEAR else tuple(sorted(paths))
-    unused = set(targets)
-    known = frozenset(targets)
+        return targets
+    known = frozenset(targets) - {ALL_LINEAR}
+    unused = set(known)
     for path in paths:
         matching = known.intersection(endings(path))
-        if not matching:
+        if not matching and (is_expert_weight(path) or ALL_LINEAR not in targets):
             raise ValueError(f'the adapter has tensors of layer {path}, which target_modules does not include')
         unused -= matching
     if unused:
@@ -122,14 +132,18 @@ def _targets(parsed: LoraConfig, fields: Mapping[str, Any], paths: list[str]) ->
     return targets
 
 
-def _rank_pattern(parsed: LoraConfig, ranks: Mapping[str, int]) -> Mapping[str, int]:
+def _rank_pattern(parsed: LoraConfig, layers: Sequence[AdapterLayer]) -> Mapping[str, int]:
     if not all(map(_NAME.fullmatch, parsed.rank_pattern)):
-        return {path: rank for path, rank in ranks.items() if rank != parsed.r}
-    for path, rank in ranks.items():
-        expected = value_at(parsed.rank_pattern, path, parsed.r)
-        if expected != rank:
-            raise ValueError(f'layer {path} has rank {expected} in r or rank_pattern, but its tensors have rank {rank}')
-    return _used_names(parsed.rank_pattern, ranks)
+        if any(layer.expert_count for layer in layers):
+            raise ValueError('rank_pattern must list names, not expressions, because the adapter has experts')
+        return {layer.path: layer.rank for layer in layers if layer.rank != parsed.r}
+    for layer in layers:
+        expected = value_at(parsed.rank_pattern, layer.path, parsed.r)
+        if expected != layer.rank:
+            raise ValueError(
+                f'layer {layer.path} has rank {expected} in r or rank_pattern, but its tensors have rank {layer.rank}'
+            )
+    return _used_names(parsed.rank_pattern, [layer.path for layer in layers])
 
 
 def _alpha_pattern(parsed: LoraConfig, paths: list[str], matching_seconds: float) -> Mapping[str, float]:

@@ -1,16 +1,17 @@
 """The changes that a merge applies to base weights: LoRA updates, or replacement by fully trained weights."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from twinkle.checkpoint_engine.base_layers import base_weights_of
 from twinkle.checkpoint_engine.errors import AdapterMismatch
 from twinkle.checkpoint_engine.float_bytes import FLOAT_DTYPES, to_float32
 from twinkle.checkpoint_engine.hf_folder import ModelFolder
-from twinkle.checkpoint_engine.lora_layers import PREFIX, layer_ranks, scaling_at
+from twinkle.checkpoint_engine.lora_layers import AdapterLayer, adapter_layers, scaling_at
 from twinkle.data_format import LoraConfig, TensorData
 
 Rows = npt.NDArray[np.float32]
@@ -38,6 +39,20 @@ class LoraChange:
         delta *= np.float32(self.scaling)
         delta += rows
         return delta
+
+
+@dataclass(frozen=True)
+class StackedChange:
+    """Changes of the stacked weights of experts, in which a row contains the weight of one expert."""
+
+    by_expert: Sequence[LoraChange]
+
+    def changed(self, rows: Rows, begin: int) -> Rows:
+        """Return the weights of the experts with their updates added."""
+        changes = self.by_expert[begin : begin + len(rows)]
+        inputs = changes[0].a.shape[1]
+        new = [change.changed(row.reshape(-1, inputs), 0) for change, row in zip(changes, rows, strict=True)]
+        return np.stack(new).reshape(len(rows), -1)
 
 
 @dataclass(frozen=True)
@@ -70,16 +85,31 @@ def changes_of(
 
 def _updates(base: ModelFolder, state: Mapping[str, TensorData], config: LoraConfig) -> dict[str, WeightChange]:
     try:
-        ranks = layer_ranks({name: tensor.shape for name, tensor in state.items()})
+        layers = adapter_layers({name: tensor.shape for name, tensor in state.items()}, config)
     except ValueError as error:
         raise AdapterMismatch(str(error)) from None
     changes: dict[str, WeightChange] = {}
-    for path in ranks:
-        a, b = (_float32(state[f'{PREFIX}{path}.lora_{part}.weight']) for part in 'AB')
-        name = f'{path}.weight'
-        _check(base, name, (b.shape[0], a.shape[1]))
-        changes[name] = LoraChange(a, b, scaling_at(path, config))
+    for layer in layers:
+        weights = base_weights_of(layer, base.entries)
+        for name, shape in weights.items():
+            _check(base, name, shape)
+        a, b = (_float32(state[layer.tensor_name(part)]) for part in 'AB')
+        changes |= _changes(list(weights), layer, a, b, scaling_at(layer.path, config))
     return changes
+
+
+def _changes(names: Sequence[str], layer: AdapterLayer, a: Rows, b: Rows, scaling: float) -> dict[str, WeightChange]:
+    """Return the changes of the weights that an adapted layer consists of in the base model's folder."""
+    count = layer.expert_count
+    if count is None:
+        return {names[0]: LoraChange(a, b, scaling)}
+    a_of = a.reshape(count, layer.rank, -1)
+    by_expert = [LoraChange(a_of[expert], b[:, expert::count], scaling) for expert in range(count)]
+    if len(names) == 1:
+        return {names[0]: StackedChange(by_expert)}
+    part_count = len(names) // count
+    parts = (LoraChange(change.a, b, scaling) for change in by_expert for b in np.split(change.b, part_count))
+    return dict(zip(names, parts, strict=True))
 
 
 def _replacements(base: ModelFolder, state: Mapping[str, TensorData]) -> dict[str, WeightChange]:

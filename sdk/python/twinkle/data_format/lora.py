@@ -15,12 +15,18 @@ ALL_ATTENTION = 'all-attention'
 """The linear layers of attention, independent of their names in an architecture."""
 ALL_MLP = 'all-mlp'
 """Every linear layer that belongs neither to attention nor to the output head."""
+ALL_EXPERTS = 'all-experts'
+"""The stacked weights of the experts of every mixture, which `all-linear` and `all-mlp` do not include."""
 OUTPUT_HEAD = 'output-head'
 """The output head. Embeddings that are tied to it do not change."""
 _METHOD = 'LORA'
 """The supported `peft_type`."""
-TARGET_GROUPS = (ALL_LINEAR, ALL_ATTENTION, ALL_MLP, OUTPUT_HEAD)
+TARGET_GROUPS = (ALL_LINEAR, ALL_ATTENTION, ALL_MLP, ALL_EXPERTS, OUTPUT_HEAD)
 """Names in `target_modules` that select groups of layers. They can be combined with names of layers."""
+EXPERTS = 'experts'
+"""Name of the module with the stacked weights of all experts of a layer."""
+EXPERT_PARAMETERS = ('gate_up_proj', 'down_proj')
+"""Stacked weights that accept adapters, in the order of the module."""
 
 PEFT_REQUIRED_VALUES: Mapping[str, tuple[Any, ...]] = {
     'bias': (None, 'none'),
@@ -30,7 +36,6 @@ PEFT_REQUIRED_VALUES: Mapping[str, tuple[Any, ...]] = {
     'layer_replication': (None, []),
     'trainable_token_indices': (None, [], {}),
     'lora_bias': (None, False),
-    'target_parameters': (None, []),
     'use_qalora': (None, False),
     'use_bdlora': (None, False),
     'alora_invocation_tokens': (None, []),
@@ -65,7 +70,11 @@ class LoraConfig:
     lora_dropout: float = 0.0
     """Probability in [0, 1) of dropping an input element of `A` during training."""
     target_modules: str | tuple[str, ...] = ALL_LINEAR
-    """One or more names, each from `TARGET_GROUPS` or matched against the end of each module's path."""
+    """One or more names, each from `TARGET_GROUPS` or matched against the end of each module's path.
+
+    Stacked weights of experts are named with their module, such as `experts.down_proj`. PEFT has a separate field
+    `target_parameters` for them, which `of` adds to this one.
+    """
     use_rslora: bool = False
     """Whether to use rank-stabilized scaling (Kalajdzievski 2023, arXiv:2312.03732)."""
     rank_pattern: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -109,13 +118,37 @@ class LoraConfig:
             values = dict(cast(Mapping[str, Any], config))
         else:
             _check_supported(config)
-            known = (item.name for item in fields(cls))
+            known = (*(item.name for item in fields(cls)), 'target_parameters')
             values = {name: getattr(config, name) for name in known if hasattr(config, name)}
         values = {name: value for name, value in values.items() if value is not None}
-        targets = values.get('target_modules', ALL_LINEAR)
+        parameters = expert_names(values.pop('target_parameters', ()))
+        # PEFT adapts no module if only parameters are given.
+        default = () if parameters else ALL_LINEAR
+        targets = values.get('target_modules', default)
+        if parameters and isinstance(targets, str):
+            targets = (targets,)
         if not isinstance(targets, str):
-            values['target_modules'] = tuple(sorted(targets))
+            values['target_modules'] = tuple(sorted({*targets, *parameters}))
         return cls(**values)
+
+
+def is_expert_weight(path: str) -> bool:
+    """Return whether a path, or its end, names the stacked weights of experts."""
+    module, _, name = path.rpartition('.')
+    return name in EXPERT_PARAMETERS and module.rpartition('.')[2] == EXPERTS
+
+
+def expert_names(target_parameters: Any) -> tuple[str, ...]:
+    """Return the names in PEFT's `target_parameters`.
+
+    Raises:
+        ValueError: A name does not end with the name of stacked weights of experts.
+    """
+    names = cast(list[Any], list(target_parameters or ()))
+    if not all(isinstance(name, str) and is_expert_weight(name) for name in names):
+        supported = ' or '.join(repr(f'{EXPERTS}.{name}') for name in EXPERT_PARAMETERS)
+        raise ValueError(f'target_parameters = {names!r} of PEFT is not supported; each must end with {supported}')
+    return tuple(names)
 
 
 def in_effect(pattern: Mapping[str, _Value]) -> dict[str, _Value]:

@@ -10,7 +10,7 @@ from twinkle.nn.base_weights import merged_parameters, replace_parameters
 from twinkle.nn.causal_lm import PackedCausalLM
 from twinkle.nn.cpu_products import choose_reproducible_kernels
 from twinkle.nn.dropout import RowDropout
-from twinkle.nn.errors import PackError, UnknownParameters, UnknownTargetModules, UnsupportedModel
+from twinkle.nn.errors import ExpertDropout, PackError, UnknownParameters, UnknownTargetModules, UnsupportedModel
 from twinkle.nn.full_weights import FullWeights, select_parameters
 from twinkle.nn.head import HeadOutputs
 from twinkle.nn.head_weights import HeadAdapter, log_probabilities
@@ -32,6 +32,7 @@ __all__ = [
     'AdapterWeights',
     'BaseSharding',
     'CacheSize',
+    'ExpertDropout',
     'FullWeights',
     'HeadAdapter',
     'HeadOutputs',

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
-from twinkle.nn.layer_update import LayerDropout, LayerUpdate
+from twinkle.nn.layer_update import ExpertUpdate, LayerDropout, LayerUpdate
 from twinkle.nn.spans import AdapterSpan
 
 
@@ -29,6 +29,15 @@ class Pass:
     spans: Sequence[AdapterSpan] = ()
     row_count: int = 0
     """Number of rows, padding included."""
+
+
+@dataclass(frozen=True)
+class ExpertSpan:
+    """Rows `[begin_row, end_row)` whose experts an update changes."""
+
+    begin_row: int
+    end_row: int
+    update: ExpertUpdate
 
 
 class ActiveAdapters:
@@ -75,3 +84,9 @@ class ActiveAdapters:
                 layer_dropout = None if span.dropout is None else LayerDropout(span.dropout, layer)
                 found.append(LayerSpan(span.begin_row, span.end_row, update, layer_dropout))
         return found
+
+    def expert_spans_at(self, path: str) -> list[ExpertSpan]:
+        """Return the row ranges for which adapters update stacked weights of experts, in order."""
+        spans = self._running.spans if self._running else ()
+        used = [(span, span.adapter.expert_update_of(path)) for span in spans if span.adapter is not None]
+        return [ExpertSpan(span.begin_row, span.end_row, found) for span, found in used if found is not None]

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from twinkle.data_format import TensorData
 from twinkle.nn.errors import UnsupportedModel
+from twinkle.nn.expert_factors import ExpertFactors
 from twinkle.nn.lora_weights import LoraWeights
 from twinkle.nn.packed_model import PackedModel
 from twinkle.nn.peft_files import tensor_of
@@ -23,13 +24,13 @@ def merged_parameters(model: PackedModel, adapter: LoraWeights) -> dict[str, Ten
     merged = dict(model.base_state())
     with torch.no_grad():
         for path, factors in adapter.factors.items():
-            if f'{path}.weight' not in merged:
+            name = path if isinstance(factors, ExpertFactors) else f'{path}.weight'
+            if name not in merged:
                 raise UnsupportedModel(
                     f'{path} shares its weight with another layer, so an adapter on it cannot be merged'
                 )
-            weight_OI = merged[f'{path}.weight']
-            update_OI = (factors.b @ factors.a).mul_(factors.scaling)
-            merged[f'{path}.weight'] = update_OI.add_(weight_OI).to(weight_OI.dtype)
+            weight = merged[name]
+            merged[name] = factors.delta().add_(weight).to(weight.dtype)
     return merged
 
 

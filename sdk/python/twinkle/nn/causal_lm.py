@@ -37,7 +37,7 @@ class PackedCausalLM(PackedModel):
         self._media = MediaInputs.of(model)
         text = model if self._media is None else self._media.language_model
         fuse_layers(text)
-        pack_layers(text)
+        experts = pack_layers(model, active, within=text)
         super().__init__(
             config,
             head=head,
@@ -46,6 +46,7 @@ class PackedCausalLM(PackedModel):
             widths=_widths_of(text, head=head),
             active=active,
         )
+        self.experts = experts
         if self._media is not None:
             self.media = self._media.spec
         self._generation_config = model.generation_config

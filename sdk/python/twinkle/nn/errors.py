@@ -17,7 +17,14 @@ class UnknownTargetModules(ValueError):
 
     def __str__(self) -> str:
         groups = ', '.join(map(repr, TARGET_GROUPS))
-        return f'target_modules {self.unknown} match no linear layer; use {groups} or some of {self.known}'
+        return f'target_modules {self.unknown} match no layer; use {groups} or some of {self.known}'
+
+
+@error_class('lora_dropout must be 0 if target_modules includes experts ({path}); peft does not support it there')
+class ExpertDropout(ValueError):
+    """A LoRA configuration has dropout for the experts of a mixture."""
+
+    path: str
 
 
 class UnsupportedModel(ValueError):

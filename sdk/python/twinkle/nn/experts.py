@@ -1,24 +1,34 @@
-"""Mixtures of experts whose rows do not depend on the other rows of a pack.
+"""Mixtures of experts whose rows do not depend on the other rows of a pack, with the updates of adapters.
 
 The number of rows that an expert receives depends on all tokens of a pass, and so would the rounding of its products.
 `PackedExperts` pads the rows of each expert to a count at which products are stable (`twinkle.nn.rows`). It adds the
-outputs of a token's experts in the order in which the router chose them.
+outputs of a token's experts in the order in which the router chose them. The rows of an expert keep the order of the
+pack, so the rows of one adapter stay consecutive and have the layout that `twinkle.nn.span_kernels` expects.
 
 Legend: T rows of the pack, A experts per token, S = T A pairs of a token and an expert, N rows of one expert, D hidden
 size.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from twinkle.data_format.lora import is_expert_weight
+from twinkle.nn.active_adapters import ActiveAdapters, ExpertSpan, LayerSpan
+from twinkle.nn.errors import UnsupportedModel
 from twinkle.nn.gated_mlp import gate_of
+from twinkle.nn.lora_linear import AdaptedLinear
 from twinkle.nn.rows import pad_rows, padded_row_count
 
 _ROW_MULTIPLE = 4
 """Multiple to which the rows of an expert are padded; see `twinkle.nn.rows`."""
+_DOWN = 'down_proj'
+
+Spans = Mapping[str, Sequence[LayerSpan]]
+"""Updates of the rows of one expert, by the name of the stacked weights."""
 
 
 class PackedExperts(nn.Module):
@@ -26,9 +36,11 @@ class PackedExperts(nn.Module):
 
     Args:
         experts: module of transformers that `is_experts` recognizes.
+        path: module path of the experts in the model.
+        active: holder of the running pass's adapters.
     """
 
-    def __init__(self, experts: Any) -> None:
+    def __init__(self, experts: Any, *, path: str, active: ActiveAdapters) -> None:
         super().__init__()
         for name, parameter in experts.named_parameters(recurse=False):
             self.register_parameter(name, parameter)
@@ -36,6 +48,19 @@ class PackedExperts(nn.Module):
         self._is_transposed, self._has_bias = experts.is_transposed, experts.has_bias
         self._gate = _gate_of(experts)
         self._widths = {*self.down_proj.shape[1:], *getattr(self, self._first).shape[1:]}
+        self._path, self._active = path, active
+
+    @property
+    def target_shapes(self) -> dict[str, tuple[int, int, int]]:
+        """`(experts, in_features, out_features)` of each stacked weight that accepts adapters, by module path."""
+        if self._is_transposed:
+            return {}
+        shapes = {f'{self._path}.{name}': getattr(self, name).shape for name in (self._first, _DOWN)}
+        return {
+            path: (count, inputs, outputs)
+            for path, (count, outputs, inputs) in shapes.items()
+            if is_expert_weight(path)
+        }
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Return float [T, D], the weighted sum of the outputs of each token's experts.
@@ -49,23 +74,69 @@ class PackedExperts(nn.Module):
         # Each pair reads its own copy of the token, so that gradients are added in the order of the choices, too.
         pairs_SD = hidden_states[:, None].expand(rows, choices, -1).reshape(rows * choices, -1)
         order_S = top_k_index.flatten().argsort(stable=True)
-        counts = torch.bincount(top_k_index.flatten(), minlength=len(self.down_proj)).tolist()
+        counts, spans = self._divide(top_k_index)
         parts = pairs_SD.index_select(0, order_S).split(counts)
-        outputs = [self._expert(index, part) for index, part in enumerate(parts) if len(part)]
+        outputs = [self._expert(index, part, spans[index]) for index, part in enumerate(parts) if len(part)]
         output_TAD = torch.cat(outputs).index_select(0, order_S.argsort()).unflatten(0, (rows, choices))
         return (output_TAD * top_k_weights[..., None]).sum(dim=1).to(hidden_states.dtype)
 
-    def _expert(self, index: int, x_ND: Tensor) -> Tensor:
+    def _divide(self, index_TA: Tensor) -> tuple[list[int], list[Spans]]:
+        """Return the number of rows and the updates of each expert."""
+        spans = {name: self._active.expert_spans_at(f'{self._path}.{name}') for name in (self._first, _DOWN)}
+        found = [span for own in spans.values() for span in own]
+        if found and len(index_TA) != self._active.row_count:
+            raise UnsupportedModel(
+                f'{self._path} got {len(index_TA)} rows in a pass of {self._active.row_count}; pass all rows'
+            )
+        borders = sorted({row for span in found for row in (span.begin_row, span.end_row)})
+        table = _rows_before(index_TA, borders, expert_count=len(self.down_proj))
+        by_expert: list[dict[str, list[LayerSpan]]] = [{} for _ in table]
+        for name, own in spans.items():
+            for span in own:
+                _add_layer_spans(by_expert, name, span, borders=borders, table=table)
+        return [rows[-1] for rows in table], [*by_expert]
+
+    def _expert(self, index: int, x_ND: Tensor, spans: Spans) -> Tensor:
         """Return [N, D], the output of one expert for its rows."""
         count = -(-padded_row_count(len(x_ND), self._widths) // _ROW_MULTIPLE) * _ROW_MULTIPLE
         padded = pad_rows(x_ND, count) if count > len(x_ND) else x_ND.clone()
-        inner = self._gate(self._linear(self._first, index, padded))
-        return self._linear('down_proj', index, inner)[: len(x_ND)]
+        inner = self._gate(self._linear(self._first, index, padded, spans.get(self._first, ())))
+        return self._linear(_DOWN, index, inner, spans.get(_DOWN, ()))[: len(x_ND)]
 
-    def _linear(self, name: str, index: int, x: Tensor) -> Tensor:
+    def _linear(self, name: str, index: int, x: Tensor, spans: Sequence[LayerSpan]) -> Tensor:
         weight = getattr(self, name)[index]
         bias = getattr(self, f'{name}_bias')[index] if self._has_bias else None
-        return linear(x, weight.T if self._is_transposed else weight, bias)
+        if not spans:
+            return linear(x, weight.T if self._is_transposed else weight, bias)
+        parameters = [tensor for span in spans for tensor in span.update.parameters()]
+        return AdaptedLinear.apply(x, weight, bias, spans, *parameters)
+
+
+def _rows_before(index_TA: Tensor, borders: Sequence[int], *, expert_count: int) -> list[list[int]]:
+    """Return how many rows each expert receives from the tokens before each border, and in total as the last number.
+
+    The counts of all experts reach the host in one transfer.
+    """
+    part_count = len(borders) + 1
+    rows_T = torch.arange(len(index_TA), device=index_TA.device)
+    part_T = torch.bucketize(rows_T, torch.tensor(borders, device=index_TA.device), right=True)
+    counts = torch.bincount((index_TA * part_count + part_T[:, None]).flatten(), minlength=expert_count * part_count)
+    return counts.unflatten(0, (expert_count, part_count)).cumsum(1).tolist()
+
+
+def _add_layer_spans(
+    by_expert: list[dict[str, list[LayerSpan]]],
+    name: str,
+    span: ExpertSpan,
+    *,
+    borders: Sequence[int],
+    table: list[list[int]],
+) -> None:
+    """Divide an adapter's update among the experts that receive rows of the adapter."""
+    begin, end = borders.index(span.begin_row), borders.index(span.end_row)
+    for found, rows, update in zip(by_expert, table, span.update.by_expert(), strict=True):
+        if rows[begin] < rows[end]:
+            found.setdefault(name, []).append(LayerSpan(rows[begin], rows[end], update, None))
 
 
 def is_experts(module: nn.Module) -> bool:

@@ -51,6 +51,10 @@ class FullWeights:
         """Return None: layers have no update in addition to their weights."""
         del path
 
+    def expert_update_of(self, path: str) -> None:
+        """Return None: experts have no update in addition to their weights."""
+        del path
+
     def sample_dropout(self) -> RowDropout | None:
         """Return None: full-parameter training has no dropout."""
         return None

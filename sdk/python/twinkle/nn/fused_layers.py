@@ -6,6 +6,7 @@ replaced by layers whose results do not depend on the rest of a pack.
 
 from torch import nn
 
+from twinkle.nn.active_adapters import ActiveAdapters
 from twinkle.nn.delta_net import PackedDeltaNet, is_delta_net
 from twinkle.nn.experts import PackedExperts, is_experts
 from twinkle.nn.gated_mlp import fused_mlp
@@ -20,13 +21,24 @@ def fuse_layers(model: nn.Module) -> None:
             replace_module(model, path, fused)
 
 
-def pack_layers(model: nn.Module) -> None:
-    """Replace Gated DeltaNet layers and experts by layers whose results do not depend on the rest of a pack."""
+def pack_layers(model: nn.Module, active: ActiveAdapters, *, within: nn.Module) -> dict[str, tuple[int, int, int]]:
+    """Replace Gated DeltaNet layers and experts below `within` by layers that do not depend on the rest of a pack.
+
+    Returns:
+        `(experts, in_features, out_features)` of the stacked weights that accept adapters, by module path.
+    """
+    own = set(within.modules())
+    shapes: dict[str, tuple[int, int, int]] = {}
     for path, module in list(model.named_modules()):
+        if module not in own:
+            continue
         if is_delta_net(module):
             replace_module(model, path, PackedDeltaNet(module))
         elif is_experts(module):
-            replace_module(model, path, PackedExperts(module))
+            experts = PackedExperts(module, path=path, active=active)
+            replace_module(model, path, experts)
+            shapes |= experts.target_shapes
+    return shapes
 
 
 def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:

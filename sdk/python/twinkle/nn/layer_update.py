@@ -1,4 +1,4 @@
-"""Interface between linear layers and adapters, implemented by each kind of trainable weights.
+"""Interface between layers and adapters, implemented by each kind of trainable weights.
 
 `AdapterWeights` is one adapter; it has a `LayerUpdate` for each layer that it changes. The implementations are
 `twinkle.nn.lora_weights` (LoRA) and `twinkle.nn.full_weights` (full parameters).
@@ -48,11 +48,23 @@ class LayerUpdate(Protocol):
         ...
 
 
+class ExpertUpdate(Protocol):
+    """Update of one adapter at the stacked weights of the experts of a mixture."""
+
+    def by_expert(self) -> Sequence[LayerUpdate]:
+        """Return the update of each expert. Autograd adds their gradients to those of the adapter's tensors."""
+        ...
+
+
 class AdapterWeights(Protocol):
     """Weights of one adapter on one device."""
 
     def update_of(self, path: str) -> LayerUpdate | None:
-        """Return the adapter's update at a layer, or None if it does not change the layer."""
+        """Return the adapter's update at a linear layer, or None if it does not change the layer."""
+        ...
+
+    def expert_update_of(self, path: str) -> ExpertUpdate | None:
+        """Return the adapter's update of the stacked weights of experts, or None if it does not change them."""
         ...
 
     def sample_dropout(self) -> RowDropout | None:

@@ -32,6 +32,10 @@ class LoraFactors:
         """Return A and B."""
         return self.a, self.b
 
+    def delta(self) -> Tensor:
+        """Return float32 [O, I], the change of the layer's weight."""
+        return (self.b @ self.a).mul_(self.scaling)
+
     def add_output(self, x_SI: Tensor, y_SO: Tensor, dropout: LayerDropout | None) -> tuple[Tensor]:
         """Add the update to `y_SO` in place; return `A dropout(x)`, [S, r]."""
         dropped_SI = x_SI if dropout is None else x_SI * dropout.mask(x_SI)

@@ -58,12 +58,12 @@ class LoraLinear(nn.Module):
             spans = [self._shard.span(span) for span in spans]
         parameters = [tensor for span in spans for tensor in span.update.parameters()]
         x_TI = x.reshape(row_count, -1)
-        y_TO: Tensor = _AdaptedLinear.apply(x_TI, self.base.weight, self.base.bias, spans, *parameters)
+        y_TO: Tensor = AdaptedLinear.apply(x_TI, self.base.weight, self.base.bias, spans, *parameters)
         # Some models change the result in place, which autograd forbids for a view that the function made itself.
         return y_TO.view(*x.shape[:-1], -1)
 
 
-class _AdaptedLinear(Function):
+class AdaptedLinear(Function):
     """`LoraLinear` with spans as one autograd node. The frozen weight has no gradient."""
 
     @staticmethod

@@ -2,16 +2,17 @@
 
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
+from twinkle.checkpoint_engine.lora_layers import PREFIX, tensor_paths_of
 from twinkle.data_format import LoraConfig
 from twinkle.nn.dropout import RowDropout
+from twinkle.nn.expert_factors import ExpertFactors
 from twinkle.nn.lora_factors import LoraFactors
-from twinkle.nn.targets import Layers, rank_of, scaling_of, select_layers
-
-_PEFT_PREFIX = 'base_model.model.'
+from twinkle.nn.targets import Layers, expert_counts_of, rank_of, scaling_of, select_layers
 
 
 class LoraWeights:
@@ -21,11 +22,20 @@ class LoraWeights:
         config: LoRA configuration of the adapter.
         factors: factors by module path of the base model, in the model's order.
         seed: seed of dropout.
+        tensor_paths: paths in the names of tensors that differ from the module paths.
     """
 
-    def __init__(self, config: LoraConfig, factors: Mapping[str, LoraFactors], *, seed: int) -> None:
+    def __init__(
+        self,
+        config: LoraConfig,
+        factors: Mapping[str, LoraFactors | ExpertFactors],
+        *,
+        seed: int,
+        tensor_paths: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.config = config
         self.factors = dict(factors)
+        self._tensor_paths = tensor_paths
         # The generator is on the CPU on every device, so a run can move between devices.
         self.dropout_generator = torch.Generator().manual_seed(seed)
 
@@ -44,17 +54,23 @@ class LoraWeights:
 
         Raises:
             UnknownTargetModules: the configuration names layers that the model does not have.
+            ExpertDropout: the configuration has dropout and targets experts.
         """
         generator = torch.Generator().manual_seed(seed)
-        factors: dict[str, LoraFactors] = {}
+        factors: dict[str, LoraFactors | ExpertFactors] = {}
+        expert_counts = expert_counts_of(layers)
         for path in select_layers(layers, config):
             inputs, outputs = layers[path]
-            rank = rank_of(path, config)
-            a = torch.empty(rank, inputs)
+            count = rank_of(path, config) * expert_counts.get(path, 1)
+            a = torch.empty(count, inputs)
             torch.nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
-            b = torch.zeros(outputs, rank)
-            factors[path] = LoraFactors(a.to(device), b.to(device), scaling_of(path, config))
-        return cls(config, factors, seed=seed).requires_grad_(is_trainable=is_trainable)
+            a, b, scaling = a.to(device), torch.zeros(outputs, count).to(device), scaling_of(path, config)
+            is_stacked = path in expert_counts
+            factors[path] = (
+                ExpertFactors(a, b, scaling, expert_counts[path]) if is_stacked else LoraFactors(a, b, scaling)
+            )
+        tensor_paths = tensor_paths_of(list(factors)) if expert_counts else {}
+        return cls(config, factors, seed=seed, tensor_paths=tensor_paths).requires_grad_(is_trainable=is_trainable)
 
     @classmethod
     def from_peft_state(
@@ -80,8 +96,9 @@ class LoraWeights:
         """Return the weights under the names that peft saves them by, without copying."""
         state: dict[str, Tensor] = {}
         for path, factors in self.factors.items():
-            state[f'{_PEFT_PREFIX}{path}.lora_A.weight'] = factors.a.detach()
-            state[f'{_PEFT_PREFIX}{path}.lora_B.weight'] = factors.b.detach()
+            name = f'{PREFIX}{self._tensor_paths.get(path, path)}'
+            state[f'{name}.lora_A.weight'] = factors.a.detach()
+            state[f'{name}.lora_B.weight'] = factors.b.detach()
         return state
 
     def load_peft_state(self, state: Mapping[str, Tensor]) -> None:
@@ -120,8 +137,14 @@ class LoraWeights:
         return self
 
     def update_of(self, path: str) -> LoraFactors | None:
-        """Return the factors of a layer, or None if the layer is not a target."""
-        return self.factors.get(path)
+        """Return the factors of a linear layer, or None if the layer is not a target."""
+        factors = self.factors.get(path)
+        return factors if isinstance(factors, LoraFactors) else None
+
+    def expert_update_of(self, path: str) -> ExpertFactors | None:
+        """Return the factors of the stacked weights of experts, or None if they are not a target."""
+        factors = self.factors.get(path)
+        return factors if isinstance(factors, ExpertFactors) else None
 
     def sample_dropout(self) -> RowDropout | None:
         """Sample the dropout of one training pass from the adapter's generator, or return None if it has none."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -43,6 +44,8 @@ class PackedModel(ABC):
 
     media: MediaSpec | None = None
     """Specification of the images, videos or audio that the model reads; None for a text model."""
+    experts: Mapping[str, tuple[int, int, int]] = MappingProxyType({})
+    """Path to `(experts, in_features, out_features)` of each stacked weight of experts that accepts adapters."""
 
     def __init__(
         self,
@@ -90,9 +93,9 @@ class PackedModel(ABC):
 
     @cached_property
     def targets(self) -> TargetLayers:
-        """`layers` plus the output head as the last entry: every layer that accepts an adapter."""
+        """`layers`, the experts and the output head: every layer that accepts an adapter."""
         shape = (self.head_layer.in_features, self.head_layer.out_features)
-        return TargetLayers(self.layers, head=self.head_path, shape=shape)
+        return TargetLayers(self.layers, head=self.head_path, shape=shape, experts=self.experts)
 
     def whole_weights(self) -> AbstractContextManager[None]:
         """Return a context in which embedding and head are whole, for passes outside of `BaseSharding.running_pass`."""

@@ -22,7 +22,6 @@ _PEFT_DEFAULTS: dict[str, tuple[Any, ...]] = {
     'layers_pattern': (None,),
     'layers_to_transform': (None,),
     'modules_to_save': (None,),
-    'target_parameters': (None,),
     'trainable_token_indices': (None,),
     'use_bdlora': (None,),
     'use_dora': (False,),

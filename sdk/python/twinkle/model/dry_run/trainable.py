@@ -8,7 +8,7 @@ import torch
 
 from twinkle.data_format import LoraConfig
 from twinkle.module import build_optimizer
-from twinkle.nn.targets import Layers, rank_of, select_layers
+from twinkle.nn.targets import Layers, rank_of, select_layers, trained_shape
 
 _SAMPLE_SHAPE = (64, 64)
 """Shape of the parameter used to measure the optimizer state."""
@@ -45,10 +45,11 @@ def lora_size(layers: Layers, config: LoraConfig, *, optimizer: Any, options: Ma
 
     Raises:
         UnknownTargetModules: the configuration names layers that the model does not have.
+        ExpertDropout: the configuration has dropout and targets experts.
         UnknownComponent, InvalidComponentOptions: the optimizer cannot be built.
     """
     paths = select_layers(layers, config)
-    count = sum(rank_of(path, config) * sum(layers[path]) for path in paths)
+    count = sum(rank_of(path, config) * sum(trained_shape(layers, path)) for path in paths)
     return TrainableSize(parameter_count=count, optimizer_bytes=_optimizer_bytes(count, optimizer, options))
 
 

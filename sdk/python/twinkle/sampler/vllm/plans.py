@@ -17,6 +17,7 @@ from torch import Tensor
 from vllm.lora.utils import parse_fine_tuned_lora_name
 
 from twinkle.checkpoint_engine import scaling_at
+from twinkle.checkpoint_engine.lora_layers import is_expert_tensor
 from twinkle.data_format import LoraConfig
 
 _DTYPES = {
@@ -169,6 +170,8 @@ def _layer_plans(manager: Any, locations: Mapping[str, TensorLocation], config: 
             path, _ = parse_fine_tuned_lora_name(name)
         except ValueError as error:
             raise Misfit(f'{name} is not a LoRA matrix of a linear layer') from error
+        if is_expert_tensor(path):
+            raise Misfit(f'{path} has adapters of experts, which only the torch engine supports')
         pair = pairs.setdefault(module, {})
         if is_a in pair:
             raise Misfit(f'{name} duplicates a matrix of {module}')

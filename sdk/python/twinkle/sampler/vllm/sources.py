@@ -7,7 +7,7 @@ from safetensors import safe_open
 
 from twinkle.checkpoint_engine import is_named, read_peft_folder
 from twinkle.data_format import LoraConfig, TensorData
-from twinkle.data_format.lora import ALL_ATTENTION, ALL_LINEAR, ALL_MLP, OUTPUT_HEAD
+from twinkle.data_format.lora import ALL_ATTENTION, ALL_EXPERTS, ALL_LINEAR, ALL_MLP, OUTPUT_HEAD, is_expert_weight
 from twinkle.nn import tensor_data_of
 from twinkle.nn.targets import is_attention_layer
 from twinkle.sampler.vllm.handover import AdapterSource
@@ -25,7 +25,7 @@ def adapter_source(folder: str, given: LoraConfig | str | PathLike[str]) -> Adap
         given: PEFT folder, or configuration (`LoraConfig` or PEFT's).
 
     Raises:
-        ValueError: the configuration matches no layer of the model, or includes the output head.
+        ValueError: the configuration matches no layer of the model, or includes the output head or experts.
         InvalidPeftFolder: the folder does not contain a supported adapter.
     """
     if isinstance(given, str | PathLike):
@@ -34,6 +34,9 @@ def adapter_source(folder: str, given: LoraConfig | str | PathLike[str]) -> Adap
     config = LoraConfig.of(given)
     if OUTPUT_HEAD in _targets_of(config):
         raise ValueError(f'target_modules includes {OUTPUT_HEAD!r}, but vLLM does not support LoRA on the output head')
+    experts = [name for name in _targets_of(config) if name == ALL_EXPERTS or is_expert_weight(name)]
+    if experts:
+        raise ValueError(f'target_modules includes {experts[0]!r}, but only the torch engine supports LoRA on experts')
     return AdapterSource(config=config, tensors=_zero_factors(folder, config))
 
 

@@ -119,8 +119,10 @@ class LoraConfig(_message.Message):
         """Names that are matched against the end of each linear layer's path, or groups of layers: "all-linear" selects every
         linear layer except the output head; "all-attention" selects the linear layers of attention; "all-mlp" selects
         every linear layer that belongs neither to attention nor to the output head; "output-head" selects the output head.
-        Embeddings that are tied to the output head do not change, and a sampler may refuse such an adapter. A name that
-        matches no layer is refused. Defaults to "all-linear".
+        Embeddings that are tied to the output head do not change. "all-experts" selects the stacked weights of all experts
+        of a mixture; a name selects some of them if it includes their module, such as "experts.down_proj". They require a
+        `lora_dropout` of 0. A sampler may refuse adapters of the output head or of experts. A name that matches no layer
+        is refused. Defaults to "all-linear".
         """
 
     @_builtins.property
