@@ -74,6 +74,9 @@ class InputFeature(TypedDict, total=False):
     """float [N, M, F]. Mel bands of all audio clips, each padded with silence to F frames."""
     feature_attention_mask: npt.NDArray[np.integer[Any]]
     """int [N, F]. 1 for the frames of each clip, which come first, and 0 for the padding."""
+    routed_experts: npt.NDArray[np.integer[Any]]
+    """int [T, layers, experts per token]. Experts that the pass uses instead of those that the routers choose
+    (routing replay). The routers compute their weights."""
     messages: list[dict[str, Any]]
     """Chat from which the feature was encoded, for rewards. Never sent to the trainer."""
     user_data: list[tuple[str, str]]

@@ -11,6 +11,7 @@ from twinkle.nn.causal_lm import PackedCausalLM
 from twinkle.nn.cpu_products import choose_reproducible_kernels
 from twinkle.nn.dropout import RowDropout
 from twinkle.nn.errors import ExpertDropout, PackError, UnknownParameters, UnknownTargetModules, UnsupportedModel
+from twinkle.nn.expert_routing import ExpertRouting, RoutingShape
 from twinkle.nn.full_weights import FullWeights, select_parameters
 from twinkle.nn.head import HeadOutputs
 from twinkle.nn.head_weights import HeadAdapter, log_probabilities
@@ -33,6 +34,7 @@ __all__ = [
     'BaseSharding',
     'CacheSize',
     'ExpertDropout',
+    'ExpertRouting',
     'FullWeights',
     'HeadAdapter',
     'HeadOutputs',
@@ -46,6 +48,7 @@ __all__ = [
     'PackError',
     'PackedCausalLM',
     'PackedModel',
+    'RoutingShape',
     'RowDropout',
     'SequenceSpan',
     'UnknownParameters',

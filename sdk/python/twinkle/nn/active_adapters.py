@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
+from twinkle.nn.expert_routing import ExpertRouting
 from twinkle.nn.layer_update import ExpertUpdate, LayerDropout, LayerUpdate
 from twinkle.nn.spans import AdapterSpan
 
@@ -29,6 +30,8 @@ class Pass:
     spans: Sequence[AdapterSpan] = ()
     row_count: int = 0
     """Number of rows, padding included."""
+    routing: ExpertRouting | None = None
+    """Recording and replay of the experts of the rows."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,11 @@ class ActiveAdapters:
     def row_count(self) -> int:
         """Number of rows of the running pass, padding included."""
         return self._running.row_count if self._running else 0
+
+    @property
+    def routing(self) -> ExpertRouting | None:
+        """Recording and replay of the experts of the running pass."""
+        return self._running.routing if self._running else None
 
     def spans_at(self, path: str, *, layer: int) -> list[LayerSpan]:
         """Return the row ranges that adapters update at a layer, in order."""

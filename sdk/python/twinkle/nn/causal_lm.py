@@ -18,6 +18,7 @@ from twinkle.nn.lora_linear import LoraLinear
 from twinkle.nn.media import MediaInputs, MediaSpan, load_pretrained
 from twinkle.nn.packed_model import PackedModel
 from twinkle.nn.probe import check_configuration, check_packed, reference_of, refusing
+from twinkle.nn.routers import hook_routers
 from twinkle.nn.rows import pad_rows
 from twinkle.nn.spans import SequenceSpan
 
@@ -47,6 +48,7 @@ class PackedCausalLM(PackedModel):
             active=active,
         )
         self.experts = experts
+        self.routing = hook_routers(text, active) if experts else None
         if self._media is not None:
             self.media = self._media.spec
         self._generation_config = model.generation_config

@@ -17,6 +17,7 @@ from torch import Tensor
 from twinkle.data_format import MediaSpec
 from twinkle.nn.active_adapters import ActiveAdapters, LayerSpan, Pass
 from twinkle.nn.errors import PackError
+from twinkle.nn.expert_routing import ExpertRouting, RoutingShape
 from twinkle.nn.head import HeadOutputs, run_head
 from twinkle.nn.head_weights import HeadAdapter, HeadWeights
 from twinkle.nn.kernel_layer import KernelLayer
@@ -46,6 +47,8 @@ class PackedModel(ABC):
     """Specification of the images, videos or audio that the model reads; None for a text model."""
     experts: Mapping[str, tuple[int, int, int]] = MappingProxyType({})
     """Path to `(experts, in_features, out_features)` of each stacked weight of experts that accepts adapters."""
+    routing: RoutingShape | None = None
+    """Sizes of the routing of tokens to experts; None if it can be neither recorded nor replaced."""
 
     def __init__(
         self,
@@ -141,6 +144,7 @@ class PackedModel(ABC):
         sequences: Sequence[SequenceSpan],
         adapters: Sequence[AdapterSpan] = (),
         media: Sequence[MediaSpan] = (),
+        routing: ExpertRouting | None = None,
     ) -> Tensor:
         """Run the pack through all layers except the head.
 
@@ -152,6 +156,7 @@ class PackedModel(ABC):
             adapters: disjoint spans in order; rows outside them use the base model. Gradients are recorded under
                 torch's grad mode for the adapters whose weights require them.
             media: images, videos and clips whose tokens are among the rows.
+            routing: records and replaces the experts of the rows; created with `routing` of this model.
 
         Returns:
             float [T, D], after the final norm.
@@ -167,7 +172,7 @@ class PackedModel(ABC):
         check_spans(row_count, sequences, adapters)
         padded_count = self.padded_count(row_count)
         ids = pad_rows(input_ids_T, padded_count)
-        with self._active.activate(Pass(adapters, row_count=padded_count)):
+        with self._active.activate(Pass(adapters, row_count=padded_count, routing=routing)):
             return self._run(ids, position_ids_T, sequences, media)[:row_count]
 
     def padded_count(self, row_count: int) -> int:

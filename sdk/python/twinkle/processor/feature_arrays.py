@@ -36,6 +36,8 @@ class FeatureArrays:
     """Validated streams with all tokens: [length] or [length, columns]."""
     media: tuple[PackedMedia, ...] = ()
     """Images, videos and clips, with their rows among the kept tokens."""
+    routed_experts_KLA: Ints | None = None
+    """Experts of each kept token, if they are given."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class FeatureReader:
         max_tokens: maximum number of tokens of a sequence.
         needs: labels and streams to read.
         media: media specification of the model; None for a text model.
+        routing: layers with experts, experts per token and experts per layer; None if experts cannot be given.
     """
 
     feature: InputFeature
@@ -57,6 +60,7 @@ class FeatureReader:
     max_tokens: int
     needs: FeatureNeeds
     media: MediaSpec | None = None
+    routing: tuple[int, int, int] | None = None
 
     def read(self) -> FeatureArrays:
         """Return the feature as arrays.
@@ -91,6 +95,7 @@ class FeatureReader:
             weights_C=weights[offsets],
             streams={name: self._stream(name, length) for name in self.needs.streams if name in self.feature},
             media=self._media(input_ids, labels, kept),
+            routed_experts_KLA=self._routed_experts(length)[kept] if 'routed_experts' in self.feature else None,
         )
 
     @property
@@ -105,6 +110,22 @@ class FeatureReader:
     def _media(self, input_ids: Ints, labels: Ints, kept: Ints) -> tuple[PackedMedia, ...]:
         is_produced = np.append(False, labels[:-1] == input_ids[1:])
         return MediaFields(self.feature, self.media, self._error).read(input_ids[kept], is_produced[kept])
+
+    def _routed_experts(self, length: int) -> Ints:
+        name = 'routed_experts'
+        if self.routing is None:
+            raise self._error(name, 'cannot be used: the routers of the base model have a fixed choice; remove it')
+        layers, choices, experts = self.routing
+        values = self._as_integers(name, self._array(name, None))
+        if values.shape != (length, layers, choices):
+            raise self._error(name, f'must have shape {[length, layers, choices]}, got {list(values.shape)}')
+        if values.min() < 0 or values.max() >= experts:
+            wrong = int(values.min()) if values.min() < 0 else int(values.max())
+            raise self._error(name, f'contains {wrong}; experts are 0 to {experts - 1}')
+        ordered = np.sort(values, axis=-1)
+        if (ordered[..., 1:] == ordered[..., :-1]).any():
+            raise self._error(name, 'contains an expert twice for one token and layer')
+        return values
 
     def _labels(self, length: int, *, last: int) -> Ints:
         if not self.needs.is_pooled or length == 1 or np.shape(self.feature.get('labels')) != (1,):

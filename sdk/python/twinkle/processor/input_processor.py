@@ -14,7 +14,7 @@ from twinkle.infra import refuse_many_ranks, remote_class
 from twinkle.processor.errors import InvalidFeatures
 from twinkle.processor.feature_arrays import FeatureArrays, FeatureReader
 from twinkle.processor.needs import FeatureNeeds
-from twinkle.processor.packed_batch import PackedBatch, PackedMedia, join_positions
+from twinkle.processor.packed_batch import Ints, PackedBatch, PackedMedia, join_positions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,8 @@ class InputLimits:
     """Maximum number of tokens of a sequence."""
     media: MediaSpec | None = None
     """Media specification of the model; None for a text model."""
+    routing: tuple[int, int, int] | None = None
+    """Layers with experts, experts per token and experts per layer; None if `routed_experts` are not supported."""
 
 
 @remote_class()
@@ -86,10 +88,12 @@ class InputProcessor:
         if not features:
             raise InvalidFeatures('is empty; give at least one feature')
         readers = (
-            FeatureReader(feature, index, limits.vocab_size, limits.max_tokens, needs, limits.media)
+            FeatureReader(feature, index, limits.vocab_size, limits.max_tokens, needs, limits.media, limits.routing)
             for index, feature in enumerate(features)
         )
-        return _pack([reader.read() for reader in readers], needs)
+        arrays = [reader.read() for reader in readers]
+        batch = _pack(arrays, needs)
+        return batch if limits.routing is None else replace(batch, routed_experts_TLA=_joined_routing(arrays))
 
 
 PROCESSORS = ComponentRegistry('processor', InputProcessor, (InputProcessor,))
@@ -114,6 +118,21 @@ def _pack(features: list[FeatureArrays], needs: FeatureNeeds) -> PackedBatch:
         media=tuple(
             _shifted(media, int(begin)) for begin, one in zip(begins, features, strict=False) for media in one.media
         ),
+    )
+
+
+def _joined_routing(features: list[FeatureArrays]) -> Ints | None:
+    """Return int64 [T, L, A] with -1 for the features without experts, or None if no feature has them."""
+    given = next((feature.routed_experts_KLA for feature in features if feature.routed_experts_KLA is not None), None)
+    if given is None:
+        return None
+    return np.concatenate(
+        [
+            np.full((len(feature.input_ids_K), *given.shape[1:]), -1)
+            if feature.routed_experts_KLA is None
+            else feature.routed_experts_KLA
+            for feature in features
+        ]
     )
 
 

@@ -55,6 +55,8 @@ class PackedBatch:
     """Requested streams that every feature has: float32 [R] or [R, K], or int64 for token ids."""
     media: tuple[PackedMedia, ...] = ()
     """Images, videos and clips of all features, in the order of their rows."""
+    routed_experts_TLA: Ints | None = None
+    """Experts of each token in each layer of a mixture; -1 where the router chooses. None: routers choose all."""
 
     @property
     def token_count(self) -> int:

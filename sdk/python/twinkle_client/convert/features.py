@@ -65,6 +65,10 @@ def _feature_to_proto(feature: Mapping[str, Any], per_label: Mapping[str, Any], 
             raise ValueError(
                 f'{field}.{name}: services do not support images, videos and audio yet; train in process instead'
             )
+    if feature.get('routed_experts') is not None:
+        raise ValueError(
+            f'{field}.routed_experts: services do not support routing replay yet; train in process instead'
+        )
     tokens = vector(feature['input_ids'], np.int32, field=f'{field}.input_ids')
     is_kept = _kept(feature, len(tokens), field)
     tensors = {'input_ids': tensor_to_proto(tokens[is_kept])}

@@ -30,11 +30,12 @@ def label_facts(batch: PackedBatch, outputs: SegmentOutputs) -> LabelFacts:
     )
 
 
-def more_outputs(names: Sequence[str], outputs: SegmentOutputs) -> dict[str, npt.NDArray[np.float32]]:
-    """Return the requested outputs: one entry per row, or per feature for embeddings."""
+def more_outputs(names: Sequence[str], outputs: SegmentOutputs) -> dict[str, npt.NDArray[Any]]:
+    """Return the requested outputs: one entry per label, per feature for embeddings, or per token for experts."""
     own = outputs.loss_batch
     available = {
         'embeddings': own.embeddings_FD, 'entropies': own.entropies_R, 'logits': own.logits_RV, 'values': own.values_R,
+        'routed_experts': outputs.routed_experts_TLA,
     }  # fmt: skip
     return {name: _plain(available[name]) for name in names}
 
@@ -46,8 +47,10 @@ def target_logps(loss: Loss, outputs: SegmentOutputs) -> npt.NDArray[np.float32]
     return (own.logps_R if candidates_RK is None else candidates_RK).numpy(force=True)
 
 
-def by_feature(name: str, batch: PackedBatch, values: npt.NDArray[np.float32]) -> list[npt.NDArray[np.float32]]:
+def by_feature(name: str, batch: PackedBatch, values: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
     """Return an output as one array per feature."""
+    if name == 'routed_experts':
+        return np.split(values, batch.last_rows_F[:-1] + 1)
     return list(values) if name == 'embeddings' else batch.by_feature(values)
 
 

@@ -5,7 +5,7 @@ Gradients are therefore always summed in the same order.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -43,7 +43,10 @@ class BatchCutter:
         self._max_pass_tokens = max_pass_tokens
         self._max_logit_rows = max(1, _MAX_LOGITS // model.vocab_size)
         self._limits = InputLimits(
-            vocab_size=model.vocab_size, max_tokens=model.max_position_embeddings, media=model.media
+            vocab_size=model.vocab_size,
+            max_tokens=model.max_position_embeddings,
+            media=model.media,
+            routing=None if model.routing is None else astuple(model.routing),
         )
 
     def pack(self, purpose: Purpose, features: Sequence[InputFeature]) -> PackedBatch:
@@ -61,11 +64,19 @@ class BatchCutter:
                 f'must come in groups of {loss.group_size} for {type(loss).__name__}, got {len(features)}'
             )
         batch = purpose.state.processor(features, self._limits, needs=purpose.feature_needs)
+        if 'routed_experts' in purpose.options.more_outputs:
+            self._check_recordable(batch)
         missing = purpose.missing_streams(batch)
         # Forward-only batches often compute the log-probabilities that later become the missing stream.
         if missing and purpose.is_training:
             raise MissingStream(type(loss).__name__, missing[0])
         return batch
+
+    def _check_recordable(self, batch: PackedBatch) -> None:
+        if self._limits.routing is None:
+            raise InvalidArgument('routed_experts cannot be returned: the base model has no routers that report them')
+        if batch.token_count != sum(batch.feature_lengths):
+            raise InvalidArgument('routed_experts cannot be returned for masked tokens; remove tokens with a mask of 0')
 
     def cut(self, purpose: Purpose, features: Sequence[InputFeature]) -> list[Part]:
         """Validate a whole batch and divide it into as many parts as it needs.

@@ -7,7 +7,7 @@ All values of a loss are computed row by row, or only from rows of its adapter.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from typing import Any
 
@@ -19,7 +19,16 @@ from torch import Tensor
 from twinkle.loss import LossBatch
 from twinkle.model.engine.adapter_state import SegmentOutputs
 from twinkle.model.engine.purpose import Purpose
-from twinkle.nn import AdapterSpan, HeadAdapter, MediaSpan, PackedModel, RowDropout, SequenceSpan
+from twinkle.nn import (
+    AdapterSpan,
+    ExpertRouting,
+    HeadAdapter,
+    MediaSpan,
+    PackedModel,
+    RoutingShape,
+    RowDropout,
+    SequenceSpan,
+)
 from twinkle.nn.rows import block_rows
 from twinkle.processor import PackedBatch, join_positions
 
@@ -78,7 +87,8 @@ def forward_outputs(model: PackedModel, segments: Sequence[Segment]) -> list[Seg
 
     Either all segments are for training, or none.
     """
-    hidden_TD = _hidden(model, segments)
+    routing = None if model.routing is None else _routing(model.routing, segments, _copier(model))
+    hidden_TD = _hidden(model, segments, routing)
     to_device = _copier(model)
     begins = [0, *accumulate(segment.batch.token_count for segment in segments)]
     rows = [segment.batch.rows_R + begin for segment, begin in zip(segments, begins[:-1], strict=True)]
@@ -98,10 +108,38 @@ def forward_outputs(model: PackedModel, segments: Sequence[Segment]) -> list[Seg
             own = hidden_TD[begins[index] : begins[index + 1]]
             rest = _other_outputs(model, segments[index], hiddens[index], own)
             results[index] = _segment_outputs(model, segments[index], hiddens[index], {**head, **rest})
-    return [results[index] for index in range(len(segments))]
+    outputs = [results[index] for index in range(len(segments))]
+    return outputs if routing is None else _with_experts(outputs, segments, routing.chosen(begins[-1]))
 
 
-def _hidden(model: PackedModel, segments: Sequence[Segment]) -> Tensor:
+def _routing(
+    shape: RoutingShape, segments: Sequence[Segment], to_device: Callable[[npt.NDArray[Any]], Tensor]
+) -> ExpertRouting | None:
+    """Return the recording and replay of the pass, or None if no segment gives or requests experts."""
+    given = [segment.batch.routed_experts_TLA for segment in segments]
+    if all(own is None for own in given):
+        is_recorded = any('routed_experts' in segment.purpose.options.more_outputs for segment in segments)
+        return ExpertRouting(shape) if is_recorded else None
+    free = (shape.layer_count, shape.choice_count)
+    filled = [
+        np.full((segment.batch.token_count, *free), -1) if own is None else own
+        for segment, own in zip(segments, given, strict=True)
+    ]
+    return ExpertRouting(shape, to_device(np.concatenate(filled)))
+
+
+def _with_experts(
+    outputs: Sequence[SegmentOutputs], segments: Sequence[Segment], chosen_TLA: Tensor
+) -> list[SegmentOutputs]:
+    """Return the outputs with the experts of the segments that request them."""
+    parts = chosen_TLA.split([segment.batch.token_count for segment in segments])
+    return [
+        replace(output, routed_experts_TLA=part) if 'routed_experts' in segment.purpose.options.more_outputs else output
+        for output, segment, part in zip(outputs, segments, parts, strict=True)
+    ]
+
+
+def _hidden(model: PackedModel, segments: Sequence[Segment], routing: ExpertRouting | None) -> Tensor:
     to_device = _copier(model)
     sequences: list[SequenceSpan] = []
     adapters: list[AdapterSpan] = []
@@ -122,6 +160,7 @@ def _hidden(model: PackedModel, segments: Sequence[Segment]) -> Tensor:
         sequences=sequences,
         adapters=adapters,
         media=media,
+        routing=routing,
     )
 
 

@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from twinkle.data_format import ForwardResult, InputFeature
 from twinkle.loss import Loss
 from twinkle.model.errors import InvalidArgument
 
-MORE_OUTPUTS = ('embeddings', 'entropies', 'logits', 'values')
+MORE_OUTPUTS = ('embeddings', 'entropies', 'logits', 'routed_experts', 'values')
 """Outputs that a batch may return in addition to log-probabilities."""
 
 
@@ -64,9 +63,9 @@ class BatchResult(ForwardResult):
 
     loss_sum: float
     """Loss as a sum over labels."""
-    outputs: Mapping[str, Sequence[npt.NDArray[np.float32]]] = field(default_factory=dict)
+    outputs: Mapping[str, Sequence[npt.NDArray[Any]]] = field(default_factory=dict)
     """Requested outputs except `values`, one array per feature: `embeddings` [D], `entropies` [T], `logits` [T, V]
-    divided by the temperature; 0.0 at ignored labels."""
+    divided by the temperature; 0.0 at ignored labels. `routed_experts` [T, layers, experts per token] are integers."""
     token_count: int
     """Number of computed tokens."""
     padding_token_count: int = 0

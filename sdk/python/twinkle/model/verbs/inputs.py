@@ -15,7 +15,7 @@ PER_LABEL = ('loss_weights', *(name for name, spec in STREAMS.items() if not spe
 """Streams that may be given as arguments, one entry per example."""
 WIDE = tuple(name for name, spec in STREAMS.items() if spec.is_wide)
 """Streams with several columns, one array [T, K] per example."""
-_OPTIONS = ('temperature', 'disable_lora', 'return_logits', 'task', 'micro_batch_size')
+_OPTIONS = ('temperature', 'disable_lora', 'return_logits', 'return_routed_experts', 'task', 'micro_batch_size')
 """Options of forward methods that are not streams."""
 _TASKS = ('causal_lm', 'embedding')
 
@@ -37,8 +37,8 @@ def forward_options(given: Mapping[str, Any], *, learns_values: bool) -> Forward
     """Return the options of a forward method.
 
     Args:
-        given: `temperature`, `disable_lora`, `return_logits`, `task` ('causal_lm' or 'embedding') and
-            `micro_batch_size`, the maximum number of examples in one pass.
+        given: `temperature`, `disable_lora`, `return_logits`, `return_routed_experts`, `task` ('causal_lm' or
+            'embedding') and `micro_batch_size`, the maximum number of examples in one pass.
         learns_values: whether the adapter has a value head, whose values are then returned.
 
     Raises:
@@ -53,6 +53,7 @@ def forward_options(given: Mapping[str, Any], *, learns_values: bool) -> Forward
     requested = {
         'logits': given.get('return_logits', False),
         'embeddings': task == 'embedding',
+        'routed_experts': given.get('return_routed_experts', False),
         'values': learns_values,
     }
     return ForwardOptions(

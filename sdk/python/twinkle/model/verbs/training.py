@@ -20,8 +20,8 @@ class TrainingVerbs(ModelHandle):
 
     `options` of forward methods: `temperature` divides the logits; `advantages`, `old_logps`, `ref_logps`, `returns`,
     `loss_weights` and other streams of the loss, with one entry per example: a number for all its labels, one per
-    label, or one per token; `return_logits`; `task='embedding'`. `forward_only` and `forward_backward` also take
-    `loss`, a name, class or instance, and `loss_options`, for this batch only.
+    label, or one per token; `return_logits`; `return_routed_experts`; `task='embedding'`. `forward_only` and
+    `forward_backward` also take `loss`, a name, class or instance, and `loss_options`, for this batch only.
     """
 
     @remote_function(dispatch='first', collect='first')
@@ -154,6 +154,8 @@ def _model_output(result: BatchResult, own: slice, *, is_loss_known: bool = True
         output['values'] = _padded(result.values)[own]
     if 'logits' in result.outputs:
         output['logits'] = _padded(result.outputs['logits'])[own]
+    if 'routed_experts' in result.outputs:
+        output['routed_experts'] = list(result.outputs['routed_experts'][own])
     if 'embeddings' in result.outputs:
         output['embeddings'] = np.stack(list(result.outputs['embeddings']))[own]
     return output
