@@ -9,11 +9,12 @@ from weakref import WeakValueDictionary
 
 from services.kit.authority import require_scope
 from services.kit.caller import Caller
-from services.kit.errors import BaseModelNotFound, InvalidField, NotBuiltYet, QuotaExceeded, RequestIdReused
+from services.kit.errors import BaseModelNotFound, InvalidField, QuotaExceeded, RequestIdReused
 from services.kit.ids import new_id
 from services.kit.worker import completed
 from services.model.application.directory import AdapterDirectory
 from services.model.application.residency import Residency
+from services.model.application.state_verbs import check_kind
 from services.model.domain.adapter import MAX_CREATIONS, Adapter, CreationRecord
 from services.model.domain.engine import AdapterState
 from services.model.domain.errors import AdapterIdTaken, CreationCrashed, ReplicaLeased
@@ -101,7 +102,6 @@ class CreateAdapter:
             QuotaExceeded: The tenant or the replica has reached its limit of adapters.
             ReplicaLeased: A full-parameter adapter uses the replica exclusively.
             ReplicaInUse, FullParametersDisabled: The replica cannot be leased to the full-parameter adapter.
-            NotBuiltYet: The request is for a full-parameter adapter from a checkpoint.
             JournalUnavailable: The adapter could not be made durable and does not exist.
             RequestIdReused: The request id was used with other content.
             AdapterIdTaken: The chosen id was used before.
@@ -190,8 +190,6 @@ class CreateAdapter:
         return adapter, description.warnings
 
     def _check(self, tenant_id: str, request: CreateAdapterRequest) -> None:
-        if request.full_parameters is not None and request.checkpoint_path:
-            raise NotBuiltYet('full-parameter training from a checkpoint')
         known = tuple(model.base_model for model in self._ports.backend.facts().base_models)
         if request.base_model not in known:
             raise BaseModelNotFound(request.base_model, known)
@@ -231,7 +229,11 @@ class CreateAdapter:
     async def _starting_state(self, request: CreateAdapterRequest) -> AdapterState | None:
         if not request.checkpoint_path:
             return None
-        return await self._ports.store.fetch(request.checkpoint_path, is_trainer_included=request.is_optimizer_included)
+        state = await self._ports.store.fetch(
+            request.checkpoint_path, is_trainer_included=request.is_optimizer_included
+        )
+        check_kind(state, is_full_parameter=request.full_parameters is not None)
+        return state
 
     async def _load_checkpoint(self, adapter: Adapter, state: AdapterState, *, is_trainer_included: bool) -> Adapter:
         run = await self._ports.backend.import_state(adapter.adapter_id, state, is_trainer_included=is_trainer_included)

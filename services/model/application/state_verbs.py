@@ -8,7 +8,7 @@ import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from services.kit.errors import FailedPrecondition, InvalidField, NotBuiltYet, QuotaExceeded
+from services.kit.errors import FailedPrecondition, InvalidField, QuotaExceeded
 from services.model.application.residency import Residency
 from services.model.domain.adapter import Adapter
 from services.model.domain.engine import AdapterState, VerbRun
@@ -60,8 +60,6 @@ class StateVerbRunner:
         Raises:
             DomainError: The verb failed; the adapter is unchanged, or will be restored to its previous state.
         """
-        if adapter.is_full_parameter and isinstance(verb, Save | Load):
-            raise NotBuiltYet(f'{operation.verb_name} of full-parameter training (use ExportMerged)')
         match verb:
             case Save():
                 return await self._save(adapter, verb, request_id=operation.request_id)
@@ -107,6 +105,7 @@ class StateVerbRunner:
 
     async def _load(self, adapter: Adapter, verb: Load) -> StateChange:
         state = await self._ports.store.fetch(verb.checkpoint_path, is_trainer_included=verb.is_optimizer_included)
+        check_kind(state, is_full_parameter=adapter.is_full_parameter)
         run = await self._backend.import_state(
             adapter.adapter_id, state, is_trainer_included=verb.is_optimizer_included
         )
@@ -155,6 +154,18 @@ class StateVerbRunner:
         if state is None:
             raise AdapterNotReady(adapter_id, 'the Backward of its last Forward')
         return state
+
+
+def check_kind(state: AdapterState, *, is_full_parameter: bool) -> None:
+    """Refuse a checkpoint of an adapter for full-parameter training, and the reverse.
+
+    Raises:
+        InvalidField: The checkpoint has the other kind of weights.
+    """
+    if state.full_parameters is None and is_full_parameter:
+        raise InvalidField('checkpoint_path', 'contains an adapter, not full model weights')
+    if state.full_parameters is not None and not is_full_parameter:
+        raise InvalidField('checkpoint_path', 'contains full model weights, not an adapter')
 
 
 async def as_published(state: AdapterState, dtype: str | None) -> tuple[AdapterState, tuple[str, ...]]:

@@ -62,7 +62,7 @@ class CheckpointClient:
         return SaveResult(checkpoint_path=saved.path, size_bytes=saved.size_bytes, folder=saved.folder)
 
     async def fetch(self, checkpoint_path: str, *, is_trainer_included: bool) -> AdapterState:
-        """Return a checkpoint's state.
+        """Return a checkpoint's state; `full_parameters` is set if it contains full model weights.
 
         Raises:
             InvalidField: The checkpoint has another base model, or lacks the requested state of the trainer.
@@ -74,8 +74,6 @@ class CheckpointClient:
             raise InvalidField(
                 'checkpoint_path', f'has base model {base_model!r}; this service serves {self._base_model!r}'
             )
-        if received.state.manifest.lora_config is None:
-            raise InvalidField('checkpoint_path', 'contains full model weights, not an adapter')
         if is_trainer_included and not received.state.manifest.is_trainer_included:
             raise InvalidField('checkpoint_path', 'was saved without its optimizer; load it without the optimizer')
         return await asyncio.to_thread(_unpack, received)
@@ -111,4 +109,5 @@ def _unpack(received: ReceivedState) -> AdapterState:
         adapter=unpack_state(manifest, data),
         trainer=unpack_state(manifest, data, section=StateSection.TRAINER),
         step_count=received.header.checkpoint.step_count,
+        full_parameters=() if manifest.lora_config is None else None,
     )

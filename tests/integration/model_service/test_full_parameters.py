@@ -6,10 +6,11 @@ import grpc
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
 from fixtures import checkpoint_service
-from fixtures.model_service import batch_of, serving_model
+from fixtures.model_service import RunningModel, batch_of, serving_model
 from fixtures.tiny_model import build_tiny_model
 from services.kit.caller import Caller
 from services.kit.rpc.context import acting_for
@@ -73,6 +74,42 @@ async def test_published_weights_are_complete_models(tmp_path: Path) -> None:
             assert np.array(scored.prompt_logprobs[1:], np.float32).tobytes() == _logprobs(trained).tobytes()
             digests.add(manifest.digest)
         assert len(digests) == 2
+
+
+async def test_saved_run_continues_bitwise(tmp_path: Path) -> None:
+    """A run that loads its checkpoint, and a new run that starts from it, repeat the training bitwise.
+
+    The checkpoint contains the whole model, also if only some weights are trained. An adapter cannot start from it.
+    """
+    folder = build_tiny_model(tmp_path / 'model')
+    chosen = {'target_modules': ['mlp', 'embed_tokens']}
+    async with serving_model(folder, tmp_path / 'state', full_parameters=True) as running:
+        run = (await running.create(full_parameters=chosen, training_config=RATE)).adapter_id
+        await _train(running, run, 1)
+        saved = (await running.result(run, 3, save={'name': 'middle', 'is_optimizer_included': True})).save
+        expected = [await _train(running, run, 4), await _train(running, run, 6)]
+        load = {'checkpoint_path': saved.checkpoint_path, 'is_optimizer_included': True}
+        loaded = (await running.result(run, 8, load=load)).load
+        assert loaded.step_count == 1
+        assert [await _train(running, run, 9), await _train(running, run, 11)] == expected
+        await running.result(run, 13, load={'checkpoint_path': saved.checkpoint_path})
+        assert (await running.result(run, 14, forward_only={'batch': batch_of(FEATURES)})).forward.loss == expected[0]
+        await running.adapters.DeleteAdapter(
+            adapter_service_pb2.DeleteAdapterRequest(adapter_id=run), metadata=checkpoint_service.as_tenant('alice')
+        )
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await running.create(request_id='lora', checkpoint_path=saved.checkpoint_path)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        again = (await running.create(request_id='again', full_parameters=chosen, **load)).adapter_id
+        assert [await _train(running, again, 1), await _train(running, again, 3)] == expected
+    stored = load_file(next((tmp_path / 'state').rglob('model.safetensors')))
+    assert stored.keys() == load_file(folder / 'model.safetensors').keys()
+
+
+async def _train(running: RunningModel, run: str, number: int) -> float:
+    result = await running.result(run, number, forward_backward={'batch': batch_of(FEATURES)})
+    await running.result(run, number + 1, clip_grad_and_step={})
+    return result.forward.loss
 
 
 async def test_second_full_parameter_run_is_refused(tmp_path: Path) -> None:

@@ -9,13 +9,14 @@ import pytest
 from fixtures.fake_trainer import FakeTrainer
 from fixtures.model_verbs import FakePorts, create_request, execute, let_others_run, training
 from services.kit.caller import Caller
-from services.kit.errors import BaseModelNotFound, Cancelled, NotBuiltYet, ScopeMissing
+from services.kit.errors import BaseModelNotFound, Cancelled, InvalidField, ScopeMissing
 from services.model.application.resident import ResidencyBounds
 from services.model.application.service import ModelService
 from services.model.domain.adapter import Adapter
 from services.model.domain.engine import AdapterDescription
 from services.model.domain.errors import FullParametersDisabled, ReplicaInUse, ReplicaLeased
-from services.model.domain.operation import Save, Step, ZeroGrad
+from services.model.domain.operation import Load, Save, Step, ZeroGrad
+from services.model.domain.result import SaveResult
 
 ALICE = Caller(tenant_id='alice', scopes=frozenset({'train'}))
 BOB = Caller(tenant_id='bob', scopes=frozenset({'train', 'full_parameters'}))
@@ -247,10 +248,24 @@ async def test_resumed_run_needs_the_scope(ports: FakePorts) -> None:
     await verbs.close()
 
 
-async def test_weights_of_the_base_are_not_saved_as_an_adapter(ports: FakePorts) -> None:
-    """Save is refused for full-parameter adapters."""
+async def test_checkpoints_of_the_other_kind_are_refused(ports: FakePorts) -> None:
+    """A full-parameter run loads only checkpoints of such runs, and an adapter only those of adapters."""
     verbs = leasing(ports)
     full = await verbs.create_adapter(BOB, FULL)
-    with pytest.raises(NotBuiltYet):
-        await execute(verbs, full, 1, Save(name='x'))
+    saved = (await execute(verbs, full, 1, Save(name='x'))).outcome
+    assert isinstance(saved, SaveResult)
+    whole = saved.checkpoint_path
+    state = ports.store.checkpoints[whole]
+    assert state.full_parameters is not None
+    ports.store.checkpoints['adapter'] = replace(state, full_parameters=None)
+    await execute(verbs, full, 2, Load(checkpoint_path=whole))
+    with pytest.raises(InvalidField):
+        await execute(verbs, full, 3, Load(checkpoint_path='adapter'))
+    await verbs.delete_adapter(BOB, full.adapter_id)
+    with pytest.raises(InvalidField):
+        await verbs.create_adapter(BOB, replace(FULL, request_id='adapter', checkpoint_path='adapter'))
+    with pytest.raises(InvalidField):
+        await verbs.create_adapter(BOB, replace(FULL, request_id='whole', full_parameters=None, checkpoint_path=whole))
+    again = await verbs.create_adapter(BOB, replace(FULL, request_id='again', checkpoint_path=whole))
+    assert again.has_lease
     await verbs.close()

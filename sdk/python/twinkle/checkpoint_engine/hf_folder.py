@@ -81,6 +81,14 @@ class ModelFolder:
         """Size of all tensors."""
         return sum(shard.size_bytes for shard in self.shards)
 
+    def config_in(self, dtype: str | None) -> dict[str, Any]:
+        """Return the configuration of the model with weights of another dtype; None keeps the dtype."""
+        if dtype is None:
+            return dict(self.config)
+        # Transformers 5 uses `dtype`, older versions `torch_dtype`.
+        keys = [name for name in ('dtype', 'torch_dtype') if name in self.config] or ['dtype']
+        return {**self.config, **dict.fromkeys(keys, dtype)}
+
 
 def _shard_names(folder: Path) -> tuple[list[str], bool]:
     if (folder / INDEX_FILE).exists():

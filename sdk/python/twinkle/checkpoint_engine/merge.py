@@ -163,19 +163,11 @@ def _write(
             report(done, base.size_bytes)
     for file in base.companions:
         shutil.copyfile(file, staging / file.name)
-    _write_json(staging / CONFIG_FILE, _config(base.config, dtype))
+    _write_json(staging / CONFIG_FILE, base.config_in(dtype))
     if base.is_indexed:
         weight_map = {entry.name: shard.path.name for shard in base.shards for entry in shard.entries}
         _write_json(staging / INDEX_FILE, {'metadata': {'total_size': size_bytes}, 'weight_map': weight_map})
     return size_bytes
-
-
-def _config(config: Mapping[str, Any], dtype: str | None) -> dict[str, Any]:
-    if dtype is None:
-        return dict(config)
-    # Transformers 5 uses `dtype`, older versions `torch_dtype`.
-    keys = [name for name in ('dtype', 'torch_dtype') if name in config] or ['dtype']
-    return {**config, **dict.fromkeys(keys, dtype)}
 
 
 def _output_entries(shard: Shard, dtype: str | None) -> list[TensorEntry]:

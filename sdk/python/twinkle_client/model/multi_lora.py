@@ -51,8 +51,9 @@ class MultiLoraTransformersModel(
             adapter_name: Name within this handle; other handles may use the same name.
             config_or_dir: A `LoraConfig` of peft or of `twinkle`, or the `twinkle://` path of a checkpoint to start
                 from. Unset: a `LoraConfig` with default values.
-            full_parameters: Train weights of the base model instead of an adapter: all (True) or the named ones. The
-                run leases the replica exclusively until it is removed or its session ends; see docs/training.md.
+            full_parameters: Train weights of the base model instead of an adapter: all (True) or the named ones. A
+                checkpoint to start from must be of a full-parameter run too. The run leases the replica exclusively
+                until it is removed or its session ends; see docs/training.md.
             gradient_accumulation_steps: Number of batches whose gradients are summed before a step is applied.
             user_metadata: Labels in the catalogue.
 
@@ -66,9 +67,9 @@ class MultiLoraTransformersModel(
             StateError: The replica is leased to another full-parameter run, or the lease for this run is refused.
         """
         self._check_name(adapter_name)
-        if full_parameters is not False and config_or_dir is not None:
-            raise ValueError('config_or_dir cannot be combined with full_parameters; leave it out')
         is_path = isinstance(config_or_dir, str)
+        if full_parameters is not False and config_or_dir is not None and not is_path:
+            raise ValueError('a LoraConfig cannot be combined with full_parameters; leave config_or_dir out')
         if is_path and not config_or_dir.startswith(SCHEME):
             raise ValueError(f'config_or_dir must be a LoraConfig or a {SCHEME} path, got {config_or_dir!r}')
         request = adapter_service_pb2.CreateAdapterRequest(

@@ -194,21 +194,24 @@ class EngineHost:
     ) -> AdapterState:
         """Copy an adapter's weights and, if requested, its trainer's state.
 
-        For full-parameter training without the trainer's state, include the frozen weights, so that samplers can serve
-        the model.
+        For full-parameter training, include the frozen weights, so that samplers can serve the model.
         """
         cursor = {} if consumed_train_samples is None else {CURSOR: consumed_train_samples}
         with engine_errors_as_domain_errors():
             state = state_of(self._engine.export_state(adapter_id, is_optimizer_included=is_trainer_included, **cursor))
-        if state.full_parameters is None or is_trainer_included:
+        if state.full_parameters is None:
             return state
         base = self._engine.model.base_state()
         frozen = {name: tensor_data_of(tensor) for name, tensor in base if name not in state.adapter}
         return replace(state, adapter={**state.adapter, **frozen})
 
     def import_state(self, adapter_id: str, state: AdapterState, *, is_trainer_included: bool) -> VerbRun:
-        snapshot = snapshot_of(state)
         with engine_errors_as_domain_errors():
+            if state.full_parameters is not None:
+                # A checkpoint also contains the frozen weights.
+                own = self._engine.adapter(adapter_id).weights.peft_state()
+                state = replace(state, adapter={name: state.adapter[name] for name in own if name in state.adapter})
+            snapshot = snapshot_of(state)
             counters = counters_of(snapshot) if is_trainer_included else {}
             self._engine.import_state(adapter_id, snapshot, is_optimizer_included=is_trainer_included)
             adapter = self._engine.adapter(adapter_id)

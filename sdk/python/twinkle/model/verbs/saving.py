@@ -14,6 +14,7 @@ from twinkle.model.checkpoint_folder import TRAINER_STATE_FILE, read_checkpoint,
 from twinkle.model.engine import AdapterSnapshot
 from twinkle.model.engine.snapshot import trainer_state
 from twinkle.model.errors import InvalidArgument
+from twinkle.model.model_checkpoint import read_model_checkpoint, write_model_checkpoint
 from twinkle.model.verbs.handle import ModelHandle
 
 SAVE_DIR_VARIABLE = 'TWINKLE_DEFAULT_SAVE_DIR'
@@ -35,7 +36,8 @@ class SavingVerbs(ModelHandle):
     ) -> str:
         """Save a checkpoint, replacing one of the same name: a peft folder, or a whole model.
 
-        A value head is saved in a separate file. A full-parameter run is saved as a whole model in float32.
+        A value head is saved in a separate file. A full-parameter run is saved as a whole model in float32, with the
+        digests of all files; the state for resuming is in a folder that `torch.distributed.checkpoint` writes.
 
         Args:
             name: name of the folder.
@@ -51,6 +53,7 @@ class SavingVerbs(ModelHandle):
 
         Raises:
             InvalidArgument: the name is invalid, or an optimizer is requested for a merged model.
+            OSError: writing failed; an existing checkpoint of a full-parameter run is unchanged.
         """
         if merge_lora and save_optimizer:
             raise InvalidArgument('a merged model has no optimizer state; save twice, or leave out save_optimizer')
@@ -60,16 +63,7 @@ class SavingVerbs(ModelHandle):
             consumed_train_samples=consumed_train_samples,
         )
         folder = _checkpoint_folder(name, output_dir)
-        if merge_lora:
-            self._shares.on_first(
-                f'saved {name}',
-                lambda: export_merged(self._folder, snapshot.adapter, snapshot.lora_config, folder),
-            )
-        else:
-            self._shares.on_first(
-                f'saved {name}',
-                lambda: write_checkpoint(folder, snapshot, base_model=self.model_id, base_folder=self._folder),
-            )
+        self._shares.on_first(f'saved {name}', lambda: self._write(folder, snapshot, is_merged=merge_lora))
         return str(folder)
 
     def load(
@@ -89,7 +83,8 @@ class SavingVerbs(ModelHandle):
             load_optimizer: whether to restore optimizer, schedule, counters and random state too.
 
         Raises:
-            SnapshotMismatch: the checkpoint does not match the adapter; nothing was changed.
+            SnapshotMismatch: the checkpoint does not match the adapter, or it is incomplete or damaged; nothing was
+                changed.
         """
         adapter = self._adapter(adapter_name)
         folder = Path(name) if _is_path(name) else _checkpoint_folder(name, output_dir)
@@ -168,11 +163,20 @@ class SavingVerbs(ModelHandle):
         state = self.engine.adapter(self._adapter(adapter_name)).weights.peft_state()
         return {name: tensor.clone() for name, tensor in state.items()}
 
+    def _write(self, folder: Path, snapshot: AdapterSnapshot, *, is_merged: bool) -> None:
+        if is_merged:
+            export_merged(self._folder, snapshot.adapter, snapshot.lora_config, folder)
+        elif snapshot.lora_config is None:
+            write_model_checkpoint(folder, snapshot, base_folder=self._folder)
+        else:
+            write_checkpoint(folder, snapshot, base_model=self.model_id)
+
     def _read(self, adapter_name: str, folder: Path) -> AdapterSnapshot:
         state = self.engine.adapter(adapter_name)
-        return read_checkpoint(
-            folder, model_weights=None if state.config is not None else tuple(state.weights.peft_state())
-        )
+        if state.config is not None:
+            return read_checkpoint(folder)
+        shapes = {name: tuple(tensor.shape) for name, tensor in state.weights.peft_state().items()}
+        return read_model_checkpoint(folder, shapes, base_folder=self._folder)
 
 
 def _is_path(name: str) -> bool:
