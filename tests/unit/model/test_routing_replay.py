@@ -83,7 +83,7 @@ def test_recorded_experts_give_bitwise_the_recorded_results(engine):
 
 
 def test_replayed_experts_stay_when_the_routers_change(engine):
-    """With other routers, a replayed pass uses the given experts with new weights, and does not affect others."""
+    """A replayed pass uses the given experts with the weights of changed routers, and does not affect others."""
     before = engine.forward_only('a', features(), options=RECORDED)
     experts = before.outputs['routed_experts']
     perturb(engine)
