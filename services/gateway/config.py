@@ -25,7 +25,8 @@ class UpstreamsConfig(_Section):
 
     model: str = ''
     models: tuple[str, ...] = ()
-    """Further model services, one for each base model. If two services serve the same base model, the first is used."""
+    """Further model services, with the same or other base models. New runs of a base model go to the service with the
+    most room, and each run stays with its service (docs/gateways.md)."""
     sampler: str = ''
     data: str = ''
     checkpoint: str = ''

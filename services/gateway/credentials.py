@@ -65,6 +65,7 @@ _METHODS: Mapping[str, Requirement] = {
     'twinkle.api.gateway.v1.FleetService/Register': Access.INTERNAL,
     'twinkle.api.model.v1.AdapterService/EndLease': Scope.OPERATOR,
     'twinkle.api.model.v1.AdapterService/ParkAdapter': Access.INTERNAL,
+    'twinkle.api.model.v1.AdapterService/TakeOver': Scope.OPERATOR,
     'twinkle.api.model.v1.AdapterService/WatchAdapters': Access.INTERNAL,
     'twinkle.api.sampler.v1.SamplerService/Pause': Scope.OPERATOR,
     'twinkle.api.sampler.v1.SamplerService/ResetPrefixCache': Scope.OPERATOR,

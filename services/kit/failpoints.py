@@ -54,6 +54,8 @@ PARKING_FAILPOINTS = (
     'park.recorded',
 )
 """Failpoints of parking an adapter with unsaved steps, in order; `page_out.recorded` follows."""
+TAKEOVER_FAILPOINTS = ('takeover.begun', 'takeover.copied', 'takeover.inserted', 'takeover.finished')
+"""Failpoints of taking over the runs of an ended trainer, in order."""
 EXPIRY_FAILPOINTS = ('expiry.saved', 'expiry.removed')
 """Failpoints of removing an unused adapter, in order, after the failpoints of parking."""
 LOADER_FAILPOINTS = ('batch.fetched',)
@@ -93,6 +95,7 @@ class Failpoints:
             *FUTURE_FAILPOINTS,
             *PARKING_FAILPOINTS,
             *EXPIRY_FAILPOINTS,
+            *TAKEOVER_FAILPOINTS,
             *LOADER_FAILPOINTS,
             *ATTEMPT_FAILPOINTS,
             *SESSION_FAILPOINTS,

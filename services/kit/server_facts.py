@@ -23,6 +23,18 @@ class BaseModelFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrainerFacts:
+    """State of a model service, by which a gateway assigns runs to it."""
+
+    journal_ids: Sequence[str]
+    """Ids of its journal and of those that it took over; empty without a durable journal."""
+    free_adapter_count: int
+    """Number of further adapters that fit into memory; 0 while a full-parameter run leases the service."""
+    adapter_count: int
+    """Number of adapters of all tenants, in memory or parked."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerFacts:
     """Facts about a service, except its methods."""
 
@@ -35,6 +47,8 @@ class ServerFacts:
     """Maximum LoRA rank; 0 if the service has no such limit."""
     engine_version: str = ''
     """Engine with its version; empty if the service has no engine."""
+    trainer: TrainerFacts | None = None
+    """State of a model service; None for other services."""
 
 
 def versioned(engine: str) -> str:

@@ -162,6 +162,7 @@ async def open_journal(config: ModelConfig, backend: TrainerBackend) -> Journal:
         undo_steps=config.undo_steps,
         is_loss_accepted=config.accept_data_loss,
     )
+    journal.peers = {name: path.resolve() / 'journal' for name, path in config.peer_trainers.items()}
     if config.forget_crashes:
         await journal.forget_crashes()
     log_environment_changes(folder, replay_environment(config))
@@ -278,7 +279,7 @@ def make_server(config: ModelConfig, service: ModelService, backend: TrainerBack
         config,
         authenticator=InternalAuthenticator(config.internal_token),
         endpoints=make_endpoints(service),
-        facts=backend.facts,
+        facts=service.facts,
     )
     server.on_drain(service.directory.close)
     server.on_drain(service.operations.close)

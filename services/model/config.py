@@ -1,6 +1,7 @@
 """Configuration of the model service. This module does not import torch."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, PositiveFloat, model_validator
@@ -130,6 +131,10 @@ class ModelConfig(ServiceConfig):
     journal: Literal['sqlite', 'none'] = 'sqlite'
     """'sqlite' stores the journal below the state folder, so operations survive a crash. With 'none', all adapters are
     lost when the process exits."""
+    peer_trainers: Mapping[str, Path] = {}
+    """State folders of the other trainers of this base model on shared storage, by a name of your choice. An operator
+    can let this service take over the runs of a named trainer that has ended (docs/gateways.md). Its settings must
+    compute the same results as those of this service."""
     accept_data_loss: bool = False
     """Whether to start although the journal lost acknowledged operations or adapters, for example because its
     write-ahead log was damaged. Set it for one start only. Operations that follow lost numbers fail after at most

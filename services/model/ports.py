@@ -10,6 +10,7 @@ from services.kit.server_facts import ServerFacts
 from services.kit.upload_store import UploadStore
 from services.model.domain.adapter import Adapter, CreationRecord, ExpiredAdapter
 from services.model.domain.engine import AdapterDescription, AdapterState, BatchPart, VerbRun
+from services.model.domain.journal import JournaledAdapter, JournalEntry, RecordEntry, Snapshot
 from services.model.domain.loader_batch import BatchSource, LoadedBatch
 from services.model.domain.operation import ComputeVerb, Operation, Save
 from services.model.domain.plan import CostEstimator
@@ -156,47 +157,6 @@ class ModelExporter(Protocol):
     async def close(self) -> None:
         """Wait for the running export and stop."""
         ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class JournaledAdapter:
-    """An adapter as stored in the journal."""
-
-    adapter: Adapter
-    """State after the last recorded outcome."""
-    is_settled: bool
-    """True if every accepted operation has a recorded outcome; otherwise replay recomputes the missing ones."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class JournalEntry:
-    """An accepted operation to replay."""
-
-    operation: Operation
-    outcome: OperationResult | DomainError | None
-    """None if the process stopped before it was recorded; replay recomputes it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecordEntry:
-    """Recorded data that is returned for a repeated operation."""
-
-    sequence_number: int
-    fingerprint: str
-    outcome: OperationResult | DomainError | None
-    """None if it is not known yet."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Snapshot:
-    """State of an adapter after an operation."""
-
-    sequence_number: int
-    """Last operation included; 0 before the first."""
-    adapter: Adapter
-    """The adapter after that operation."""
-    state: AdapterState | None
-    """None only before the first operation; the adapter is then created from its configuration and seed."""
 
 
 class RecordCodec(Protocol):
@@ -372,6 +332,23 @@ class Journal(Protocol):
 
     async def applied_steps(self, adapter_id: str) -> Sequence[int]:
         """Return the numbers of the operations that applied a step and can still be undone, in order."""
+        ...
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """Ids of this journal and of those that it took over; empty if it is not durable."""
+        ...
+
+    async def take_over(self, trainer: str) -> Sequence[JournaledAdapter]:
+        """Move the content of an ended trainer's journal to this one, durably, and return the new adapters.
+
+        The other journal remains usable, without its adapters. A call that was interrupted must be repeated before the
+        other trainer can start again.
+
+        Raises:
+            InvalidField: The configuration names no such trainer; the field is `trainer`.
+            TakeoverRefused: The trainer is running, or its journal cannot be used; no adapter was moved.
+        """
         ...
 
     @property

@@ -5,7 +5,7 @@ from contextlib import aclosing
 
 from twinkle.api.gateway.v1 import fleet_service_pb2 as pb
 from twinkle.api.gateway.v1.fleet_service_pb2_grpc import FleetServiceStub
-from twinkle.api.model.v1.adapter_service_pb2 import EndLeaseRequest
+from twinkle.api.model.v1.adapter_service_pb2 import EndLeaseRequest, TakeOverRequest
 from twinkle.api.model.v1.adapter_service_pb2_grpc import AdapterServiceStub
 from twinkle_client.client import TwinkleClient, current_client
 from twinkle_client.rpc import LoopThread, remote_method, remote_stream
@@ -68,6 +68,23 @@ class FleetAdministration:
         """
         response = await self._connection.unary(self._adapters.EndLease, EndLeaseRequest(base_model=base_model))
         return response.adapter_id
+
+    @remote_method
+    async def take_over(self, base_model: str, trainer: str) -> int:
+        """Move all runs of an ended trainer to another trainer of the base model, and return their number.
+
+        Make sure that the process of the ended trainer cannot continue. The call can be repeated.
+
+        Args:
+            base_model: Base model of the trainers.
+            trainer: Name of the ended trainer in the setting `peer_trainers` of the model services.
+
+        Raises:
+            NotFoundError: The base model is not served.
+            StateError: The trainer is running, or its journal cannot be used; no run was moved.
+        """
+        request = TakeOverRequest(base_model=base_model, trainer=trainer)
+        return (await self._connection.unary(self._adapters.TakeOver, request)).adapter_count
 
     @remote_stream
     async def watch(self) -> AsyncIterator[pb.WatchFleetResponse]:

@@ -4,7 +4,15 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from datetime import datetime
 from typing import Protocol, TypeVar
 
-from services.gateway.catalogue.rules import CatalogueEvent, Checkpoint, CheckpointFilter, EntryKey, Run, RunFilter
+from services.gateway.catalogue.rules import (
+    CatalogueEvent,
+    Checkpoint,
+    CheckpointFilter,
+    Creation,
+    EntryKey,
+    Run,
+    RunFilter,
+)
 from services.gateway.paging import Page
 
 Entry = TypeVar('Entry')
@@ -36,6 +44,14 @@ class RunStore(EntryStore[Run], Protocol):
 
     async def list_newest(self, tenant_id: str, page: Page, wanted: RunFilter) -> Sequence[Run]:
         """Return a page and one extra item if there is a next page, newest first."""
+        ...
+
+
+class AssignmentStore(Protocol):
+    """Stores creations permanently, like the model services store the ids of their adapters."""
+
+    async def assign(self, creation: Creation) -> Creation:
+        """Store a creation unless an equal request was stored before, by any gateway, and return the stored one."""
         ...
 
 

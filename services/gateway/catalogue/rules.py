@@ -40,6 +40,18 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Creation:
+    """A request for a new run, and the trainer that it was assigned to."""
+
+    tenant_id: str
+    base_model: str
+    creation_key: str
+    """`adapter <id>` if the gateway chose the id of the run, otherwise `request <id>`."""
+    trainer_id: str
+    """Id of the trainer's journal, or its name in the configuration if it has no durable journal."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     """Durable, named version of a run."""
 

@@ -1,14 +1,13 @@
 """Tables and stores of runs and checkpoints, and queries over both. A deleted row is marked first and removed later."""
 
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
-import structlog
 from sqlalchemy import ColumnElement, Index, Select, false, func, select, tuple_, update
 from sqlalchemy.orm import InstrumentedAttribute, Mapped, mapped_column
 
-from services.gateway.catalogue.rules import Checkpoint, CheckpointFilter, EntryKey, Run, RunFilter
+from services.gateway.catalogue.rules import Checkpoint, CheckpointFilter, Creation, EntryKey, Run, RunFilter
 from services.gateway.paging import Counted, Page, Slice
 from services.gateway.sessions.rules import Session, SessionState
 from services.gateway.sessions.sql import SessionRow
@@ -23,7 +22,6 @@ from services.gateway.store.base import (
     select_values,
 )
 
-_log = structlog.get_logger('catalogue')
 Item = TypeVar('Item')
 
 
@@ -46,6 +44,16 @@ class RunRow(Base):
     create_time: Mapped[datetime]
     update_time: Mapped[datetime]
     session_id: Mapped[str] = mapped_column(server_default='')
+
+
+class CreationRow(Base):
+    """Requests for new runs, each with the trainer that received the first one."""
+
+    __tablename__ = 'creations'
+    tenant_id: Mapped[str] = mapped_column(primary_key=True)
+    base_model: Mapped[str] = mapped_column(primary_key=True)
+    creation_key: Mapped[str] = mapped_column(primary_key=True)
+    trainer_id: Mapped[str]
 
 
 class CheckpointRow(Base):
@@ -105,32 +113,11 @@ class SqlRunStore(SqlStore):
         return await self._fetch_all(newest_first(query, page, time=RunRow.create_time, item_id=RunRow.run_id), Run)
 
 
-class SqlServiceRuns:
-    """Implements `EntryStore` for the runs of one of several model services.
+class SqlAssignmentStore(SqlStore):
+    """Implements `AssignmentStore`."""
 
-    A run that is absent from the service's snapshot counts as deleted only if its base model belongs to the service.
-    """
-
-    def __init__(
-        self, store: SqlRunStore, service: str, base_models_of: Callable[[str], Awaitable[Collection[str] | None]]
-    ) -> None:
-        """Use `store`; `base_models_of` returns the base models of a service, or None while they are unknown."""
-        self._store = store
-        self._service = service
-        self._base_models_of = base_models_of
-
-    async def save(self, entry: Run) -> None:
-        await self._store.save(entry)
-
-    async def mark_deleted(self, key: EntryKey, *, moment: datetime) -> None:
-        await self._store.mark_deleted(key, moment=moment)
-
-    async def mark_absent_deleted(self, present: Collection[EntryKey], *, moment: datetime) -> None:
-        base_models = await self._base_models_of(self._service)
-        if base_models is None:
-            _log.warning('absent runs stay active, base models unknown', service=self._service)
-            return
-        await self._store.mark_absent_deleted(present, moment=moment, base_models=base_models)
+    async def assign(self, creation: Creation) -> Creation:
+        return await self._add_if_absent(CreationRow, creation, key=('tenant_id', 'base_model', 'creation_key'))
 
 
 class SqlCheckpointStore(SqlStore):

@@ -1,9 +1,9 @@
 """Finds the model service for a call, by base model or by adapter.
 
-The latest report of each service determines which base models the service holds. A service that cannot be reached keeps
-its base models, because its adapters exist nowhere else. The base model of an adapter never changes, so it is cached.
-The services themselves check that an adapter exists, and refuse unknown adapters and adapters of other tenants with the
-same error.
+An adapter belongs to the service whose feed reported it last, or which responds that it has it. A new adapter goes to
+the service with the most room, and the choice is stored, so that repeated requests go there too. The base model of an
+adapter never changes, so it is cached. The services themselves check that an adapter exists, and refuse unknown
+adapters and adapters of other tenants with the same error.
 """
 
 import asyncio
@@ -11,14 +11,13 @@ import re
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Never, Protocol, TypeVar
 
-import structlog
-
-from services.gateway.catalogue.ports import RunStore
+from services.gateway.catalogue.ports import AssignmentStore, RunStore
+from services.gateway.catalogue.rules import Creation
 from services.gateway.errors import AdapterIdTaken
+from services.gateway.fleet.model_table import ModelReport, ModelTable, RunOwners
 from services.kit.errors import BaseModelNotFound, DomainError, ServiceUnreachable
 from twinkle.data_format import base_model_id
 
@@ -28,7 +27,6 @@ MODEL = 'model'
 """Name of the first or only model service, and of the kind of service in errors."""
 _REMEMBERED = 1 << 16  # adapters whose base models are cached
 Result = TypeVar('Result')
-_log = structlog.get_logger('models')
 
 
 def served_name(name: str, served: Collection[str]) -> str | None:
@@ -62,62 +60,11 @@ def _split_hub(name: str) -> tuple[str, str]:
     return hub, name.removeprefix(hub)
 
 
-@dataclass(frozen=True)
-class Conflict:
-    """A base model that two services hold."""
-
-    base_model: str
-    holder: str
-    """Service that is used."""
-    other: str
-    """Service that is not used."""
-
-
-class ModelTable:
-    """Base models by service. If several of the `services` hold the same base model, the first of them is used."""
-
-    def __init__(self, services: Sequence[str]) -> None:
-        self.services = tuple(services)
-        self._held: dict[str, frozenset[str]] = {}
-
-    def update(self, service: str, base_models: Collection[str]) -> list[Conflict]:
-        """Store the base models of a service; return the conflicts unless the report is unchanged."""
-        held = frozenset(base_models)
-        if self._held.get(service) == held:
-            return []
-        self._held[service] = held
-        return [
-            Conflict(name, holder, other)
-            for name in sorted(held)
-            for holder, *others in [[item for item in self.services if name in self._held.get(item, ())]]
-            for other in others
-        ]
-
-    def holder_of(self, base_model: str) -> str | None:
-        return next((item for item in self.services if base_model in self._held.get(item, ())), None)
-
-    def held_by(self, service: str) -> frozenset[str] | None:
-        """Return the base models that a service is used for; None if it has never reported."""
-        if service not in self._held:
-            return None
-        return frozenset(name for name in self._held[service] if self.holder_of(name) == service)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All base models, sorted."""
-        return tuple(sorted(set[str]().union(*self._held.values())))
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every service has reported."""
-        return len(self._held) == len(self.services)
-
-
 class ModelFacts(Protocol):
     """Queries model services, identified by their names in `UpstreamsConfig.model_addresses`."""
 
-    async def base_models(self, service: str) -> Collection[str] | None:
-        """Return the base models of a service; None if it does not respond."""
+    async def report(self, service: str) -> ModelReport | None:
+        """Return the base models and the load of a service; None if it does not respond."""
         ...
 
     async def has_adapter(self, service: str, tenant_id: str, adapter_id: str) -> bool:
@@ -141,8 +88,10 @@ class ModelRoutes(Protocol):
         """Return the base models that a service is used for, according to its latest report; empty if unknown."""
         ...
 
-    async def holder_of(self, base_model: str) -> str:
-        """Return the service that holds a base model, or for an empty name the first service, which refuses the call.
+    async def holders_of(self, base_model: str) -> Sequence[str]:
+        """Return the services that hold a base model, the one with the most room first.
+
+        For an empty name, the first service is returned, which refuses the call.
 
         Raises:
             BaseModelNotFound: No service holds the base model; the error lists the base models that exist.
@@ -150,11 +99,14 @@ class ModelRoutes(Protocol):
         """
         ...
 
-    async def creator_of(self, tenant_id: str, base_model: str, adapter_id: str) -> str:
-        """Return the service that creates an adapter; `adapter_id` may be empty.
+    async def creator_of(self, tenant_id: str, base_model: str, adapter_id: str, request_id: str) -> str:
+        """Return the service that creates an adapter, the same one for each repetition of the request.
+
+        `adapter_id` may be empty. If `request_id` is also empty, any service that holds the base model is returned.
 
         Raises:
-            BaseModelNotFound, ServiceUnreachable: See `holder_of`.
+            BaseModelNotFound, ServiceUnreachable: See `holders_of`.
+            ServiceUnreachable: The service that received the first request is not known yet, or has ended.
             AdapterIdTaken: The tenant has or had an adapter with this id and another base model.
         """
         ...
@@ -177,12 +129,12 @@ class OneModel:
         del service
         return ()
 
-    async def holder_of(self, base_model: str) -> str:
+    async def holders_of(self, base_model: str) -> Sequence[str]:
         del base_model
-        return MODEL
+        return (MODEL,)
 
-    async def creator_of(self, tenant_id: str, base_model: str, adapter_id: str) -> str:
-        del tenant_id, base_model, adapter_id
+    async def creator_of(self, tenant_id: str, base_model: str, adapter_id: str, request_id: str) -> str:
+        del tenant_id, base_model, adapter_id, request_id
         return MODEL
 
     async def owner_of(self, tenant_id: str, adapter_id: str) -> str | None:
@@ -193,15 +145,23 @@ class OneModel:
 class SeveralModels:
     """Implements `ModelRoutes` for several model services.
 
-    `services` are the names in order of precedence; `runs` stores the base model of each run in the catalogue.
+    Args:
+        services: Names in the order of the configuration.
+        facts: Queries the services.
+        runs: Store with the base model of each run in the catalogue.
+        assignments: Store with the trainer of each creation.
 
     Concurrency: use it from one event loop only.
     """
 
-    def __init__(self, services: Sequence[str], *, facts: ModelFacts, runs: RunStore) -> None:
+    def __init__(
+        self, services: Sequence[str], *, facts: ModelFacts, runs: RunStore, assignments: AssignmentStore
+    ) -> None:
         self.table = ModelTable(services)
+        self.owners = RunOwners()
         self._facts = facts
         self._runs = runs
+        self._assignments = assignments
         self._base_models: OrderedDict[tuple[str, str], str] = OrderedDict()
         """Base model by tenant and adapter."""
 
@@ -210,69 +170,100 @@ class SeveralModels:
         return self.table.services
 
     async def refresh(self) -> None:
-        """Request the base models of every service."""
+        """Request the reports of every service."""
         await asyncio.gather(*map(self._refresh_one, self.services))
 
     async def _refresh_one(self, service: str) -> None:
-        base_models = await self._facts.base_models(service)
-        for conflict in [] if base_models is None else self.table.update(service, base_models):
-            _log.error(
-                'two model services hold the same base model; the first is used',
-                base_model=conflict.base_model,
-                used=conflict.holder,
-                unused=conflict.other,
-            )
+        self.table.update(service, await self._facts.report(service))
 
     def known_base_models(self, service: str) -> Collection[str]:
         return self.table.held_by(service) or ()
 
-    async def base_models_of(self, service: str) -> Collection[str] | None:
-        """Return the base models that a service is used for; None if it has never responded."""
-        if self.table.held_by(service) is None:
+    async def settled_base_models(self) -> Collection[str]:
+        """Return the base models whose services have all reported all their runs."""
+        if not self.table.is_complete:
             await self.refresh()
-        return self.table.held_by(service)
+        if not self.table.is_complete:
+            return ()
+        return [name for name in self.table.names if self.owners.are_synced(self.table.holders_of(name))]
 
     async def run_forever(
         self, *, interval_seconds: float, pause: Callable[[float], Awaitable[None]] = asyncio.sleep
     ) -> Never:
-        """Refresh until cancelled, because a service may be restarted with another base model."""
+        """Refresh until cancelled, because load changes, and a service may be restarted with another base model."""
         while True:
             await self.refresh()
             await pause(interval_seconds)
 
-    async def holder_of(self, base_model: str) -> str:
+    async def holders_of(self, base_model: str) -> Sequence[str]:
         if not base_model:
-            return self.services[0]
-        if (holder := self.table.holder_of(base_model)) is not None:
-            return holder
+            return self.services[:1]
+        if holders := self.table.by_room(base_model):
+            return holders
         # A service that does not respond must not delay calls for another one.
         async with aclosing(_as_completed(map(self._refresh_one, self.services))) as results:
             async for _ in results:
-                if (holder := self.table.holder_of(base_model)) is not None:
-                    return holder
+                if holders := self.table.by_room(base_model):
+                    return holders
         if not self.table.is_complete:
             raise ServiceUnreachable(MODEL)
         raise BaseModelNotFound(base_model, self.table.names)
 
-    async def creator_of(self, tenant_id: str, base_model: str, adapter_id: str) -> str:
+    async def creator_of(self, tenant_id: str, base_model: str, adapter_id: str, request_id: str) -> str:
         base_model = base_model_id(base_model)
-        creator = await self.holder_of(base_model)
+        holders = await self.holders_of(base_model)
         known = await self._base_model_of(tenant_id, adapter_id) if adapter_id else ''
         # A request with the same base model may be a repetition, which the service recognizes.
         if known and known != base_model:
             raise AdapterIdTaken(adapter_id)
-        return creator
+        if not base_model or not (adapter_id or request_id):
+            return holders[0]
+        if (owner := self.owners.find(tenant_id, adapter_id)) is not None and self.table.is_reachable(owner):
+            return owner
+        creation = Creation(
+            tenant_id=tenant_id,
+            base_model=base_model,
+            creation_key=f'adapter {adapter_id}' if adapter_id else f'request {request_id}',
+            trainer_id=self.table.trainer_id_of(holders[0]),
+        )
+        assigned = await self._assignments.assign(creation)
+        service = await self._service_of(assigned.trainer_id)
+        if assigned == creation:
+            self.table.count_creation(service)
+        return service
+
+    async def _service_of(self, trainer_id: str) -> str:
+        """Return the service that has the adapters of a trainer.
+
+        Raises:
+            ServiceUnreachable: No service has reported them; any other service might create a duplicate.
+        """
+        service = self.table.service_of(trainer_id)
+        if service is None or not self.table.is_reachable(service):
+            # The trainer may have been taken over since the latest reports.
+            await self.refresh()
+            service = self.table.service_of(trainer_id)
+        if service is None:
+            raise ServiceUnreachable(MODEL)
+        return service
 
     async def owner_of(self, tenant_id: str, adapter_id: str) -> str | None:
         if not adapter_id:
             return None
-        if not (base_model := await self._base_model_of(tenant_id, adapter_id)):
-            return await self._search(tenant_id, adapter_id)
-        try:
-            return await self.holder_of(base_model)
-        except BaseModelNotFound as error:
-            # The run exists, so its service is unreachable.
-            raise ServiceUnreachable(MODEL) from error
+        owner = self.owners.find(tenant_id, adapter_id)
+        if owner is not None and self.table.is_reachable(owner):
+            return owner
+        candidates: Sequence[str] = self.services
+        if base_model := await self._base_model_of(tenant_id, adapter_id):
+            if not self.table.holders_of(base_model):
+                await self.refresh()
+            candidates = self.table.possible_holders_of(base_model)
+            if len(candidates) == 1:
+                return candidates[0]
+            if not candidates:
+                # The run exists, so its service is unreachable.
+                raise ServiceUnreachable(MODEL)
+        return await self._search(candidates, tenant_id, adapter_id)
 
     async def _base_model_of(self, tenant_id: str, adapter_id: str) -> str:
         """Return the base model of an adapter from the catalogue; empty if it is unknown there."""
@@ -286,10 +277,10 @@ class SeveralModels:
                 self._base_models.popitem(last=False)
         return self._base_models[key]
 
-    async def _search(self, tenant_id: str, adapter_id: str) -> str | None:
-        """Query all services for an adapter that is not in the catalogue yet."""
+    async def _search(self, services: Sequence[str], tenant_id: str, adapter_id: str) -> str | None:
+        """Query services for an adapter whose owner is unknown or unreachable."""
         failure: DomainError | None = None
-        calls = [self._has(service, tenant_id, adapter_id) for service in self.services]
+        calls = [self._has(service, tenant_id, adapter_id) for service in services]
         async with aclosing(_as_completed(calls)) as results:
             async for result in results:
                 if isinstance(result, str):

@@ -11,14 +11,14 @@ import structlog
 
 from services.gateway.catalogue.follow import FeedFollower
 from services.gateway.catalogue.grpc import GrpcRunFeed
-from services.gateway.catalogue.sql import SqlRunStore, SqlServiceRuns
+from services.gateway.catalogue.sql import SqlAssignmentStore, SqlRunStore
 from services.gateway.config import GatewayConfig
 from services.gateway.fleet.grpc import ReplicaChannels, StaticSampler, is_this_host
 from services.gateway.fleet.members import Membership
 from services.gateway.fleet.model_routes import MODEL, SeveralModels
 from services.gateway.fleet.replicas import Replicas
 from services.gateway.fleet.rules import Fleet, ReplicaReport
-from services.gateway.fleet.upstreams import GrpcFleetFacts, GrpcUpstreamFacts, Upstreams
+from services.gateway.fleet.upstreams import GrpcFleetFacts, GrpcUpstreamFacts, ServiceRuns, Upstreams
 from services.gateway.store.database import Database
 from services.kit.clock import Clock
 from services.kit.errors import DomainError
@@ -49,9 +49,8 @@ async def open_upstreams(
         )
         for name in (*(names or (MODEL,)), 'data', 'checkpoint')
     }
-    return Upstreams(
-        channels, internal, names, facts=facts, runs=SqlRunStore(database), internal_token=config.internal_token
-    )
+    stores = SqlRunStore(database), SqlAssignmentStore(database)
+    return Upstreams(channels, internal, names, facts=facts, stores=stores, internal_token=config.internal_token)
 
 
 def upstream_jobs(config: GatewayConfig, database: Database, upstreams: Upstreams, *, clock: Clock) -> list[Job]:
@@ -60,7 +59,7 @@ def upstream_jobs(config: GatewayConfig, database: Database, upstreams: Upstream
     for name, channel in upstreams.internal_models.items():
         store = SqlRunStore(database)
         if isinstance(routes, SeveralModels):
-            store = SqlServiceRuns(store, name, routes.base_models_of)
+            store = ServiceRuns(store, name, routes)
         title = 'runs' if name == MODEL else f'runs of {name}'
         jobs.append(FeedFollower(title, feed=GrpcRunFeed(channel), store=store, clock=clock).run)
     if isinstance(routes, SeveralModels):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Protocol, cast
 
 import grpc
 
-from services.gateway.catalogue.ports import RunStore
+from services.gateway.catalogue.ports import AssignmentStore, RunStore
+from services.gateway.catalogue.rules import EntryKey, Run
+from services.gateway.catalogue.sql import SqlRunStore
 from services.gateway.fleet.model_routes import MODEL, ModelRoutes, OneModel, SeveralModels
+from services.gateway.fleet.model_table import ModelReport
 from services.kit.caller import Caller
 from services.kit.clock import Clock
 from services.kit.errors import AdapterExpired, Code, ServiceUnreachable
@@ -164,15 +167,17 @@ class ModelChannels:
         """
         return self._channels[await self._routes.owner_of(tenant_id, adapter_id) or self._routes.services[0]]
 
-    async def of_new_adapter(self, tenant_id: str, base_model: str, adapter_id: str) -> grpc.aio.Channel:
+    async def of_new_adapter(
+        self, tenant_id: str, base_model: str, adapter_id: str, *, request_id: str
+    ) -> grpc.aio.Channel:
         """Return the channel to the service that creates an adapter; `adapter_id` may be empty.
 
         Raises:
             BaseModelNotFound: No service holds the base model.
-            ServiceUnreachable: A service that has never reported may hold the base model.
+            ServiceUnreachable: The service that received the first request may not respond or has never reported.
             AdapterIdTaken: The tenant has or had an adapter with this id and another base model.
         """
-        return self._channels[await self._routes.creator_of(tenant_id, base_model, adapter_id)]
+        return self._channels[await self._routes.creator_of(tenant_id, base_model, adapter_id, request_id)]
 
 
 class GrpcModelFacts:
@@ -185,9 +190,16 @@ class GrpcModelFacts:
         self._channels = channels
         self._internal_token = internal_token
 
-    async def base_models(self, service: str) -> Collection[str] | None:
+    async def report(self, service: str) -> ModelReport | None:
         info = await self._facts[service].describe()
-        return [item.base_model for item in info.base_models] if info.is_reachable else None
+        if not info.is_reachable:
+            return None
+        return ModelReport(
+            base_models=frozenset(item.base_model for item in info.base_models),
+            journal_ids=tuple(info.trainer.journal_ids),
+            free_count=info.trainer.free_adapter_count,
+            adapter_count=info.trainer.adapter_count,
+        )
 
     async def has_adapter(self, service: str, tenant_id: str, adapter_id: str) -> bool:
         request = adapter_service_pb2.GetAdapterRequest(adapter_id=adapter_id).SerializeToString()
@@ -203,6 +215,33 @@ class GrpcModelFacts:
                 return failure.reason == AdapterExpired.reason
             raise failure from error
         return True
+
+
+class ServiceRuns:
+    """Implements `EntryStore` for the runs of one of several model services, and records their owner.
+
+    A run counts as deleted only if no service has it.
+    """
+
+    def __init__(self, store: SqlRunStore, service: str, routes: SeveralModels) -> None:
+        self._store = store
+        self._service = service
+        self._routes = routes
+
+    async def save(self, entry: Run) -> None:
+        self._routes.owners.add(self._service, (entry.tenant_id, entry.run_id))
+        await self._store.save(entry)
+
+    async def mark_deleted(self, key: EntryKey, *, moment: datetime) -> None:
+        if self._routes.owners.remove(self._service, key):
+            await self._store.mark_deleted(key, moment=moment)
+
+    async def mark_absent_deleted(self, present: Collection[EntryKey], *, moment: datetime) -> None:
+        owners = self._routes.owners
+        owners.replace(self._service, present)
+        # Runs of other base models stay active until all services that may have them have reported.
+        if base_models := await self._routes.settled_base_models():
+            await self._store.mark_absent_deleted(owners.keys, moment=moment, base_models=base_models)
 
 
 class GrpcLookups:
@@ -259,7 +298,7 @@ class Upstreams:
         internal: Channels for calls of the gateway itself.
         model_names: Names of the model services in order of precedence.
         facts: Descriptions of the services, including services that are not deployed.
-        runs: Store of runs, with the base model of each.
+        stores: Store of runs, with the base model of each, and store of the trainers of creations.
         internal_token: Proves the gateway's identity to the services.
     """
 
@@ -270,7 +309,7 @@ class Upstreams:
         model_names: Sequence[str],
         *,
         facts: Mapping[str, GrpcUpstreamFacts],
-        runs: RunStore,
+        stores: tuple[RunStore, AssignmentStore],
         internal_token: str,
     ) -> None:
         self.channels = channels
@@ -282,7 +321,8 @@ class Upstreams:
         """Finds the model service of a call."""
         if len(model_names) > 1:
             queries = GrpcModelFacts(facts, self.models, internal_token=internal_token)
-            self.routes = SeveralModels(model_names, facts=queries, runs=runs)
+            runs, assignments = stores
+            self.routes = SeveralModels(model_names, facts=queries, runs=runs, assignments=assignments)
         self.calls = ModelChannels(self.routes, self.models) if self.models else None
         """Finds the channel of a call to a model service; None without a model service."""
         self.lookups = GrpcLookups(self.calls, channels.get('checkpoint'), internal_token=internal_token)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any
+from typing import Any, Never
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
@@ -16,13 +16,17 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from services.gateway.fleet.model_routes import ModelRoutes
 from services.gateway.forwarding.bytes import Context, Forwarder
 from services.gateway.forwarding.merged import AdapterLists
-from services.kit.errors import InvalidField
+from services.kit.errors import DomainError, InvalidField
 from services.kit.rpc.context import current_caller
 from services.kit.rpc.serialized_fields import UnreadableMessageError, has_field, peek_text
 from twinkle.api.model.v1 import adapter_service_pb2
+from twinkle.data_format import base_model_id
 
 _MODEL = 'model'
 _LIST = f'/{adapter_service_pb2.DESCRIPTOR.services_by_name["AdapterService"].full_name}/ListAdapters'
+_CREATE = 'CreateAdapter'
+_FIRST_OF_HOLDERS = tuple(_LIST.replace('ListAdapters', name) for name in ('EndLease', 'TakeOver'))
+"""Methods that one of the services of a base model carries out; the gateway does not know which one."""
 _SELECTING_FIELDS = ('base_model', 'adapter_id')
 """Fields that select the service; a base model takes precedence over an adapter."""
 _MESSAGE_FIELDS = ('operation', 'header')
@@ -61,7 +65,9 @@ class ModelForwarder(grpc.GenericRpcHandler):
         self._handlers: dict[str, Handler] = {}
         for path in next(iter(by_service.values())):
             handlers: Handlers = {name: handlers[path] for name, handlers in by_service.items()}
-            if path == _LIST:
+            if path in _FIRST_OF_HOLDERS:
+                self._handlers[path] = self._first_of_holders(methods[path], handlers)
+            elif path == _LIST:
                 calls = {name: handler.unary_unary for name, handler in handlers.items()}
                 lists = AdapterLists(calls, base_models_of=routes.known_base_models)
                 self._handlers[path] = grpc.unary_unary_rpc_method_handler(lists)
@@ -93,22 +99,52 @@ class ModelForwarder(grpc.GenericRpcHandler):
         paths = paths_of(method)
         adapter_path = paths.get('adapter_id', ())
         if base_model_path := paths.get('base_model'):
-            return partial(self._creator, base_model_path, adapter_path)
+            request_path = (method.input_type.fields_by_name['request_id'].number,) if method.name == _CREATE else ()
+            return partial(self._creator, base_model_path, adapter_path, request_path)
         return partial(self._header_owner if method.name == 'UploadBatch' else self._owner, adapter_path)
 
     async def _owner(self, path: tuple[int, ...], request: bytes) -> str | None:
         return await self._routes.owner_of(current_caller().tenant_id, peek_text(request, *path))
 
     async def _creator(
-        self, base_model_path: tuple[int, ...], adapter_path: tuple[int, ...], request: bytes
+        self,
+        base_model_path: tuple[int, ...],
+        adapter_path: tuple[int, ...],
+        request_path: tuple[int, ...],
+        request: bytes,
     ) -> str | None:
         adapter_id = peek_text(request, *adapter_path) if adapter_path else ''
+        request_id = peek_text(request, *request_path) if request_path else ''
         base_model = peek_text(request, *base_model_path)
-        return await self._routes.creator_of(current_caller().tenant_id, base_model, adapter_id)
+        return await self._routes.creator_of(current_caller().tenant_id, base_model, adapter_id, request_id)
+
+    def _first_of_holders(self, method: MethodDescriptor, by_service: Handlers) -> Handler:
+        """Return a handler that calls the services of a base model in turn, until one responds that it did something.
+
+        An empty response means that the service had nothing to do. If no service did something, the last empty response
+        is returned, or the first error is raised.
+        """
+        base_model_path = paths_of(method)['base_model']
+
+        async def handle(request: bytes, context: Context) -> bytes:
+            response, failures = None, list[_Refusal | DomainError]()
+            base_model = await _found(_base_model_at(base_model_path), request) or ''
+            for name in await self._routes.holders_of(base_model):
+                try:
+                    response = await by_service[name].unary_unary(request, _Attempt(context))
+                except (DomainError, _Refusal) as error:
+                    failures.append(error)
+                if response:
+                    return response
+            if response is None:
+                await _fail(failures[0], context)
+            return response or b''
+
+        return _grpc.unary_unary_rpc_method_handler(handle)
 
     async def _header_owner(self, path: tuple[int, ...], request: bytes) -> str | None:
         if has_field(request, path[0]) and not peek_text(request, *path):
-            problem = 'is required when several base models are served; name the adapter that will use the upload'
+            problem = 'is required with several model services; name the adapter that will use the upload'
             raise InvalidField('header.adapter_id', problem)
         return await self._owner(path, request)
 
@@ -142,6 +178,35 @@ class ModelForwarder(grpc.GenericRpcHandler):
         async with aclosing(handlers[name].stream_stream(checked, context)) as responses:
             async for response in responses:
                 yield response
+
+
+class _Refusal(Exception):
+    """A service refused a call; the arguments are its status."""
+
+
+class _Attempt:
+    """Context of one of several calls to services. Its refusal does not end the client's call."""
+
+    def __init__(self, context: Context) -> None:
+        self.time_remaining = context.time_remaining
+        self.set_trailing_metadata = context.set_trailing_metadata
+
+    async def abort(self, *status: Any) -> Never:
+        raise _Refusal(*status)
+
+
+async def _fail(failure: _Refusal | DomainError, context: Context) -> None:
+    """End the client's call with the failure of a service."""
+    if isinstance(failure, DomainError):
+        raise failure
+    await context.abort(*failure.args)
+
+
+def _base_model_at(path: tuple[int, ...]) -> Find:
+    async def base_model_of(request: bytes) -> str:
+        return base_model_id(peek_text(request, *path))
+
+    return base_model_of
 
 
 def paths_of(method: MethodDescriptor) -> dict[str, tuple[int, ...]]:
@@ -187,7 +252,7 @@ async def _same_service(
     yield first
     async for request in rest:
         if await _found(find, request) not in {name, None}:
-            problem = 'has another base model than the first operation of this stream; use one stream per base model'
+            problem = 'belongs to another trainer than the first operation of this stream; use one stream per adapter'
             raise InvalidField('operation.adapter_id', problem)
         yield request
 

@@ -146,7 +146,11 @@ class MergedServerInfoServicer(server_service_pb2_grpc.ServerServiceServicer):
         others = await asyncio.gather(*(upstream.describe() for upstream in self._upstreams))
         own = self._own()
         _copy_support(own, others)
-        return messages.GetServerInfoResponse(contract_version=CONTRACT_VERSION, services=[own, *others])
+        response = messages.GetServerInfoResponse(contract_version=CONTRACT_VERSION, services=[own, *others])
+        for service in response.services:
+            # Clients need not know how busy the deployment is.
+            service.ClearField('trainer')
+        return response
 
 
 def _copy_support(own: messages.ServiceInfo, others: Sequence[messages.ServiceInfo]) -> None:

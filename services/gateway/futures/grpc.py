@@ -40,7 +40,9 @@ class GrpcTrainer:
         message = adapters.CreateAdapterRequest.FromString(request)
         message.request_id = message.request_id or request_id
         raw = message.SerializeToString(deterministic=True)
-        channel = await self._models.of_new_adapter(tenant_id, message.base_model, message.adapter_id)
+        channel = await self._models.of_new_adapter(
+            tenant_id, message.base_model, message.adapter_id, request_id=message.request_id
+        )
         method = f'{_ADAPTERS}/CreateAdapter'
         return await self._call(channel, method, raw, tenant_id=tenant_id, seconds=_QUEUED_CALL_SECONDS)
 

@@ -9,7 +9,7 @@ import grpc
 
 from services.gateway.sessions.rules import ParkedAdapter
 from services.kit.caller import Caller
-from services.kit.errors import AdapterNotFound, Code
+from services.kit.errors import AdapterNotFound, Code, DomainError
 from services.kit.paging import MAX_PAGE_SIZE
 from services.kit.rpc.channel import forwarded_metadata
 from services.kit.rpc.context import acting_for
@@ -37,12 +37,19 @@ class GrpcAdapters:
 
     async def park(self, tenant_id: str, adapter_id: str, *, save_prefix: str) -> ParkedAdapter | None:
         request = adapter_service_pb2.ParkAdapterRequest(adapter_id=adapter_id, save_prefix=save_prefix)
+        failure: DomainError | None = None
         for stub in self._stubs:
             try:
                 response = await self._call(stub.ParkAdapter, request, tenant_id=tenant_id, seconds=_PARKING_SECONDS)
             except AdapterNotFound:
                 continue
+            except DomainError as error:
+                # Another service may have the adapter.
+                failure = failure or error
+                continue
             return _parked(response.adapter)
+        if failure is not None:
+            raise failure
         return None
 
     async def _list(self, tenant_id: str, *, session_id: str) -> list[str]:

@@ -63,6 +63,8 @@ class ServerInfoServicer(server_service_pb2_grpc.ServerServiceServicer):
             info.base_models.add(**{**vars(model), 'patches': patches})
         for kind in sorted(facts.components):
             info.components.add(kind=kind, names=sorted(facts.components[kind]))
+        if facts.trainer is not None:
+            info.trainer.CopyFrom(server_service_pb2.TrainerInfo(**vars(facts.trainer)))
         return info
 
     async def GetServerInfo(  # noqa: N802 (the contract's name)

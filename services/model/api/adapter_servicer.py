@@ -10,7 +10,7 @@ import grpc
 
 from services.kit.paging import page_token_after, parse_page
 from services.kit.rpc.context import current_caller
-from services.kit.rpc.fields import id_from_proto
+from services.kit.rpc.fields import id_from_proto, name_from_proto
 from services.kit.rpc.message_bounds import convert_large
 from services.model.api.convert_adapter import (
     cost_to_proto,
@@ -80,6 +80,13 @@ class AdapterServicer(adapter_service_pb2_grpc.AdapterServiceServicer):
     ) -> wire.EndLeaseResponse:
         adapter_id = await self._service.end_lease(current_caller(), request.base_model)
         return wire.EndLeaseResponse(adapter_id=adapter_id or '')
+
+    async def TakeOver(  # noqa: N802 - name of the RPC
+        self, request: wire.TakeOverRequest, context: Context[Any, Any]
+    ) -> wire.TakeOverResponse:
+        trainer = name_from_proto(request.trainer, 'trainer')
+        count = await self._service.take_over(current_caller(), request.base_model, trainer)
+        return wire.TakeOverResponse(adapter_count=count)
 
     async def Estimate(  # noqa: N802 - name of the RPC
         self, request: wire.EstimateRequest, context: Context[Any, Any]

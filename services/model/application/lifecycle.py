@@ -1,6 +1,7 @@
 """Recovers adapters at startup, and evicts idle ones periodically."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NoReturn
 
@@ -13,6 +14,7 @@ from services.model.application.queues import Queues
 from services.model.application.residency import Residency
 from services.model.domain.adapter import Adapter
 from services.model.domain.errors import OperationCrashed
+from services.model.domain.journal import JournaledAdapter
 from services.model.ports import Ports
 
 _log = structlog.get_logger('recovery')
@@ -42,13 +44,18 @@ class Recover:
         for item in journaled:
             if item.adapter.base_model not in known:
                 raise BaseModelNotFound(item.adapter.base_model, known)
-            self._directory.put(self._with_lease(item.adapter))
         for adapter_id, tenant_id in (await self._ports.journal.damaged_adapters()).items():
             _log.error('adapter damaged', adapter=adapter_id)
             self._directory.put_damaged(adapter_id, tenant_id)
+        await self.register(journaled)
+
+    async def register(self, journaled: Sequence[JournaledAdapter]) -> None:
+        """Register adapters that were added to the journal, and restore those with unrecorded outcomes."""
         for expired in await self._ports.journal.expired_adapters():
             self._directory.expire(expired)
         self._create_adapter.remember(await self._ports.journal.creations())
+        for item in journaled:
+            self._directory.put(self._with_lease(item.adapter))
         is_held = self._residency.lease.is_held_by
         unsettled = [item for item in journaled if not item.is_settled or is_held(item.adapter.adapter_id)]
         _log.info('recovery started', adapters=len(journaled), unsettled=len(unsettled))

@@ -9,8 +9,9 @@ from weakref import WeakValueDictionary
 from services.model.application.adapter_queue import AdapterQueue
 from services.model.application.residency import Residency
 from services.model.domain.errors import JournalUnavailable
+from services.model.domain.journal import RecordEntry
 from services.model.domain.sequence import RECORD_LENGTH, OperationSequence
-from services.model.ports import Journal, RecordEntry
+from services.model.ports import Journal
 
 
 class Queues:

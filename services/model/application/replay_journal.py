@@ -9,9 +9,10 @@ from services.model.application.restore import begin_from
 from services.model.domain.adapter import Adapter
 from services.model.domain.divergence import first_difference
 from services.model.domain.errors import AdapterDamaged
+from services.model.domain.journal import JournalEntry, Snapshot
 from services.model.domain.operation import Operation, StateVerb
 from services.model.domain.result import OperationResult
-from services.model.ports import Journal, JournalEntry, Snapshot, TrainerBackend
+from services.model.ports import Journal, TrainerBackend
 
 Report = Callable[[str], None]
 """Receives progress lines."""

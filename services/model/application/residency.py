@@ -23,7 +23,8 @@ from services.model.application.restore import Restore, RestoredAdapter
 from services.model.application.waits import ChangeNotifier, ShortWork
 from services.model.domain.adapter import Adapter
 from services.model.domain.engine import AdapterState
-from services.model.ports import Journal, Snapshot, TrainerBackend
+from services.model.domain.journal import Snapshot
+from services.model.ports import Journal, TrainerBackend
 
 _log = structlog.get_logger('residency')
 

@@ -18,10 +18,11 @@ from services.model.domain.adapter import Adapter
 from services.model.domain.divergence import first_difference
 from services.model.domain.engine import VerbRun
 from services.model.domain.errors import AdapterDamaged, OperationCrashed
+from services.model.domain.journal import JournalEntry, Snapshot
 from services.model.domain.operation import ComputeVerb, Operation, StateVerb
 from services.model.domain.result import OperationResult
 from services.model.domain.sequence import is_refusal
-from services.model.ports import Journal, JournalEntry, Snapshot, TrainerBackend
+from services.model.ports import Journal, TrainerBackend
 
 _log = structlog.get_logger('restore')
 MAX_RESTORES = 5

@@ -1,10 +1,11 @@
 """Creates the use cases of the model service from its ports."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 
+from services.kit.server_facts import ServerFacts, TrainerFacts
 from services.model.application.admission import Admission, QueueLimits
 from services.model.application.carry_out import CarryOut
 from services.model.application.create_adapter import AdapterLimits, CreateAdapter
@@ -22,6 +23,7 @@ from services.model.application.queues import Queues
 from services.model.application.residency import Residency
 from services.model.application.resident import ResidencyBounds
 from services.model.application.state_verbs import StateVerbRunner
+from services.model.application.take_over import TakeOver
 from services.model.application.train_stream import TrainStream
 from services.model.application.upload_batch import ReadUpload, UploadBatch
 from services.model.application.waits import Waits
@@ -64,6 +66,7 @@ class ModelService:
     delete_adapter: DeleteAdapter
     park_adapter: ParkAdapter
     end_lease: EndLease
+    take_over: TakeOver
     is_resident: Callable[[str], bool]
     """Returns whether an adapter is in the engine's memory."""
     execute_operation: ExecuteOperation
@@ -74,6 +77,8 @@ class ModelService:
     read_upload: ReadUpload
     directory: AdapterDirectory
     """Gets, lists and watches adapters; close its watches before draining."""
+    facts: Callable[[], ServerFacts]
+    """Returns the facts about this service, including its load."""
     recover: Recover
     """Call once before serving."""
     cleanup: Cleanup
@@ -107,14 +112,14 @@ def make_service(ports: Ports, limits: Limits) -> ModelService:
     operations = Operations(directory, queues, dispatcher, admission, carry_out.waits)
     delete = DeleteAdapter(directory, queues, dispatcher, carry_out.waits, residency, ports)
     park = ParkAdapter(ports, directory, residency, drop_waiting=operations.drop_waiting)
-    expiry = AdapterExpiry(ports, directory, residency, park, delete, unused_for=limits.unused_for)
-
+    recover = Recover(ports, directory, residency, create)
     return ModelService(
         create_adapter=create,
         estimate=Estimate(ports.backend, ports.estimator),
         delete_adapter=delete,
         park_adapter=park,
         end_lease=EndLease(ports.backend, residency, suspended_seconds=limits.residency.idle_seconds),
+        take_over=TakeOver(ports, recover),
         is_resident=residency.is_resident,
         execute_operation=execute,
         operations=operations,
@@ -122,13 +127,24 @@ def make_service(ports: Ports, limits: Limits) -> ModelService:
         upload_batch=UploadBatch(ports.uploads),
         read_upload=ReadUpload(ports.uploads),
         directory=directory,
-        recover=Recover(ports, directory, residency, create),
+        facts=partial(_facts, ports, directory, residency, limits),
+        recover=recover,
         cleanup=Cleanup(residency, queues),
-        expiry=expiry,
+        expiry=AdapterExpiry(ports, directory, residency, park, delete, unused_for=limits.unused_for),
         close=partial(_close, residency, carry_out.waits, dispatcher, queues, delete),
         vocabulary_size=ports.backend.facts().base_models[0].vocabulary_size,
         max_batch_examples=limits.batch_examples,
     )
+
+
+def _facts(ports: Ports, directory: AdapterDirectory, residency: Residency, limits: Limits) -> ServerFacts:
+    free_count = (
+        0 if residency.lease.holder_id is not None else limits.residency.resident_adapters - residency.resident_count
+    )
+    trainer = TrainerFacts(
+        journal_ids=ports.journal.ids, free_adapter_count=max(0, free_count), adapter_count=len(directory)
+    )
+    return replace(ports.backend.facts(), trainer=trainer)
 
 
 async def _close(

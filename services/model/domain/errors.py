@@ -55,6 +55,14 @@ class SequenceGap(FailedPrecondition):
     expected: int
 
 
+@domain_error('TAKEOVER_REFUSED', 'the runs of trainer {trainer!r} cannot be taken over: {problem}')
+class TakeoverRefused(FailedPrecondition):
+    """The runs of a trainer cannot be taken over; none of them was moved."""
+
+    trainer: str
+    problem: str
+
+
 @domain_error('ADAPTER_NOT_READY', 'adapter {adapter_id!r} needs {needs} first')
 class AdapterNotReady(FailedPrecondition):
     """The adapter is not in the state that the verb requires."""

@@ -13,8 +13,9 @@ from services.model.backends.journal.memory import MemoryJournal
 from services.model.domain.adapter import ExpiredAdapter
 from services.model.domain.divergence import first_difference
 from services.model.domain.errors import AdapterDamaged, LossNotFinite
+from services.model.domain.journal import Snapshot
 from services.model.domain.result import PublishResult
-from services.model.ports import Journal, Snapshot
+from services.model.ports import Journal
 
 Reopen = Callable[[], Awaitable[Journal]]
 """Returns the journal as the next process would open it."""

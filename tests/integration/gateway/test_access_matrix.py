@@ -63,6 +63,7 @@ METHODS_WITHOUT_NOT_FOUND = {
     'AdapterService/EndLease',
     'AdapterService/Estimate',
     'AdapterService/ListAdapters',
+    'AdapterService/TakeOver',
     'CatalogueService/GetUsage',
     'CatalogueService/ListRunCheckpoints',
     'CatalogueService/ListRuns',

@@ -13,7 +13,7 @@ from services.kit.errors import AdapterNotFound
 from services.model.backends.journal.schema import JournalRefused
 from services.model.backends.journal.sqlite_journal import SqliteJournal
 from services.model.domain.errors import AdapterDamaged
-from services.model.ports import Snapshot
+from services.model.domain.journal import Snapshot
 
 LARGE = 20_000
 """Number of tokens in a batch whose payload is stored as a file."""

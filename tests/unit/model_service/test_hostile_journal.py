@@ -11,7 +11,7 @@ from services.kit.errors import AdapterNotFound
 from services.model.application.directory import AdapterDirectory
 from services.model.backends.journal.schema import JournalRefused
 from services.model.domain.errors import AdapterDamaged
-from services.model.ports import Snapshot
+from services.model.domain.journal import Snapshot
 
 
 def _opened(folder: Path) -> sqlite3.Connection:

@@ -15,7 +15,7 @@ from services.model.backends.journal.schema import JournalRefused
 from services.model.backends.journal.sqlite_journal import SqliteJournal
 from services.model.domain.adapter import ExpiredAdapter
 from services.model.domain.errors import AdapterDamaged, JournalUnavailable
-from services.model.ports import Snapshot
+from services.model.domain.journal import Snapshot
 
 LARGE = 20_000
 """Number of tokens in a batch whose payload is stored as a file."""

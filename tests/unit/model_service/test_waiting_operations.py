@@ -18,10 +18,10 @@ from services.model.application.service import ModelService
 from services.model.application.train_stream import OperationFailure
 from services.model.domain.adapter import Adapter
 from services.model.domain.errors import LossNotFinite, OperationNotFound, SequenceGap, SequenceReused
+from services.model.domain.journal import RecordEntry
 from services.model.domain.operation import LrStep, Operation, Step, Verb, ZeroGrad
 from services.model.domain.result import OperationResult, Receipt
 from services.model.domain.sequence import RECORD_BYTES, RECORD_LENGTH, Action, OperationSequence
-from services.model.ports import RecordEntry
 from twinkle.data_format import ForwardResult
 
 LONG = timedelta(seconds=1000)

@@ -137,6 +137,18 @@ def end_lease(
     console.print(f'{run_id} is parked' if run_id else f'{model} is not leased', highlight=False)
 
 
+@app.command('take-over')
+def take_over(
+    trainer: Annotated[str, typer.Argument(help='Ended trainer, as named in `peer_trainers` of the model services.')],
+    model: Annotated[str, typer.Option('--model', help='Base model of the trainer.')],
+    state_dir: StateDirOption = None,
+) -> None:
+    """Move the runs of an ended trainer to another one. Its process must be stopped, or its machine turned off."""
+    with open_client(state_dir) as client, console.status(f'taking over the runs of {trainer}'):
+        count = FleetAdministration(client=client).take_over(model, trainer)
+    console.print(f'{count} runs of {trainer} were taken over', highlight=False)
+
+
 def _wait_until_left(fleet: FleetAdministration, replica_id: str) -> None:
     end = time.monotonic() + _DRAIN_LIMIT_SECONDS
     with console.status(f'draining {replica_id}') as status:

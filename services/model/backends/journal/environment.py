@@ -19,14 +19,25 @@ ReplayEnvironment = Mapping[str, str | int]
 
 def changed_environment(folder: Path, current: ReplayEnvironment) -> dict[str, str]:
     """Return the settings that changed since the last call, each as `old -> new`, and store the current ones."""
-    path = folder / _FILE
+    before = _stored(folder)
+    (folder / _FILE).write_text(json.dumps(current, indent=2, sort_keys=True))
+    return {name: f'{before[name]} -> {current[name]}' for name in _differing(before, current)}
+
+
+def differing_settings(folder: Path, other: Path) -> list[str]:
+    """Return the names of the settings that differ between the last uses of two journals, sorted."""
+    return sorted(_differing(_stored(folder), _stored(other)))
+
+
+def _stored(folder: Path) -> ReplayEnvironment:
     try:
-        before = json.loads(path.read_text())
+        return json.loads((folder / _FILE).read_text())
     except (OSError, ValueError):
-        before = {}
-    path.write_text(json.dumps(current, indent=2, sort_keys=True))
-    known = [name for name in current if name in before]
-    return {name: f'{before[name]} -> {current[name]}' for name in known if before[name] != current[name]}
+        return {}
+
+
+def _differing(before: ReplayEnvironment, current: ReplayEnvironment) -> list[str]:
+    return [name for name in current if name in before and before[name] != current[name]]
 
 
 def log_environment_changes(folder: Path, current: ReplayEnvironment) -> None:

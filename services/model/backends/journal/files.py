@@ -8,6 +8,8 @@ from services.kit.ids import new_id
 
 _TEMPORARY = '.half-'
 """Prefix of temporary files."""
+_COPIED_BYTES = 8 << 20
+"""Number of bytes that are copied at once."""
 
 
 class Folder:
@@ -37,6 +39,27 @@ class Folder:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+    def adopt(self, source: Path) -> None:
+        """Add a file of another folder under its name, durably, as a hard link if possible; keep an existing file.
+
+        Files never change once they have their name, so that both folders can share one.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            OSError: Writing failed; the file is not durable.
+        """
+        if (self.path / source.name).exists():
+            return
+        try:
+            (self.path / source.name).hardlink_to(source)
+            self.sync()
+        except FileNotFoundError:
+            raise
+        except OSError:
+            # The folders are on different file systems, or theirs has no hard links.
+            with source.open('rb') as file:
+                self.write(source.name, iter(lambda: file.read(_COPIED_BYTES), b''))
 
     def sync(self) -> None:
         """Make added and removed names durable."""

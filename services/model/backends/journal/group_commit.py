@@ -2,8 +2,8 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -14,6 +14,7 @@ import structlog
 from services.kit.errors import DomainError
 from services.kit.failpoints import reach
 from services.kit.sqlite_seals import COUNT_COMMIT, DatabaseMark
+from services.model.domain.errors import JournalUnavailable
 
 _log = structlog.get_logger('journal')
 _Result = TypeVar('_Result')
@@ -179,3 +180,12 @@ def _deliver(jobs: list[_Job]) -> None:
             job.future.set_exception(job.error)
         else:
             job.future.set_result(job.result)
+
+
+@contextmanager
+def disk_errors_as_unavailable(adapter_id: str) -> Iterator[None]:
+    """Convert errors of the disk to JournalUnavailable."""
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise JournalUnavailable(adapter_id) from error

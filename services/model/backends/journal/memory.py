@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from services.kit.errors import AdapterNotFound, DomainError
 from services.model.domain.adapter import MAX_CREATIONS, MAX_EXPIRED, Adapter, CreationRecord, ExpiredAdapter
 from services.model.domain.engine import AdapterState
-from services.model.domain.errors import AdapterDamaged
+from services.model.domain.errors import AdapterDamaged, TakeoverRefused
+from services.model.domain.journal import JournaledAdapter, JournalEntry, RecordEntry, Snapshot
 from services.model.domain.operation import Operation
 from services.model.domain.result import OperationResult
 from services.model.domain.retention import ReplayKind, is_applied_step, retain
 from services.model.domain.sequence import RECORD_LENGTH
-from services.model.ports import JournaledAdapter, JournalEntry, RecordEntry, Snapshot
 
 
 @dataclass
@@ -49,6 +49,13 @@ class MemoryJournal:
         self.was_killed = False
         self._attempts: Counter[str] = Counter()
         self._progress: dict[str, int] = {}
+
+    @property
+    def ids(self) -> Sequence[str]:
+        return ()
+
+    async def take_over(self, trainer: str) -> Sequence[JournaledAdapter]:
+        raise TakeoverRefused(trainer, 'the model service that was asked has no durable journal')
 
     async def adapters(self) -> Sequence[JournaledAdapter]:
         return [

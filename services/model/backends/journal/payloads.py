@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
@@ -43,6 +44,21 @@ class Payloads:
             raise
         reach('journal.payload.written')
         return digest
+
+    def adopt(self, source: Path) -> None:
+        """Add a payload of another journal durably, and pin it; a restore reports if it is missing.
+
+        Raises:
+            OSError: Writing failed; the payload is not pinned.
+        """
+        with self._lock:
+            self._pins[source.name] += 1
+        try:
+            with suppress(FileNotFoundError):
+                self._folder.adopt(source)
+        except BaseException:
+            self.unpin(source.name)
+            raise
 
     def get(self, digest: str) -> bytes:
         """Return a payload.

@@ -13,6 +13,8 @@ from services.kit.sqlite_seals import DamagedRow, DatabaseDamaged, DatabaseMark
 SCHEMA_VERSION = 5
 DATABASE = 'journal.sqlite'
 """Name of the database in the journal's folder."""
+TAKER = 'taker'
+"""Name of the row of `meta` with the id of the journal that is taking over this one."""
 _USED_IDS = """
 CREATE TABLE used_ids (          -- one row per adapter ever created
     adapter_id TEXT PRIMARY KEY,
@@ -93,6 +95,10 @@ class JournalRefused(Exception):
     """The journal's folder cannot be used; the message states the reason and the remedy."""
 
 
+class JournalInUse(JournalRefused):
+    """Another process uses the journal."""
+
+
 class FolderLock:
     """Locks the journal's folder for one process. The operating system releases the lock when the process exits."""
 
@@ -100,14 +106,14 @@ class FolderLock:
         """Acquire the lock.
 
         Raises:
-            JournalRefused: Another process has the lock.
+            JournalInUse: Another process has the lock.
         """
         self._file = path.open('a+')
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self._file.close()
-            raise JournalRefused(
+            raise JournalInUse(
                 f'the journal in {path.parent} is in use by another process; use one state folder per service'
             ) from error
         self._file.truncate(0)
@@ -131,7 +137,12 @@ class OpenedDatabase:
 
 
 def open_database(
-    path: Path, *, engine: str, is_creation_allowed: bool = True, is_loss_accepted: bool = False
+    path: Path,
+    *,
+    engine: str,
+    is_creation_allowed: bool = True,
+    is_loss_accepted: bool = False,
+    takers: Sequence[str] = (),
 ) -> OpenedDatabase:
     """Open or create a journal's database for writing.
 
@@ -140,10 +151,11 @@ def open_database(
         engine: Name of the engine, such as base model and dtype; a journal with adapters of another engine is refused.
         is_creation_allowed: Whether the database may be created; False if files of its adapters exist.
         is_loss_accepted: Whether to use a database that lost committed transactions, or damaged rows of no adapter.
+        takers: Ids of the journals that may continue an interrupted takeover of this one.
 
     Raises:
-        JournalRefused: The file is not a journal, has another version or engine, is missing, is damaged, or lost
-            committed transactions.
+        JournalRefused: The file is not a journal, has another version or engine, is missing, is damaged, is being taken
+            over, or lost committed transactions.
     """
     mark = DatabaseMark(path)
     try:
@@ -160,6 +172,7 @@ def open_database(
         _upgrade(connection)
         _check_version(connection, path)
         damaged = _damaged_adapters(connection, rows, path, is_loss_accepted=is_loss_accepted)
+        _check_taker(connection, path, takers)
         _check_engine(connection, path, engine)
     except (sqlite3.Error, DatabaseDamaged, JournalRefused, UnicodeDecodeError) as error:
         connection.close()
@@ -172,18 +185,25 @@ def open_database(
     return OpenedDatabase(connection, mark, tenants, unreadable)
 
 
-def open_folder(folder: Path, engine: str, *, is_loss_accepted: bool) -> tuple[FolderLock, OpenedDatabase]:
+def open_folder(
+    folder: Path, engine: str, *, is_loss_accepted: bool, takers: Sequence[str] = ()
+) -> tuple[FolderLock, OpenedDatabase]:
     """Lock the journal's folder, and open or create its database; see `open_database`.
 
     Raises:
-        JournalRefused: The folder is in use, or its database cannot be used.
+        JournalInUse: Another process uses the folder.
+        JournalRefused: The database cannot be used.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = FolderLock(folder / 'lock')
     try:
         files = [path for name in ('payloads', 'snapshots') for path in (folder / name).glob('[!.]*')]
         database = open_database(
-            folder / DATABASE, engine=engine, is_creation_allowed=not files, is_loss_accepted=is_loss_accepted
+            folder / DATABASE,
+            engine=engine,
+            is_creation_allowed=not files,
+            is_loss_accepted=is_loss_accepted,
+            takers=takers,
         )
         return lock, database
     except BaseException:
@@ -272,6 +292,15 @@ def _check_version(connection: sqlite3.Connection, path: Path) -> None:
     version = _version_of(connection)
     if version != SCHEMA_VERSION:
         raise JournalRefused(f'{path} has version {version}; this service reads version {SCHEMA_VERSION}')
+
+
+def _check_taker(connection: sqlite3.Connection, path: Path, takers: Sequence[str]) -> None:
+    row = connection.execute('SELECT value FROM meta WHERE name = ?', (TAKER,)).fetchone()
+    if row is not None and row[0] not in takers:
+        raise JournalRefused(
+            f'another trainer, with the journal {row[0]}, is taking over the adapters of {path}, and was interrupted;'
+            ' repeat the takeover there'
+        )
 
 
 def _check_engine(connection: sqlite3.Connection, path: Path, engine: str) -> None:

@@ -1,6 +1,7 @@
 """Stores snapshots as safetensors files; the database stores their digests."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,6 +75,15 @@ class SnapshotFiles:
             trainer=_section(tensors, 'trainer/'),
             step_count=step_count,
         )
+
+    def adopt(self, source: Path) -> None:
+        """Add a snapshot of another journal durably; do nothing if it is missing, because a restore reports that.
+
+        Raises:
+            OSError: Writing failed.
+        """
+        with suppress(FileNotFoundError):
+            self._folder.adopt(source)
 
     def drop(self, name: str) -> None:
         """Delete a file."""

@@ -6,29 +6,30 @@ have no row because of a crash.
 
 import asyncio
 import os
-import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import structlog
 
-from services.kit.errors import DomainError
+from services.kit.errors import DomainError, InvalidField
 from services.kit.failpoints import reach
 from services.kit.worker import Threads
 from services.model.backends.journal import rows
-from services.model.backends.journal.group_commit import Transaction, Writer
+from services.model.backends.journal.group_commit import Transaction, Writer, disk_errors_as_unavailable
 from services.model.backends.journal.payloads import PayloadDamaged, Payloads
 from services.model.backends.journal.schema import DATABASE, FolderLock, open_folder, open_to_read
 from services.model.backends.journal.snapshots import SnapshotDamaged, SnapshotFiles
+from services.model.backends.journal.takeover import Takeover, TargetJournal, journal_ids
 from services.model.domain.adapter import Adapter, CreationRecord, ExpiredAdapter
 from services.model.domain.engine import AdapterState
-from services.model.domain.errors import AdapterDamaged, JournalUnavailable
+from services.model.domain.errors import AdapterDamaged
+from services.model.domain.journal import JournaledAdapter, JournalEntry, RecordEntry, Snapshot
 from services.model.domain.operation import Operation
 from services.model.domain.result import OperationResult
 from services.model.domain.retention import ReplayKind, is_applied_step
-from services.model.ports import JournaledAdapter, JournalEntry, RecordCodec, RecordEntry, Snapshot
+from services.model.ports import RecordCodec
 
 _log = structlog.get_logger('journal')
 _Result = TypeVar('_Result')
@@ -53,7 +54,11 @@ class SqliteJournal:
         self._lock: FolderLock | None = None
         self._damaged: dict[str, str] = {}
         self._unreadable: frozenset[str] = frozenset()
+        self._engine, self._folder = '', Path()
         self.was_killed = False
+        self.ids: tuple[str, ...] = ()
+        self.peers: Mapping[str, Path] = {}
+        """Folders of the journals that can be taken over, by the names of their trainers."""
 
     @classmethod
     async def open(
@@ -88,8 +93,10 @@ class SqliteJournal:
             undo_steps=undo_steps,
         )
         journal._lock, journal._damaged, journal._unreadable = lock, dict(database.damaged), database.unreadable
+        journal._engine, journal._folder = engine, folder
         await journal._sweep()
         journal.was_killed = await journal._run('', rows.begin_use)
+        journal.ids = await journal._run('', journal_ids)
         return journal
 
     @classmethod
@@ -148,11 +155,23 @@ class SqliteJournal:
     async def expired_adapters(self) -> Sequence[ExpiredAdapter]:
         return await self._run('', rows.all_expired)
 
+    async def take_over(self, trainer: str) -> Sequence[JournaledAdapter]:
+        if trainer not in self.peers:
+            raise InvalidField(
+                'trainer', f'{trainer!r} is not a trainer in the setting `peer_trainers` of the model service'
+            )
+        into = TargetJournal(self._folder, self._writer, self._payloads, self._snapshots, self._codec)
+        takeover = Takeover(trainer, self.peers[trainer], into)
+        with disk_errors_as_unavailable(''):
+            moved = await takeover.run(self._engine, self.ids)
+        self.ids = await self._run('', journal_ids)
+        return [item for item in await self.adapters() if item.adapter.adapter_id in moved]
+
     async def accept(self, operation: Operation) -> None:
         if len(operation.payload) <= INLINE_BYTES:
             await self._accept(operation, payload=operation.payload, digest=None)
             return
-        with _disk_errors_as_unavailable(operation.adapter_id):
+        with disk_errors_as_unavailable(operation.adapter_id):
             digest = await self._threads.run(self._payloads.put, operation.payload)
         try:
             await self._accept(operation, payload=None, digest=digest)
@@ -305,7 +324,7 @@ class SqliteJournal:
         if state is None:
             yield None
             return
-        with _disk_errors_as_unavailable(adapter.adapter_id):
+        with disk_errors_as_unavailable(adapter.adapter_id):
             file = await self._threads.run(self._snapshots.write, state)
         is_recorded = False
         try:
@@ -367,7 +386,7 @@ class SqliteJournal:
     async def _run(self, adapter_id: str, work: Callable[[Transaction], _Result]) -> _Result:
         if adapter_id in self._damaged:
             raise AdapterDamaged(adapter_id, 'rows of the adapter differ from what was written')
-        with _disk_errors_as_unavailable(adapter_id):
+        with disk_errors_as_unavailable(adapter_id):
             return await self._writer.run(work)
 
     async def _sweep(self) -> None:
@@ -379,12 +398,3 @@ class SqliteJournal:
         swept += await self._threads.run(self._payloads.sweep, digests)
         if swept:
             _log.info('unused files deleted', files=swept)
-
-
-@contextmanager
-def _disk_errors_as_unavailable(adapter_id: str) -> Iterator[None]:
-    """Convert errors of the disk to JournalUnavailable."""
-    try:
-        yield
-    except (sqlite3.Error, OSError) as error:
-        raise JournalUnavailable(adapter_id) from error

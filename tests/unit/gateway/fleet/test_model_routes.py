@@ -1,15 +1,15 @@
 """Routing of calls to the model service of their base model or adapter, without revealing other tenants' adapters."""
 
 import asyncio
-from collections.abc import Collection
 from datetime import UTC, datetime
 
 import pytest
 
 from fixtures.gateway_stores import MemoryRunStore
-from services.gateway.catalogue.rules import Run
+from services.gateway.catalogue.rules import Creation, Run
 from services.gateway.errors import AdapterIdTaken
-from services.gateway.fleet.model_routes import Conflict, ModelTable, SeveralModels
+from services.gateway.fleet.model_routes import SeveralModels
+from services.gateway.fleet.model_table import ModelReport, RunOwners
 from services.kit.errors import BaseModelNotFound, ServiceUnreachable
 
 START = datetime(2026, 5, 1, tzinfo=UTC)
@@ -24,14 +24,23 @@ class Services:
     def __init__(self, **served_models: set[str]) -> None:
         self.served_models = served_models
         self.adapters: dict[str, set[tuple[str, str]]] = {name: set() for name in served_models}
+        self.journal_ids: dict[str, tuple[str, ...]] = {}
+        self.free_counts: dict[str, int] = {}
         self.down: set[str] = set()
         self.silent: set[str] = set()
         self.lookup_count = 0
 
-    async def base_models(self, service: str) -> Collection[str] | None:
-        """Return the base models of a service, or None while it is down."""
+    async def report(self, service: str) -> ModelReport | None:
+        """Return the report of a service, or None while it is down."""
         await self._wait_if_silent(service)
-        return None if service in self.down else self.served_models[service]
+        if service in self.down:
+            return None
+        return ModelReport(
+            base_models=frozenset(self.served_models[service]),
+            journal_ids=self.journal_ids.get(service, ()),
+            free_count=self.free_counts.get(service, 0),
+            adapter_count=len(self.adapters[service]),
+        )
 
     async def has_adapter(self, service: str, tenant_id: str, adapter_id: str) -> bool:
         self.lookup_count += 1
@@ -59,16 +68,34 @@ def _run(run_id: str, base_model: str, *, tenant_id: str = 'alice') -> Run:
     )
 
 
-def _routes(services: Services, runs: MemoryRunStore | None = None) -> SeveralModels:
-    return SeveralModels(tuple(services.served_models), facts=services, runs=runs or MemoryRunStore())
+class MemoryAssignments:
+    """Implements `AssignmentStore`."""
+
+    def __init__(self) -> None:
+        self._creations: dict[tuple[str, str, str], Creation] = {}
+
+    async def assign(self, creation: Creation) -> Creation:
+        key = (creation.tenant_id, creation.base_model, creation.creation_key)
+        return self._creations.setdefault(key, creation)
+
+
+def _routes(
+    services: Services, runs: MemoryRunStore | None = None, assignments: MemoryAssignments | None = None
+) -> SeveralModels:
+    return SeveralModels(
+        tuple(services.served_models),
+        facts=services,
+        runs=runs or MemoryRunStore(),
+        assignments=assignments or MemoryAssignments(),
+    )
 
 
 async def test_base_model_is_routed_to_its_model_service() -> None:
     """A base model is routed to the service that holds it; the error for an unknown base model lists the known ones."""
     routes = _routes(Services(one={'tiny'}, two={'small'}))
-    assert [await routes.holder_of(name) for name in ('tiny', 'small')] == ['one', 'two']
+    assert [await routes.holders_of(name) for name in ('tiny', 'small')] == [['one'], ['two']]
     with pytest.raises(BaseModelNotFound) as refusal:
-        await routes.holder_of('large')
+        await routes.holders_of('large')
     assert refusal.value.known == ('small', 'tiny')
 
 
@@ -79,7 +106,7 @@ async def test_unreachable_service_keeps_its_base_model() -> None:
     await routes.refresh()
     services.down = {'two'}
     await routes.refresh()
-    assert await routes.holder_of('small') == 'two'
+    assert await routes.holders_of('small') == ['two']
 
 
 async def test_service_that_changes_its_base_model_is_routed_by_the_new_one() -> None:
@@ -88,9 +115,9 @@ async def test_service_that_changes_its_base_model_is_routed_by_the_new_one() ->
     routes = _routes(services)
     await routes.refresh()
     services.served_models['two'] = {'large'}
-    assert await routes.holder_of('large') == 'two'
+    assert await routes.holders_of('large') == ['two']
     with pytest.raises(BaseModelNotFound):
-        await routes.holder_of('small')
+        await routes.holders_of('small')
 
 
 async def test_unknown_base_model_is_not_denied_before_all_services_responded() -> None:
@@ -99,9 +126,9 @@ async def test_unknown_base_model_is_not_denied_before_all_services_responded() 
     services.down = {'two'}
     routes = _routes(services)
     with pytest.raises(ServiceUnreachable):
-        await routes.holder_of('small')
+        await routes.holders_of('small')
     services.down = set()
-    assert await routes.holder_of('small') == 'two'
+    assert await routes.holders_of('small') == ['two']
 
 
 async def test_adapter_in_the_catalogue_is_routed_to_an_unreachable_service() -> None:
@@ -121,10 +148,10 @@ async def test_adapter_id_cannot_be_reused_for_another_base_model() -> None:
     await runs.save(_run('ad-1', 'tiny'))
     routes = _routes(services, runs)
     with pytest.raises(AdapterIdTaken):
-        await routes.creator_of('alice', 'small', 'ad-1')
-    assert await routes.creator_of('alice', 'tiny', 'ad-1') == 'one'
-    assert await routes.creator_of('bob', 'small', 'ad-1') == 'two'
-    assert await routes.creator_of('alice', 'small', '') == 'two'
+        await routes.creator_of('alice', 'small', 'ad-1', 'r1')
+    assert await routes.creator_of('alice', 'tiny', 'ad-1', 'r1') == 'one'
+    assert await routes.creator_of('bob', 'small', 'ad-1', 'r1') == 'two'
+    assert await routes.creator_of('alice', 'small', '', 'r1') == 'two'
 
 
 async def test_adapter_is_created_while_another_service_is_unreachable() -> None:
@@ -133,7 +160,7 @@ async def test_adapter_is_created_while_another_service_is_unreachable() -> None
     routes = _routes(services)
     await routes.refresh()
     services.down = {'two'}
-    assert await routes.creator_of('alice', 'tiny', 'new') == 'one'
+    assert await routes.creator_of('alice', 'tiny', 'new', 'r1') == 'one'
     assert services.lookup_count == 0
 
 
@@ -143,7 +170,7 @@ async def test_silent_service_delays_no_other_service() -> None:
     services.adapters['one'].add(('alice', 'new'))
     services.silent = {'two'}
     routes = _routes(services)
-    assert await routes.holder_of('tiny') == 'one'
+    assert await routes.holders_of('tiny') == ['one']
     assert await routes.owner_of('alice', 'new') == 'one'
 
 
@@ -180,12 +207,103 @@ async def test_adapter_of_an_unserved_base_model_is_not_reported_absent() -> Non
         await _routes(services, runs).owner_of('alice', 'ad-1')
 
 
-def test_first_configured_service_keeps_the_base_model_on_a_conflict() -> None:
-    """The first configured service keeps a base model that two services hold, and the conflict is reported once."""
-    table = ModelTable(['one', 'two'])
-    assert table.update('two', ['tiny', 'small']) == []
-    assert table.update('one', ['tiny']) == [Conflict('tiny', 'one', 'two')]
-    assert table.update('one', ['tiny']) == []
-    assert table.holder_of('tiny') == 'one'
-    assert table.held_by('two') == {'small'}
-    assert table.held_by('three') is None
+async def test_new_adapters_go_to_the_service_with_the_most_room() -> None:
+    """The free memory decides first, then the number of adapters, then the order of the configuration."""
+    services = Services(one={'tiny'}, two={'tiny'}, three={'tiny'})
+    services.free_counts = {'one': 2, 'two': 4, 'three': 2}
+    services.adapters['one'].add(('bob', 'ad-bob'))
+    routes = _routes(services)
+    created = [await routes.creator_of('alice', 'tiny', '', f'r{index}') for index in range(9)]
+    assert created == ['two', 'two', 'three', 'one', 'two', 'three', 'one', 'two', 'three']
+    services.down = {'three'}
+    await routes.refresh()
+    assert await routes.holders_of('tiny') == ['two', 'one', 'three']
+
+
+@pytest.mark.parametrize('adapter_id', ['', 'ad-1'], ids=['request id', 'adapter id'])
+async def test_repeated_creation_goes_to_the_first_service_after_a_restart(adapter_id: str) -> None:
+    """A gateway that starts later sends the request to the first service, even if another one has more room now."""
+    services, assignments = Services(one={'tiny'}, two={'tiny'}), MemoryAssignments()
+    services.free_counts = {'one': 2}
+    services.journal_ids = {'one': ('jn-1',), 'two': ('jn-2',)}
+    assert await _routes(services, assignments=assignments).creator_of('alice', 'tiny', adapter_id, 'r1') == 'one'
+    services.free_counts = {'two': 9}
+    later = _routes(services, assignments=assignments)
+    assert await later.creator_of('alice', 'tiny', adapter_id, 'r1') == 'one'
+    assert await later.creator_of('alice', 'tiny', '', 'r2') == 'two'
+    assert await later.creator_of('bob', 'tiny', adapter_id, 'r1') == 'two'
+
+
+async def test_repeated_creation_waits_for_the_first_service_and_follows_a_takeover() -> None:
+    """A repeated request never reaches a service that would create a second adapter."""
+    services, assignments = Services(one={'tiny'}, two={'tiny'}), MemoryAssignments()
+    services.free_counts = {'one': 2}
+    services.journal_ids = {'one': ('jn-1',), 'two': ('jn-2',)}
+    assert await _routes(services, assignments=assignments).creator_of('alice', 'tiny', '', 'r1') == 'one'
+    services.down = {'one'}
+    restarted = _routes(services, assignments=assignments)
+    with pytest.raises(ServiceUnreachable):
+        await restarted.creator_of('alice', 'tiny', '', 'r1')
+    assert await restarted.creator_of('alice', 'tiny', '', 'r2') == 'two'
+    services.journal_ids['two'] = ('jn-2', 'jn-1')
+    assert await restarted.creator_of('alice', 'tiny', '', 'r1') == 'two'
+    services.down, services.journal_ids['one'] = set(), ('jn-3',)
+    await restarted.refresh()
+    assert await restarted.creator_of('alice', 'tiny', '', 'r1') == 'two'
+
+
+async def test_adapter_is_found_at_the_service_that_has_it() -> None:
+    """The base model does not determine the owner if several services hold it, and feeds change the owner."""
+    services, runs = Services(one={'tiny'}, two={'tiny'}), MemoryRunStore()
+    await runs.save(_run('ad-1', 'tiny'))
+    services.adapters['two'].add(('alice', 'ad-1'))
+    routes = _routes(services, runs)
+    await routes.refresh()
+    assert await routes.owner_of('alice', 'ad-1') == 'two'
+    routes.owners.add('one', ('alice', 'ad-1'))
+    assert await routes.owner_of('alice', 'ad-1') == 'one'
+
+
+async def test_adapter_of_an_ended_service_is_unreachable_until_another_one_has_it() -> None:
+    """The adapter is never reported as absent, and is found after a takeover that no feed has reported yet."""
+    services, runs = Services(one={'tiny'}, two={'tiny'}), MemoryRunStore()
+    await runs.save(_run('ad-1', 'tiny'))
+    services.adapters['one'].add(('alice', 'ad-1'))
+    routes = _routes(services, runs)
+    await routes.refresh()
+    assert await routes.owner_of('alice', 'ad-1') == 'one'
+    services.down = {'one'}
+    await routes.refresh()
+    for restarted in (routes, _routes(services, runs)):
+        with pytest.raises(ServiceUnreachable):
+            await restarted.owner_of('alice', 'ad-1')
+    services.adapters['two'].add(('alice', 'ad-1'))
+    assert await routes.owner_of('alice', 'ad-1') == 'two'
+
+
+async def test_runs_are_absent_only_if_all_services_of_their_base_model_have_reported() -> None:
+    """The base models are settled only once every service that may have a run has reported all its runs."""
+    services = Services(one={'tiny'}, two={'tiny'}, three={'small'})
+    services.down = {'two'}
+    routes = _routes(services)
+    routes.owners.replace('one', [('alice', 'ad-1')])
+    routes.owners.replace('three', [])
+    assert list(await routes.settled_base_models()) == []
+    services.down = set()
+    await routes.refresh()
+    assert list(await routes.settled_base_models()) == ['small']
+    routes.owners.replace('two', [('alice', 'ad-2')])
+    assert list(await routes.settled_base_models()) == ['small', 'tiny']
+    assert set(routes.owners.keys) == {('alice', 'ad-1'), ('alice', 'ad-2')}
+
+
+def test_owner_of_a_moved_run_survives_the_return_of_the_ended_service() -> None:
+    """The empty report of a service that returned, and its late deletions, do not affect runs that were moved."""
+    owners, key = RunOwners(), ('alice', 'ad-1')
+    owners.replace('one', [key])
+    owners.add('two', key)
+    owners.replace('one', [])
+    assert not owners.remove('one', key)
+    assert owners.find(*key) == 'two'
+    assert owners.remove('two', key)
+    assert owners.find(*key) is None

@@ -252,6 +252,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_FULL_PARAMETERS_DISABLED: _ErrorReason.ValueType  # 213
     """FAILED_PRECONDITION. The operator does not allow full-parameter runs. Metadata: none."""
+    ERROR_REASON_TAKEOVER_REFUSED: _ErrorReason.ValueType  # 214
+    """FAILED_PRECONDITION. The runs of a trainer cannot be taken over now, for example because its process is running. No
+    run was moved. Metadata: trainer, problem.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Reason of an error. The comment of each value lists its `metadata` keys."""
@@ -482,4 +486,8 @@ because its session or an operator has ended its lease. The request had no effec
 """
 ERROR_REASON_FULL_PARAMETERS_DISABLED: ErrorReason.ValueType  # 213
 """FAILED_PRECONDITION. The operator does not allow full-parameter runs. Metadata: none."""
+ERROR_REASON_TAKEOVER_REFUSED: ErrorReason.ValueType  # 214
+"""FAILED_PRECONDITION. The runs of a trainer cannot be taken over now, for example because its process is running. No
+run was moved. Metadata: trainer, problem.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -408,6 +408,54 @@ class EndLeaseResponse(_message.Message):
 Global___EndLeaseResponse: _TypeAlias = EndLeaseResponse  # noqa: Y015
 
 @_typing.final
+class TakeOverRequest(_message.Message):
+    """Request message for TakeOver."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BASE_MODEL_FIELD_NUMBER: _builtins.int
+    TRAINER_FIELD_NUMBER: _builtins.int
+    base_model: _builtins.str
+    """Base model of the trainers. Required."""
+    trainer: _builtins.str
+    """Name of the ended trainer in the setting `peer_trainers` of the model services. Required."""
+    def __init__(
+        self,
+        *,
+        base_model: _builtins.str = ...,
+        trainer: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "trainer", b"trainer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeOverRequest: _TypeAlias = TakeOverRequest  # noqa: Y015
+
+@_typing.final
+class TakeOverResponse(_message.Message):
+    """Response message for TakeOver."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADAPTER_COUNT_FIELD_NUMBER: _builtins.int
+    adapter_count: _builtins.int
+    """Number of runs that were taken over. 0 if the ended trainer had none, or an earlier call took them over."""
+    def __init__(
+        self,
+        *,
+        adapter_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_count", b"adapter_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeOverResponse: _TypeAlias = TakeOverResponse  # noqa: Y015
+
+@_typing.final
 class EstimateRequest(_message.Message):
     """Request message for Estimate."""
 

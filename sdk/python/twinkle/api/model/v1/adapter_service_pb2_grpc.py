@@ -66,6 +66,11 @@ class AdapterServiceStub:
                 request_serializer=twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.EndLeaseRequest.SerializeToString,
                 response_deserializer=twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.EndLeaseResponse.FromString,
                 _registered_method=True)
+        self.TakeOver = channel.unary_unary(
+                '/twinkle.api.model.v1.AdapterService/TakeOver',
+                request_serializer=twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.TakeOverRequest.SerializeToString,
+                response_deserializer=twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.TakeOverResponse.FromString,
+                _registered_method=True)
         self.Estimate = channel.unary_unary(
                 '/twinkle.api.model.v1.AdapterService/Estimate',
                 request_serializer=twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.EstimateRequest.SerializeToString,
@@ -137,6 +142,17 @@ class AdapterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TakeOver(self, request, context):
+        """Moves all runs of an ended trainer to another trainer of the same base model, from the journal on shared storage.
+        The runs continue bitwise, and exactly one trainer has them at any time. The ended trainer may start again, without
+        these runs. A call that failed can be repeated. Requires SCOPE_OPERATOR instead of SCOPE_TRAIN. Errors:
+        FAILED_PRECONDITION (ERROR_REASON_TAKEOVER_REFUSED) while the trainer's process is running, or if its journal cannot
+        be used; NOT_FOUND if no service serves the base model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Estimate(self, request, context):
         """Estimates the memory and time of a run without allocating resources.
         """
@@ -185,6 +201,11 @@ def add_AdapterServiceServicer_to_server(servicer, server):
                     servicer.EndLease,
                     request_deserializer=twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.EndLeaseRequest.FromString,
                     response_serializer=twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.EndLeaseResponse.SerializeToString,
+            ),
+            'TakeOver': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeOver,
+                    request_deserializer=twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.TakeOverRequest.FromString,
+                    response_serializer=twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.TakeOverResponse.SerializeToString,
             ),
             'Estimate': grpc.unary_unary_rpc_method_handler(
                     servicer.Estimate,
@@ -361,6 +382,33 @@ class AdapterService:
             '/twinkle.api.model.v1.AdapterService/EndLease',
             twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.EndLeaseRequest.SerializeToString,
             twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.EndLeaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeOver(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twinkle.api.model.v1.AdapterService/TakeOver',
+            twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.TakeOverRequest.SerializeToString,
+            twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.TakeOverResponse.FromString,
             options,
             channel_credentials,
             insecure,

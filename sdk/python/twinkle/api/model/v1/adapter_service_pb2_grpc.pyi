@@ -46,6 +46,13 @@ class AdapterServiceStub:
     (ERROR_REASON_REPLICA_IN_USE). Requires SCOPE_OPERATOR instead of SCOPE_TRAIN. Errors: NOT_FOUND if no replica
     serves the base model.
     """
+    TakeOver: _aio.UnaryUnaryMultiCallable[_adapter_service_pb2.TakeOverRequest, _adapter_service_pb2.TakeOverResponse]
+    """Moves all runs of an ended trainer to another trainer of the same base model, from the journal on shared storage.
+    The runs continue bitwise, and exactly one trainer has them at any time. The ended trainer may start again, without
+    these runs. A call that failed can be repeated. Requires SCOPE_OPERATOR instead of SCOPE_TRAIN. Errors:
+    FAILED_PRECONDITION (ERROR_REASON_TAKEOVER_REFUSED) while the trainer's process is running, or if its journal cannot
+    be used; NOT_FOUND if no service serves the base model.
+    """
     Estimate: _aio.UnaryUnaryMultiCallable[_adapter_service_pb2.EstimateRequest, _adapter_service_pb2.EstimateResponse]
     """Estimates the memory and time of a run without allocating resources."""
     WatchAdapters: _aio.UnaryStreamMultiCallable[_adapter_service_pb2.WatchAdaptersRequest, _adapter_service_pb2.WatchAdaptersResponse]
@@ -121,6 +128,19 @@ class AdapterServiceServicer(metaclass=_abc_1.ABCMeta):
         finished. Operations of the run are then refused for the time after which idle adapters are parked
         (ERROR_REASON_REPLICA_IN_USE). Requires SCOPE_OPERATOR instead of SCOPE_TRAIN. Errors: NOT_FOUND if no replica
         serves the base model.
+        """
+
+    @_abc_1.abstractmethod
+    def TakeOver(
+        self,
+        request: _adapter_service_pb2.TakeOverRequest,
+        context: _aio.ServicerContext[_adapter_service_pb2.TakeOverRequest, _abc.Awaitable[_adapter_service_pb2.TakeOverResponse]],
+    ) -> _abc.Awaitable[_adapter_service_pb2.TakeOverResponse]:
+        """Moves all runs of an ended trainer to another trainer of the same base model, from the journal on shared storage.
+        The runs continue bitwise, and exactly one trainer has them at any time. The ended trainer may start again, without
+        these runs. A call that failed can be repeated. Requires SCOPE_OPERATOR instead of SCOPE_TRAIN. Errors:
+        FAILED_PRECONDITION (ERROR_REASON_TAKEOVER_REFUSED) while the trainer's process is running, or if its journal cannot
+        be used; NOT_FOUND if no service serves the base model.
         """
 
     @_abc_1.abstractmethod

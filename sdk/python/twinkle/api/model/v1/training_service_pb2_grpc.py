@@ -92,9 +92,10 @@ class TrainingServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Train(self, request_iterator, context):
-        """Runs a stream of operations on any of the caller's adapters that have the base model of the first one. The results
-        of one adapter are returned in the order of its operations. A full queue slows the stream down. A failed operation
-        is reported in its result, and the stream continues.
+        """Runs a stream of operations on any of the caller's adapters that have the base model and, if several trainers serve
+        this base model, the trainer of the first one. The results of one adapter are returned in the order of its
+        operations. A full queue slows the stream down. A failed operation is reported in its result, and the stream
+        continues.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -27,9 +27,10 @@ class TrainingServiceStub:
     (ERROR_REASON_CHECKPOINT_EXISTS) for Save.
     """
     Train: _aio.StreamStreamMultiCallable[_training_service_pb2.TrainRequest, _training_service_pb2.TrainResponse]
-    """Runs a stream of operations on any of the caller's adapters that have the base model of the first one. The results
-    of one adapter are returned in the order of its operations. A full queue slows the stream down. A failed operation
-    is reported in its result, and the stream continues.
+    """Runs a stream of operations on any of the caller's adapters that have the base model and, if several trainers serve
+    this base model, the trainer of the first one. The results of one adapter are returned in the order of its
+    operations. A full queue slows the stream down. A failed operation is reported in its result, and the stream
+    continues.
     """
     UploadBatch: _aio.StreamUnaryMultiCallable[_training_service_pb2.UploadBatchRequest, _training_service_pb2.UploadBatchResponse]
     """Uploads a batch that is too large for one message. If a stream is interrupted, the received bytes remain stored; a
@@ -77,9 +78,10 @@ class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _abc.AsyncIterator[_training_service_pb2.TrainRequest],
         context: _aio.ServicerContext[_abc.AsyncIterator[_training_service_pb2.TrainRequest], _abc.AsyncIterator[_training_service_pb2.TrainResponse]],
     ) -> _abc.AsyncIterator[_training_service_pb2.TrainResponse]:
-        """Runs a stream of operations on any of the caller's adapters that have the base model of the first one. The results
-        of one adapter are returned in the order of its operations. A full queue slows the stream down. A failed operation
-        is reported in its result, and the stream continues.
+        """Runs a stream of operations on any of the caller's adapters that have the base model and, if several trainers serve
+        this base model, the trainer of the first one. The results of one adapter are returned in the order of its
+        operations. A full queue slows the stream down. A failed operation is reported in its result, and the stream
+        continues.
         """
 
     @_abc_1.abstractmethod

@@ -192,6 +192,42 @@ class Limits(_message.Message):
 Global___Limits: _TypeAlias = Limits  # noqa: Y015
 
 @_typing.final
+class TrainerInfo(_message.Message):
+    """State of a model service, by which a gateway assigns runs to it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOURNAL_IDS_FIELD_NUMBER: _builtins.int
+    FREE_ADAPTER_COUNT_FIELD_NUMBER: _builtins.int
+    ADAPTER_COUNT_FIELD_NUMBER: _builtins.int
+    free_adapter_count: _builtins.int
+    """Number of further adapters that fit into memory without parking others. 0 while a full-parameter run leases the
+    service.
+    """
+    adapter_count: _builtins.int
+    """Number of adapters of all tenants, in memory or parked."""
+    @_builtins.property
+    def journal_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of the journals whose runs the service has: its own, and those that it took over from other trainers. Empty if
+        the service has no durable journal.
+        """
+
+    def __init__(
+        self,
+        *,
+        journal_ids: _abc.Iterable[_builtins.str] | None = ...,
+        free_adapter_count: _builtins.int = ...,
+        adapter_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_count", b"adapter_count", "free_adapter_count", b"free_adapter_count", "journal_ids", b"journal_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TrainerInfo: _TypeAlias = TrainerInfo  # noqa: Y015
+
+@_typing.final
 class ServiceInfo(_message.Message):
     """Description of one service."""
 
@@ -205,6 +241,7 @@ class ServiceInfo(_message.Message):
     COMPONENTS_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     ENGINE_VERSION_FIELD_NUMBER: _builtins.int
+    TRAINER_FIELD_NUMBER: _builtins.int
     service: _builtins.str
     """Name of the service: "gateway", "model", "sampler", "data" or "checkpoint"."""
     version: _builtins.str
@@ -231,6 +268,10 @@ class ServiceInfo(_message.Message):
     def limits(self) -> Global___Limits:
         """Limits of the service."""
 
+    @_builtins.property
+    def trainer(self) -> Global___TrainerInfo:
+        """State of a model service. Unset for other services, and in the response of a gateway."""
+
     def __init__(
         self,
         *,
@@ -242,10 +283,11 @@ class ServiceInfo(_message.Message):
         components: _abc.Iterable[Global___ComponentNames] | None = ...,
         limits: Global___Limits | None = ...,
         engine_version: _builtins.str = ...,
+        trainer: Global___TrainerInfo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "trainer", b"trainer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_models", b"base_models", "components", b"components", "engine_version", b"engine_version", "is_reachable", b"is_reachable", "limits", b"limits", "methods", b"methods", "service", b"service", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_models", b"base_models", "components", b"components", "engine_version", b"engine_version", "is_reachable", b"is_reachable", "limits", b"limits", "methods", b"methods", "service", b"service", "trainer", b"trainer", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -281,7 +323,7 @@ class GetServerInfoResponse(_message.Message):
     @_builtins.property
     def services(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServiceInfo]:
         """The responding service and, for a gateway, the services behind it. The responding service is the first entry. Model
-        services with different base models have separate entries.
+        services have separate entries.
         """
 
     def __init__(

@@ -1,0 +1,138 @@
+"""State of the model services, as they last reported it: base models, load, and the adapters of each service."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from services.gateway.catalogue.rules import EntryKey
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelReport:
+    """Report of a model service."""
+
+    base_models: frozenset[str]
+    journal_ids: tuple[str, ...] = ()
+    """Ids of its journal and of those that it took over; empty without a durable journal."""
+    free_count: int = 0
+    """Number of further adapters that fit into its memory."""
+    adapter_count: int = 0
+    """Number of its adapters of all tenants."""
+
+
+class ModelTable:
+    """Latest reports of the model services. An unreachable service keeps its base models."""
+
+    def __init__(self, services: Sequence[str]) -> None:
+        self.services = tuple(services)
+        self._reports: dict[str, ModelReport] = {}
+        self._unreachable: set[str] = set()
+        self._created: Counter[str] = Counter()
+        """Number of adapters that each service was chosen for since its latest report."""
+
+    def update(self, service: str, report: ModelReport | None) -> None:
+        """Store the report of a service; None if it did not respond."""
+        if report is None:
+            self._unreachable.add(service)
+            return
+        self._unreachable.discard(service)
+        self._reports[service] = report
+        del self._created[service]
+
+    def count_creation(self, service: str) -> None:
+        """Record that a service was chosen for a new adapter, which its latest report does not count yet."""
+        self._created[service] += 1
+
+    def holders_of(self, base_model: str) -> list[str]:
+        """Return the services that hold a base model, in the order of the configuration."""
+        return [item for item in self.services if base_model in (self.held_by(item) or ())]
+
+    def possible_holders_of(self, base_model: str) -> list[str]:
+        """Return the services that hold a base model, and those that have never reported."""
+        return [item for item in self.services if item not in self._reports or base_model in self._base_models(item)]
+
+    def by_room(self, base_model: str) -> list[str]:
+        """Return the services that hold a base model, the best choice for a new adapter first.
+
+        Services that respond come first. Among them, the one into whose memory the most adapters fit comes first, then
+        the one with the fewest adapters, then the first one of the configuration.
+        """
+        return sorted(self.holders_of(base_model), key=self._fullness)
+
+    def _fullness(self, service: str) -> tuple[bool, int, int]:
+        report, created = self._reports[service], self._created[service]
+        return service in self._unreachable, created - report.free_count, report.adapter_count + created
+
+    def is_reachable(self, service: str) -> bool:
+        """Return whether a service responded to the latest request for its report."""
+        return service in self._reports and service not in self._unreachable
+
+    def trainer_id_of(self, service: str) -> str:
+        """Return the id by which creations are assigned to a service: that of its journal, or its name without one."""
+        ids = self._reports[service].journal_ids
+        return ids[0] if ids else service
+
+    def service_of(self, trainer_id: str) -> str | None:
+        """Return the service that has the adapters of a trainer, which it may have taken over; None if it is unknown.
+
+        A service that responds takes precedence over the last report of one that has ended.
+        """
+        found = [item for item, report in self._reports.items() if trainer_id in (*report.journal_ids, item)]
+        return min(found, key=lambda item: item in self._unreachable, default=None)
+
+    def held_by(self, service: str) -> frozenset[str] | None:
+        """Return the base models of a service; None if it has never reported."""
+        return self._base_models(service) if service in self._reports else None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All base models, sorted."""
+        return tuple(sorted(set[str]().union(*(report.base_models for report in self._reports.values()))))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every service has reported."""
+        return len(self._reports) == len(self.services)
+
+    def _base_models(self, service: str) -> frozenset[str]:
+        return self._reports[service].base_models
+
+
+class RunOwners:
+    """The service of each adapter, according to the feeds of the services."""
+
+    def __init__(self) -> None:
+        self._owners: dict[EntryKey, str] = {}
+        self._synced: set[str] = set()
+        """Services that have reported all their adapters."""
+
+    def find(self, tenant_id: str, adapter_id: str) -> str | None:
+        return self._owners.get((tenant_id, adapter_id))
+
+    def add(self, service: str, key: EntryKey) -> None:
+        """Record that a service has an adapter."""
+        self._owners[key] = service
+
+    def remove(self, service: str, key: EntryKey) -> bool:
+        """Record that a service does not have an adapter; return whether no other service has it."""
+        if self._owners.get(key, service) != service:
+            return False
+        self._owners.pop(key, None)
+        return True
+
+    def replace(self, service: str, keys: Iterable[EntryKey]) -> None:
+        """Record all adapters of a service."""
+        kept = set(keys)
+        for key in [key for key, owner in self._owners.items() if owner == service and key not in kept]:
+            del self._owners[key]
+        self._owners.update(dict.fromkeys(kept, service))
+        self._synced.add(service)
+
+    def are_synced(self, services: Iterable[str]) -> bool:
+        """Return whether all adapters of some services are recorded."""
+        return self._synced.issuperset(services)
+
+    @property
+    def keys(self) -> Collection[EntryKey]:
+        """Keys of all recorded adapters."""
+        return self._owners.keys()

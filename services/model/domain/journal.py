@@ -1,0 +1,50 @@
+"""Values that a journal stores and returns: adapters, operations to replay, recorded outcomes, and snapshots."""
+
+from dataclasses import dataclass
+
+from services.kit.errors import DomainError
+from services.model.domain.adapter import Adapter
+from services.model.domain.engine import AdapterState
+from services.model.domain.operation import Operation
+from services.model.domain.result import OperationResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class JournaledAdapter:
+    """An adapter as stored in the journal."""
+
+    adapter: Adapter
+    """State after the last recorded outcome."""
+    is_settled: bool
+    """True if every accepted operation has a recorded outcome; otherwise replay recomputes the missing ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JournalEntry:
+    """An accepted operation to replay."""
+
+    operation: Operation
+    outcome: OperationResult | DomainError | None
+    """None if the process stopped before it was recorded; replay recomputes it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordEntry:
+    """Recorded data that is returned for a repeated operation."""
+
+    sequence_number: int
+    fingerprint: str
+    outcome: OperationResult | DomainError | None
+    """None if it is not known yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """State of an adapter after an operation."""
+
+    sequence_number: int
+    """Last operation included; 0 before the first."""
+    adapter: Adapter
+    """The adapter after that operation."""
+    state: AdapterState | None
+    """None only before the first operation; the adapter is then created from its configuration and seed."""
