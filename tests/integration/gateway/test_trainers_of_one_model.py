@@ -188,6 +188,15 @@ async def _created_at_both(deployment: Deployment) -> tuple[list[str], set[str]]
     return ids, others
 
 
+async def _trained_by_tinker(deployment: Deployment, tinker: TinkerClient) -> list[tuple[str, Any]]:
+    """Create and train models through the Tinker API until one is at `ended`; return all with their first results."""
+    found = list[tuple[str, Any]]()
+    while not found or found[-1][0] in deployment.at_other():
+        model_id, [first] = await tinker.train(deployment.base_model, [('forward_backward', TINKER_BATCH)])
+        found.append((model_id, first))
+    return found
+
+
 async def _check_return(deployment: Deployment, known: list[str]) -> None:
     """Check that the trainer that ended starts without the `known` adapters, which were moved, and gets new ones."""
     await deployment.ended.start()
@@ -215,8 +224,7 @@ async def test_runs_of_a_killed_trainer_continue_bitwise_at_the_other_one(tiny_l
         tinker = TinkerClient([http], Random(0))
         ids, others = await _created_at_both(deployment)
         moving, staying = ids[-1], next(item for item in ids if item in others)
-        model_id, [first] = await tinker.train(str(tiny_llama_dir), [('forward_backward', TINKER_BATCH)])
-        assert model_id not in deployment.at_other()
+        *at_other, (model_id, first) = await _trained_by_tinker(deployment, tinker)
         assert await deployment.trained(moving, range(1, 4)) == await deployment.trained(staying, range(1, 4))
         refused = await failure_of(deployment.take_over())
         assert (refused.code, refused.reason) == (grpc.StatusCode.FAILED_PRECONDITION, 'TAKEOVER_REFUSED')
@@ -238,5 +246,5 @@ async def test_runs_of_a_killed_trainer_continue_bitwise_at_the_other_one(tiny_l
         assert second['loss_fn_outputs'] == first['loss_fn_outputs']
         assert (await deployment.create(f'r{ids.index(moving)}')).adapter.adapter_id == moving
 
-        await _check_return(deployment, [*ids, new, model_id])
+        await _check_return(deployment, [*ids, new, model_id, *(other_id for other_id, _ in at_other)])
         await deployment.digest(moving, 10)
