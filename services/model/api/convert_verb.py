@@ -38,7 +38,7 @@ def _options(message: wire.ForwardOptions, field: str) -> domain.ForwardOptions:
     temperature = message.temperature if message.HasField('temperature') else 1.0
     _check_positive(temperature, f'{field}.temperature')
     micro_batch_size = message.micro_batch_size if message.HasField('micro_batch_size') else None
-    if micro_batch_size == 0:
+    if micro_batch_size is not None and micro_batch_size < 1:
         raise InvalidField(f'{field}.micro_batch_size', 'must be at least 1')
     return domain.ForwardOptions(
         temperature=temperature,
