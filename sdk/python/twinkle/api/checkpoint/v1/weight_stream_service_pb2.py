@@ -26,7 +26,7 @@ from twinkle.api.checkpoint.v1 import checkpoint_pb2 as twinkle_dot_api_dot_chec
 from twinkle.api.checkpoint.v1 import weights_pb2 as twinkle_dot_api_dot_checkpoint_dot_v1_dot_weights__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n5twinkle/api/checkpoint/v1/weight_stream_service.proto\x12\x19twinkle.api.checkpoint.v1\x1a*twinkle/api/checkpoint/v1/checkpoint.proto\x1a\'twinkle/api/checkpoint/v1/weights.proto\"G\n\x0ePublishRequest\x12\x35\n\x05\x66rame\x18\x01 \x01(\x0b\x32&.twinkle.api.checkpoint.v1.WeightFrame\"\x96\x01\n\x0fPublishResponse\x12<\n\x07version\x18\x01 \x01(\x0b\x32).twinkle.api.checkpoint.v1.AdapterVersionH\x00\x12;\n\ncheckpoint\x18\x02 \x01(\x0b\x32%.twinkle.api.checkpoint.v1.CheckpointH\x00\x42\x08\n\x06result\"\xec\x01\n\x10SubscribeRequest\x12\x12\n\nadapter_id\x18\x01 \x01(\t\x12\x14\n\x0cheld_version\x18\x02 \x01(\x03\x12\x16\n\x0eresume_version\x18\x03 \x01(\x03\x12\x15\n\rresume_offset\x18\x04 \x01(\x03\x12\x11\n\tis_single\x18\x05 \x01(\x08\x12\x15\n\rresume_digest\x18\x06 \x01(\t\x12\x44\n\x12\x61\x63\x63\x65pted_encodings\x18\x07 \x03(\x0e\x32(.twinkle.api.checkpoint.v1.FrameEncoding\x12\x0f\n\x07host_id\x18\x08 \x01(\t\"j\n\x11SubscribeResponse\x12\x37\n\x05\x66rame\x18\x01 \x01(\x0b\x32&.twinkle.api.checkpoint.v1.WeightFrameH\x00\x12\x13\n\tis_synced\x18\x02 \x01(\x08H\x00\x42\x07\n\x05\x65vent\"\xa6\x01\n\x0c\x46\x65tchRequest\x12\x19\n\x0f\x63heckpoint_path\x18\x01 \x01(\tH\x00\x12\x38\n\x07version\x18\x02 \x01(\x0b\x32%.twinkle.api.checkpoint.v1.VersionRefH\x00\x12\x17\n\x0fis_adapter_only\x18\x03 \x01(\x08\x12\x0e\n\x06offset\x18\x04 \x01(\x03\x12\x0f\n\x07host_id\x18\x05 \x01(\tB\x07\n\x05state\"1\n\nVersionRef\x12\x12\n\nadapter_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\"F\n\rFetchResponse\x12\x35\n\x05\x66rame\x18\x01 \x01(\x0b\x32&.twinkle.api.checkpoint.v1.WeightFrame2\xcb\x02\n\x13WeightStreamService\x12\x62\n\x07Publish\x12).twinkle.api.checkpoint.v1.PublishRequest\x1a*.twinkle.api.checkpoint.v1.PublishResponse(\x01\x12m\n\tSubscribe\x12+.twinkle.api.checkpoint.v1.SubscribeRequest\x1a,.twinkle.api.checkpoint.v1.SubscribeResponse\"\x03\x90\x02\x01\x30\x01\x12\x61\n\x05\x46\x65tch\x12\'.twinkle.api.checkpoint.v1.FetchRequest\x1a(.twinkle.api.checkpoint.v1.FetchResponse\"\x03\x90\x02\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n5twinkle/api/checkpoint/v1/weight_stream_service.proto\x12\x19twinkle.api.checkpoint.v1\x1a*twinkle/api/checkpoint/v1/checkpoint.proto\x1a\'twinkle/api/checkpoint/v1/weights.proto\"G\n\x0ePublishRequest\x12\x35\n\x05\x66rame\x18\x01 \x01(\x0b\x32&.twinkle.api.checkpoint.v1.WeightFrame\"\x96\x01\n\x0fPublishResponse\x12<\n\x07version\x18\x01 \x01(\x0b\x32).twinkle.api.checkpoint.v1.AdapterVersionH\x00\x12;\n\ncheckpoint\x18\x02 \x01(\x0b\x32%.twinkle.api.checkpoint.v1.CheckpointH\x00\x42\x08\n\x06result\"\xb5\x02\n\x10SubscribeRequest\x12\x12\n\nadapter_id\x18\x01 \x01(\t\x12\x14\n\x0cheld_version\x18\x02 \x01(\x03\x12\x16\n\x0eresume_version\x18\x03 \x01(\x03\x12\x15\n\rresume_offset\x18\x04 \x01(\x03\x12\x11\n\tis_single\x18\x05 \x01(\x08\x12\x15\n\rresume_digest\x18\x06 \x01(\t\x12\x44\n\x12\x61\x63\x63\x65pted_encodings\x18\x07 \x03(\x0e\x32(.twinkle.api.checkpoint.v1.FrameEncoding\x12\x0f\n\x07host_id\x18\x08 \x01(\t\x12G\n\x13\x61\x63\x63\x65pted_transports\x18\t \x03(\x0e\x32*.twinkle.api.checkpoint.v1.DeviceTransport\"j\n\x11SubscribeResponse\x12\x37\n\x05\x66rame\x18\x01 \x01(\x0b\x32&.twinkle.api.checkpoint.v1.WeightFrameH\x00\x12\x13\n\tis_synced\x18\x02 \x01(\x08H\x00\x42\x07\n\x05\x65vent\"\xef\x01\n\x0c\x46\x65tchRequest\x12\x19\n\x0f\x63heckpoint_path\x18\x01 \x01(\tH\x00\x12\x38\n\x07version\x18\x02 \x01(\x0b\x32%.twinkle.api.checkpoint.v1.VersionRefH\x00\x12\x17\n\x0fis_adapter_only\x18\x03 \x01(\x08\x12\x0e\n\x06offset\x18\x04 \x01(\x03\x12\x0f\n\x07host_id\x18\x05 \x01(\t\x12G\n\x13\x61\x63\x63\x65pted_transports\x18\x06 \x03(\x0e\x32*.twinkle.api.checkpoint.v1.DeviceTransportB\x07\n\x05state\"1\n\nVersionRef\x12\x12\n\nadapter_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\"F\n\rFetchResponse\x12\x35\n\x05\x66rame\x18\x01 \x01(\x0b\x32&.twinkle.api.checkpoint.v1.WeightFrame2\xcb\x02\n\x13WeightStreamService\x12\x62\n\x07Publish\x12).twinkle.api.checkpoint.v1.PublishRequest\x1a*.twinkle.api.checkpoint.v1.PublishResponse(\x01\x12m\n\tSubscribe\x12+.twinkle.api.checkpoint.v1.SubscribeRequest\x1a,.twinkle.api.checkpoint.v1.SubscribeResponse\"\x03\x90\x02\x01\x30\x01\x12\x61\n\x05\x46\x65tch\x12\'.twinkle.api.checkpoint.v1.FetchRequest\x1a(.twinkle.api.checkpoint.v1.FetchResponse\"\x03\x90\x02\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,15 +42,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PUBLISHRESPONSE']._serialized_start=243
   _globals['_PUBLISHRESPONSE']._serialized_end=393
   _globals['_SUBSCRIBEREQUEST']._serialized_start=396
-  _globals['_SUBSCRIBEREQUEST']._serialized_end=632
-  _globals['_SUBSCRIBERESPONSE']._serialized_start=634
-  _globals['_SUBSCRIBERESPONSE']._serialized_end=740
-  _globals['_FETCHREQUEST']._serialized_start=743
-  _globals['_FETCHREQUEST']._serialized_end=909
-  _globals['_VERSIONREF']._serialized_start=911
-  _globals['_VERSIONREF']._serialized_end=960
-  _globals['_FETCHRESPONSE']._serialized_start=962
-  _globals['_FETCHRESPONSE']._serialized_end=1032
-  _globals['_WEIGHTSTREAMSERVICE']._serialized_start=1035
-  _globals['_WEIGHTSTREAMSERVICE']._serialized_end=1366
+  _globals['_SUBSCRIBEREQUEST']._serialized_end=705
+  _globals['_SUBSCRIBERESPONSE']._serialized_start=707
+  _globals['_SUBSCRIBERESPONSE']._serialized_end=813
+  _globals['_FETCHREQUEST']._serialized_start=816
+  _globals['_FETCHREQUEST']._serialized_end=1055
+  _globals['_VERSIONREF']._serialized_start=1057
+  _globals['_VERSIONREF']._serialized_end=1106
+  _globals['_FETCHRESPONSE']._serialized_start=1108
+  _globals['_FETCHRESPONSE']._serialized_end=1178
+  _globals['_WEIGHTSTREAMSERVICE']._serialized_start=1181
+  _globals['_WEIGHTSTREAMSERVICE']._serialized_end=1512
 # @@protoc_insertion_point(module_scope)

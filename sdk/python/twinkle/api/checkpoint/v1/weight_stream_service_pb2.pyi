@@ -90,6 +90,7 @@ class SubscribeRequest(_message.Message):
     RESUME_DIGEST_FIELD_NUMBER: _builtins.int
     ACCEPTED_ENCODINGS_FIELD_NUMBER: _builtins.int
     HOST_ID_FIELD_NUMBER: _builtins.int
+    ACCEPTED_TRANSPORTS_FIELD_NUMBER: _builtins.int
     adapter_id: _builtins.str
     """Id of the adapter. Required."""
     held_version: _builtins.int
@@ -112,6 +113,10 @@ class SubscribeRequest(_message.Message):
     def accepted_encodings(self) -> _containers.RepeatedScalarFieldContainer[_weights_pb2.FrameEncoding.ValueType]:
         """Encodings that the subscriber accepts in addition to FRAME_ENCODING_WHOLE. Unknown encodings are ignored."""
 
+    @_builtins.property
+    def accepted_transports(self) -> _containers.RepeatedScalarFieldContainer[_weights_pb2.DeviceTransport.ValueType]:
+        """Transports that the subscriber accepts, for FRAME_ENCODING_DEVICE. Unknown ones are ignored."""
+
     def __init__(
         self,
         *,
@@ -123,10 +128,11 @@ class SubscribeRequest(_message.Message):
         resume_digest: _builtins.str = ...,
         accepted_encodings: _abc.Iterable[_weights_pb2.FrameEncoding.ValueType] | None = ...,
         host_id: _builtins.str = ...,
+        accepted_transports: _abc.Iterable[_weights_pb2.DeviceTransport.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_encodings", b"accepted_encodings", "adapter_id", b"adapter_id", "held_version", b"held_version", "host_id", b"host_id", "is_single", b"is_single", "resume_digest", b"resume_digest", "resume_offset", b"resume_offset", "resume_version", b"resume_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_encodings", b"accepted_encodings", "accepted_transports", b"accepted_transports", "adapter_id", b"adapter_id", "held_version", b"held_version", "host_id", b"host_id", "is_single", b"is_single", "resume_digest", b"resume_digest", "resume_offset", b"resume_offset", "resume_version", b"resume_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -173,6 +179,7 @@ class FetchRequest(_message.Message):
     IS_ADAPTER_ONLY_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     HOST_ID_FIELD_NUMBER: _builtins.int
+    ACCEPTED_TRANSPORTS_FIELD_NUMBER: _builtins.int
     checkpoint_path: _builtins.str
     """Path of a checkpoint, "twinkle://<run>/weights/<name>"."""
     is_adapter_only: _builtins.bool
@@ -187,6 +194,10 @@ class FetchRequest(_message.Message):
     def version(self) -> Global___VersionRef:
         """A version in the adapter's ring."""
 
+    @_builtins.property
+    def accepted_transports(self) -> _containers.RepeatedScalarFieldContainer[_weights_pb2.DeviceTransport.ValueType]:
+        """Transports that the caller accepts instead of bytes. Unknown ones are ignored."""
+
     def __init__(
         self,
         *,
@@ -195,10 +206,11 @@ class FetchRequest(_message.Message):
         is_adapter_only: _builtins.bool = ...,
         offset: _builtins.int = ...,
         host_id: _builtins.str = ...,
+        accepted_transports: _abc.Iterable[_weights_pb2.DeviceTransport.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint_path", b"checkpoint_path", "state", b"state", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_path", b"checkpoint_path", "host_id", b"host_id", "is_adapter_only", b"is_adapter_only", "offset", b"offset", "state", b"state", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_transports", b"accepted_transports", "checkpoint_path", b"checkpoint_path", "host_id", b"host_id", "is_adapter_only", b"is_adapter_only", "offset", b"offset", "state", b"state", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_state: _TypeAlias = _typing.Literal["checkpoint_path", "version"]  # noqa: Y015
     _WhichOneofArgType_state: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015

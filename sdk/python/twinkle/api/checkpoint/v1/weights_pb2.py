@@ -28,7 +28,7 @@ from twinkle.api.model.v1 import training_config_pb2 as twinkle_dot_api_dot_mode
 from twinkle.api.tensor.v1 import tensor_pb2 as twinkle_dot_api_dot_tensor_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'twinkle/api/checkpoint/v1/weights.proto\x12\x19twinkle.api.checkpoint.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a*twinkle/api/model/v1/training_config.proto\x1a\"twinkle/api/tensor/v1/tensor.proto\"\xb5\x01\n\x0bTensorEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12+\n\x05\x64type\x18\x02 \x01(\x0e\x32\x1c.twinkle.api.tensor.v1.Dtype\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x0e\n\x06offset\x18\x04 \x01(\x03\x12\x12\n\nsize_bytes\x18\x05 \x01(\x03\x12\x38\n\x07section\x18\x06 \x01(\x0e\x32\'.twinkle.api.checkpoint.v1.StateSection\"\xb8\x01\n\x0eWeightManifest\x12\x12\n\nbase_model\x18\x01 \x01(\t\x12\x35\n\x0blora_config\x18\x02 \x01(\x0b\x32 .twinkle.api.model.v1.LoraConfig\x12\x37\n\x07tensors\x18\x03 \x03(\x0b\x32&.twinkle.api.checkpoint.v1.TensorEntry\x12\x12\n\nsize_bytes\x18\x04 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x05 \x01(\t\"B\n\rSharedSegment\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\"\x9d\x01\n\x0e\x41\x64\x61pterVersion\x12\x12\n\nadapter_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x12\n\nsize_bytes\x18\x04 \x01(\x03\x12\x11\n\tis_pinned\x18\x05 \x01(\x08\x12/\n\x0b\x63reate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"3\n\rVersionTarget\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x11\n\tis_pinned\x18\x02 \x01(\x08\"\x99\x02\n\x10\x43heckpointTarget\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1c\n\x14is_overwrite_allowed\x18\x02 \x01(\x08\x12\x12\n\nstep_count\x18\x03 \x01(\x03\x12&\n\x03ttl\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12T\n\ruser_metadata\x18\x06 \x03(\x0b\x32=.twinkle.api.checkpoint.v1.CheckpointTarget.UserMetadataEntry\x1a\x33\n\x11UserMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xc0\x03\n\x0b\x46rameHeader\x12\x12\n\nadapter_id\x18\x01 \x01(\t\x12;\n\x08manifest\x18\x02 \x01(\x0b\x32).twinkle.api.checkpoint.v1.WeightManifest\x12:\n\x08\x65ncoding\x18\x03 \x01(\x0e\x32(.twinkle.api.checkpoint.v1.FrameEncoding\x12\x14\n\x0c\x62\x61se_version\x18\x04 \x01(\x03\x12\x1a\n\x12\x65ncoded_size_bytes\x18\x05 \x01(\x03\x12;\n\x07version\x18\x06 \x01(\x0b\x32(.twinkle.api.checkpoint.v1.VersionTargetH\x00\x12\x41\n\ncheckpoint\x18\x07 \x01(\x0b\x32+.twinkle.api.checkpoint.v1.CheckpointTargetH\x00\x12\x15\n\rresume_offset\x18\x08 \x01(\x03\x12\x16\n\x0e\x65ncoded_digest\x18\t \x01(\t\x12\x39\n\x07segment\x18\n \x01(\x0b\x32(.twinkle.api.checkpoint.v1.SharedSegmentB\x08\n\x06target\"\x1d\n\x0b\x46rameCommit\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"\xbf\x01\n\x0bWeightFrame\x12\x38\n\x06header\x18\x01 \x01(\x0b\x32&.twinkle.api.checkpoint.v1.FrameHeaderH\x00\x12\x33\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\".twinkle.api.tensor.v1.TensorChunkH\x00\x12\x38\n\x06\x63ommit\x18\x03 \x01(\x0b\x32&.twinkle.api.checkpoint.v1.FrameCommitH\x00\x42\x07\n\x05\x66rame*|\n\x0cStateSection\x12\x1d\n\x19STATE_SECTION_UNSPECIFIED\x10\x00\x12\x19\n\x15STATE_SECTION_ADAPTER\x10\x01\x12\x19\n\x15STATE_SECTION_TRAINER\x10\x02\x12\x17\n\x13STATE_SECTION_MODEL\x10\x03*\x8e\x01\n\rFrameEncoding\x12\x1e\n\x1a\x46RAME_ENCODING_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46RAME_ENCODING_WHOLE\x10\x01\x12!\n\x1d\x46RAME_ENCODING_DELTA_XOR_ZSTD\x10\x02\x12 \n\x1c\x46RAME_ENCODING_SHARED_MEMORY\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'twinkle/api/checkpoint/v1/weights.proto\x12\x19twinkle.api.checkpoint.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a*twinkle/api/model/v1/training_config.proto\x1a\"twinkle/api/tensor/v1/tensor.proto\"\xb5\x01\n\x0bTensorEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12+\n\x05\x64type\x18\x02 \x01(\x0e\x32\x1c.twinkle.api.tensor.v1.Dtype\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x0e\n\x06offset\x18\x04 \x01(\x03\x12\x12\n\nsize_bytes\x18\x05 \x01(\x03\x12\x38\n\x07section\x18\x06 \x01(\x0e\x32\'.twinkle.api.checkpoint.v1.StateSection\"\xb8\x01\n\x0eWeightManifest\x12\x12\n\nbase_model\x18\x01 \x01(\t\x12\x35\n\x0blora_config\x18\x02 \x01(\x0b\x32 .twinkle.api.model.v1.LoraConfig\x12\x37\n\x07tensors\x18\x03 \x03(\x0b\x32&.twinkle.api.checkpoint.v1.TensorEntry\x12\x12\n\nsize_bytes\x18\x04 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x05 \x01(\t\"3\n\x10\x44\x65viceRendezvous\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0e\n\x06secret\x18\x02 \x01(\x0c\"u\n\x0b\x44\x65viceGroup\x12?\n\nrendezvous\x18\x01 \x01(\x0b\x32+.twinkle.api.checkpoint.v1.DeviceRendezvous\x12\x11\n\troot_rank\x18\x02 \x01(\x05\x12\x12\n\ngroup_size\x18\x03 \x01(\x05\"O\n\x0c\x44\x65viceMemory\x12?\n\nrendezvous\x18\x01 \x01(\x0b\x32+.twinkle.api.checkpoint.v1.DeviceRendezvous\"\x98\x02\n\x0e\x44\x65viceTransfer\x12\x36\n\x04gloo\x18\x01 \x01(\x0b\x32&.twinkle.api.checkpoint.v1.DeviceGroupH\x00\x12\x36\n\x04nccl\x18\x02 \x01(\x0b\x32&.twinkle.api.checkpoint.v1.DeviceGroupH\x00\x12\x37\n\x04nixl\x18\x03 \x01(\x0b\x32\'.twinkle.api.checkpoint.v1.DeviceMemoryH\x00\x12;\n\x08\x63uda_ipc\x18\x04 \x01(\x0b\x32\'.twinkle.api.checkpoint.v1.DeviceMemoryH\x00\x12\x13\n\x0bpiece_bytes\x18\x05 \x01(\x03\x42\x0b\n\ttransport\"B\n\rSharedSegment\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\"\x9d\x01\n\x0e\x41\x64\x61pterVersion\x12\x12\n\nadapter_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x12\n\nsize_bytes\x18\x04 \x01(\x03\x12\x11\n\tis_pinned\x18\x05 \x01(\x08\x12/\n\x0b\x63reate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"3\n\rVersionTarget\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x11\n\tis_pinned\x18\x02 \x01(\x08\"\x99\x02\n\x10\x43heckpointTarget\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1c\n\x14is_overwrite_allowed\x18\x02 \x01(\x08\x12\x12\n\nstep_count\x18\x03 \x01(\x03\x12&\n\x03ttl\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12T\n\ruser_metadata\x18\x06 \x03(\x0b\x32=.twinkle.api.checkpoint.v1.CheckpointTarget.UserMetadataEntry\x1a\x33\n\x11UserMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xfb\x03\n\x0b\x46rameHeader\x12\x12\n\nadapter_id\x18\x01 \x01(\t\x12;\n\x08manifest\x18\x02 \x01(\x0b\x32).twinkle.api.checkpoint.v1.WeightManifest\x12:\n\x08\x65ncoding\x18\x03 \x01(\x0e\x32(.twinkle.api.checkpoint.v1.FrameEncoding\x12\x14\n\x0c\x62\x61se_version\x18\x04 \x01(\x03\x12\x1a\n\x12\x65ncoded_size_bytes\x18\x05 \x01(\x03\x12;\n\x07version\x18\x06 \x01(\x0b\x32(.twinkle.api.checkpoint.v1.VersionTargetH\x00\x12\x41\n\ncheckpoint\x18\x07 \x01(\x0b\x32+.twinkle.api.checkpoint.v1.CheckpointTargetH\x00\x12\x15\n\rresume_offset\x18\x08 \x01(\x03\x12\x16\n\x0e\x65ncoded_digest\x18\t \x01(\t\x12\x39\n\x07segment\x18\n \x01(\x0b\x32(.twinkle.api.checkpoint.v1.SharedSegment\x12\x39\n\x06\x64\x65vice\x18\x0b \x01(\x0b\x32).twinkle.api.checkpoint.v1.DeviceTransferB\x08\n\x06target\"\x1d\n\x0b\x46rameCommit\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"\xbf\x01\n\x0bWeightFrame\x12\x38\n\x06header\x18\x01 \x01(\x0b\x32&.twinkle.api.checkpoint.v1.FrameHeaderH\x00\x12\x33\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\".twinkle.api.tensor.v1.TensorChunkH\x00\x12\x38\n\x06\x63ommit\x18\x03 \x01(\x0b\x32&.twinkle.api.checkpoint.v1.FrameCommitH\x00\x42\x07\n\x05\x66rame*|\n\x0cStateSection\x12\x1d\n\x19STATE_SECTION_UNSPECIFIED\x10\x00\x12\x19\n\x15STATE_SECTION_ADAPTER\x10\x01\x12\x19\n\x15STATE_SECTION_TRAINER\x10\x02\x12\x17\n\x13STATE_SECTION_MODEL\x10\x03*\xa9\x01\n\rFrameEncoding\x12\x1e\n\x1a\x46RAME_ENCODING_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46RAME_ENCODING_WHOLE\x10\x01\x12!\n\x1d\x46RAME_ENCODING_DELTA_XOR_ZSTD\x10\x02\x12 \n\x1c\x46RAME_ENCODING_SHARED_MEMORY\x10\x03\x12\x19\n\x15\x46RAME_ENCODING_DEVICE\x10\x04*\xa3\x01\n\x0f\x44\x65viceTransport\x12 \n\x1c\x44\x45VICE_TRANSPORT_UNSPECIFIED\x10\x00\x12\x19\n\x15\x44\x45VICE_TRANSPORT_GLOO\x10\x01\x12\x19\n\x15\x44\x45VICE_TRANSPORT_NCCL\x10\x02\x12\x19\n\x15\x44\x45VICE_TRANSPORT_NIXL\x10\x03\x12\x1d\n\x19\x44\x45VICE_TRANSPORT_CUDA_IPC\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,28 +37,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CHECKPOINTTARGET_USERMETADATAENTRY']._loaded_options = None
   _globals['_CHECKPOINTTARGET_USERMETADATAENTRY']._serialized_options = b'8\001'
-  _globals['_STATESECTION']._serialized_start=1827
-  _globals['_STATESECTION']._serialized_end=1951
-  _globals['_FRAMEENCODING']._serialized_start=1954
-  _globals['_FRAMEENCODING']._serialized_end=2096
+  _globals['_STATESECTION']._serialized_start=2422
+  _globals['_STATESECTION']._serialized_end=2546
+  _globals['_FRAMEENCODING']._serialized_start=2549
+  _globals['_FRAMEENCODING']._serialized_end=2718
+  _globals['_DEVICETRANSPORT']._serialized_start=2721
+  _globals['_DEVICETRANSPORT']._serialized_end=2884
   _globals['_TENSORENTRY']._serialized_start=216
   _globals['_TENSORENTRY']._serialized_end=397
   _globals['_WEIGHTMANIFEST']._serialized_start=400
   _globals['_WEIGHTMANIFEST']._serialized_end=584
-  _globals['_SHAREDSEGMENT']._serialized_start=586
-  _globals['_SHAREDSEGMENT']._serialized_end=652
-  _globals['_ADAPTERVERSION']._serialized_start=655
-  _globals['_ADAPTERVERSION']._serialized_end=812
-  _globals['_VERSIONTARGET']._serialized_start=814
-  _globals['_VERSIONTARGET']._serialized_end=865
-  _globals['_CHECKPOINTTARGET']._serialized_start=868
-  _globals['_CHECKPOINTTARGET']._serialized_end=1149
-  _globals['_CHECKPOINTTARGET_USERMETADATAENTRY']._serialized_start=1098
-  _globals['_CHECKPOINTTARGET_USERMETADATAENTRY']._serialized_end=1149
-  _globals['_FRAMEHEADER']._serialized_start=1152
-  _globals['_FRAMEHEADER']._serialized_end=1600
-  _globals['_FRAMECOMMIT']._serialized_start=1602
-  _globals['_FRAMECOMMIT']._serialized_end=1631
-  _globals['_WEIGHTFRAME']._serialized_start=1634
-  _globals['_WEIGHTFRAME']._serialized_end=1825
+  _globals['_DEVICERENDEZVOUS']._serialized_start=586
+  _globals['_DEVICERENDEZVOUS']._serialized_end=637
+  _globals['_DEVICEGROUP']._serialized_start=639
+  _globals['_DEVICEGROUP']._serialized_end=756
+  _globals['_DEVICEMEMORY']._serialized_start=758
+  _globals['_DEVICEMEMORY']._serialized_end=837
+  _globals['_DEVICETRANSFER']._serialized_start=840
+  _globals['_DEVICETRANSFER']._serialized_end=1120
+  _globals['_SHAREDSEGMENT']._serialized_start=1122
+  _globals['_SHAREDSEGMENT']._serialized_end=1188
+  _globals['_ADAPTERVERSION']._serialized_start=1191
+  _globals['_ADAPTERVERSION']._serialized_end=1348
+  _globals['_VERSIONTARGET']._serialized_start=1350
+  _globals['_VERSIONTARGET']._serialized_end=1401
+  _globals['_CHECKPOINTTARGET']._serialized_start=1404
+  _globals['_CHECKPOINTTARGET']._serialized_end=1685
+  _globals['_CHECKPOINTTARGET_USERMETADATAENTRY']._serialized_start=1634
+  _globals['_CHECKPOINTTARGET_USERMETADATAENTRY']._serialized_end=1685
+  _globals['_FRAMEHEADER']._serialized_start=1688
+  _globals['_FRAMEHEADER']._serialized_end=2195
+  _globals['_FRAMECOMMIT']._serialized_start=2197
+  _globals['_FRAMECOMMIT']._serialized_end=2226
+  _globals['_WEIGHTFRAME']._serialized_start=2229
+  _globals['_WEIGHTFRAME']._serialized_end=2420
 # @@protoc_insertion_point(module_scope)

@@ -69,6 +69,10 @@ class _FrameEncodingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FrameEn
     """There are no chunks, and the commit follows the header. The bytes are in a shared-memory segment that both ends can
     open.
     """
+    FRAME_ENCODING_DEVICE: _FrameEncoding.ValueType  # 4
+    """There are no chunks, and the commit follows the header. The bytes of the state travel over a device transport, which
+    starts as soon as the receiver has the header. Only senders of Subscribe and Fetch use it.
+    """
 
 class FrameEncoding(_FrameEncoding, metaclass=_FrameEncodingEnumTypeWrapper):
     """Encoding of a state in a transfer."""
@@ -85,7 +89,43 @@ FRAME_ENCODING_SHARED_MEMORY: FrameEncoding.ValueType  # 3
 """There are no chunks, and the commit follows the header. The bytes are in a shared-memory segment that both ends can
 open.
 """
+FRAME_ENCODING_DEVICE: FrameEncoding.ValueType  # 4
+"""There are no chunks, and the commit follows the header. The bytes of the state travel over a device transport, which
+starts as soon as the receiver has the header. Only senders of Subscribe and Fetch use it.
+"""
 Global___FrameEncoding: _TypeAlias = FrameEncoding  # noqa: Y015
+
+class _DeviceTransport:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DeviceTransportEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DeviceTransport.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DEVICE_TRANSPORT_UNSPECIFIED: _DeviceTransport.ValueType  # 0
+    """Not set. Ignored in offers."""
+    DEVICE_TRANSPORT_GLOO: _DeviceTransport.ValueType  # 1
+    """A gloo process group over TCP, between processes that have torch."""
+    DEVICE_TRANSPORT_NCCL: _DeviceTransport.ValueType  # 2
+    """An NCCL process group, between processes that each have a GPU."""
+    DEVICE_TRANSPORT_NIXL: _DeviceTransport.ValueType  # 3
+    """Reads of the sender's registered memory with NIXL."""
+    DEVICE_TRANSPORT_CUDA_IPC: _DeviceTransport.ValueType  # 4
+    """Reads of the sender's GPU memory by a process on the same host."""
+
+class DeviceTransport(_DeviceTransport, metaclass=_DeviceTransportEnumTypeWrapper):
+    """Transport that moves the bytes of a state outside of gRPC."""
+
+DEVICE_TRANSPORT_UNSPECIFIED: DeviceTransport.ValueType  # 0
+"""Not set. Ignored in offers."""
+DEVICE_TRANSPORT_GLOO: DeviceTransport.ValueType  # 1
+"""A gloo process group over TCP, between processes that have torch."""
+DEVICE_TRANSPORT_NCCL: DeviceTransport.ValueType  # 2
+"""An NCCL process group, between processes that each have a GPU."""
+DEVICE_TRANSPORT_NIXL: DeviceTransport.ValueType  # 3
+"""Reads of the sender's registered memory with NIXL."""
+DEVICE_TRANSPORT_CUDA_IPC: DeviceTransport.ValueType  # 4
+"""Reads of the sender's GPU memory by a process on the same host."""
+Global___DeviceTransport: _TypeAlias = DeviceTransport  # noqa: Y015
 
 @_typing.final
 class TensorEntry(_message.Message):
@@ -172,6 +212,136 @@ class WeightManifest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WeightManifest: _TypeAlias = WeightManifest  # noqa: Y015
+
+@_typing.final
+class DeviceRendezvous(_message.Message):
+    """Point at which the two processes of a device transfer meet. It is valid for one transfer and for one receiver."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    SECRET_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    """Address at which the sender waits for the receiver, "host:port"."""
+    secret: _builtins.bytes
+    """Random key with which both processes authenticate each message that they exchange at this address, 32 bytes."""
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        secret: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "secret", b"secret"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeviceRendezvous: _TypeAlias = DeviceRendezvous  # noqa: Y015
+
+@_typing.final
+class DeviceGroup(_message.Message):
+    """A process group of the sender and one receiver."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RENDEZVOUS_FIELD_NUMBER: _builtins.int
+    ROOT_RANK_FIELD_NUMBER: _builtins.int
+    GROUP_SIZE_FIELD_NUMBER: _builtins.int
+    root_rank: _builtins.int
+    """Rank that sends the bytes. It is 0."""
+    group_size: _builtins.int
+    """Number of members. It is 2."""
+    @_builtins.property
+    def rendezvous(self) -> Global___DeviceRendezvous:
+        """Point at which both join the group."""
+
+    def __init__(
+        self,
+        *,
+        rendezvous: Global___DeviceRendezvous | None = ...,
+        root_rank: _builtins.int = ...,
+        group_size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rendezvous", b"rendezvous"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_size", b"group_size", "rendezvous", b"rendezvous", "root_rank", b"root_rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeviceGroup: _TypeAlias = DeviceGroup  # noqa: Y015
+
+@_typing.final
+class DeviceMemory(_message.Message):
+    """Memory of the sender that the receiver reads, one piece after the other."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RENDEZVOUS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def rendezvous(self) -> Global___DeviceRendezvous:
+        """Point at which the sender describes the memory, and reports when a piece can be read."""
+
+    def __init__(
+        self,
+        *,
+        rendezvous: Global___DeviceRendezvous | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rendezvous", b"rendezvous"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rendezvous", b"rendezvous"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeviceMemory: _TypeAlias = DeviceMemory  # noqa: Y015
+
+@_typing.final
+class DeviceTransfer(_message.Message):
+    """Describes how the receiver gets the bytes of a state with FRAME_ENCODING_DEVICE."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GLOO_FIELD_NUMBER: _builtins.int
+    NCCL_FIELD_NUMBER: _builtins.int
+    NIXL_FIELD_NUMBER: _builtins.int
+    CUDA_IPC_FIELD_NUMBER: _builtins.int
+    PIECE_BYTES_FIELD_NUMBER: _builtins.int
+    piece_bytes: _builtins.int
+    """Size of the pieces that the bytes are sent in, 1 byte to 1 GiB. The last piece is shorter."""
+    @_builtins.property
+    def gloo(self) -> Global___DeviceGroup:
+        """For DEVICE_TRANSPORT_GLOO."""
+
+    @_builtins.property
+    def nccl(self) -> Global___DeviceGroup:
+        """For DEVICE_TRANSPORT_NCCL."""
+
+    @_builtins.property
+    def nixl(self) -> Global___DeviceMemory:
+        """For DEVICE_TRANSPORT_NIXL."""
+
+    @_builtins.property
+    def cuda_ipc(self) -> Global___DeviceMemory:
+        """For DEVICE_TRANSPORT_CUDA_IPC."""
+
+    def __init__(
+        self,
+        *,
+        gloo: Global___DeviceGroup | None = ...,
+        nccl: Global___DeviceGroup | None = ...,
+        nixl: Global___DeviceMemory | None = ...,
+        cuda_ipc: Global___DeviceMemory | None = ...,
+        piece_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cuda_ipc", b"cuda_ipc", "gloo", b"gloo", "nccl", b"nccl", "nixl", b"nixl", "transport", b"transport"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cuda_ipc", b"cuda_ipc", "gloo", b"gloo", "nccl", b"nccl", "nixl", b"nixl", "piece_bytes", b"piece_bytes", "transport", b"transport"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_transport: _TypeAlias = _typing.Literal["gloo", "nccl", "nixl", "cuda_ipc"]  # noqa: Y015
+    _WhichOneofArgType_transport: _TypeAlias = _typing.Literal["transport", b"transport"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_transport) -> _WhichOneofReturnType_transport | None: ...
+
+Global___DeviceTransfer: _TypeAlias = DeviceTransfer  # noqa: Y015
 
 @_typing.final
 class SharedSegment(_message.Message):
@@ -366,6 +536,7 @@ class FrameHeader(_message.Message):
     RESUME_OFFSET_FIELD_NUMBER: _builtins.int
     ENCODED_DIGEST_FIELD_NUMBER: _builtins.int
     SEGMENT_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
     adapter_id: _builtins.str
     """Id of the adapter, which is also the id of the run."""
     encoding: Global___FrameEncoding.ValueType
@@ -374,7 +545,7 @@ class FrameHeader(_message.Message):
     """Base version of a delta. 0 for the other encodings."""
     encoded_size_bytes: _builtins.int
     """Number of encoded bytes, counted from offset 0. It equals the size of the state, except for a delta. It is 0 for a
-    state in shared memory.
+    state in shared memory or on a device transport.
     """
     resume_offset: _builtins.int
     """Offset of the first chunk in encoded bytes. It is above 0 only if an interrupted transfer resumes."""
@@ -400,6 +571,10 @@ class FrameHeader(_message.Message):
         create a link to it before it responds, because the sender removes its link afterwards.
         """
 
+    @_builtins.property
+    def device(self) -> Global___DeviceTransfer:
+        """Transport of the bytes. Set only for FRAME_ENCODING_DEVICE."""
+
     def __init__(
         self,
         *,
@@ -413,10 +588,11 @@ class FrameHeader(_message.Message):
         resume_offset: _builtins.int = ...,
         encoded_digest: _builtins.str = ...,
         segment: Global___SharedSegment | None = ...,
+        device: Global___DeviceTransfer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "manifest", b"manifest", "segment", b"segment", "target", b"target", "version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "device", b"device", "manifest", b"manifest", "segment", b"segment", "target", b"target", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id", "base_version", b"base_version", "checkpoint", b"checkpoint", "encoded_digest", b"encoded_digest", "encoded_size_bytes", b"encoded_size_bytes", "encoding", b"encoding", "manifest", b"manifest", "resume_offset", b"resume_offset", "segment", b"segment", "target", b"target", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id", "base_version", b"base_version", "checkpoint", b"checkpoint", "device", b"device", "encoded_digest", b"encoded_digest", "encoded_size_bytes", b"encoded_size_bytes", "encoding", b"encoding", "manifest", b"manifest", "resume_offset", b"resume_offset", "segment", b"segment", "target", b"target", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_target: _TypeAlias = _typing.Literal["version", "checkpoint"]  # noqa: Y015
     _WhichOneofArgType_target: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
