@@ -2,7 +2,7 @@
 
 A *state* is a single byte sequence that contains an adapter's tensors and, optionally, the data that its trainer needs
 to resume. A `WeightManifest` describes it. The checkpoint service, trainers and samplers use this package. It does not
-import torch, open sockets or depend on services.
+depend on services. `load_transport` imports torch and opens connections; everything else does neither.
 """
 
 from twinkle.checkpoint_engine.assembler import Assembler, ChunkVerifier
@@ -23,6 +23,8 @@ from twinkle.checkpoint_engine.errors import (
     MergeRunning,
     StateError,
     StateIncomplete,
+    TransferFailed,
+    TransportUnavailable,
     WeightsOutOfRange,
 )
 from twinkle.checkpoint_engine.lora_layers import is_named, scaling_at, value_at
@@ -49,6 +51,13 @@ from twinkle.checkpoint_engine.state_files import (
     weights_file,
     weights_header,
 )
+from twinkle.checkpoint_engine.transport import (
+    TRANSPORTS,
+    Rendezvous,
+    TransportOptions,
+    WeightTransport,
+    load_transport,
+)
 
 __all__ = [
     'ADAPTER_CONFIG_FILE',
@@ -59,6 +68,7 @@ __all__ = [
     'OUTPUT_DTYPES',
     'ROUNDED_DTYPES',
     'SEED_KEY',
+    'TRANSPORTS',
     'WEIGHTS_FILES',
     'AdapterMismatch',
     'Assembler',
@@ -81,6 +91,7 @@ __all__ = [
     'MergeResult',
     'MergeRunning',
     'PackedState',
+    'Rendezvous',
     'RoundedTensors',
     'StateChunk',
     'StateError',
@@ -89,8 +100,12 @@ __all__ = [
     'StateSection',
     'SyncedWeights',
     'TensorEntry',
+    'TransferFailed',
+    'TransportOptions',
+    'TransportUnavailable',
     'WeightManifest',
     'WeightReceiver',
+    'WeightTransport',
     'WeightsOutOfRange',
     'adapter_config_json',
     'apply_delta',
@@ -103,6 +118,7 @@ __all__ = [
     'is_delta_possible',
     'is_named',
     'iter_chunks',
+    'load_transport',
     'pack_state',
     'parse_adapter_config',
     'parse_header',

@@ -117,3 +117,21 @@ class WeightsOutOfRange(StateError):
     """Name of the tensor."""
     dtype: str
     """Target element type."""
+
+
+@error_class('the weight transport {name!r} cannot be used: {problem}')
+class TransportUnavailable(StateError):
+    """A transport is unknown, or this machine lacks its library or device."""
+
+    name: str
+    """Name of the transport."""
+    problem: str
+    """Description of the problem and its fix."""
+
+
+@error_class('the transfer failed: {problem}')
+class TransferFailed(StateError):
+    """A transport could not move the bytes of a state; another way to send them may work."""
+
+    problem: str
+    """Description of the failure."""

@@ -1,0 +1,143 @@
+"""Small messages between the two processes of a transfer, authenticated with a secret that both have.
+
+Each message is its length (4 bytes, little-endian), HMAC-SHA256 of the sender's side, its number and the message, and
+the message. A message that is forged, altered, repeated or reordered ends the channel. Messages are not encrypted.
+"""
+
+import hashlib
+import hmac
+import secrets
+import socket
+import time
+from datetime import timedelta
+
+from twinkle.checkpoint_engine.errors import TransferFailed
+
+_TAG_BYTES = 32
+_MAX_MESSAGE_BYTES = 1 << 20
+_GREETING = b'twinkle weights 1'
+_GREETING_SECONDS = 2.0
+"""Maximum time for the first message of a connection, so that a silent stranger does not keep the receiver out."""
+
+
+def new_secret() -> bytes:
+    """Return a random secret for one transfer."""
+    return secrets.token_bytes(32)
+
+
+class PairChannel:
+    """A connection to the other process.
+
+    Raises:
+        TransferFailed: From `send`, `receive` and `expect`: the connection is lost, a message is not authentic, or the
+            other process does not answer in time.
+    """
+
+    def __init__(self, connection: socket.socket, secret: bytes, *, is_listener: bool) -> None:
+        """Wrap a connection, which has a timeout; `is_listener` tells the two sides apart."""
+        self._connection = connection
+        self._secret = secret
+        self._sides = (b'L', b'C') if is_listener else (b'C', b'L')
+        self._sent_count = self._received_count = 0
+
+    def send(self, message: bytes) -> None:
+        """Send a message of at most 1 MiB."""
+        tag = self._tag(self._sides[0], self._sent_count, message)
+        self._sent_count += 1
+        try:
+            self._connection.sendall(len(message).to_bytes(4, 'little') + tag + message)
+        except OSError as error:
+            raise TransferFailed(f'the other process is gone: {error}') from error
+
+    def receive(self) -> bytes:
+        """Return the next message."""
+        size = int.from_bytes(self._read(4), 'little')
+        if size > _MAX_MESSAGE_BYTES:
+            raise TransferFailed(f'a message of {size} bytes is too large')
+        tag, message = self._read(_TAG_BYTES), self._read(size)
+        if not hmac.compare_digest(tag, self._tag(self._sides[1], self._received_count, message)):
+            raise TransferFailed('a message is not from the other process of this transfer')
+        self._received_count += 1
+        return message
+
+    def expect(self, message: bytes) -> None:
+        """Receive a message that must equal `message`."""
+        if self.receive() != message:
+            raise TransferFailed('the other process is at another point of the transfer')
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the maximum time for each part of a message."""
+        self._connection.settimeout(timeout.total_seconds())
+
+    def abort(self) -> None:
+        """Let calls of other threads fail. Any thread may call it."""
+        try:
+            self._connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # it is closed
+
+    def close(self) -> None:
+        """Disconnect. Idempotent."""
+        self._connection.close()
+
+    def _tag(self, side: bytes, number: int, message: bytes) -> bytes:
+        return hmac.digest(self._secret, side + number.to_bytes(8, 'little') + message, hashlib.sha256)
+
+    def _read(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            try:
+                part = self._connection.recv(size - len(data))
+            except OSError as error:
+                raise TransferFailed(f'the other process does not answer: {error}') from error
+            if not part:
+                raise TransferFailed('the other process has disconnected')
+            data += part
+        return bytes(data)
+
+
+def accept_peer(listener: socket.socket, secret: bytes, *, timeout: timedelta) -> PairChannel:
+    """Return a channel to the first process that connects and knows `secret`; disconnect others.
+
+    Raises:
+        TransferFailed: No such process has connected in time.
+    """
+    deadline = time.monotonic() + timeout.total_seconds()
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            listener.settimeout(left)
+            connection, _ = listener.accept()
+        except OSError as error:
+            raise TransferFailed(f'the receiver has not connected: {error}') from error
+        connection.settimeout(min(left, _GREETING_SECONDS))
+        channel = PairChannel(connection, secret, is_listener=True)
+        try:
+            channel.expect(_GREETING)
+        except TransferFailed:
+            channel.close()
+            continue
+        channel.send(_GREETING)
+        channel.set_timeout(timeout)
+        return channel
+    raise TransferFailed('the receiver has not connected in time')
+
+
+def connect_to_peer(address: str, secret: bytes, *, timeout: timedelta) -> PairChannel:
+    """Return a channel to the process that listens at `address`, which must know `secret`.
+
+    Raises:
+        TransferFailed: The address is malformed, cannot be reached, or another program listens there.
+    """
+    host, _, port = address.rpartition(':')
+    try:
+        connection = socket.create_connection((host, int(port)), timeout=timeout.total_seconds())
+    except (OSError, ValueError, OverflowError) as error:
+        raise TransferFailed(f'the sender at {address!r} cannot be reached: {error}') from error
+    channel = PairChannel(connection, secret, is_listener=False)
+    try:
+        channel.send(_GREETING)
+        channel.expect(_GREETING)
+    except TransferFailed:
+        channel.close()
+        raise
+    return channel

@@ -1,0 +1,184 @@
+"""Transports that move the bytes of a state between two processes, beside the connection that announces the state.
+
+The sender prepares a rendezvous, and sends it to the receiver over a connection that authenticates both. Both join it,
+the sender sends pieces, and both complete the transfer. The bytes are neither encrypted nor authenticated, so the
+receiver must verify the digest of the state. `group_transports` and `memory_transports` have the implementations, which
+import torch; this module does not.
+"""
+
+import importlib
+import socket
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from twinkle.checkpoint_engine.errors import TransferFailed, TransportUnavailable
+from twinkle.checkpoint_engine.pair_channel import PairChannel, accept_peer, connect_to_peer, new_secret
+
+SENDER, RECEIVER = 0, 1
+"""Ranks of the two processes."""
+GROUP_SIZE = 2
+"""Number of processes of a transfer."""
+MAX_PIECE_BYTES = 1 << 30
+_CLASSES = {
+    'gloo': ('group_transports', 'GlooTransport'),
+    'nccl': ('group_transports', 'NcclTransport'),
+    'nixl': ('memory_transports', 'NixlTransport'),
+    'cuda_ipc': ('memory_transports', 'CudaIpcTransport'),
+}
+TRANSPORTS = tuple(_CLASSES)
+"""Names of all transports."""
+_RECEIVED = b'received'
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Point at which the two processes of one transfer meet."""
+
+    address: str
+    """Address at which the sender waits, `host:port`."""
+    secret: bytes = field(repr=False)
+    """Key that authenticates the messages of both processes there."""
+
+
+@dataclass(frozen=True)
+class TransportOptions:
+    """Settings of a transfer."""
+
+    host: str = '127.0.0.1'
+    """Name or address of this machine in the network of the transfer; this process listens only there."""
+    timeout: timedelta = timedelta(seconds=10)
+    """Maximum time to wait for the other process, before the transfer and for each piece."""
+    piece_bytes: int = 16 << 20
+    """Size of all pieces but the last, equal in both processes."""
+
+
+class WeightTransport(ABC):
+    """One transfer of bytes from a sender to a receiver.
+
+    The sender calls `prepare`. Then both call `init_process_group`, the sender calls `send_weights` for each piece and
+    the receiver calls `receive_weights` as often, and both call `finalize`. In any case, both call `close` at the end.
+
+    Concurrency: methods block, and one thread at a time may call them. Any thread may call `abort`.
+
+    Raises:
+        TransferFailed: From every method but `abort` and `close`: the other process does not answer, or is gone.
+    """
+
+    def __init__(self, options: TransportOptions) -> None:
+        self.options = options
+        self._rank = RECEIVER
+        self._listener: socket.socket | None = None
+        self._secret = b''
+        self._channel: PairChannel | None = None
+
+    @classmethod
+    @abstractmethod
+    def check(cls) -> None:
+        """Check that this machine can use the transport.
+
+        Raises:
+            TransportUnavailable: A library or a device is missing.
+        """
+
+    def prepare(self) -> Rendezvous:
+        """Listen for the receiver, and return the rendezvous to send to it."""
+        try:
+            self._listener = socket.create_server((self.options.host, 0))
+        except OSError as error:
+            raise TransferFailed(f'cannot listen on {self.options.host!r}: {error}') from error
+        self._rank, self._secret = SENDER, new_secret()
+        return Rendezvous(f'{self.options.host}:{self._listener.getsockname()[1]}', self._secret)
+
+    def init_process_group(self, rendezvous: Rendezvous) -> None:
+        """Meet the other process. Exactly one receiver is accepted: the first one that knows the secret."""
+        timeout = self.options.timeout
+        if self._listener is not None:
+            self._channel = accept_peer(self._listener, rendezvous.secret, timeout=timeout)
+        else:
+            self._channel = connect_to_peer(rendezvous.address, rendezvous.secret, timeout=timeout)
+        self.connect(self._channel, self._rank)
+
+    def send_weights(self, piece: bytes | memoryview) -> None:
+        """Send the next piece."""
+        # Both must agree on the size before: gloo ends the process if a message has another size than its buffer.
+        self.connected.send(_announcement(piece))
+        self.send_piece(piece)
+
+    def receive_weights(self, piece: memoryview) -> None:
+        """Fill `piece`, which is writable, with the next bytes. Its size must be that of the sent piece."""
+        self.connected.expect(_announcement(piece))
+        self.receive_piece(piece)
+
+    def finalize(self) -> None:
+        """Wait until the receiver has all bytes, so that the sender may release its own."""
+        if self._rank == RECEIVER:
+            self.connected.send(_RECEIVED)
+        else:
+            self.connected.expect(_RECEIVED)
+
+    def abort(self) -> None:
+        """Let the methods that wait for the other process fail soon, at the latest after the timeout."""
+        # Closing a socket does not wake up threads that wait for it.
+        if self._listener is not None:
+            _shut_down(self._listener)
+        if self._channel is not None:
+            self._channel.abort()
+
+    def close(self) -> None:
+        """Disconnect and release all memory. Idempotent."""
+        if self._listener is not None:
+            self._listener.close()
+        if self._channel is not None:
+            self._channel.close()
+
+    @property
+    def connected(self) -> PairChannel:
+        """Channel to the other process.
+
+        Raises:
+            TransferFailed: The processes have not met.
+        """
+        if self._channel is None:
+            raise TransferFailed('the processes have not met')
+        return self._channel
+
+    @abstractmethod
+    def connect(self, channel: PairChannel, rank: int) -> None:
+        """Connect to the other process, which `channel` reaches; `init_process_group` calls it."""
+
+    @abstractmethod
+    def send_piece(self, piece: bytes | memoryview) -> None:
+        """Send a piece to a receiver that expects its size; `send_weights` calls it."""
+
+    @abstractmethod
+    def receive_piece(self, piece: memoryview) -> None:
+        """Fill `piece` with the bytes of a piece of the same size; `receive_weights` calls it."""
+
+
+def _announcement(piece: bytes | memoryview) -> bytes:
+    return f'{len(piece)} bytes'.encode()
+
+
+def load_transport(name: str) -> type[WeightTransport]:
+    """Return the class of a transport.
+
+    Raises:
+        TransportUnavailable: The name is unknown, or this machine lacks the library or device.
+    """
+    if name not in _CLASSES:
+        raise TransportUnavailable(name, f'use one of {", ".join(TRANSPORTS)}')
+    module, class_name = _CLASSES[name]
+    try:
+        found: type[WeightTransport] = getattr(importlib.import_module(f'{__package__}.{module}'), class_name)
+    except ImportError as error:
+        raise TransportUnavailable(name, f'{error}; install torch') from error
+    found.check()
+    return found
+
+
+def _shut_down(listener: socket.socket) -> None:
+    try:
+        listener.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return  # it is closed

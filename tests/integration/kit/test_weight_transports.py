@@ -1,0 +1,217 @@
+"""Transports between two processes, played by two threads: gloo, reads of the sender's memory, and their failures."""
+
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from twinkle.checkpoint_engine import (
+    Rendezvous,
+    TransferFailed,
+    TransportOptions,
+    TransportUnavailable,
+    WeightTransport,
+    load_transport,
+)
+from twinkle.checkpoint_engine.memory_transports import MemoryTransport
+from twinkle.checkpoint_engine.pair_channel import PairChannel, connect_to_peer
+
+OPTIONS = TransportOptions(timeout=timedelta(seconds=60), piece_bytes=1 << 10)
+USABLE = {'nccl', 'cuda_ipc'} if torch.cuda.is_available() else set[str]()
+IMPATIENT = replace(OPTIONS, timeout=timedelta(seconds=0.5))
+
+
+class ThreadTransport(MemoryTransport):
+    """A memory transport for the threads of one process, which checks the order of fills and reads."""
+
+    name = 'thread'
+    buffers: ClassVar[dict[int, np.ndarray]] = {}
+
+    @classmethod
+    def check(cls) -> None:
+        """Accept every machine."""
+
+    def expose(self) -> Any:
+        self.buffers[id(self)] = np.zeros(self.options.piece_bytes, np.uint8)
+        return [id(self)]
+
+    def open(self, description: Any) -> None:
+        self._buffer = self.buffers[description[0]]
+
+    def fill(self, piece: np.ndarray) -> None:
+        self.buffers[id(self)][: len(piece)] = piece
+
+    def read(self, piece: np.ndarray) -> None:
+        piece[:] = self._buffer[: len(piece)]
+
+
+@pytest.fixture(params=['gloo', 'thread'])
+def kind(request: pytest.FixtureRequest) -> type[WeightTransport]:
+    """The class of a transport that runs on every machine."""
+    return ThreadTransport if request.param == 'thread' else load_transport(request.param)
+
+
+def send(transport: WeightTransport, rendezvous: Rendezvous, data: bytes) -> None:
+    """Send all pieces, as the sender does."""
+    try:
+        transport.init_process_group(rendezvous)
+        for begin in range(0, len(data), transport.options.piece_bytes):
+            transport.send_weights(data[begin : begin + transport.options.piece_bytes])
+        transport.finalize()
+    finally:
+        transport.close()
+
+
+def receive(transport: WeightTransport, rendezvous: Rendezvous, size_bytes: int) -> bytes:
+    """Return the bytes that a receiver gets."""
+    data = np.zeros(size_bytes, np.uint8).data
+    try:
+        transport.init_process_group(rendezvous)
+        for begin in range(0, size_bytes, transport.options.piece_bytes):
+            transport.receive_weights(data[begin : begin + transport.options.piece_bytes])
+        transport.finalize()
+    finally:
+        transport.close()
+    return bytes(data)
+
+
+def send_and_finalize(transport: WeightTransport, piece: bytes) -> None:
+    """Send the last piece, and wait until the receiver has it."""
+    transport.send_weights(piece)
+    transport.finalize()
+
+
+def in_thread(function: Callable[..., Any], *args: Any) -> 'Future[Any]':
+    """Run a side of a transfer in another thread."""
+    executor = ThreadPoolExecutor(max_workers=1)
+    future = executor.submit(function, *args)
+    executor.shutdown(wait=False)
+    return future
+
+
+@pytest.mark.parametrize('size_bytes', [1, 1 << 10, (3 << 10) + 7])
+def test_bytes_arrive_unchanged(kind: type[WeightTransport], size_bytes: int) -> None:
+    """A state of less than a piece, of one piece, and of several pieces arrives bitwise."""
+    data = np.random.default_rng(size_bytes).bytes(size_bytes)
+    sender = kind(OPTIONS)
+    rendezvous = sender.prepare()
+    sending = in_thread(send, sender, rendezvous, data)
+    assert receive(kind(OPTIONS), rendezvous, size_bytes) == data
+    sending.result()
+
+
+def test_stranger_is_turned_away_and_the_receiver_is_served(kind: type[WeightTransport]) -> None:
+    """A program without the secret gets no answer, whether it greets, sends noise or leaves, and does not disturb."""
+    sender = kind(OPTIONS)
+    rendezvous = sender.prepare()
+    host, _, port = rendezvous.address.rpartition(':')
+    sending = in_thread(send, sender, rendezvous, b'weights')
+    with pytest.raises(TransferFailed):
+        connect_to_peer(rendezvous.address, b'guess' * 6, timeout=timedelta(seconds=60))
+    with socket.create_connection((host, int(port))) as stranger:
+        stranger.sendall(b'\xff' * 100)
+    socket.create_connection((host, int(port))).close()
+    assert receive(kind(OPTIONS), rendezvous, 7) == b'weights'
+    sending.result()
+
+
+def test_only_one_receiver_is_accepted(kind: type[WeightTransport]) -> None:
+    """A second receiver with the secret fails, and the first one gets the weights."""
+    sender, first = kind(OPTIONS), kind(OPTIONS)
+    rendezvous = sender.prepare()
+    sending = in_thread(sender.init_process_group, rendezvous)
+    first.init_process_group(rendezvous)
+    sending.result()
+    with pytest.raises(TransferFailed):
+        kind(IMPATIENT).init_process_group(rendezvous)
+    sending = in_thread(sender.send_weights, b'weights')
+    data = np.zeros(7, np.uint8)
+    first.receive_weights(data.data)
+    sending.result()
+    assert data.tobytes() == b'weights'
+    first.close()
+    sender.close()
+
+
+@pytest.mark.parametrize('lost_side', ['sender', 'receiver'])
+def test_loss_of_the_other_side_in_the_middle_is_an_error(kind: type[WeightTransport], lost_side: str) -> None:
+    """If one side ends after the first piece, the other one fails instead of waiting for the timeout."""
+    sender, receiver = kind(OPTIONS), kind(OPTIONS)
+    rendezvous = sender.prepare()
+    sending = in_thread(sender.init_process_group, rendezvous)
+    receiver.init_process_group(rendezvous)
+    sending.result()
+    sending = in_thread(sender.send_weights, b'first')
+    receiver.receive_weights(np.zeros(5, np.uint8).data)
+    sending.result()
+    if lost_side == 'sender':
+        sender.close()
+        with pytest.raises(TransferFailed):
+            receiver.receive_weights(np.zeros(5, np.uint8).data)
+    else:
+        receiver.close()
+        # The first bytes may still fit into a buffer of the system.
+        with pytest.raises(TransferFailed):
+            send_and_finalize(sender, b'again')
+    sender.close()
+    receiver.close()
+
+
+def test_sender_without_a_receiver_gives_up(kind: type[WeightTransport]) -> None:
+    """A sender waits for its receiver only until the timeout."""
+    sender = kind(IMPATIENT)
+    with pytest.raises(TransferFailed):
+        send(sender, sender.prepare(), b'weights')
+
+
+def test_waiting_sender_can_be_aborted(kind: type[WeightTransport]) -> None:
+    """An abort from another thread ends the wait for a receiver."""
+    sender = kind(OPTIONS)
+    rendezvous = sender.prepare()
+    aborting = threading.Timer(0.2, sender.abort)
+    aborting.start()
+    with pytest.raises(TransferFailed):
+        send(sender, rendezvous, b'weights')
+    aborting.join()
+
+
+@pytest.mark.parametrize('address', ['127.0.0.1:1', 'nowhere', '', '127.0.0.1:99999999', 'host:'])
+def test_unreachable_or_malformed_rendezvous_is_an_error(kind: type[WeightTransport], address: str) -> None:
+    """A receiver fails if nobody listens at the address, or if it is not an address."""
+    with pytest.raises(TransferFailed):
+        receive(kind(IMPATIENT), Rendezvous(address, b'secret'), 7)
+
+
+def test_altered_repeated_and_reordered_messages_are_refused() -> None:
+    """A message of the channel is accepted once, from the other side, and in its place."""
+    near, far = socket.socketpair()
+    honest = PairChannel(far, b'secret', is_listener=False)
+    honest.send(b'one')
+    honest.send(b'two')
+    first, second = near.recv(39), near.recv(39)
+    for messages in ([second], [first, first], [first[:-1] + b'x'], [b'\xff' * 40]):
+        left, right = socket.socketpair()
+        channel = PairChannel(left, b'secret', is_listener=True)
+        right.sendall(b''.join(messages))
+        right.close()
+        with pytest.raises(TransferFailed):
+            [channel.receive() for _ in messages]
+        channel.close()
+    near.close()
+    honest.close()
+
+
+@pytest.mark.parametrize('name', ['nccl', 'cuda_ipc', 'nixl', 'mooncake'])
+def test_missing_transport_is_refused_by_name(name: str) -> None:
+    """A transport whose library or device is missing is refused with its name and the fix."""
+    if name in USABLE:
+        pytest.skip(f'this machine has {name}')
+    with pytest.raises(TransportUnavailable, match=name):
+        load_transport(name)
