@@ -32,7 +32,7 @@ from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.server import RpcServer, serve_until_stopped
 from services.kit.store_threads import StoreThreads
 from services.kit.telemetry import start_telemetry, stop_telemetry
-from services.kit.weights import Sender, open_segments
+from services.kit.weights import Sender, open_devices, open_segments
 from services.kit.worker import Threads
 
 
@@ -111,8 +111,11 @@ def make_server(config: CheckpointConfig, registry: Registry, uploads: UploadSto
     """Create the server with its three services. It does not listen yet."""
     limit_bytes = config.state_limit_bytes
     base_models = ModelFolders(config.base_models, threads, max_rank=config.max_lora_rank)
+    devices = open_devices(
+        config.device_transports, service=config.service, is_encrypted=config.tls.certificate is not None
+    )
     weights = WeightStreamServicer(
-        Publisher(registry, state_limit_bytes=limit_bytes), WeightFeed(registry, Sender(threads))
+        Publisher(registry, state_limit_bytes=limit_bytes), WeightFeed(registry, Sender(threads, devices=devices))
     )
     checkpoints = CheckpointServicer(
         Checkpoints(registry),

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from services.kit.config import BaseModelId, ServiceConfig
-from services.kit.weights import SegmentsConfig
+from services.kit.weights import DevicesConfig, SegmentsConfig
 
 
 class CheckpointConfig(ServiceConfig):
@@ -25,6 +25,8 @@ class CheckpointConfig(ServiceConfig):
     may know paths of the server."""
     shared_memory: SegmentsConfig = SegmentsConfig()
     """Shared memory for versions, and for exchanging weights with other services on this host."""
+    device_transports: DevicesConfig = DevicesConfig()
+    """Transports for sending large states to samplers, beside gRPC."""
     memory_bytes: int = Field(default=1 << 30, ge=0)
     """Maximum shared memory in bytes for versions; at most half of the host's shared memory is used. Publishing returns
     before the version is on disk, and the version survives a crash of the process. 0: publishing waits for the disk."""

@@ -13,7 +13,7 @@ from services.kit.rpc.channel import open_channel
 from services.kit.rpc.server import RpcServer, serve_until_stopped
 from services.kit.server_facts import BaseModelFacts, ServerFacts, versioned
 from services.kit.telemetry import start_telemetry, stop_telemetry
-from services.kit.weights import Segments, Sender, open_segments
+from services.kit.weights import Devices, Segments, Sender, open_devices, open_segments
 from services.kit.worker import Threads
 from services.sampler.api.endpoints import make_endpoints
 from services.sampler.application.admission import Admission
@@ -56,16 +56,20 @@ async def serve(config: SamplerConfig) -> None:
     Raises:
         SystemExit: The model cannot be loaded, or the engine failed permanently; the message states the cause.
     """
+    devices = open_devices(
+        config.device_transports, service=config.service, is_encrypted=config.tls.certificate is not None
+    )
     try:
         engine = await asyncio.to_thread(make_engine, config)
     except (HubError, OSError, ValueError) as error:
         raise SystemExit(f'services.sampler: cannot load the model: {error}') from error
     segments = open_segments(config.shared_memory)
-    sources = make_sources(config, segments)
+    sources = make_sources(config, segments, devices)
     versions = make_versions(config, engine, sources)
     admission = make_admission(config, engine)
     try:
-        server = make_server(config, engine, versions, admission, host_id=segments.host_id if segments else '')
+        host_id = segments.host_id if segments else ''
+        server = make_server(config, engine, versions, admission, host_id=host_id, devices=devices)
         fleet = make_fleet(config, make_replica(config, engine, versions, admission), sources, server)
         versions.start()
         await serve_until_engine_fails(server, engine, config, fleet)
@@ -100,12 +104,13 @@ async def serve_until_engine_fails(
             await fleet.close()
 
 
-def make_sources(config: SamplerConfig, segments: Segments | None) -> WeightSources:
+def make_sources(config: SamplerConfig, segments: Segments | None, devices: Devices | None = None) -> WeightSources:
     return WeightSources(
         config.checkpoint_address,
         internal_token=config.internal_token,
         tls=config.tls,
         segments=segments,
+        devices=devices,
         patience=timedelta(seconds=config.relay_patience_seconds),
     )
 
@@ -133,7 +138,13 @@ def make_admission(config: SamplerConfig, engine: SamplerEngine) -> Admission:
 
 
 def make_server(
-    config: SamplerConfig, engine: SamplerEngine, versions: Versions, admission: Admission, *, host_id: str = ''
+    config: SamplerConfig,
+    engine: SamplerEngine,
+    versions: Versions,
+    admission: Admission,
+    *,
+    host_id: str = '',
+    devices: Devices | None = None,
 ) -> RpcServer:
     """Create the server with its services. It does not listen yet.
 
@@ -143,13 +154,14 @@ def make_server(
         versions: Versions that requests may use.
         admission: Slots of the engine.
         host_id: Id of the shared memory that contains this process's segments; empty without shared memory.
+        devices: Device transports for relayed versions; None to send them over gRPC only.
     """
     runner = PromptRunner(
         engine, versions, admission, admission.requests, is_base_prefix_shared=config.share_base_prefixes
     )
     sampling = Sampling(engine, runner, max_concurrent_prompts=admission.slots)
     control = EngineControl(engine, admission, admission.requests)
-    relay = Relay(versions, Sender(Threads('relay', count=1)), host_id=host_id)
+    relay = Relay(versions, Sender(Threads('relay', count=1), devices=devices), host_id=host_id)
     server = RpcServer(
         config,
         authenticator=InternalAuthenticator(config.internal_token),

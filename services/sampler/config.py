@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from services.kit.config import BaseModelId, ServiceConfig
-from services.kit.weights import SegmentsConfig
+from services.kit.weights import DevicesConfig, SegmentsConfig
 
 
 class TorchEngineConfig(BaseModel):
@@ -79,6 +79,8 @@ class SamplerConfig(ServiceConfig):
     """Maximum time in seconds without data from a relay before weights are fetched from the checkpoint service."""
     shared_memory: SegmentsConfig = SegmentsConfig()
     """Shared memory for exchanging weights with other services on this host."""
+    device_transports: DevicesConfig = DevicesConfig()
+    """Transports for exchanging large states with the checkpoint service and other samplers, beside gRPC."""
     engine: Literal['torch', 'vllm'] = 'torch'
     """Engine that samples: 'torch' is exact and small, 'vllm' is fast."""
     torch: TorchEngineConfig = TorchEngineConfig()

@@ -24,6 +24,7 @@ from services.kit.rpc.fields import (
 from services.kit.weights import CheckpointTarget, Encoding, Frame, Header, SegmentRef, VersionTarget
 from services.kit.weights.wire import (
     encoding_from_proto,
+    fetch_options_from_proto,
     frame_of,
     frame_to_subscribed,
     manifest_from_proto,
@@ -40,7 +41,7 @@ async def frames_from_proto(requests: AsyncIterator[StateChunk | wire.PublishReq
 
     Raises:
         InvalidField: A frame is empty or malformed.
-        NotBuiltYet: The state is a delta.
+        NotBuiltYet: The state is a delta, or on a device transport.
     """
     async for request in requests:
         frame = frame_of(request)
@@ -82,8 +83,7 @@ def fetch_from_proto(request: wire.FetchRequest) -> FetchRequest:
     return FetchRequest(
         _reference_from_proto(request),
         is_adapter_only=request.is_adapter_only,
-        offset=not_negative(request.offset, 'offset'),
-        host_id=request.host_id,
+        receiver=fetch_options_from_proto(request),
     )
 
 
@@ -102,6 +102,8 @@ def _header_from_proto(header: weights_pb2.FrameHeader) -> Header:
     encoding = encoding_from_proto(header.encoding, f'{path}.encoding')
     if encoding is Encoding.DELTA:
         raise NotBuiltYet('Publish of a delta')
+    if encoding is Encoding.DEVICE:
+        raise NotBuiltYet('Publish over a device transport')
     for name in ('resume_offset', 'base_version'):
         if getattr(header, name):
             raise InvalidField(f'{path}.{name}', 'must be 0: a published state starts at its first byte')

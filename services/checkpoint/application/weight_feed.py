@@ -20,7 +20,6 @@ from services.kit.errors import CheckpointNotFound, VersionNotFound
 from services.kit.weights import (
     Base,
     CheckpointTarget,
-    Encoding,
     Frame,
     Header,
     ReceiverOptions,
@@ -73,16 +72,8 @@ class FetchRequest:
     reference: VersionRef | CheckpointRef
     is_adapter_only: bool = False
     """Whether to leave out the section that only a trainer needs."""
-    offset: int = 0
-    """First byte to send."""
-    host_id: str = ''
-    """Id of the caller's shared memory if it accepts a segment instead of bytes; empty otherwise."""
-
-    @property
-    def receiver(self) -> ReceiverOptions:
-        """Encodings that the caller accepts, and the byte to start from."""
-        shared = frozenset({Encoding.SHARED_MEMORY}) if self.host_id else frozenset[Encoding]()
-        return ReceiverOptions(shared, self.host_id, resume_offset=self.offset)
+    receiver: ReceiverOptions = field(default_factory=ReceiverOptions)
+    """Encodings that the caller accepts, and the byte to start from."""
 
 
 class WeightFeed:

@@ -4,9 +4,11 @@ Modules here depend on neither messages nor connections. `services.kit.weights.w
 receives states.
 """
 
+from services.kit.weights.devices import Devices, DevicesConfig, open_devices
 from services.kit.weights.frames import (
     CheckpointTarget,
     Commit,
+    DeviceTransfer,
     Encoding,
     Frame,
     Header,
@@ -23,6 +25,9 @@ __all__ = [
     'BytesInMemory',
     'CheckpointTarget',
     'Commit',
+    'DeviceTransfer',
+    'Devices',
+    'DevicesConfig',
     'Encoding',
     'Frame',
     'FrameKind',
@@ -36,5 +41,6 @@ __all__ = [
     'StateBytes',
     'Transfer',
     'VersionTarget',
+    'open_devices',
     'open_segments',
 ]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
-from twinkle.checkpoint_engine import StateChunk, WeightManifest
+from twinkle.checkpoint_engine import Rendezvous, StateChunk, WeightManifest
 
 
 class Encoding(enum.Enum):
@@ -20,6 +20,8 @@ class Encoding(enum.Enum):
     """A delta to a base version; see `twinkle.checkpoint_engine.delta`."""
     SHARED_MEMORY = 'shared_memory'
     """No bytes are sent: both ends open the same shared-memory segment."""
+    DEVICE = 'device'
+    """The bytes are sent over a device transport; see `twinkle.checkpoint_engine.transport`."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,17 @@ class SegmentRef:
 
 
 @dataclass(frozen=True)
+class DeviceTransfer:
+    """A transfer over a device transport that waits for its receiver."""
+
+    transport: str
+    """Name of the transport."""
+    rendezvous: Rendezvous
+    piece_bytes: int
+    """Size of all pieces but the last."""
+
+
+@dataclass(frozen=True)
 class Header:
     """The first frame of a transfer, which announces the state."""
 
@@ -74,11 +87,13 @@ class Header:
     """blake3 digest of a delta's bytes; empty for the other encodings."""
     segment: SegmentRef | None = None
     """Segment that contains the bytes for SHARED_MEMORY; None for the other encodings."""
+    device: DeviceTransfer | None = None
+    """Transfer of the bytes for DEVICE; None for the other encodings."""
 
     @property
     def encoded_size_bytes(self) -> int:
         """Total size of all chunks, counted from offset 0."""
-        if self.encoding is Encoding.SHARED_MEMORY:
+        if self.encoding in (Encoding.SHARED_MEMORY, Encoding.DEVICE):
             return 0
         return self.delta_size_bytes if self.encoding is Encoding.DELTA else self.manifest.size_bytes
 

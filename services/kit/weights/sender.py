@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from services.kit.errors import InvalidField
 from services.kit.weights.delta_cache import Delta, Deltas
+from services.kit.weights.devices import Devices, OutgoingState
 from services.kit.weights.frames import Commit, Encoding, Frame, Header
 from services.kit.weights.state_bytes import BytesInMemory, StateBytes
 from services.kit.worker import Threads
@@ -21,6 +22,8 @@ class ReceiverOptions:
     """Accepted encodings in addition to WHOLE, which every receiver accepts."""
     host_id: str = ''
     """Id of the receiver's shared memory, for SHARED_MEMORY."""
+    transports: frozenset[str] = frozenset()
+    """Names of the transports that the receiver offers, for DEVICE."""
     resume_offset: int = 0
     """Number of encoded bytes that the receiver has; 0 for none."""
     resume_digest: str = ''
@@ -42,9 +45,16 @@ class Sender:
     Concurrency: many transfers may run at the same time; each has one chunk and one delta in memory.
     """
 
-    def __init__(self, threads: Threads, *, delta_bytes: int = 256 << 20) -> None:
-        """Encode in `threads` and cache about `delta_bytes` of deltas."""
+    def __init__(self, threads: Threads, *, delta_bytes: int = 256 << 20, devices: Devices | None = None) -> None:
+        """Create a sender.
+
+        Args:
+            threads: Threads that encode.
+            delta_bytes: Approximate size of the cached deltas.
+            devices: Device transports of this service; None to send all bytes as chunks.
+        """
         self._deltas = Deltas(threads, capacity_bytes=delta_bytes)
+        self._devices = devices
 
     async def frames(
         self,
@@ -68,8 +78,16 @@ class Sender:
 
         Raises:
             InvalidField: The offset is beyond the end of the encoded bytes.
+            ServiceUnreachable: A device transport failed after the header; the receiver will request chunks.
         """
         try:
+            outgoing = await self._outgoing(source, receiver)
+            if outgoing is not None:
+                async with outgoing:
+                    yield replace(header, encoding=Encoding.DEVICE, device=outgoing.transfer)
+                    await outgoing.send(source)
+                yield Commit(header.manifest.digest)
+                return
             header, encoded = await self._encoded(header, source, receiver, base)
             header = header.resumed(_offset(header, receiver, offset_field))
             yield header
@@ -80,14 +98,19 @@ class Sender:
         finally:
             await source.close()
 
+    async def _outgoing(self, source: StateBytes, receiver: ReceiverOptions) -> OutgoingState | None:
+        """Return a transfer over a device transport; None if chunks or a segment should be sent."""
+        is_accepted = Encoding.DEVICE in receiver.encodings and not _is_shared(source, receiver)
+        if self._devices is None or not is_accepted:
+            return None
+        return await self._devices.prepare(receiver.transports, source.manifest.size_bytes)
+
     async def _encoded(
         self, header: Header, source: StateBytes, receiver: ReceiverOptions, base: Base | None
     ) -> tuple[Header, StateBytes]:
         """Return the header with the chosen encoding, and the encoded bytes."""
-        segment = source.segment
-        is_shared = segment is not None and segment.host_id == receiver.host_id
-        if is_shared and Encoding.SHARED_MEMORY in receiver.encodings:
-            return replace(header, encoding=Encoding.SHARED_MEMORY, segment=segment), source
+        if _is_shared(source, receiver):
+            return replace(header, encoding=Encoding.SHARED_MEMORY, segment=source.segment), source
         if base is not None and Encoding.DELTA in receiver.encodings:
             delta = await self._delta(source, base)
             if delta is not None:
@@ -104,6 +127,13 @@ class Sender:
             return await self._deltas.get(source, base_bytes) if is_possible else None
         finally:
             await base_bytes.close()
+
+
+def _is_shared(source: StateBytes, receiver: ReceiverOptions) -> bool:
+    """Return whether the receiver accepts the segment of the source."""
+    segment = source.segment
+    is_same_host = segment is not None and segment.host_id == receiver.host_id
+    return is_same_host and Encoding.SHARED_MEMORY in receiver.encodings
 
 
 def _delta_header(header: Header, delta: Delta, base_version: int) -> Header:

@@ -14,8 +14,13 @@ import grpc
 from services.kit.errors import InvalidField
 from services.kit.rpc.context import current_caller
 from services.kit.rpc.fields import adapter_id_from_proto, not_negative
-from services.kit.weights import Encoding, Frame, ReceiverOptions
-from services.kit.weights.wire import frame_to_fetched, frame_to_subscribed, receiver_options_from_proto
+from services.kit.weights import Frame
+from services.kit.weights.wire import (
+    fetch_options_from_proto,
+    frame_to_fetched,
+    frame_to_subscribed,
+    receiver_options_from_proto,
+)
 from services.sampler.application.relay import FetchRequest, Relay, SubscribeRequest
 from services.sampler.ports import Synced
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
@@ -73,10 +78,8 @@ def fetch_from_proto(request: wire.FetchRequest) -> FetchRequest:
     """
     if request.WhichOneof('state') != 'version':
         raise InvalidField('state', 'must name a version; fetch checkpoints from the checkpoint service')
-    shared = frozenset({Encoding.SHARED_MEMORY}) if request.host_id else frozenset[Encoding]()
-    offset = not_negative(request.offset, 'offset')
     return FetchRequest(
         adapter_id=adapter_id_from_proto(request.version.adapter_id, 'version.adapter_id'),
         version=not_negative(request.version.version, 'version.version'),
-        receiver=ReceiverOptions(shared, request.host_id, resume_offset=offset),
+        receiver=fetch_options_from_proto(request),
     )

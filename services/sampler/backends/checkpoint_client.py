@@ -9,7 +9,7 @@ import grpc
 from services.kit.caller import Caller
 from services.kit.rpc.context import acting_for
 from services.kit.rpc.status import error_from_call
-from services.kit.weights import Segments
+from services.kit.weights import Devices, Segments
 from services.kit.weights.wire import ReceivedState, WeightClient
 from services.sampler.domain.adapter import AdapterWeights, CheckpointFacts
 from services.sampler.ports import Synced, WeightUpdate
@@ -20,14 +20,17 @@ from twinkle.checkpoint_engine import PackedState, unpack_state
 class CheckpointClient:
     """Implements `ports.WeightSource`."""
 
-    def __init__(self, channel: grpc.aio.Channel, *, segments: Segments | None = None) -> None:
+    def __init__(
+        self, channel: grpc.aio.Channel, *, segments: Segments | None = None, devices: Devices | None = None
+    ) -> None:
         """Create a client.
 
         Args:
             channel: Channel to the checkpoint service, opened with `open_channel`; the caller closes it.
             segments: Shared memory of this host; without it, weights are sent as bytes.
+            devices: Device transports of this sampler; without them, gRPC sends all bytes.
         """
-        self._weights = WeightClient(channel, segments=segments)
+        self._weights = WeightClient(channel, segments=segments, devices=devices)
         self._checkpoints = checkpoint_service_pb2_grpc.CheckpointServiceStub(channel)
 
     async def follow(

@@ -18,7 +18,7 @@ from services.kit.errors import DomainError
 from services.kit.rpc.channel import open_channel
 from services.kit.rpc.context import acting_for
 from services.kit.tls import TlsConfig
-from services.kit.weights import Segments
+from services.kit.weights import Devices, Segments
 from services.kit.weights.wire import ReceivedState, WeightClient
 from services.sampler.backends.checkpoint_client import CheckpointClient, held_by, weights_of
 from services.sampler.domain.adapter import AdapterWeights, CheckpointFacts
@@ -40,6 +40,7 @@ class WeightSources:
         internal_token: str = '',
         tls: TlsConfig | None = None,
         segments: Segments | None = None,
+        devices: Devices | None = None,
         patience: timedelta = timedelta(seconds=5),
     ) -> None:
         """Create a source.
@@ -50,12 +51,14 @@ class WeightSources:
             internal_token: Token of the deployment.
             tls: TLS configuration of this sampler; plaintext without it.
             segments: Shared memory of this host; without it, weights are sent as bytes.
+            devices: Device transports of this sampler; without them, gRPC sends all bytes.
             patience: Maximum time without a frame from a relay while its first response or the rest of a version is
                 expected. A complete version may take longer, as long as frames arrive.
         """
         self._internal_token = internal_token
         self._tls = tls or TlsConfig()
         self._segments = segments
+        self._devices = devices
         self._patience = patience
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._relayed_count: Counter[str] = Counter()
@@ -151,7 +154,7 @@ class WeightSources:
         """Connect to a relay. Its channel is closed when the last stream from it is closed."""
         self._relayed_count[address] += 1
         try:
-            yield WeightClient(self._channel(address, 'sampler'), segments=self._segments)
+            yield WeightClient(self._channel(address, 'sampler'), segments=self._segments, devices=self._devices)
         finally:
             self._relayed_count[address] -= 1
             if not self._relayed_count[address]:
@@ -161,7 +164,7 @@ class WeightSources:
                     await channel.close()
 
     def _open_checkpoint(self, address: str) -> CheckpointClient:
-        return CheckpointClient(self._channel(address, 'checkpoint'), segments=self._segments)
+        return CheckpointClient(self._channel(address, 'checkpoint'), segments=self._segments, devices=self._devices)
 
     def _channel(self, address: str, service: str) -> grpc.aio.Channel:
         if address not in self._channels:

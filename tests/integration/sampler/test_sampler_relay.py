@@ -17,7 +17,7 @@ from fixtures.sampled import lora_state, lora_tensors
 from fixtures.sampler_service import RunningSampler, read_answer, sample_request, serving_sampler, tenant
 from services.kit.rpc.channel import open_channel
 from services.kit.rpc.context import acting_for
-from services.kit.weights import Segments
+from services.kit.weights import Devices, DevicesConfig, Segments
 from services.sampler.backends.weight_sources import WeightSources
 from services.sampler.domain.adapter import AdapterKey, VersionKey
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2, weight_stream_service_pb2_grpc
@@ -56,17 +56,24 @@ async def publish(checkpoint: Running, version: int) -> None:
         await checkpoint.weights.publish_version('ad-1', lora_state(version), version=version)
 
 
-async def node(checkpoint_address: str, folder: Path, *, relay: Node | None, segments: Segments | None) -> Node:
+async def node(
+    checkpoint_address: str,
+    folder: Path,
+    *,
+    relay: Node | None,
+    segments: Segments | None = None,
+    devices: Devices | None = None,
+) -> Node:
     """Start a sampler, which fetches weights from `relay` if a relay is given."""
     stack = AsyncExitStack()
-    sources = WeightSources(checkpoint_address, segments=segments)
+    sources = WeightSources(checkpoint_address, segments=segments, devices=devices)
     stack.push_async_callback(sources.close)
     if relay is not None:
         sources.use_relay(relay.running.address)
     host_id = segments.host_id if segments else ''
     engine = FakeSamplerEngine()
     running = await stack.enter_async_context(
-        serving_sampler(engine, sources, folder, host_id=host_id, max_resident_versions=4)
+        serving_sampler(engine, sources, folder, host_id=host_id, devices=devices, max_resident_versions=4)
     )
     return Node(stack, running, sources)
 
@@ -79,31 +86,31 @@ async def checkpoint(tmp_path: Path) -> AsyncIterator[Running]:
 
 
 @asynccontextmanager
-async def running_chain(first: str, others: str, folder: Path, *, is_shared: bool) -> AsyncIterator[list[Node]]:
+async def running_chain(first: str, others: str, folder: Path, *, way: str) -> AsyncIterator[list[Node]]:
     """Run three samplers in a chain: each fetches weights from the previous one.
 
     Args:
         first: Address of the checkpoint service for the first sampler.
         others: Address of the checkpoint service for the other two samplers.
         folder: Folder for the state of the samplers.
-        is_shared: Whether weights are exchanged through shared memory.
+        way: Way in which weights are exchanged: `bytes`, `shared` memory, or `gloo` between samplers.
     """
-    segments = Segments(folder / 'segments') if is_shared else None
+    segments = Segments(folder / 'segments') if way == 'shared' else None
+    devices = Devices(DevicesConfig(names=('gloo',), min_bytes=1)) if way == 'gloo' else None
     nodes: list[Node] = []
     for number in range(3):
         relay = nodes[-1] if nodes else None
         address = others if nodes else first
-        nodes.append(await node(address, folder / str(number), relay=relay, segments=segments))
+        nodes.append(await node(address, folder / str(number), relay=relay, segments=segments, devices=devices))
     yield nodes
     for item in reversed(nodes):
         await item.stack.aclose()
 
 
-@pytest.fixture(params=['bytes', 'shared'])
+@pytest.fixture(params=['bytes', 'shared', 'gloo'])
 async def chain(request: pytest.FixtureRequest, checkpoint: Running, tmp_path: Path) -> AsyncIterator[list[Node]]:
-    """Three samplers that all reach the checkpoint service, with and without shared memory."""
-    is_shared = request.param == 'shared'
-    async with running_chain(checkpoint.address, checkpoint.address, tmp_path, is_shared=is_shared) as nodes:
+    """Three samplers that all reach the checkpoint service, for each way of exchanging weights."""
+    async with running_chain(checkpoint.address, checkpoint.address, tmp_path, way=request.param) as nodes:
         yield nodes
 
 
@@ -114,11 +121,11 @@ def check_weights(item: Node, version: int) -> None:
         assert bytes(loaded.tensors[name].data) == bytes(tensor.data)
 
 
-@pytest.mark.parametrize('is_shared', [False, True])
-async def test_versions_are_relayed_along_the_chain(checkpoint, tmp_path, is_shared):
+@pytest.mark.parametrize(('way', 'versions'), [('bytes', VERSIONS), ('shared', VERSIONS), ('gloo', 10)])
+async def test_versions_are_relayed_along_the_chain(checkpoint, tmp_path, way, versions):
     """The last sampler, which cannot reach the checkpoint service, receives every version bitwise unchanged."""
-    async with running_chain(checkpoint.address, UNREACHABLE, tmp_path, is_shared=is_shared) as chain:
-        for version in range(1, VERSIONS + 1):
+    async with running_chain(checkpoint.address, UNREACHABLE, tmp_path, way=way) as chain:
+        for version in range(1, versions + 1):
             await publish(checkpoint, version)
             assert await chain[2].sample(version) == version
             check_weights(chain[2], version)

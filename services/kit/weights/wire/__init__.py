@@ -7,6 +7,7 @@ this package. The values themselves are in `services.kit.weights`.
 from services.kit.weights.wire.client import Synced, WeightClient
 from services.kit.weights.wire.convert_frames import (
     encoding_from_proto,
+    fetch_options_from_proto,
     frame_of,
     frame_to_fetched,
     frame_to_proto,
@@ -34,6 +35,7 @@ __all__ = [
     'chunk_from_proto',
     'chunk_to_proto',
     'encoding_from_proto',
+    'fetch_options_from_proto',
     'frame_of',
     'frame_to_fetched',
     'frame_to_proto',

@@ -1,7 +1,8 @@
 """Client of the checkpoint service for trainers and samplers, which transfers complete and verified states.
 
 An interrupted reception continues at the byte where it stopped, and an interrupted publication is repeated. On one
-host, states are passed in shared memory. A caller that has a version receives the next one as a delta.
+host, states are passed in shared memory. A caller that has a version receives the next one as a delta. Large states
+arrive over a device transport if both ends have one.
 """
 
 import asyncio
@@ -15,12 +16,19 @@ import grpc
 
 from services.kit.errors import DomainError, MemoryNotShared
 from services.kit.rpc.status import error_from_call
-from services.kit.weights import Segments
-from services.kit.weights.wire.convert_frames import encodings_to_proto, frame_of, segment_to_proto
+from services.kit.weights import Devices, Segments
+from services.kit.weights.wire.convert_frames import encodings_to_proto, frame_of, segment_to_proto, transports_to_proto
 from services.kit.weights.wire.convert_manifest import fill_manifest
 from services.kit.weights.wire.handlers import WeightStreamStub
 from services.kit.weights.wire.outgoing import Outgoing, place
-from services.kit.weights.wire.receiver import EncodingFailed, Memory, ReceivedState, Receiver, broken_stream
+from services.kit.weights.wire.receiver import (
+    DeviceOffers,
+    EncodingFailed,
+    Memory,
+    ReceivedState,
+    Receiver,
+    broken_stream,
+)
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
 from twinkle.api.checkpoint.v1 import weights_pb2
 from twinkle.checkpoint_engine import PackedState, StateChunk, iter_chunks
@@ -38,17 +46,26 @@ class Synced:
 class WeightClient:
     """Transfers states to and from the checkpoint service, on behalf of the current caller."""
 
-    def __init__(self, channel: grpc.aio.Channel, *, attempts: int = 8, segments: Segments | None = None) -> None:
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        *,
+        attempts: int = 8,
+        segments: Segments | None = None,
+        devices: Devices | None = None,
+    ) -> None:
         """Create a client.
 
         Args:
             channel: Channel of `open_channel` to the checkpoint service or a relaying sampler. The caller closes it.
             attempts: Number of attempts after which a transfer fails. Progress of a fetch restarts the count.
             segments: Shared memory, used while the other end can open it. None: bytes are sent.
+            devices: Device transports for received states, used until one fails. None: bytes are received.
         """
         self._stub = WeightStreamStub(channel)
         self._attempts = attempts
         self._memory = Memory(segments)
+        self._devices = DeviceOffers(devices)
 
     async def publish_version(
         self, adapter_id: str, state: PackedState | StatePlan, *, version: int, is_pinned: bool = False
@@ -117,7 +134,7 @@ class WeightClient:
         Raises:
             DomainError: An error that is not transient, such as an adapter without published versions.
         """
-        receiver = Receiver(self._memory, held_version=held_version, held=held)
+        receiver = Receiver(self._memory, self._devices, held_version=held_version, held=held)
         backoff = _Backoff()
         while True:
             offered = receiver.encodings
@@ -187,11 +204,12 @@ class WeightClient:
             await backoff.pause()
 
     async def _fetch(self, request: wire.FetchRequest) -> ReceivedState:
-        receiver = Receiver(self._memory)
+        receiver = Receiver(self._memory, self._devices)
         backoff = _Backoff()
         while True:
             request.offset = begin = receiver.offset
             request.host_id = receiver.host_id
+            request.accepted_transports[:] = transports_to_proto(receiver.transports)
             try:
                 return await self._fetch_once(request, receiver)
             except EncodingFailed:
@@ -241,6 +259,7 @@ def _subscription(adapter_id: str, receiver: Receiver) -> wire.SubscribeRequest:
         resume_digest=receiver.resume_digest,
         accepted_encodings=encodings_to_proto(receiver.encodings),
         host_id=receiver.host_id,
+        accepted_transports=transports_to_proto(receiver.transports),
     )
 
 

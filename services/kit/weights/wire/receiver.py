@@ -1,15 +1,18 @@
 """The receiver of states: it assembles frames, applies deltas, opens segments, and verifies all results.
 
 A receiver remains usable after a broken stream. The next stream continues at `offset`. If an encoding does not work (a
-delta cannot be applied, or memory is not shared), the receiver raises `EncodingFailed` and requests plain bytes next.
+delta cannot be applied, memory is not shared, or a device transport fails), the receiver raises `EncodingFailed` and
+requests plain bytes next.
 """
 
 import asyncio
 from dataclasses import dataclass
 
-from services.kit.errors import DomainError, MemoryNotShared, ServiceUnreachable
-from services.kit.weights import Commit, Encoding, Segment, SegmentRef, Segments
-from services.kit.weights.wire.convert_frames import encoding_from_proto, segment_from_proto
+import structlog
+
+from services.kit.errors import DomainError, InvalidField, MemoryNotShared, ServiceUnreachable
+from services.kit.weights import Commit, Devices, Encoding, Segment, SegmentRef, Segments
+from services.kit.weights.wire.convert_frames import device_from_proto, encoding_from_proto, segment_from_proto
 from services.kit.weights.wire.convert_manifest import manifest_from_proto
 from twinkle.api.checkpoint.v1 import weights_pb2
 from twinkle.checkpoint_engine import (
@@ -21,7 +24,9 @@ from twinkle.checkpoint_engine import (
     state_digest,
 )
 from twinkle.checkpoint_engine.delta import apply_delta, is_delta_possible
-from twinkle.checkpoint_engine.errors import InvalidDelta
+from twinkle.checkpoint_engine.errors import InvalidDelta, TransferFailed
+
+_log = structlog.get_logger('weights')
 
 _SHARING_ATTEMPTS = 2
 """Number of consecutive failures after which no more segments are requested."""
@@ -37,7 +42,7 @@ class ReceivedState:
     encoding: Encoding = Encoding.WHOLE
     """Encoding of the transfer."""
     wire_size_bytes: int = 0
-    """Size of the encoded bytes; 0 for shared memory."""
+    """Size of the encoded bytes in chunks; 0 for shared memory and device transports."""
     segment_path: str = ''
     """File with the bytes, which other processes can map while `state.data` exists; empty without a segment."""
 
@@ -68,18 +73,55 @@ class Memory:
         self._failures = _SHARING_ATTEMPTS
 
 
+class DeviceOffers:
+    """Device transports that are offered to one sender, until one fails."""
+
+    def __init__(self, devices: Devices | None) -> None:
+        """Offer the transports of this service; None to offer none."""
+        self._devices = devices
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the offered transports."""
+        return self._devices.names if self._devices is not None else ()
+
+    async def receive(self, header: weights_pb2.FrameHeader, size_bytes: int) -> memoryview:
+        """Return the bytes of a state, unverified.
+
+        Raises:
+            TransferFailed: The bytes could not be received; nothing is offered from now on.
+        """
+        if self._devices is None:
+            raise TransferFailed('no transport was offered')
+        try:
+            transfer = device_from_proto(header.device, 'frame.header.device')
+        except InvalidField as error:
+            raise TransferFailed(str(error)) from error
+        return await self._devices.receive(transfer, size_bytes)
+
+    def give_up(self, problem: str) -> None:
+        """Offer nothing from now on."""
+        if self._devices is not None:
+            _log.warning('device transport failed; requesting bytes', problem=problem)
+        self._devices = None
+
+
 class Receiver:
     """Assembles the states of a stream and of the streams that resume it."""
 
-    def __init__(self, memory: Memory, *, held_version: int = 0, held: PackedState | None = None) -> None:
+    def __init__(
+        self, memory: Memory, devices: DeviceOffers, *, held_version: int = 0, held: PackedState | None = None
+    ) -> None:
         """Create a receiver.
 
         Args:
             memory: Shared memory for incoming states.
+            devices: Device transports for incoming states.
             held_version: Version that the caller has; only later ones are requested. 0 for none.
             held: State of `held_version`, as the base of a delta. None: the next version is not sent as a delta.
         """
         self._memory = memory
+        self._devices = devices
         self._held = held
         self._incoming: _Incoming | None = None
         self._is_plain_requested = False
@@ -106,15 +148,21 @@ class Receiver:
         if self._is_plain_requested:
             return frozenset()
         shared = {Encoding.SHARED_MEMORY} if self._memory.segments is not None else set[Encoding]()
+        device = {Encoding.DEVICE} if self._devices.names else set[Encoding]()
         # A receiver without a version receives the base of later deltas from the same stream.
         has_base = self._held is not None or not self.held_version
-        return frozenset(shared | ({Encoding.DELTA} if has_base else set()))
+        return frozenset(shared | device | ({Encoding.DELTA} if has_base else set()))
 
     @property
     def host_id(self) -> str:
         """Id of the memory from which segments are accepted; empty for none."""
         segments = self._memory.segments
         return '' if segments is None or self._is_plain_requested else segments.host_id
+
+    @property
+    def transports(self) -> tuple[str, ...]:
+        """Names of the accepted device transports."""
+        return () if self._is_plain_requested else self._devices.names
 
     async def take(self, frame: StateChunk | weights_pb2.FrameHeader | Commit) -> ReceivedState | None:
         """Process the next frame, and return the state that it completes, if any.
@@ -125,7 +173,9 @@ class Receiver:
         """
         try:
             return await self._take(frame)
-        except (InvalidDelta, MemoryNotShared) as error:
+        except (InvalidDelta, MemoryNotShared, TransferFailed) as error:
+            if isinstance(error, TransferFailed):
+                self._devices.give_up(str(error))
             self._incoming, self._is_plain_requested = None, True
             raise EncodingFailed('checkpoint') from error
         except StateError as error:
@@ -133,7 +183,10 @@ class Receiver:
 
     async def _take(self, frame: StateChunk | weights_pb2.FrameHeader | Commit) -> ReceivedState | None:
         if isinstance(frame, weights_pb2.FrameHeader):
-            self._begin(frame)
+            incoming = self._begin(frame)
+            if incoming.encoding is Encoding.DEVICE:
+                # The sender waits for this before it sends the commit.
+                incoming.received = await self._devices.receive(frame, incoming.manifest.size_bytes)
             return None
         if self._incoming is None:
             raise broken_stream()
@@ -143,15 +196,15 @@ class Receiver:
         incoming, self._incoming = self._incoming, None
         return await self._finish(incoming)
 
-    def _begin(self, header: weights_pb2.FrameHeader) -> None:
+    def _begin(self, header: weights_pb2.FrameHeader) -> '_Incoming':
         new = _Incoming(header)
         if new.encoding is not Encoding.WHOLE and new.encoding not in self.encodings:
             raise broken_stream()
         if new.encoding is Encoding.DELTA:
             self._check_base(new)
-        is_continued = self._incoming is not None and self._incoming.is_continued_by(new)
-        if not is_continued:
+        if self._incoming is None or not self._incoming.is_continued_by(new):
             self._incoming = new
+        return self._incoming
 
     def _check_base(self, new: '_Incoming') -> None:
         """Check that a delta starts from the held version and is not larger than the state."""
@@ -168,6 +221,8 @@ class Receiver:
             state = PackedState(incoming.manifest, segment.data)
         elif incoming.encoding is Encoding.DELTA:
             state = await asyncio.to_thread(_applied, incoming, self._held)
+        elif incoming.encoding is Encoding.DEVICE:
+            state = await asyncio.to_thread(_verified, incoming)
         else:
             state = incoming.finish()
         self._held, self._is_plain_requested = state, False
@@ -210,6 +265,8 @@ class _Incoming:
         self._verifier = ChunkVerifier(self.size_bytes, self.digest)
         # Allocated with the first chunk, so that a header alone cannot claim memory.
         self._data: bytearray | None = None
+        self.received = memoryview(b'')
+        """Unverified bytes that a device transport has received."""
 
     @property
     def next_offset(self) -> int:
@@ -241,7 +298,7 @@ class _Incoming:
 
 
 def _encoded_size(encoding: Encoding, header: weights_pb2.FrameHeader, manifest: WeightManifest) -> int:
-    if encoding is Encoding.SHARED_MEMORY:
+    if encoding in (Encoding.SHARED_MEMORY, Encoding.DEVICE):
         return 0
     return header.encoded_size_bytes if encoding is Encoding.DELTA else manifest.size_bytes
 
@@ -263,6 +320,17 @@ def _applied(incoming: _Incoming, held: PackedState | None) -> PackedState:
     if state_digest(data) != incoming.manifest.digest:
         raise InvalidDelta(0, 'does not lead to the announced state')
     return PackedState(incoming.manifest, memoryview(data).toreadonly())
+
+
+def _verified(incoming: _Incoming) -> PackedState:
+    """Return the verified state that a device transport has received.
+
+    Raises:
+        TransferFailed: The bytes are not those of the announced state.
+    """
+    if state_digest(incoming.received) != incoming.manifest.digest:
+        raise TransferFailed('the received bytes are not the announced state')
+    return PackedState(incoming.manifest, incoming.received)
 
 
 def _adopted(segments: Segments, incoming: _Incoming) -> Segment:

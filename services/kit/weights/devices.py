@@ -1,0 +1,186 @@
+"""Device transports of a service: the ones that its configuration names, and transfers over them."""
+
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from datetime import timedelta
+from types import TracebackType
+from typing import Literal, ParamSpec, Self, TypeVar
+
+import numpy as np
+import structlog
+from pydantic import BaseModel, ConfigDict, Field
+
+from services.kit.errors import ServiceUnreachable
+from services.kit.weights.frames import DeviceTransfer
+from services.kit.weights.state_bytes import StateBytes
+from services.kit.worker import Threads
+from twinkle.checkpoint_engine import (
+    TransferFailed,
+    TransportOptions,
+    TransportUnavailable,
+    WeightTransport,
+    load_transport,
+)
+
+_log = structlog.get_logger('weights')
+
+_Arguments = ParamSpec('_Arguments')
+_Result = TypeVar('_Result')
+
+
+class DevicesConfig(BaseModel):
+    """Settings of the transports that send large states outside of gRPC, between services that both name them."""
+
+    model_config = ConfigDict(frozen=True, extra='forbid')
+
+    names: tuple[Literal['gloo', 'nccl', 'nixl', 'cuda_ipc'], ...] = ()
+    """Transports that this service uses; as a sender, in order of preference. Empty: gRPC sends all bytes."""
+    host: str = '127.0.0.1'
+    """Name or address of this machine that the other service reaches. The default only reaches the same machine."""
+    min_bytes: int = Field(default=64 << 20, ge=1)
+    """Size in bytes from which states are sent over a device transport, because it takes time to connect."""
+    timeout_seconds: float = Field(default=10.0, gt=0)
+    """Maximum time in seconds to wait for the other service, after which bytes are sent over gRPC."""
+    is_unencrypted_allowed: bool = False
+    """Whether weights may be sent without encryption although `tls` is configured: no device transport encrypts."""
+
+
+class Devices:
+    """The usable transports of this process.
+
+    Concurrency: use it from one event loop only. A few transfers run at once, others wait.
+    """
+
+    def __init__(self, config: DevicesConfig, *, load: Callable[[str], type[WeightTransport]] = load_transport) -> None:
+        """Load the configured transports.
+
+        Args:
+            config: Settings.
+            load: Returns the class of a transport.
+
+        Raises:
+            TransportUnavailable: This machine lacks the library or device of one.
+        """
+        self._classes = {name: load(name) for name in config.names}
+        self._min_bytes = config.min_bytes
+        self._options = TransportOptions(config.host, timedelta(seconds=config.timeout_seconds))
+        self._threads = Threads('transfer', count=4)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the transports."""
+        return tuple(self._classes)
+
+    async def prepare(self, offered: Collection[str], size_bytes: int) -> 'OutgoingState | None':
+        """Return the start of a transfer to a receiver that offers these transports; None to send bytes instead."""
+        name = next((name for name in self._classes if name in offered), '')
+        if not name or size_bytes < self._min_bytes:
+            return None
+        transport = self._classes[name](self._options)
+        try:
+            rendezvous = await asyncio.to_thread(transport.prepare)  # it may resolve a name
+        except TransferFailed as error:
+            _log.warning('device transport failed; sending bytes', transport=name, problem=str(error))
+            return None
+        transfer = DeviceTransfer(name, rendezvous, self._options.piece_bytes)
+        return OutgoingState(transport, transfer, self._threads)
+
+    async def receive(self, transfer: DeviceTransfer, size_bytes: int) -> memoryview:
+        """Return the received bytes of a state. They are not verified.
+
+        Raises:
+            TransferFailed: The bytes could not be received.
+        """
+        if transfer.transport not in self._classes:
+            raise TransferFailed(f'{transfer.transport!r} was not offered')
+        options = replace(self._options, piece_bytes=transfer.piece_bytes)
+        transport = self._classes[transfer.transport](options)
+        try:
+            return await _step(self._threads, transport, _receive, transport, transfer, size_bytes)
+        finally:
+            transport.close()
+
+
+class OutgoingState:
+    """A transfer that waits for its receiver. Use it as an asynchronous context manager, which ends the transfer."""
+
+    def __init__(self, transport: WeightTransport, transfer: DeviceTransfer, threads: Threads) -> None:
+        """Wrap a prepared transport."""
+        self.transfer = transfer
+        self._transport = transport
+        self._threads = threads
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._transport.close()
+
+    async def send(self, source: StateBytes) -> None:
+        """Send all bytes of `source` to the receiver, and wait until it has them.
+
+        Raises:
+            ServiceUnreachable: The transfer failed. The receiver will request the bytes.
+        """
+        transport, transfer = self._transport, self.transfer
+        size_bytes = source.manifest.size_bytes
+        try:
+            await _step(self._threads, transport, transport.init_process_group, transfer.rendezvous)
+            for begin in range(0, size_bytes, transfer.piece_bytes):
+                piece = await source.read(begin, min(transfer.piece_bytes, size_bytes - begin))
+                await _step(self._threads, transport, transport.send_weights, piece)
+            await _step(self._threads, transport, transport.finalize)
+        except TransferFailed as error:
+            _log.warning('device transfer failed', transport=transfer.transport, problem=str(error))
+            raise ServiceUnreachable('subscriber') from error
+
+
+def open_devices(config: DevicesConfig, *, service: str, is_encrypted: bool) -> Devices:
+    """Open the configured transports.
+
+    Args:
+        config: Settings.
+        service: Name of the service, for the error.
+        is_encrypted: Whether the service uses TLS.
+
+    Raises:
+        SystemExit: A transport cannot be used on this machine, or would send weights without encryption.
+    """
+    if config.names and is_encrypted and not config.is_unencrypted_allowed:
+        problem = 'device transports do not encrypt, but tls is configured; set is_unencrypted_allowed, or remove names'
+        raise SystemExit(f'services.{service}: device_transports: {problem}')
+    try:
+        return Devices(config)
+    except TransportUnavailable as error:
+        raise SystemExit(f'services.{service}: device_transports.names: {error}') from error
+
+
+def _receive(transport: WeightTransport, transfer: DeviceTransfer, size_bytes: int) -> memoryview:
+    transport.init_process_group(transfer.rendezvous)
+    # Allocated once the sender is connected; unlike a bytearray, the memory is not cleared.
+    data = np.empty(size_bytes, np.uint8).data
+    for begin in range(0, size_bytes, transfer.piece_bytes):
+        transport.receive_weights(data[begin : begin + transfer.piece_bytes])
+    transport.finalize()
+    return data.toreadonly()
+
+
+async def _step(
+    threads: Threads,
+    transport: WeightTransport,
+    function: Callable[_Arguments, _Result],
+    *args: _Arguments.args,
+    **kwargs: _Arguments.kwargs,
+) -> _Result:
+    """Run a step of a transfer in a thread. Cancellation aborts it, and takes effect once it has returned."""
+    task = asyncio.ensure_future(threads.run(function, *args, **kwargs))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        transport.abort()
+        await asyncio.wait([task])
+        _ = task.cancelled() or task.exception()
+        raise
