@@ -19,6 +19,7 @@ BENCHMARKS = {
     'gateway_hop': 'time that the gateway adds to a unary call',
     'mutual_tls': 'time of a unary call between services over mutual TLS against plaintext',
     'checkpoint_stream': 'bytes per second through the checkpoint service',
+    'weight_transports': 'bytes per second of a fetch as bytes, over gloo, and in shared memory',
     'transports': 'throughput of weight streams against uvicorn + httpx and ZeroMQ',
     'wire_bytes': 'size of deltas against raw bf16 in a real run of fifty steps',
     'publish_to_live': 'time from a trainer to a vLLM sampler, against a folder that the engine loads',

@@ -113,10 +113,11 @@ def _tensors(size_mib: int, seed: int) -> dict[str, TensorData]:
 
 
 @asynccontextmanager
-async def running_service(folder: Path, memory: Path) -> AsyncIterator[tuple[grpc.aio.Channel, int]]:
+async def running_service(folder: Path, memory: Path, *settings: str) -> AsyncIterator[tuple[grpc.aio.Channel, int]]:
     """Run the service in a separate process and yield a channel to it and its process id."""
     address_file = folder / 'address.json'
     settings = (
+        *settings,
         f'state_dir={folder}',
         f'address_file={address_file}',
         f'shared_memory.folder={memory}',
