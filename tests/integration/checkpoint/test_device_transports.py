@@ -79,7 +79,7 @@ async def test_versions_and_checkpoints_travel_over_gloo(service: Running) -> No
 
 
 async def test_transport_is_used_only_if_both_ends_name_it_and_it_pays(tmp_path: Path) -> None:
-    """Without an offer, without the transport at the sender, and for small states, bytes are sent."""
+    """Bytes are sent without an offer, without the transport at the sender, and for small states."""
     async with serving(tmp_path / 'with', device_transports={**GLOO, 'min_bytes': 2 << 20}) as one:
         with acting_for(ALICE):
             await one.weights.publish_version('ad-1', STATES[0], version=1)
@@ -180,7 +180,7 @@ FAULTS = {
 
 @pytest.mark.parametrize('fault', FAULTS)
 async def test_failed_transfer_is_replaced_by_bytes_and_never_tried_again(service: Running, fault: str) -> None:
-    """After any failure a follower has the published state, and the client offers no transport any more."""
+    """A follower has the published state after any failure, and the client offers no transport any more."""
     spoil, added_bytes, damage = FAULTS[fault]
     devices = FaultyDevices(spoil, added_bytes=added_bytes, damage=damage)
     client = WeightClient(service.channel, devices=devices)

@@ -91,7 +91,7 @@ class WeightTransport(ABC):
         return Rendezvous(f'{self.options.host}:{self._listener.getsockname()[1]}', self._secret)
 
     def init_process_group(self, rendezvous: Rendezvous) -> None:
-        """Meet the other process. Exactly one receiver is accepted: the first one that knows the secret."""
+        """Connect to the other process. Exactly one receiver is accepted: the first one that knows the secret."""
         timeout = self.options.timeout
         if self._listener is not None:
             self._channel = accept_peer(self._listener, rendezvous.secret, timeout=timeout)
