@@ -93,8 +93,10 @@ def _connect(groups: Sequence[DeviceGroup], options: ClusterOptions) -> None:
         return
     local: dict[str, Any] = {}
     if not os.environ.get('RAY_ADDRESS'):
-        # Cores may be shared: workers wait for each other most of the time.
-        local = {'num_cpus': max(os.cpu_count() or 1, sum(group.size for group in groups)), 'include_dashboard': False}
+        # Without an address, Ray would use a cluster of this machine that another program has started. Cores may be
+        # shared: workers wait for each other most of the time.
+        cores = max(os.cpu_count() or 1, sum(group.size for group in groups))
+        local = {'address': 'local', 'num_cpus': cores, 'include_dashboard': False}
     ray.init(namespace=options.name, logging_level=logging.WARNING, **local)
 
 
