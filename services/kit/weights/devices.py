@@ -62,15 +62,12 @@ class Devices:
         Raises:
             TransportUnavailable: This machine lacks the library or device of one.
         """
+        self.names = tuple(config.names)
+        """Names of the transports."""
         self._classes = {name: load(name) for name in config.names}
         self._min_bytes = config.min_bytes
         self._options = TransportOptions(config.host, timedelta(seconds=config.timeout_seconds))
         self._threads = Threads('transfer', count=4)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the transports."""
-        return tuple(self._classes)
 
     async def prepare(self, offered: Collection[str], size_bytes: int) -> 'OutgoingState | None':
         """Return the start of a transfer to a receiver that offers these transports; None to send bytes instead."""

@@ -81,8 +81,8 @@ class Sender:
             ServiceUnreachable: A device transport failed after the header; the receiver will request chunks.
         """
         try:
-            outgoing = await self._outgoing(source, receiver)
-            if outgoing is not None:
+            is_offered = Encoding.DEVICE in receiver.encodings
+            if is_offered and (outgoing := await self._outgoing(source, receiver)) is not None:
                 async with outgoing:
                     yield replace(header, encoding=Encoding.DEVICE, device=outgoing.transfer)
                     await outgoing.send(source)
@@ -99,9 +99,8 @@ class Sender:
             await source.close()
 
     async def _outgoing(self, source: StateBytes, receiver: ReceiverOptions) -> OutgoingState | None:
-        """Return a transfer over a device transport; None if chunks or a segment should be sent."""
-        is_accepted = Encoding.DEVICE in receiver.encodings and not _is_shared(source, receiver)
-        if self._devices is None or not is_accepted:
+        """Return a transfer over an offered device transport; None if chunks or a segment should be sent."""
+        if self._devices is None or _is_shared(source, receiver):
             return None
         return await self._devices.prepare(receiver.transports, source.manifest.size_bytes)
 

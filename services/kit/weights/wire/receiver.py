@@ -79,11 +79,8 @@ class DeviceOffers:
     def __init__(self, devices: Devices | None) -> None:
         """Offer the transports of this service; None to offer none."""
         self._devices = devices
-
-    @property
-    def names(self) -> tuple[str, ...]:
+        self.names = () if devices is None else devices.names
         """Names of the offered transports."""
-        return self._devices.names if self._devices is not None else ()
 
     async def receive(self, header: weights_pb2.FrameHeader, size_bytes: int) -> memoryview:
         """Return the bytes of a state, unverified.
@@ -103,7 +100,7 @@ class DeviceOffers:
         """Offer nothing from now on."""
         if self._devices is not None:
             _log.warning('device transport failed; requesting bytes', problem=problem)
-        self._devices = None
+        self._devices, self.names = None, ()
 
 
 class Receiver:
