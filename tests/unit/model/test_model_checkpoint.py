@@ -15,6 +15,7 @@ from twinkle.data_format import InputFeature
 from twinkle.model import SnapshotMismatch, TransformersModel
 from twinkle.model.checkpoint_folder import TRAINER_STATE_FILE, write_tensors
 from twinkle.model.model_checkpoint import TRAINER_FOLDER, write_model_checkpoint
+from twinkle.model.verbs.batch_shares import SoloShares
 
 Features = Callable[..., InputFeature]
 
@@ -163,10 +164,10 @@ def test_failed_save_leaves_the_earlier_checkpoint(
     shutil.copytree(tiny_llama_dir, broken)
     (broken / 'absent.json').symlink_to('nowhere')
     with pytest.raises(OSError, match='absent'):
-        write_model_checkpoint(folder, snapshot, base_folder=broken)
+        write_model_checkpoint(folder, snapshot, base_folder=broken, ranks=SoloShares())
     unknown = type(snapshot)(None, {'unknown.weight': snapshot.adapter['model.norm.weight']}, None, 0, ())
     with pytest.raises(AdapterMismatch):
-        write_model_checkpoint(folder, unknown, base_folder=tiny_llama_dir)
+        write_model_checkpoint(folder, unknown, base_folder=tiny_llama_dir, ranks=SoloShares())
     assert {path: path.read_bytes() for path in folder.rglob('*') if path.is_file()} == before
     assert not list(tmp_path.glob('.kept*'))
 

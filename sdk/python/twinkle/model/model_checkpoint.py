@@ -8,15 +8,17 @@ its target and renamed when it is complete; `b3sums` has the digests of its file
 import json
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException, HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.tensor import DTensor
 
 from twinkle.checkpoint_engine import AdapterMismatch, InvalidModelFolder
 from twinkle.checkpoint_engine.digest_file import check_digests, write_digests
@@ -25,9 +27,11 @@ from twinkle.checkpoint_engine.peft_folder import replace_folder
 from twinkle.data_format import TensorData
 from twinkle.model.checkpoint_folder import TRAINER_STATE_FILE, VALUE_HEAD_FILE, read_tensors, write_tensors
 from twinkle.model.engine import AdapterSnapshot
-from twinkle.model.engine.snapshot import trainer_state
+from twinkle.model.engine.snapshot import GRADIENT, OPTIMIZER, trainer_state
 from twinkle.model.errors import SnapshotMismatch
-from twinkle.nn import tensor_data_of, tensor_of
+from twinkle.nn import TensorShard, tensor_data_of, tensor_of
+
+_Value = TypeVar('_Value')
 
 TRAINER_FOLDER = 'trainer_state'
 """Folder with optimizer, schedule, counters, random state and accumulated gradient, as written by DCP."""
@@ -37,58 +41,83 @@ _SHARDS_FOLDER = 'sharded'
 """Folder in which DCP writes parts of the weights before it combines them."""
 
 
-def write_model_checkpoint(folder: Path, snapshot: AdapterSnapshot, *, base_folder: Path) -> None:
+class Ranks(Protocol):
+    """Exchange between the ranks of a sharded model; see `BatchShares`."""
+
+    def on_first(self, call: str, work: Callable[[], _Value]) -> _Value:
+        """Call `work` on the first rank only, and return its result, or raise its exception, on all ranks."""
+        ...
+
+
+def write_model_checkpoint(folder: Path, snapshot: AdapterSnapshot, *, base_folder: Path, ranks: Ranks) -> None:
     """Write a checkpoint, replacing an existing one. After an error, the existing one is unchanged.
 
+    Every rank must call it. If the snapshot has shards, each rank writes its own, and the first rank combines those of
+    the weights, one file at a time. Otherwise, the first rank writes everything.
+
     Args:
-        folder: folder to write; missing parents are created.
+        folder: folder to write, on a disk that all ranks share; missing parents are created.
         snapshot: state of the run. Weights that it does not contain are copied from the base model.
         base_folder: folder of the base model, whose configuration and tokenizer are copied.
+        ranks: ranks that have snapshots of the same run.
 
     Raises:
         AdapterMismatch: the base model's folder lacks a weight, or has another shape for it.
         InvalidModelFolder: the base model's folder is malformed.
         OSError: writing failed.
     """
-    base = ModelFolder.open(base_folder)
-    _check_names(base, snapshot.adapter)
     staging = folder.with_name(f'.{folder.name}.saving')
-    shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir(parents=True)
-    try:
-        _write_weights(staging, base, {**_other_weights(base, snapshot), **_tensors(snapshot.adapter)})
+    is_sharded = any(isinstance(data, TensorShard) for data in snapshot.adapter.values())
+
+    def write() -> None:
+        base = ModelFolder.open(base_folder)
+        writer = HuggingFaceStorageWriter(
+            str(staging),
+            fqn_to_index_mapping=_file_numbers(base),
+            save_distributed=True,
+            enable_consolidation=True,
+        )
+        _save({**_other_weights(base, snapshot), **_tensors(snapshot.adapter)}, writer, is_sharded=is_sharded)
         if snapshot.trainer is not None:
-            with _dcp_call():
-                writer = HuggingFaceStorageWriter(str(staging / TRAINER_FOLDER), save_distributed=True)
-                dcp.save(_tensors(snapshot.trainer), storage_writer=writer, no_dist=True)
+            writer = HuggingFaceStorageWriter(str(staging / TRAINER_FOLDER), save_distributed=True)
+            _save(_tensors(snapshot.trainer), writer, is_sharded=is_sharded)
+
+    def finish() -> None:
+        _arrange_files(staging, base_folder)
         write_tensors(staging / VALUE_HEAD_FILE, snapshot.value_head)
         write_digests(staging)
-        previous = folder.with_name(f'.{folder.name}.previous')
-        shutil.rmtree(previous, ignore_errors=True)
-        replace_folder(folder, staging, previous=previous)
-        shutil.rmtree(previous, ignore_errors=True)
+        _replace(folder, staging)
+
+    try:
+        ranks.on_first(f'began to save {folder.name}', lambda: _prepare(staging, base_folder, snapshot))
+        if is_sharded:
+            write()
+        else:
+            ranks.on_first(f'wrote {folder.name}', write)
+        ranks.on_first(f'saved {folder.name}', finish)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def read_model_checkpoint(folder: Path, shapes: Mapping[str, tuple[int, ...]], *, base_folder: Path) -> AdapterSnapshot:
-    """Read a checkpoint, or the weights of any model folder.
+def read_model_checkpoint(
+    folder: Path, parameters: Mapping[str, Tensor], *, base_folder: Path, ranks: Ranks
+) -> AdapterSnapshot:
+    """Read a checkpoint, or the weights of any model folder. Every rank must call it, and reads only its shards.
 
     Args:
         folder: folder that `write_model_checkpoint` or an earlier release wrote, or any folder in the Hugging Face
-            layout.
-        shapes: shapes of the trained weights, by the model's parameter names.
+            layout. Another number of ranks may have written it.
+        parameters: trained weights, by the model's parameter names; not changed.
         base_folder: folder of the base model, which must have the same architecture.
+        ranks: ranks that read the same folder.
 
     Raises:
         SnapshotMismatch: the folder is incomplete or damaged, or its model has other weights.
     """
     try:
-        if (folder / TRAINER_FOLDER).exists():
-            check_digests(folder)
-        _check_architecture(folder, base_folder)
-        weights = _read_weights(folder, shapes)
-        trainer = _read_trainer(folder)
+        ranks.on_first(f'checked {folder}', lambda: _check(folder, base_folder, parameters))
+        weights = _load(folder, {name: _empty_like(parameter) for name, parameter in parameters.items()})
+        trainer = _read_trainer(folder, parameters)
     except (InvalidModelFolder, SafetensorError, OSError) as error:
         raise SnapshotMismatch(f'{folder} is not a checkpoint of the model: {error}') from error
     head = read_tensors(folder / VALUE_HEAD_FILE)
@@ -98,17 +127,43 @@ def read_model_checkpoint(folder: Path, shapes: Mapping[str, tuple[int, ...]], *
     return AdapterSnapshot(None, weights, trainer, int(trainer_state(snapshot)['step_count']), (), head)
 
 
+def _prepare(staging: Path, base_folder: Path, snapshot: AdapterSnapshot) -> None:
+    """Create an empty folder, if the base model has the weights of the snapshot."""
+    _check_names(ModelFolder.open(base_folder), snapshot.adapter)
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(parents=True)
+
+
+def _replace(folder: Path, staging: Path) -> None:
+    previous = folder.with_name(f'.{folder.name}.previous')
+    shutil.rmtree(previous, ignore_errors=True)
+    replace_folder(folder, staging, previous=previous)
+    shutil.rmtree(previous, ignore_errors=True)
+
+
+def _check(folder: Path, base_folder: Path, parameters: Mapping[str, Tensor]) -> None:
+    """Check everything that does not need the tensors themselves.
+
+    Raises:
+        SnapshotMismatch, InvalidModelFolder: see `read_model_checkpoint`.
+    """
+    if (folder / TRAINER_FOLDER).exists():
+        check_digests(folder)
+    saved, base = ModelFolder.open(folder), ModelFolder.open(base_folder)
+    own, other = (model.config.get('model_type') for model in (base, saved))
+    if own != other:
+        raise SnapshotMismatch(f'{folder} has a model of type {other!r}, but the base model has type {own!r}')
+    entries = saved.entries
+    for name, parameter in parameters.items():
+        if name not in entries or entries[name].shape != tuple(parameter.shape):
+            raise SnapshotMismatch(f'{folder} has no weight {name} of shape {tuple(parameter.shape)}')
+
+
 def _check_names(base: ModelFolder, weights: Mapping[str, TensorData]) -> None:
     entries = base.entries
     for name, data in weights.items():
         if name not in entries or entries[name].shape != data.shape:
             raise AdapterMismatch(f'the folder of the base model has no weight {name} of shape {data.shape}')
-
-
-def _check_architecture(folder: Path, base_folder: Path) -> None:
-    own, other = (ModelFolder.open(path).config.get('model_type') for path in (base_folder, folder))
-    if own != other:
-        raise SnapshotMismatch(f'{folder} has a model of type {other!r}, but the base model has type {own!r}')
 
 
 def _tensors(state: Mapping[str, TensorData]) -> dict[str, Tensor]:
@@ -126,46 +181,61 @@ def _other_weights(base: ModelFolder, snapshot: AdapterSnapshot) -> dict[str, Te
     return found
 
 
-def _write_weights(staging: Path, base: ModelFolder, weights: Mapping[str, Tensor]) -> None:
-    """Write as many weights files as the base model has, with its configuration and tokenizer."""
+def _file_numbers(base: ModelFolder) -> dict[str, int]:
+    """Return the number of each tensor's weights file, from 1, as in the base model."""
+    return {entry.name: number for number, shard in enumerate(base.shards, 1) for entry in shard.entries}
+
+
+def _arrange_files(staging: Path, base_folder: Path) -> None:
+    """Add the configuration and the tokenizer, and give the weights files the names of a model folder."""
+    base = ModelFolder.open(base_folder)
     for file in base.companions:
         shutil.copyfile(file, staging / file.name)
     (staging / CONFIG_FILE).write_text(json.dumps(base.config_in(_DTYPE), indent=2, sort_keys=True))
-    file_numbers = {entry.name: number for number, shard in enumerate(base.shards, 1) for entry in shard.entries}
-    with _dcp_call():
-        writer = HuggingFaceStorageWriter(
-            str(staging), fqn_to_index_mapping=file_numbers, save_distributed=True, enable_consolidation=True
-        )
-        dcp.save(dict(weights), storage_writer=writer, no_dist=True)
     shutil.rmtree(staging / _SHARDS_FOLDER)
     if len(base.shards) == 1:
         next(staging.glob('*.safetensors')).rename(staging / SINGLE_FILE)
         (staging / INDEX_FILE).unlink()
 
 
-def _read_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, TensorData]:
-    entries = ModelFolder.open(folder).entries
-    for name, shape in shapes.items():
-        if name not in entries or entries[name].shape != shape:
-            raise SnapshotMismatch(f'{folder} has no weight {name} of shape {shape}')
-    weights = {name: torch.empty(shape, dtype=getattr(torch, _DTYPE)) for name, shape in shapes.items()}
-    with _dcp_call():
-        dcp.load(weights, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
-    return {name: tensor_data_of(tensor) for name, tensor in weights.items()}
-
-
-def _read_trainer(folder: Path) -> dict[str, TensorData] | None:
+def _read_trainer(folder: Path, parameters: Mapping[str, Tensor]) -> dict[str, TensorData] | None:
     if not (folder / TRAINER_FOLDER).exists():
         # Earlier releases and the checkpoint service write one file.
+        if any(isinstance(parameter, DTensor) for parameter in parameters.values()):
+            if (folder / TRAINER_STATE_FILE).exists():
+                raise SnapshotMismatch(
+                    f'fsdp ranks do not read {TRAINER_STATE_FILE}; save {folder} again in one process'
+                )
+            return None
         return read_tensors(folder / TRAINER_STATE_FILE)
-    reader = HuggingFaceStorageReader(str(folder / TRAINER_FOLDER))
-    state = {
-        name: torch.empty(entry.size, dtype=entry.properties.dtype)
-        for name, entry in reader.read_metadata().state_dict_metadata.items()
-    }
+    shards = {parameter.shape: parameter for parameter in parameters.values()}
+    found = HuggingFaceStorageReader(str(folder / TRAINER_FOLDER)).read_metadata().state_dict_metadata
+    empty: dict[str, Tensor] = {}
+    for name, entry in found.items():
+        # Moments and gradients are divided like the weights. All weights are divided in the same way.
+        is_like_weight = name.startswith((GRADIENT, OPTIMIZER)) and entry.size in shards
+        empty[name] = (
+            _empty_like(shards[entry.size]) if is_like_weight else torch.empty(entry.size, dtype=entry.properties.dtype)
+        )
+    return _load(folder / TRAINER_FOLDER, empty)
+
+
+def _empty_like(parameter: Tensor) -> Tensor:
+    if isinstance(parameter, DTensor):
+        return torch.empty_like(parameter.detach())
+    return torch.empty(parameter.shape, dtype=parameter.dtype)
+
+
+def _save(tensors: Mapping[str, Tensor], writer: HuggingFaceStorageWriter, *, is_sharded: bool) -> None:
     with _dcp_call():
-        dcp.load(state, storage_reader=reader, no_dist=True)
-    return {name: tensor_data_of(tensor) for name, tensor in state.items()}
+        dcp.save(dict(tensors), storage_writer=writer, no_dist=not is_sharded)
+
+
+def _load(folder: Path, empty: dict[str, Tensor]) -> dict[str, TensorData]:
+    is_sharded = any(isinstance(tensor, DTensor) for tensor in empty.values())
+    with _dcp_call():
+        dcp.load(empty, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=not is_sharded)
+    return {name: tensor_data_of(tensor) for name, tensor in empty.items()}
 
 
 @contextmanager

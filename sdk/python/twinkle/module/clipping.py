@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from twinkle.errors import error_class
 
@@ -29,7 +30,8 @@ def gradient_norm(gradients: Sequence[Tensor], *, norm_type: float = 2.0, diviso
     """Return the norm over all elements of the divided gradient; 0.0 without gradients.
 
     Args:
-        gradients: tensors on one device; not modified.
+        gradients: tensors on one device, or shards of this rank (`DTensor`); then every rank must make the same call.
+            They are not modified.
         norm_type: p of the p-norm, at least 1; infinity is the largest magnitude.
         divisor: divisor of the gradients, at least 1.
 
@@ -101,13 +103,19 @@ def _check_limit(name: str, limit: float) -> None:
 
 
 def _norm(gradients: Sequence[Tensor], norm_type: float) -> float:
-    norm = float(torch.nn.utils.get_total_norm(gradients, norm_type=norm_type))
+    norm = _total_norm(gradients, norm_type)
     # In this range powers up to 2 do not overflow, and underflow has no relevant effect, so one device-side result
     # suffices.
     if math.isinf(norm_type) or (norm_type <= 2.0 and _SMALL < norm < _LARGE):
         return norm
-    largest = float(torch.nn.utils.get_total_norm(gradients, norm_type=math.inf))
+    largest = _total_norm(gradients, math.inf)
     if not math.isfinite(largest) or largest == 0.0 or (math.isfinite(norm) and norm >= largest):
         return norm if largest else 0.0
     # Scale the largest element to 1 before taking powers.
-    return largest * float(torch.nn.utils.get_total_norm([item / largest for item in gradients], norm_type=norm_type))
+    return largest * _total_norm([item / largest for item in gradients], norm_type)
+
+
+def _total_norm(gradients: Sequence[Tensor], norm_type: float) -> float:
+    norm = torch.nn.utils.get_total_norm(gradients, norm_type=norm_type)
+    # The number of a DTensor may be that of this rank's shard alone.
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)

@@ -22,7 +22,7 @@ from twinkle.nn.lora_factors import LoraFactors
 from twinkle.nn.lora_weights import LoraWeights
 from twinkle.nn.media import MediaSpan
 from twinkle.nn.packed_model import PackedModel
-from twinkle.nn.peft_files import load_adapter, save_adapter, tensor_data_of, tensor_of, tensor_view_of
+from twinkle.nn.peft_files import TensorShard, load_adapter, save_adapter, tensor_data_of, tensor_of, tensor_view_of
 from twinkle.nn.sharding import BaseSharding
 from twinkle.nn.spans import AdapterSpan, SequenceSpan
 
@@ -51,6 +51,7 @@ __all__ = [
     'RoutingShape',
     'RowDropout',
     'SequenceSpan',
+    'TensorShard',
     'UnknownParameters',
     'UnknownTargetModules',
     'UnsupportedModel',

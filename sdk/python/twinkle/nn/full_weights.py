@@ -4,11 +4,13 @@
 so its original weights are restored bitwise when the lease ends.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from twinkle.nn.dropout import RowDropout
 from twinkle.nn.errors import UnknownParameters, UnsupportedModel
@@ -19,6 +21,9 @@ from twinkle.nn.targets import matches_any
 class FullWeights:
     """Parameters of the base model, trained in place. The model must not be used elsewhere until `release`.
 
+    If FSDP divides the model among ranks, the parameters are the shards of this rank (`DTensor`). Their gradients are
+    those of `collecting`, because `torch.autograd.grad` does not reach them.
+
     Args:
         model: model to train; its weights must be float32, because 16-bit weights lose small steps to rounding.
         target_modules: names matched against the dotted parts of each parameter's path; empty selects all.
@@ -26,16 +31,19 @@ class FullWeights:
 
     Raises:
         UnknownParameters: a name matches no parameter.
-        UnsupportedModel: the weights are not float32 or are sharded, or the model has a vision or audio tower.
+        UnsupportedModel: the weights are not float32, `tp` or `pp` ranks divide the layers, or the model has a vision
+            or audio tower.
     """
 
     def __init__(self, model: PackedModel, target_modules: Sequence[str] = (), *, seed: int = 0) -> None:
         if model.media is not None:
             raise UnsupportedModel('full-parameter training supports only text models; give a LoraConfig')
         chosen = select_parameters(model.base_parameters, target_modules)
-        if model.sharding is not None:
+        self.is_sharded = model.sharding is not None
+        """Whether the parameters are shards of this rank."""
+        if self.is_sharded and not all(isinstance(parameter, DTensor) for parameter in chosen.values()):
             raise UnsupportedModel(
-                'full-parameter training does not support sharded weights yet; use a mesh of dp_size alone'
+                'full-parameter training does not support layers divided by tp or pp; use dp_size and fsdp_size'
             )
         if any(parameter.dtype != torch.float32 for parameter in chosen.values()):
             raise UnsupportedModel('full-parameter training needs a base model loaded as float32')
@@ -44,7 +52,7 @@ class FullWeights:
         self.target_modules = tuple(target_modules)
         self.dropout_generator = torch.Generator().manual_seed(seed)
         self._parameters = chosen
-        self._originals = {name: parameter.detach().to('cpu', copy=True) for name, parameter in chosen.items()}
+        self._originals = {name: _local(parameter).to('cpu', copy=True) for name, parameter in chosen.items()}
         self.requires_grad_(is_trainable=True)
 
     def update_of(self, path: str) -> None:
@@ -104,13 +112,38 @@ class FullWeights:
         """Number of scalars."""
         return sum(tensor.numel() for tensor in self._parameters.values())
 
+    @contextmanager
+    def collecting(self) -> Iterator[dict[str, Tensor | None]]:
+        """Collect the gradients that backward passes add to sharded parameters in the block.
+
+        Yields:
+            A mapping that contains, after the block, the gradient of each parameter by name, or None without a
+            gradient. The gradients that the parameters had before are then restored.
+        """
+        held = {name: parameter.grad for name, parameter in self._parameters.items()}
+        found: dict[str, Tensor | None] = {}
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        try:
+            yield found
+            found.update({name: parameter.grad for name, parameter in self._parameters.items()})
+        finally:
+            for name, parameter in self._parameters.items():
+                parameter.grad = held[name]
+
     def release(self) -> None:
         """Restore and freeze the base model's weights, which ends the lease."""
         self.requires_grad_(is_trainable=False)
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 parameter.grad = None
-                parameter.copy_(self._originals[name])
+                _local(parameter).copy_(self._originals[name])
+
+
+def _local(parameter: Tensor) -> Tensor:
+    """Return the part of a parameter that this rank stores, without its gradient; it shares memory with it."""
+    own = parameter.detach()
+    return own.to_local() if isinstance(own, DTensor) else own
 
 
 def select_parameters(parameters: Mapping[str, Tensor], target_modules: Sequence[str]) -> dict[str, Tensor]:

@@ -2,9 +2,12 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NoReturn, SupportsIndex
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from twinkle.checkpoint_engine import read_peft_folder, write_peft_folder
 from twinkle.data_format import TensorData
@@ -24,12 +27,28 @@ _TORCH_DTYPES = {
 _DTYPE_NAMES = {dtype: name for name, dtype in _TORCH_DTYPES.items()}
 
 
+@dataclass(frozen=True)
+class TensorShard(TensorData):
+    """This rank's part of a tensor that is divided among ranks, of `shape` on all ranks together; `data` is empty."""
+
+    tensor: Tensor
+
+    def __post_init__(self) -> None:
+        """Accept `data` without the bytes of the whole tensor."""
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """Refuse to pickle a part without the others."""
+        raise TypeError('a part of a divided tensor cannot be pickled')
+
+
 def tensor_data_of(tensor: Tensor) -> TensorData:
-    """Copy a tensor into the library's byte layout.
+    """Copy a tensor into the library's byte layout; a `DTensor` becomes a `TensorShard`.
 
     Raises:
         KeyError: the layout does not support the tensor's dtype.
     """
+    if isinstance(tensor, DTensor):
+        return TensorShard(_DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), b'', tensor.detach().clone())
     view = tensor_view_of(tensor)
     return TensorData(view.dtype, view.shape, bytes(view.data))
 
@@ -45,7 +64,9 @@ def tensor_view_of(tensor: Tensor) -> TensorData:
 
 
 def tensor_of(data: TensorData) -> Tensor:
-    """Copy a tensor of the library's byte layout to the CPU."""
+    """Copy a tensor of the library's byte layout to the CPU; return the tensor of a `TensorShard` without copying."""
+    if isinstance(data, TensorShard):
+        return data.tensor
     dtype = _TORCH_DTYPES[data.dtype]
     if not data.data:
         return torch.empty(data.shape, dtype=dtype)

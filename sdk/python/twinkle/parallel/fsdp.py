@@ -1,7 +1,8 @@
-"""Sharding of a model's frozen weights with torch's `fully_shard` (FSDP2).
+"""Sharding of a model's weights with torch's `fully_shard` (FSDP2).
 
-Adapters stay whole on every rank. A rank stores its share of the frozen weights. While a pass runs, it also stores up
-to two whole layers, the embedding and the output head.
+Adapters stay whole on every rank. A rank stores its share of the base weights. While a pass runs, it also stores up to
+two whole layers, the embedding and the output head. If the base weights are trained, FSDP adds the gradients of all
+ranks, and each rank stores its share of the sum.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,6 +51,15 @@ class FsdpSharding:
         # The head's weight is used without a call of its forward, so FSDP's hooks do not run for it.
         fully_shard([embedding, model.head_layer], mesh=mesh, reshard_after_forward=False)
         fully_shard(model.backbone, mesh=mesh)
+        for module in (*layers, embedding, model.backbone):
+            sharded = cast('FSDPModule', module)
+            # The passes of the ranks are parts of one batch, whose gradients are added and not averaged.
+            sharded.set_gradient_divide_factor(1.0)
+            sharded.set_force_sum_reduction_for_comms(enable=True)
+            # A pass without a loss does not reach the head, but the other ranks wait for its gradient.
+            sharded.set_reduce_scatter_unused_params(reduce_scatter_unused_params=True)
+        self._model = model
+        self._backbone = cast('FSDPModule', model.backbone)
         self._embedding = cast('FSDPModule', embedding)
         self._input: Tensor | None = None
         self._output: Tensor | None = None
@@ -70,7 +80,7 @@ class FsdpSharding:
         return list(errors)
 
     def complete(self, gradients: Sequence[tuple[str, Tensor]]) -> list[Tensor]:
-        """Return the gradients, which are complete on the rank that ran the pass."""
+        """Return the gradients of adapters, which are complete on the rank that ran the pass."""
         return [gradient for _, gradient in gradients]
 
     @property
@@ -90,6 +100,8 @@ class FsdpSharding:
             yield
         finally:
             self._embedding.reshard()
+            # FSDP keeps the weights of the root after a pass without a backward pass; they would be stale after a step.
+            self._backbone.reshard()
 
     @contextmanager
     def running_pass(self) -> Iterator[None]:
@@ -99,9 +111,17 @@ class FsdpSharding:
             try:
                 yield
                 if self._input is not None and self._output is not None and not self._is_backward_done:
-                    torch.autograd.grad(self._output, self._input, torch.zeros_like(self._output))
+                    self._run_zero_backward(self._output, self._input)
             finally:
                 self._is_running, self._input, self._output = False, None, None
+
+    def _run_zero_backward(self, output: Tensor, first_input: Tensor) -> None:
+        zeros = torch.zeros_like(output)
+        if any(parameter.requires_grad for parameter in self._model.base_parameters.values()):
+            # Only this function triggers the hooks of FSDP that add the gradients of the other ranks.
+            torch.autograd.backward(output, zeros)
+        else:
+            torch.autograd.grad(output, first_input, zeros)
 
     def _require_input_gradient(self, layer: nn.Module, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
         """Make the first layer's input require a gradient, so that every backward pass reaches the first layer."""

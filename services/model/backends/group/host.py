@@ -20,7 +20,7 @@ from services.model.domain.training_config import LossChoice, TrainingConfig
 from twinkle.data_format import LoraConfig
 from twinkle.model.dry_run import CostModel, Probe
 from twinkle.model.engine import BatchItem, BatchResult, TrainerEngine
-from twinkle.nn import tensor_data_of
+from twinkle.nn import UnsupportedModel, tensor_data_of
 
 _log = structlog.get_logger('engine')
 
@@ -49,6 +49,10 @@ class EngineHost:
             if full_parameters is None:
                 state = self._engine.create_adapter(adapter_id, lora_config)
             else:
+                if self._engine.model.sharding is not None:
+                    raise UnsupportedModel(
+                        'full-parameter training does not support sharded weights yet in a service; use dp ranks'
+                    )
                 state = self._engine.create_full_adapter(adapter_id, full_parameters)
             try:
                 # The default reduction of the library is the mean, but the default of the API is the sum.

@@ -13,7 +13,7 @@ from twinkle.model.engine.parts import BatchCutter
 from twinkle.model.engine.pass_group import PassGroup, PassOutcome, SoloPassGroup
 from twinkle.model.engine.pass_outputs import Segment
 from twinkle.model.engine.rounds import ItemRun, Worklist
-from twinkle.nn import PackedModel
+from twinkle.nn import FullWeights, PackedModel
 
 
 class BatchRunner:
@@ -38,11 +38,33 @@ class BatchRunner:
         """
         try:
             for is_training in (True, False):
-                self._run_alike([run for run in runs if run.purpose.is_training is is_training])
+                alike = [run for run in runs if run.purpose.is_training is is_training]
+                if self._model.sharding is not None and is_training:
+                    self._train_sharded(alike)
+                else:
+                    self._run_alike(alike)
         except BaseException as error:
             for run in runs:
                 run.refuse(error)
             raise
+
+    def _train_sharded(self, runs: Sequence[ItemRun]) -> None:
+        """Run batches for training on a sharded model. A full-parameter run has no batches of other runs beside it.
+
+        Raises:
+            RuntimeError: a weight of a full-parameter run got no gradient, which would be a defect.
+        """
+        weights = runs[0].purpose.state.weights if runs else None
+        if not isinstance(weights, FullWeights):
+            self._run_alike(runs)
+            return
+        with weights.collecting() as found:
+            self._run_alike(runs)
+        if runs[0].refusal is None:
+            missing = [name for name, gradient in found.items() if gradient is None]
+            if missing:
+                raise RuntimeError(f'no gradient reached {missing[:3]}')
+            runs[0].shards = [gradient for gradient in found.values() if gradient is not None]
 
     def _run_alike(self, runs: Sequence[ItemRun]) -> None:
         work = Worklist(self._model, runs, cutter=self.cutter, max_pass_tokens=self._max_pass_tokens)
@@ -55,7 +77,7 @@ class BatchRunner:
                 mine = self._attempt(segments[rank])
             elif self._model.sharding is not None and self._model.sharding.needs_every_rank:
                 # The other ranks wait for this one in each layer, so it repeats a pass.
-                self._attempt(segments[0])
+                self._attempt(segments[0], is_repeated=True)
             finished = list(zip(passes, self.group.exchange(mine, segments), strict=True))
             # From the last pass to the first, because `divide` puts its passes in front of the others.
             for pieces, outcome in reversed(finished):
@@ -65,7 +87,7 @@ class BatchRunner:
                 if outcome is not None:
                     work.finish(pieces, outcome)
 
-    def _attempt(self, segments: Sequence[Segment]) -> PassOutcome:
+    def _attempt(self, segments: Sequence[Segment], *, is_repeated: bool = False) -> PassOutcome:
         """Run a pass; return None if it must run again in smaller passes.
 
         Raises:
@@ -73,7 +95,7 @@ class BatchRunner:
             OutOfMemoryInShardedPass: memory ran out while the model is sharded, so the pass cannot be divided.
         """
         try:
-            return run_joint_pass(self._model, segments)
+            return run_joint_pass(self._model, segments, is_repeated=is_repeated)
         except BackwardFailed:
             pass
         except (RuntimeError, MemoryError) as error:

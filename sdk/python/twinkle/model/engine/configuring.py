@@ -10,6 +10,8 @@ from twinkle.model.engine.adapter_state import ConfiguredMetric
 from twinkle.model.engine.adapters import AdapterTable, check_accumulation
 from twinkle.model.engine.optimization import ComponentChoice, Optimization
 from twinkle.model.engine.value_head import ValueHead
+from twinkle.model.errors import InvalidArgument
+from twinkle.nn import FullWeights
 from twinkle.processor import PROCESSORS
 
 
@@ -36,10 +38,17 @@ class Configuring(AdapterTable):
         """Replace the loss, given by name, class, instance or function; raises like `set_optimizer`.
 
         A loss that learns values adds a value head to the adapter. The head remains if the loss is replaced.
+
+        Raises:
+            InvalidArgument: the loss learns values, and the weights of a full-parameter run are sharded.
         """
         state = self.adapter(adapter_id)
         built = build_loss(loss, **options)
         if 'values' in built.required_outputs and state.value_head is None:
+            if isinstance(state.weights, FullWeights) and state.weights.is_sharded:
+                raise InvalidArgument(
+                    'a loss that learns values does not support a full-parameter run with fsdp ranks; use dp_size alone'
+                )
             state.add_value_head(ValueHead(self.model.config.hidden_size, device=self.model.device))
         state.loss, state.loss_choice = built, _choice(loss, built, options)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from twinkle.model.engine.adapter_state import AdapterState
 from twinkle.model.engine.results import ClipOptions
@@ -63,7 +64,11 @@ def check_gradient(state: AdapterState, gradient: Sequence[Tensor]) -> None:
         LossNotFinite: an element is infinite or NaN.
     """
     # The largest magnitude is finite if and only if all elements are; this needs one transfer from the device.
-    if not bool(torch.nn.utils.get_total_norm(gradient, norm_type=math.inf).isfinite()):
+    largest = torch.nn.utils.get_total_norm(gradient, norm_type=math.inf)
+    if isinstance(largest, DTensor):
+        # Every rank must use the largest element of all shards.
+        largest = largest.full_tensor()
+    if not bool(largest.isfinite()):
         raise LossNotFinite(state.adapter_id, None)
 
 

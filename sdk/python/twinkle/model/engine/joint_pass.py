@@ -24,7 +24,7 @@ from twinkle.model.engine.memory import is_out_of_memory
 from twinkle.model.engine.pass_outputs import Segment, forward_outputs
 from twinkle.model.engine.purpose import Purpose
 from twinkle.model.errors import LossFailed, LossNotFinite, TrainerError
-from twinkle.nn import BaseSharding, PackedModel
+from twinkle.nn import BaseSharding, FullWeights, PackedModel
 from twinkle.processor import InvalidFeatures, PackedBatch
 
 _REFUSALS = (TrainerError, InvalidFeatures, InvalidLossInput)
@@ -73,8 +73,15 @@ class _SegmentRun:
     refusal: TrainerError | ValueError | None = None
 
 
-def run_joint_pass(model: PackedModel, segments: Sequence[Segment]) -> list[PassResult | TrainerError | ValueError]:
+def run_joint_pass(
+    model: PackedModel, segments: Sequence[Segment], *, is_repeated: bool = False
+) -> list[PassResult | TrainerError | ValueError]:
     """Run a pass; return each segment's result or the error that refused it. Either all segments train, or none.
+
+    Args:
+        model: model of all segments.
+        segments: segments of different adapters.
+        is_repeated: whether another rank runs the same pass, so this one must not add a gradient.
 
     Raises:
         BackwardFailed: the backward pass of several losses raised; run them separately.
@@ -92,7 +99,7 @@ def run_joint_pass(model: PackedModel, segments: Sequence[Segment]) -> list[Pass
             for run, refusal in zip(runs, model.sharding.agree([run.refusal for run in runs]), strict=True):
                 run.refusal = refusal
         error = None
-        if is_training:
+        if is_training and not is_repeated:
             learning = [run for run in runs if run.refusal is None and run.output['loss'].requires_grad]
             error = _differentiate(model, learning)
     if error is not None:
@@ -229,6 +236,9 @@ def _differentiate(model: PackedModel, runs: Sequence[_SegmentRun]) -> Exception
     if not runs:
         return None
     states = [run.segment.purpose.state for run in runs]
+    if isinstance(states[0].weights, FullWeights) and states[0].weights.is_sharded:
+        _differentiate_shards(runs[0])
+        return None
     try:
         more_inputs = () if model.sharding is None else model.sharding.pass_inputs
         partial = gradients_of(states, [run.output['loss'] for run in runs], more_inputs=more_inputs)
@@ -249,6 +259,17 @@ def _differentiate(model: PackedModel, runs: Sequence[_SegmentRun]) -> Exception
         except LossNotFinite as error:
             run.refusal = error
     return None
+
+
+def _differentiate_shards(run: _SegmentRun) -> None:
+    """Add the gradient of a loss to the sharded weights of a full-parameter run; see `FullWeights.collecting`."""
+    try:
+        torch.autograd.backward(run.output['loss'])
+    except LOSS_FAILURES as error:
+        if is_out_of_memory(error):
+            raise
+        purpose = run.segment.purpose
+        run.refusal = LossFailed(purpose.state.adapter_id, purpose.loss_name, str(error))
 
 
 def _result_of(run: _SegmentRun, runs: Sequence[_SegmentRun], *, seconds: float, padded_count: int) -> PassResult:

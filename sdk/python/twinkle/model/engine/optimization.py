@@ -8,10 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from twinkle.component import InvalidComponentOptions
 from twinkle.module import build_optimizer, build_scheduler, load_scheduler_state, scheduler_state, steps_left
+
+_ELEMENTWISE = frozenset({'Adam', 'AdamW', 'SGD'})
+"""Optimizers whose steps treat each element alone, so that a rank can step its shard of a weight."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +48,12 @@ class Optimization:
 
         Raises:
             UnknownComponent: the name is unknown.
-            InvalidComponentOptions: an option is unknown or out of range.
+            InvalidComponentOptions: an option is unknown or out of range, or the optimizer does not support sharded
+                weights.
         """
+        if choice.name not in _ELEMENTWISE and any(isinstance(item, DTensor) for item in parameters.values()):
+            problem = f'it does not support sharded weights; use one of {sorted(_ELEMENTWISE)}'
+            raise InvalidComponentOptions('optimizer', choice.name, problem)
         return cls(build_optimizer(choice.component, parameters, choice.options), choice)
 
     def scheduled(self, choice: ComponentChoice, parameters: Mapping[str, Tensor]) -> 'Optimization':

@@ -184,6 +184,8 @@ def _value_head(state: AdapterState, tensors: Mapping[str, TensorData], hidden_s
     head = ValueHead(hidden_size, device=state.weights.parameters()[0].device)
     if not any(name in tensors for name in head.named_parameters()):
         return None
+    if isinstance(state.weights, FullWeights) and state.weights.is_sharded:
+        raise ValueError('a value head does not support a full-parameter run with fsdp ranks')
     with torch.no_grad():
         for name, parameter in head.named_parameters().items():
             parameter.copy_(_like(parameter, tensors[name], name))

@@ -38,6 +38,8 @@ class ItemRun:
     results: list[PassResult] = field(default_factory=list)
     """Results in the order of the features."""
     refusal: BaseException | None = None
+    shards: Sequence[Tensor] | None = None
+    """Gradient of a full-parameter run over sharded weights, as shards of this rank; None for all other runs."""
 
     def __post_init__(self) -> None:
         """Save the random state, which `refuse` restores."""
@@ -50,7 +52,9 @@ class ItemRun:
     @property
     def gradient(self) -> Sequence[Tensor] | None:
         """Sum of the gradients of all parts; None without training and after a refusal."""
-        return None if self.refusal is not None else self._sum.total()
+        if self.refusal is not None:
+            return None
+        return self._sum.total() if self.shards is None else self.shards
 
     @property
     def is_divided(self) -> bool:

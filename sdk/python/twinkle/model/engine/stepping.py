@@ -16,6 +16,7 @@ from twinkle.model.engine.reports import step_result
 from twinkle.model.engine.results import ClipOptions, StepOptions
 from twinkle.model.errors import AdapterNotReady, InvalidArgument, InvalidStepOptions
 from twinkle.module import measure_health, rehearse_step, step_changes
+from twinkle.nn import FullWeights
 
 _LARGEST_RATE = torch.finfo(torch.float32).max
 """Maximum learning rate. Optimizers multiply float32 weights by it, and torch raises mid-step for larger ones."""
@@ -77,6 +78,7 @@ class Stepping(AdapterTable):
             InvalidArgument: the learning rate is negative or not finite as float32.
             InvalidStepOptions: an option is unknown, determines the optimizer's state, or is out of range.
         """
+        _check_health(self.adapter(adapter_id), is_health_returned=is_health_returned)
         options = StepOptions(learning_rate=learning_rate, optimizer_options=optimizer_options or {})
         changes = _changes(self.adapter(adapter_id), options)
         state = self._with_gradient(adapter_id)
@@ -121,6 +123,7 @@ class Stepping(AdapterTable):
         Raises:
             InvalidArgument, InvalidStepOptions, AdapterNotReady: see these methods; nothing was changed.
         """
+        _check_health(self.adapter(adapter_id), is_health_returned=is_health_returned)
         own = step_options or StepOptions()
         limits = ClipOptions(max_grad_norm=max_grad_norm, norm_type=norm_type, max_grad_value=max_grad_value)
         changes = _changes(self.adapter(adapter_id), own)
@@ -181,6 +184,11 @@ def _gradients(state: AdapterState) -> dict[str, Tensor | None]:
 
 def _copies(state: AdapterState) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in state.named_parameters().items()}
+
+
+def _check_health(state: AdapterState, *, is_health_returned: bool) -> None:
+    if is_health_returned and isinstance(state.weights, FullWeights) and state.weights.is_sharded:
+        raise InvalidArgument('the health of layers is not supported for a full-parameter run with fsdp ranks')
 
 
 def _check_rate(state: AdapterState) -> None:

@@ -29,7 +29,7 @@ from twinkle.model.errors import (
     MetricFailed,
     TrainerError,
 )
-from twinkle.nn import PackedModel
+from twinkle.nn import FullWeights, PackedModel
 from twinkle.processor import InvalidFeatures, PackedBatch
 
 _Result = TypeVar('_Result')
@@ -137,8 +137,13 @@ class Training(AdapterTable):
 
         Raises:
             InvalidFeatures, InvalidLossInput, BatchTooLarge: see `forward_backward`.
+            InvalidArgument: the weights of a full-parameter run are sharded.
         """
         purpose = Purpose(self.adapter(adapter_id), options or ForwardOptions(), is_training=True)
+        if isinstance(purpose.state.weights, FullWeights) and purpose.state.weights.is_sharded:
+            raise InvalidArgument(
+                'forward of a full-parameter run is not supported with fsdp ranks; use forward_backward'
+            )
         batch = self._runner.cutter.pack(purpose, features)
         _check_trainable(purpose, [batch])
         generator = purpose.state.weights.dropout_generator
@@ -269,7 +274,8 @@ def _finish(run: ItemRun, item: BatchItem) -> BatchResult | Exception:
     try:
         if gradient is not None:
             # The gradient of a single pass was already checked; sums may overflow.
-            totals = total_gradient(state, gradient, is_finite=len(run.results) == 1)
+            is_finite = len(run.results) == 1 and run.shards is None
+            totals = total_gradient(state, gradient, is_finite=is_finite)
         result = forward_result(
             item.features, run.results, metrics=metrics, warnings=warnings, is_divided=run.is_divided
         )

@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from twinkle.checkpoint_engine import export_merged
 from twinkle.hub import Uploaded, token_variable, upload_later
@@ -16,6 +17,7 @@ from twinkle.model.engine.snapshot import trainer_state
 from twinkle.model.errors import InvalidArgument
 from twinkle.model.model_checkpoint import read_model_checkpoint, write_model_checkpoint
 from twinkle.model.verbs.handle import ModelHandle
+from twinkle.nn import FullWeights
 
 SAVE_DIR_VARIABLE = 'TWINKLE_DEFAULT_SAVE_DIR'
 """Environment variable with the default of `output_dir`; ./output if it is unset."""
@@ -52,18 +54,25 @@ class SavingVerbs(ModelHandle):
             Path of the folder.
 
         Raises:
-            InvalidArgument: the name is invalid, or an optimizer is requested for a merged model.
+            InvalidArgument: the name is invalid, an optimizer is requested for a merged model, or there is no adapter
+                to merge.
             OSError: writing failed; an existing checkpoint of a full-parameter run is unchanged.
         """
         if merge_lora and save_optimizer:
             raise InvalidArgument('a merged model has no optimizer state; save twice, or leave out save_optimizer')
+        weights = self.engine.adapter(self._adapter(adapter_name)).weights
+        if merge_lora and isinstance(weights, FullWeights) and weights.is_sharded:
+            raise InvalidArgument('a full-parameter run has no adapter to merge; leave out merge_lora')
         snapshot = self.engine.export_state(
             self._adapter(adapter_name),
             is_optimizer_included=save_optimizer,
             consumed_train_samples=consumed_train_samples,
         )
         folder = _checkpoint_folder(name, output_dir)
-        self._shares.on_first(f'saved {name}', lambda: self._write(folder, snapshot, is_merged=merge_lora))
+        if snapshot.lora_config is None and not merge_lora:
+            write_model_checkpoint(folder, snapshot, base_folder=self._folder, ranks=self._shares)
+        else:
+            self._shares.on_first(f'saved {name}', lambda: self._write(folder, snapshot, is_merged=merge_lora))
         return str(folder)
 
     def load(
@@ -159,15 +168,19 @@ class SavingVerbs(ModelHandle):
         return uploading
 
     def get_state_dict(self, *, adapter_name: str | None = None) -> dict[str, torch.Tensor]:
-        """Return copies of the adapter's weights under peft's names."""
+        """Return copies of the adapter's weights under peft's names.
+
+        If fsdp ranks train the weights of the model, every process must call it.
+        """
         state = self.engine.adapter(self._adapter(adapter_name)).weights.peft_state()
-        return {name: tensor.clone() for name, tensor in state.items()}
+        return {
+            name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.clone()
+            for name, tensor in state.items()
+        }
 
     def _write(self, folder: Path, snapshot: AdapterSnapshot, *, is_merged: bool) -> None:
         if is_merged:
             export_merged(self._folder, snapshot.adapter, snapshot.lora_config, folder)
-        elif snapshot.lora_config is None:
-            write_model_checkpoint(folder, snapshot, base_folder=self._folder)
         else:
             write_checkpoint(folder, snapshot, base_model=self.model_id)
 
@@ -175,8 +188,9 @@ class SavingVerbs(ModelHandle):
         state = self.engine.adapter(adapter_name)
         if state.config is not None:
             return read_checkpoint(folder)
-        shapes = {name: tuple(tensor.shape) for name, tensor in state.weights.peft_state().items()}
-        return read_model_checkpoint(folder, shapes, base_folder=self._folder)
+        return read_model_checkpoint(
+            folder, state.weights.named_parameters(), base_folder=self._folder, ranks=self._shares
+        )
 
 
 def _is_path(name: str) -> bool:
