@@ -16,6 +16,9 @@ from services.model.domain.training_config import LossChoice
 from twinkle.api.model.v1 import operation_pb2 as wire
 from twinkle.checkpoint_engine.rounding import ROUNDED_DTYPES
 
+_MAX_MICRO_BATCHES = 64
+"""Maximum number of passes that `micro_batch_size` requests for a batch. Many small passes would occupy the device for
+a long time, although the batch has few tokens."""
 _PATH = re.compile(r'twinkle://[^/\s]+/weights/[^/\s]+')
 
 
@@ -34,12 +37,14 @@ def verb_from_proto(message: wire.Operation, field: str, *, vocabulary_size: int
     return _VERBS[name](getattr(message, name), f'{field}.{name}', vocabulary_size)
 
 
-def _options(message: wire.ForwardOptions, field: str) -> domain.ForwardOptions:
+def _options(message: wire.ForwardOptions, field: str, *, example_count: int) -> domain.ForwardOptions:
     temperature = message.temperature if message.HasField('temperature') else 1.0
     _check_positive(temperature, f'{field}.temperature')
     micro_batch_size = message.micro_batch_size if message.HasField('micro_batch_size') else None
-    if micro_batch_size is not None and micro_batch_size < 1:
-        raise InvalidField(f'{field}.micro_batch_size', 'must be at least 1')
+    least = max(1, math.ceil(example_count / _MAX_MICRO_BATCHES))
+    if micro_batch_size is not None and micro_batch_size < least:
+        problem = f'must be at least {least} for {example_count} examples, got {micro_batch_size}'
+        raise InvalidField(f'{field}.micro_batch_size', problem)
     return domain.ForwardOptions(
         temperature=temperature,
         is_adapter_disabled=message.is_adapter_disabled,
@@ -51,18 +56,21 @@ def _options(message: wire.ForwardOptions, field: str) -> domain.ForwardOptions:
 def _forward_only(message: wire.ForwardOnly, field: str, vocabulary_size: int) -> domain.ForwardOnly:
     features = features_from_proto(message.batch, f'{field}.batch', vocabulary_size=vocabulary_size)
     return domain.ForwardOnly(
-        features=features, options=_options(message.options, f'{field}.options'), loss=_loss_of_batch(message, field)
+        features=features,
+        options=_options(message.options, f'{field}.options', example_count=len(features)),
+        loss=_loss_of_batch(message, field),
     )
 
 
 def _forward(message: wire.Forward, field: str, vocabulary_size: int) -> domain.Forward:
     features = features_from_proto(message.batch, f'{field}.batch', vocabulary_size=vocabulary_size)
-    return domain.Forward(features=features, options=_options(message.options, f'{field}.options'))
+    options = _options(message.options, f'{field}.options', example_count=len(features))
+    return domain.Forward(features=features, options=options)
 
 
 def _forward_backward(message: wire.ForwardBackward, field: str, vocabulary_size: int) -> domain.ForwardBackward:
     features = features_from_proto(message.batch, f'{field}.batch', vocabulary_size=vocabulary_size)
-    options = _options(message.options, f'{field}.options')
+    options = _options(message.options, f'{field}.options', example_count=len(features))
     if options.is_adapter_disabled:
         raise InvalidField(f'{field}.options.is_adapter_disabled', 'must be false: nothing would be trained')
     return domain.ForwardBackward(features=features, options=options, loss=_loss_of_batch(message, field))

@@ -59,13 +59,19 @@ def test_gradient_limits_are_converted():
 
 
 def test_the_size_of_micro_batches_is_converted():
-    """The number of examples in a pass is optional and positive."""
+    """The number of examples in a pass is optional and positive, and divides a batch into at most 64 passes."""
     verb = training_verb()
     assert converted(forward_backward=verb).options.micro_batch_size is None
     verb.options.micro_batch_size = 3
     assert converted(forward_backward=verb).options.micro_batch_size == 3
     verb.options.micro_batch_size = 0
     assert refused_field(forward_backward=verb) == 'operation.forward_backward.options.micro_batch_size'
+    for _ in range(128):
+        verb.batch.features.features.append(verb.batch.features.features[0])
+    verb.options.micro_batch_size = 2
+    assert refused_field(forward_backward=verb) == 'operation.forward_backward.options.micro_batch_size'
+    verb.options.micro_batch_size = 3
+    assert converted(forward_backward=verb).options.micro_batch_size == 3
 
 
 def test_options_of_a_step_are_converted():

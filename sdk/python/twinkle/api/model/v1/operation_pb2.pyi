@@ -212,8 +212,9 @@ class ForwardOptions(_message.Message):
     """Whether to return the log-probability of each label. Defaults to true."""
     micro_batch_size: _builtins.int
     """Maximum number of the batch's examples in one pass through the model, at least 1. Groups of a loss, such as the
-    pairs of DPO, stay together. A loss that compares all examples of a batch refuses a smaller number. The division
-    changes how gradients are rounded. If unset, passes are limited by their number of tokens only.
+    pairs of DPO, stay together. At least 1/64 of the examples of the batch. A loss that compares all examples of a
+    batch refuses a smaller number. The division changes how gradients are rounded. If unset, passes are limited by
+    their number of tokens only.
     """
     def __init__(
         self,
