@@ -342,12 +342,22 @@ class Journal(Protocol):
     async def take_over(self, trainer: str) -> Sequence[JournaledAdapter]:
         """Move the content of an ended trainer's journal to this one, durably, and return the new adapters.
 
+        Until `complete_take_over`, repeated calls return them again.
+
         The other journal remains usable, without its adapters. A call that was interrupted must be repeated before the
         other trainer can start again.
 
         Raises:
             InvalidField: The configuration names no such trainer; the field is `trainer`.
             TakeoverRefused: The trainer is running, or its journal cannot be used; no adapter was moved.
+        """
+        ...
+
+    async def complete_take_over(self) -> None:
+        """Report the ids of the journals that were taken over, after their adapters were registered.
+
+        Raises:
+            JournalUnavailable: A disk failed; repeat the takeover.
         """
         ...
 

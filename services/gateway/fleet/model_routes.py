@@ -220,6 +220,9 @@ class SeveralModels:
             return holders[0]
         if (owner := self.owners.find(tenant_id, adapter_id)) is not None and self.table.is_reachable(owner):
             return owner
+        if known and (found := await self._search(self.table.possible_holders_of(base_model), tenant_id, adapter_id)):
+            # The run was created before assignments were stored, for example by the only trainer of that time.
+            return found
         creation = Creation(
             tenant_id=tenant_id,
             base_model=base_model,

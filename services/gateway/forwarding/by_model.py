@@ -18,14 +18,15 @@ from services.gateway.forwarding.bytes import Context, Forwarder
 from services.gateway.forwarding.merged import AdapterLists
 from services.kit.errors import DomainError, InvalidField
 from services.kit.rpc.context import current_caller
+from services.kit.rpc.fields import id_from_proto
 from services.kit.rpc.serialized_fields import UnreadableMessageError, has_field, peek_text
 from twinkle.api.model.v1 import adapter_service_pb2
 from twinkle.data_format import base_model_id
 
 _MODEL = 'model'
 _LIST = f'/{adapter_service_pb2.DESCRIPTOR.services_by_name["AdapterService"].full_name}/ListAdapters'
-_CREATE = 'CreateAdapter'
-_FIRST_OF_HOLDERS = tuple(_LIST.replace('ListAdapters', name) for name in ('EndLease', 'TakeOver'))
+_CREATE, _TAKE_OVER = 'CreateAdapter', 'TakeOver'
+_FIRST_OF_HOLDERS = tuple(_LIST.replace('ListAdapters', name) for name in ('EndLease', _TAKE_OVER))
 """Methods that one of the services of a base model carries out; the gateway does not know which one."""
 _SELECTING_FIELDS = ('base_model', 'adapter_id')
 """Fields that select the service; a base model takes precedence over an adapter."""
@@ -116,14 +117,20 @@ class ModelForwarder(grpc.GenericRpcHandler):
         adapter_id = peek_text(request, *adapter_path) if adapter_path else ''
         request_id = peek_text(request, *request_path) if request_path else ''
         base_model = peek_text(request, *base_model_path)
+        # The ids become keys of stored rows, also if the service then refuses the request.
+        for value, field in ((adapter_id, 'adapter_id'), (request_id, 'request_id')):
+            if value:
+                id_from_proto(value, field)
         return await self._routes.creator_of(current_caller().tenant_id, base_model, adapter_id, request_id)
 
     def _first_of_holders(self, method: MethodDescriptor, by_service: Handlers) -> Handler:
         """Return a handler that calls the services of a base model in turn, until one responds that it did something.
 
-        An empty response means that the service had nothing to do. If no service did something, the last empty response
-        is returned, or the first error is raised.
+        An empty response means that the service had nothing to do, except for a takeover, which one service carries out
+        even if there are no runs. If no service did something, the last empty response is returned, or the first error
+        is raised.
         """
+        is_once = method.name == _TAKE_OVER
         base_model_path = paths_of(method)['base_model']
 
         async def handle(request: bytes, context: Context) -> bytes:
@@ -134,7 +141,7 @@ class ModelForwarder(grpc.GenericRpcHandler):
                     response = await by_service[name].unary_unary(request, _Attempt(context))
                 except (DomainError, _Refusal) as error:
                     failures.append(error)
-                if response:
+                if response or (is_once and response is not None):
                     return response
             if response is None:
                 await _fail(failures[0], context)

@@ -48,5 +48,7 @@ class TakeOver:
         async with self._lock:
             moved = await self._ports.journal.take_over(trainer)
             await self._recover.register(moved)
+            # From now on, repeated creations of these runs come to this trainer, which must know them.
+            await self._ports.journal.complete_take_over()
         _log.info('runs taken over', trainer=trainer, count=len(moved))
         return len(moved)

@@ -125,7 +125,9 @@ class Deployment:
         """Return the ids of all adapters, once both trainers respond."""
         while True:
             try:
-                response = await self.adapters.ListAdapters(adapter_service_pb2.ListAdaptersRequest(), metadata=ADMIN)
+                response = await self.adapters.ListAdapters(
+                    adapter_service_pb2.ListAdaptersRequest(page_size=1000), metadata=ADMIN
+                )
             except grpc.aio.AioRpcError as error:
                 assert error.code() is grpc.StatusCode.UNAVAILABLE  # noqa: PT017 (repeated until it succeeds)
             else:
@@ -134,7 +136,7 @@ class Deployment:
     async def active_runs(self) -> list[str]:
         """Return the ids of the active runs in the catalogue."""
         stub = catalogue_service_pb2_grpc.CatalogueServiceStub(self.gateway.channel)
-        response = await stub.ListRuns(catalogue_service_pb2.ListRunsRequest(), metadata=ADMIN)
+        response = await stub.ListRuns(catalogue_service_pb2.ListRunsRequest(page_size=1000), metadata=ADMIN)
         return sorted(run.run_id for run in response.runs if run.is_active)
 
     def at_other(self) -> set[str]:
@@ -210,6 +212,7 @@ async def _check_return(deployment: Deployment, known: list[str]) -> None:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 async def test_runs_of_a_killed_trainer_continue_bitwise_at_the_other_one(tiny_llama_dir: Path, tmp_path: Path) -> None:
     """Each run is at exactly one trainer, and a killed trainer affects only its runs, until they are taken over."""

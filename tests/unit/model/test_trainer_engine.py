@@ -159,6 +159,8 @@ def test_micro_batches_keep_what_belongs_together(model, make_feature):
     with pytest.raises(InvalidArgument, match='micro_batch_size 2'):
         divided.forward_backward('a', pairs, options=ForwardOptions(micro_batch_size=2))
     assert all(parameter.grad is None for parameter in divided.adapter('a').weights.parameters())
+    with pytest.raises(InvalidArgument, match='forward runs a batch in one pass'):
+        divided.forward('a', pairs, options=ForwardOptions(micro_batch_size=2))
     with pytest.raises(InvalidArgument, match='micro_batch_size'):
         ForwardOptions(micro_batch_size=0)
 

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint import CheckpointException, HuggingFaceStorage
 from torch.distributed.tensor import DTensor
 
 from twinkle.checkpoint_engine import AdapterMismatch, InvalidModelFolder
-from twinkle.checkpoint_engine.digest_file import check_digests, write_digests
+from twinkle.checkpoint_engine.digest_file import DIGESTS_FILE, check_digests, write_digests
 from twinkle.checkpoint_engine.hf_folder import CONFIG_FILE, INDEX_FILE, SINGLE_FILE, ModelFolder
 from twinkle.checkpoint_engine.peft_folder import replace_folder
 from twinkle.data_format import TensorData
@@ -147,12 +147,16 @@ def _check(folder: Path, base_folder: Path, parameters: Mapping[str, Tensor]) ->
     Raises:
         SnapshotMismatch, InvalidModelFolder: see `read_model_checkpoint`.
     """
-    if (folder / TRAINER_FOLDER).exists():
+    if (folder / DIGESTS_FILE).exists() or (folder / TRAINER_FOLDER).exists():
         check_digests(folder)
     saved, base = ModelFolder.open(folder), ModelFolder.open(base_folder)
     own, other = (model.config.get('model_type') for model in (base, saved))
     if own != other:
         raise SnapshotMismatch(f'{folder} has a model of type {other!r}, but the base model has type {own!r}')
+    # DCP reads all files of the folder, with or without a digest.
+    known = {VALUE_HEAD_FILE, TRAINER_STATE_FILE, *(shard.path.name for shard in saved.shards)}
+    if others := sorted(path.name for path in folder.glob('*.safetensors') if path.name not in known):
+        raise SnapshotMismatch(f'{folder} has weights that do not belong to its model; remove {others[0]}')
     entries = saved.entries
     for name, parameter in parameters.items():
         if name not in entries or entries[name].shape != tuple(parameter.shape):

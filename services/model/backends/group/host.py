@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import structlog
 
-from services.kit.errors import DomainError, Internal
+from services.kit.errors import DomainError, Internal, InvalidField
 from services.model.backends.engine_config import batch_loss, configure, training_config_of
 from services.model.backends.group.loading import LoadOptions
 from services.model.backends.group.states import CURSOR, counters_of, snapshot_of, state_of
@@ -21,6 +21,10 @@ from twinkle.data_format import LoraConfig
 from twinkle.model.dry_run import CostModel, Probe
 from twinkle.model.engine import BatchItem, BatchResult, TrainerEngine
 from twinkle.nn import UnsupportedModel, tensor_data_of
+from twinkle.nn.targets import Layers, expert_counts_of, rank_of, select_layers, trained_shape
+
+_MAX_EXPERT_PARAMETERS = 1 << 30
+"""Maximum number of parameters of one adapter's expert factors: 4 GiB as float32."""
 
 _log = structlog.get_logger('engine')
 
@@ -47,6 +51,7 @@ class EngineHost:
     ) -> AdapterDescription:
         with engine_errors_as_domain_errors():
             if full_parameters is None:
+                _check_experts(self._engine.model.targets, lora_config)
                 state = self._engine.create_adapter(adapter_id, lora_config)
             else:
                 if self._engine.model.sharding is not None:
@@ -226,3 +231,16 @@ class EngineHost:
 
 _TEMPORARY_ID = 'an adapter that is being restored'
 """Id of a temporary adapter. Ids of other adapters contain no spaces, so it is unique."""
+
+
+def _check_experts(layers: Layers, config: LoraConfig) -> None:
+    """Refuse an adapter whose factors of experts are too large; a rank counts once for each expert.
+
+    Raises:
+        InvalidField: The factors have too many parameters.
+    """
+    stacked = [path for path in select_layers(layers, config) if path in expert_counts_of(layers)]
+    count = sum(rank_of(path, config) * sum(trained_shape(layers, path)) for path in stacked)
+    if count > _MAX_EXPERT_PARAMETERS:
+        problem = f'is too large for experts: {count} parameters, at most {_MAX_EXPERT_PARAMETERS}'
+        raise InvalidField('lora_config.lora_rank', problem)

@@ -57,6 +57,9 @@ class MemoryJournal:
     async def take_over(self, trainer: str) -> Sequence[JournaledAdapter]:
         raise TakeoverRefused(trainer, 'the model service that was asked has no durable journal')
 
+    async def complete_take_over(self) -> None:
+        """Do nothing: no takeover can have succeeded."""
+
     async def adapters(self) -> Sequence[JournaledAdapter]:
         return [
             JournaledAdapter(adapter=history.adapter, is_settled=_is_settled(history))

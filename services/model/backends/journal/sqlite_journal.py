@@ -57,8 +57,9 @@ class SqliteJournal:
         self._engine, self._folder = '', Path()
         self.was_killed = False
         self.ids: tuple[str, ...] = ()
+        self._moved: set[str] = set()  # adapters that were taken over and may not be registered yet
         self.peers: Mapping[str, Path] = {}
-        """Folders of the journals that can be taken over, by the names of their trainers."""
+        """Folders of journals that can be taken over, by trainer."""
 
     @classmethod
     async def open(
@@ -157,15 +158,15 @@ class SqliteJournal:
 
     async def take_over(self, trainer: str) -> Sequence[JournaledAdapter]:
         if trainer not in self.peers:
-            raise InvalidField(
-                'trainer', f'{trainer!r} is not a trainer in the setting `peer_trainers` of the model service'
-            )
-        into = TargetJournal(self._folder, self._writer, self._payloads, self._snapshots, self._codec)
-        takeover = Takeover(trainer, self.peers[trainer], into)
+            raise InvalidField('trainer', f'{trainer!r} is not in the setting `peer_trainers` of the model service')
+        into = TargetJournal(self._folder, self._writer, self._payloads, self._snapshots, self._codec, self._moved)
         with disk_errors_as_unavailable(''):
-            moved = await takeover.run(self._engine, self.ids)
+            await Takeover(trainer, self.peers[trainer], into).run(self._engine, await self._run('', journal_ids))
+        return [item for item in await self.adapters() if item.adapter.adapter_id in self._moved]
+
+    async def complete_take_over(self) -> None:
         self.ids = await self._run('', journal_ids)
-        return [item for item in await self.adapters() if item.adapter.adapter_id in moved]
+        self._moved.clear()
 
     async def accept(self, operation: Operation) -> None:
         if len(operation.payload) <= INLINE_BYTES:
@@ -307,9 +308,8 @@ class SqliteJournal:
             self._lock.release()
 
     async def _accept(self, operation: Operation, *, payload: bytes | None, digest: str | None) -> None:
-        row = rows.OperationRow(
-            operation.sequence_number, ReplayKind.REPLAYED, operation.fingerprint, payload=payload, digest=digest
-        )
+        number, mark = operation.sequence_number, operation.fingerprint
+        row = rows.OperationRow(number, ReplayKind.REPLAYED, mark, payload=payload, digest=digest)
 
         def put(tx: Transaction) -> None:
             self._drop(tx, rows.put_operation(tx, rows.key_of(tx, operation.adapter_id), row))

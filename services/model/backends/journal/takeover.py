@@ -71,6 +71,8 @@ class TargetJournal:
     payloads: Payloads
     snapshots: SnapshotFiles
     codec: RecordCodec
+    moved: set[str]
+    """Ids of moved adapters, which also remain known if a later step of a takeover fails."""
 
 
 class Takeover:
@@ -87,8 +89,8 @@ class Takeover:
         self._folder = folder
         self._into = into
 
-    async def run(self, engine: str, ids: Sequence[str]) -> frozenset[str]:
-        """Move all adapters, and return their ids; empty if an earlier call moved them.
+    async def run(self, engine: str, ids: Sequence[str]) -> None:
+        """Move all adapters that earlier calls have not moved.
 
         Args:
             engine: Name of this trainer's engine.
@@ -105,6 +107,7 @@ class Takeover:
             digests = await asyncio.to_thread(self._copy_files, source)
             try:
                 moved = await self._into.writer.run(lambda tx: self._insert(tx, source.connection, move))
+                self._into.moved.update(moved)
             finally:
                 for digest in digests:
                     self._into.payloads.unpin(digest)
@@ -113,7 +116,6 @@ class Takeover:
             source.connection.close()
             source.mark.close()
             lock.release()
-        return moved
 
     def _begin(self, source: OpenedDatabase, taker: str, known: frozenset[str]) -> str:
         """Reserve the other journal for this one, whose adapters are `known`, and return the id of the move.

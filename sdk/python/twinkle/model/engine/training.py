@@ -137,12 +137,17 @@ class Training(AdapterTable):
 
         Raises:
             InvalidFeatures, InvalidLossInput, BatchTooLarge: see `forward_backward`.
-            InvalidArgument: the weights of a full-parameter run are sharded.
+            InvalidArgument: the weights of a full-parameter run are sharded, or `micro_batch_size` is smaller than the
+                batch.
         """
         purpose = Purpose(self.adapter(adapter_id), options or ForwardOptions(), is_training=True)
         if isinstance(purpose.state.weights, FullWeights) and purpose.state.weights.is_sharded:
             raise InvalidArgument(
                 'forward of a full-parameter run is not supported with fsdp ranks; use forward_backward'
+            )
+        if len(features) > (purpose.options.micro_batch_size or len(features)):
+            raise InvalidArgument(
+                f'forward runs a batch in one pass, so micro_batch_size must be at least {len(features)} or left out'
             )
         batch = self._runner.cutter.pack(purpose, features)
         _check_trainable(purpose, [batch])
