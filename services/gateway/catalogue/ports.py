@@ -38,6 +38,12 @@ class EntryStore(Protocol[Entry_contra]):
 class RunStore(EntryStore[Run], Protocol):
     """Stores runs. Deleted runs stay listed as inactive for 30 days, and as long as one of their checkpoints exists."""
 
+    async def mark_absent_deleted(
+        self, present: Collection[EntryKey], *, moment: datetime, base_models: Collection[str] | None = None
+    ) -> None:
+        """Mark as inactive the runs that are not in `present`, of all base models or of the given ones."""
+        ...
+
     async def get(self, tenant_id: str, run_id: str) -> Run | None:
         """Return the tenant's run, or None if it is unknown."""
         ...

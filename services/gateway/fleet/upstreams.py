@@ -11,7 +11,6 @@ import grpc
 
 from services.gateway.catalogue.ports import AssignmentStore, RunStore
 from services.gateway.catalogue.rules import EntryKey, Run
-from services.gateway.catalogue.sql import SqlRunStore
 from services.gateway.fleet.model_routes import MODEL, ModelRoutes, OneModel, SeveralModels
 from services.gateway.fleet.model_table import ModelReport
 from services.kit.caller import Caller
@@ -223,7 +222,7 @@ class ServiceRuns:
     A run counts as deleted only if no service has it.
     """
 
-    def __init__(self, store: SqlRunStore, service: str, routes: SeveralModels) -> None:
+    def __init__(self, store: RunStore, service: str, routes: SeveralModels) -> None:
         self._store = store
         self._service = service
         self._routes = routes

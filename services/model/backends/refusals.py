@@ -1,4 +1,4 @@
-"""Converts errors of the engine to domain errors."""
+"""Converts errors of the engine to domain errors, and refuses adapters that are too large for it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,9 +9,13 @@ import structlog
 from services.kit.errors import AdapterNotFound, DomainError, InvalidField, UnknownComponent
 from services.model.domain.errors import AdapterNotReady, BatchTooLarge, LossNotFinite, ReplicaLeased
 from twinkle import component, loss, nn, processor
+from twinkle.data_format import LoraConfig
 from twinkle.model import errors
 from twinkle.model.engine.memory import is_out_of_memory
+from twinkle.nn.targets import Layers, expert_counts_of, rank_of, select_layers, trained_shape
 
+_MAX_EXPERT_PARAMETERS = 1 << 30
+"""Maximum number of parameters of one adapter's expert factors: 4 GiB as float32."""
 _log = structlog.get_logger('refusals')
 
 
@@ -88,3 +92,16 @@ _CONVERTERS: tuple[tuple[type[Exception], Callable[[Any], DomainError]], ...] = 
     (errors.InvalidArgument, lambda error: InvalidField('operation', str(error))),
 )
 """Converters of the engine's errors; the first matching class applies."""
+
+
+def check_expert_size(layers: Layers, config: LoraConfig) -> None:
+    """Refuse an adapter whose factors of experts are too large; a rank counts once for each expert.
+
+    Raises:
+        InvalidField: The factors have too many parameters.
+    """
+    stacked = [path for path in select_layers(layers, config) if path in expert_counts_of(layers)]
+    count = sum(rank_of(path, config) * sum(trained_shape(layers, path)) for path in stacked)
+    if count > _MAX_EXPERT_PARAMETERS:
+        problem = f'is too large for experts: {count} parameters, at most {_MAX_EXPERT_PARAMETERS}'
+        raise InvalidField('lora_config.lora_rank', problem)

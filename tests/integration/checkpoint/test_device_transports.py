@@ -18,6 +18,7 @@ from fixtures.checkpoint_service import (
     ServiceProcess,
     failure_of,
     make_state,
+    publish_and_follow,
     publish_frames,
     serving,
     stream_of,
@@ -27,9 +28,9 @@ from services.checkpoint.config import CheckpointConfig
 from services.kit.rpc.channel import open_channel
 from services.kit.rpc.context import acting_for
 from services.kit.weights import Devices, DevicesConfig, DeviceTransfer, Encoding, Segments, open_devices
-from services.kit.weights.wire import ReceivedState, Synced, WeightClient
+from services.kit.weights.wire import ReceivedState, WeightClient
 from twinkle.api.checkpoint.v1 import weights_pb2
-from twinkle.checkpoint_engine import PackedState, Rendezvous
+from twinkle.checkpoint_engine import Rendezvous
 from twinkle.checkpoint_engine.group_transports import GlooTransport
 
 GLOO = {'names': ['gloo'], 'min_bytes': 1, 'timeout_seconds': 60.0}
@@ -48,27 +49,13 @@ async def service(tmp_path: Path) -> AsyncIterator[Running]:
             yield running
 
 
-async def follow(client: WeightClient, publisher: WeightClient, states: list[PackedState]) -> list[ReceivedState]:
-    """Publish states one after the other and return them as a follower receives them."""
-    received: list[ReceivedState] = []
-    await publisher.publish_version('ad-1', states[0], version=1)
-    async with aclosing(client.follow('ad-1')) as events:
-        while len(received) < len(states):
-            event = await anext(events)
-            if isinstance(event, Synced):
-                await publisher.publish_version('ad-1', states[len(received)], version=len(received) + 1)
-            else:
-                received.append(event)
-    return received
-
-
 STATES = [make_state(seed, size_bytes=1 << 20) for seed in range(3)]
 
 
 async def test_versions_and_checkpoints_travel_over_gloo(service: Running) -> None:
     """Followed versions, fetched versions and fetched checkpoints are bitwise those that were published."""
     client = WeightClient(service.channel, devices=gloo())
-    received = await follow(client, service.weights, STATES)
+    received = await publish_and_follow(client, service.weights, STATES)
     assert [item.state for item in received] == STATES
     assert {item.encoding for item in received} == {Encoding.DEVICE}
     fetched = await client.fetch_version('ad-1', 2)
@@ -184,7 +171,7 @@ async def test_failed_transfer_is_replaced_by_bytes_and_never_tried_again(servic
     spoil, added_bytes, damage = FAULTS[fault]
     devices = FaultyDevices(spoil, added_bytes=added_bytes, damage=damage)
     client = WeightClient(service.channel, devices=devices)
-    received = await follow(client, service.weights, STATES)
+    received = await publish_and_follow(client, service.weights, STATES)
     assert [item.state for item in received] == STATES
     assert [item.header.version.version for item in received] == [1, 2, 3]
     assert Encoding.DEVICE not in {item.encoding for item in received}

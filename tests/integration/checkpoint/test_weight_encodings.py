@@ -1,16 +1,15 @@
 """Followers that have a base version receive deltas, and followers that share memory receive segments."""
 
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fixtures.checkpoint_service import ALICE, Running, make_state, serving
+from fixtures.checkpoint_service import ALICE, Running, make_state, publish_and_follow, serving
 from services.kit.rpc.context import acting_for
 from services.kit.weights import Encoding, Segments
-from services.kit.weights.wire import ReceivedState, Synced, WeightClient
+from services.kit.weights.wire import WeightClient
 from twinkle.checkpoint_engine import PackedState, pack_state, plan_state, unpack_state
 from twinkle.data_format import TensorData
 
@@ -28,22 +27,6 @@ def changed_state(state: PackedState, seed: int) -> PackedState:
     bits = np.random.default_rng(seed).integers(0, 4, len(state.data), np.uint8)
     tensors = unpack_state(state.manifest, (np.frombuffer(state.data, np.uint8) ^ bits).tobytes())
     return pack_state(tensors, base_model=state.manifest.base_model, lora_config=state.manifest.lora_config)
-
-
-async def publish_and_follow(
-    client: WeightClient, publisher: WeightClient, states: list[PackedState]
-) -> list[ReceivedState]:
-    """Publish states one after the other and return them as a follower receives them."""
-    received_states: list[ReceivedState] = []
-    await publisher.publish_version('ad-1', states[0], version=1)
-    async with aclosing(client.follow('ad-1')) as events:
-        while len(received_states) < len(states):
-            event = await anext(events)
-            if isinstance(event, Synced):
-                await publisher.publish_version('ad-1', states[len(received_states)], version=len(received_states) + 1)
-            else:
-                received_states.append(event)
-    return received_states
 
 
 async def test_follower_on_another_host_gets_deltas(service: Running) -> None:

@@ -100,6 +100,8 @@ async def test_saved_run_continues_bitwise(tmp_path: Path) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await running.create(request_id='lora', checkpoint_path=saved.checkpoint_path)
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        with pytest.raises(grpc.aio.AioRpcError, match='embed_tokens'):
+            await running.create(request_id='part', full_parameters={'target_modules': ['mlp']}, **load)
         again = (await running.create(request_id='again', full_parameters=chosen, **load)).adapter_id
         assert [await _train(running, again, 1), await _train(running, again, 3)] == expected
     stored = load_file(next((tmp_path / 'state').rglob('model.safetensors')))

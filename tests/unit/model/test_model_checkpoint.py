@@ -14,7 +14,7 @@ from twinkle.checkpoint_engine import AdapterMismatch
 from twinkle.data_format import InputFeature
 from twinkle.model import SnapshotMismatch, TransformersModel
 from twinkle.model.checkpoint_folder import TRAINER_STATE_FILE, write_tensors
-from twinkle.model.model_checkpoint import TRAINER_FOLDER, write_model_checkpoint
+from twinkle.model.model_checkpoint import TRAINER_FOLDER, read_model_checkpoint, write_model_checkpoint
 from twinkle.model.verbs.batch_shares import SoloShares
 
 Features = Callable[..., InputFeature]
@@ -89,6 +89,20 @@ def test_save_replaces_the_whole_folder(tiny_llama_dir: Path, tmp_path: Path, ma
     with pytest.raises(SnapshotMismatch):
         model.load('one', str(tmp_path), load_optimizer=True)
     model.load('one', str(tmp_path))
+
+
+def test_weights_that_a_run_does_not_train_are_not_lost(
+    tiny_llama_dir: Path, tmp_path: Path, make_feature: Features
+) -> None:
+    """A run that trains some weights refuses a checkpoint with other trained ones, and reads any other model folder."""
+    model = _full_run(tiny_llama_dir)
+    _train(model, [make_feature()])
+    folder = Path(model.save('whole', str(tmp_path)))
+    part = {name: weight for name, weight in model.engine.model.base_parameters.items() if '.mlp.' in name}
+    with pytest.raises(SnapshotMismatch, match='does not train'):
+        read_model_checkpoint(folder, part, base_folder=tiny_llama_dir, ranks=SoloShares())
+    read = read_model_checkpoint(tiny_llama_dir, part, base_folder=tiny_llama_dir, ranks=SoloShares())
+    assert read.adapter.keys() == part.keys()
 
 
 def _flip(path: Path) -> None:

@@ -4,6 +4,7 @@ The group is not the default group of the process, so a trainer or an engine wit
 its members travel over the authenticated channel of the transfer instead of an open key-value store.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, ClassVar, cast
@@ -55,8 +56,9 @@ class _GroupTransport(WeightTransport):
         super().close()
         self._group = None
 
+    @abstractmethod
     def _make_group(self, store: Store, rank: int) -> Any:
-        raise NotImplementedError
+        """Return a group of both processes, which exchange their addresses through `store`."""
 
     def _buffer_of(self, size: int) -> torch.Tensor:
         if len(self._buffer) < size:

@@ -8,7 +8,7 @@ its target and renamed when it is complete; `b3sums` has the digests of its file
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -77,7 +77,7 @@ def write_model_checkpoint(folder: Path, snapshot: AdapterSnapshot, *, base_fold
             save_distributed=True,
             enable_consolidation=True,
         )
-        _save({**_other_weights(base, snapshot), **_tensors(snapshot.adapter)}, writer, is_sharded=is_sharded)
+        _save({**_weights_without(base, snapshot.adapter), **_tensors(snapshot.adapter)}, writer, is_sharded=is_sharded)
         if snapshot.trainer is not None:
             writer = HuggingFaceStorageWriter(str(staging / TRAINER_FOLDER), save_distributed=True)
             _save(_tensors(snapshot.trainer), writer, is_sharded=is_sharded)
@@ -112,7 +112,8 @@ def read_model_checkpoint(
         ranks: ranks that read the same folder.
 
     Raises:
-        SnapshotMismatch: the folder is incomplete or damaged, or its model has other weights.
+        SnapshotMismatch: the folder is incomplete or damaged, its model has other weights, or a weight that is not
+            trained differs from that of the base model.
     """
     try:
         ranks.on_first(f'checked {folder}', lambda: _check(folder, base_folder, parameters))
@@ -161,6 +162,12 @@ def _check(folder: Path, base_folder: Path, parameters: Mapping[str, Tensor]) ->
     for name, parameter in parameters.items():
         if name not in entries or entries[name].shape != tuple(parameter.shape):
             raise SnapshotMismatch(f'{folder} has no weight {name} of shape {tuple(parameter.shape)}')
+    own, others = _weights_without(base, parameters), _weights_without(saved, parameters)
+    changed = [name for name in own if name in others and not torch.equal(own[name], others[name])]
+    if changed:
+        raise SnapshotMismatch(
+            f'{folder} has a trained weight {changed[0]}, which this run does not train; train it, too'
+        )
 
 
 def _check_names(base: ModelFolder, weights: Mapping[str, TensorData]) -> None:
@@ -174,12 +181,12 @@ def _tensors(state: Mapping[str, TensorData]) -> dict[str, Tensor]:
     return {name: tensor_of(data) for name, data in state.items()}
 
 
-def _other_weights(base: ModelFolder, snapshot: AdapterSnapshot) -> dict[str, Tensor]:
-    """Return the base model's tensors that the run does not train."""
+def _weights_without(model: ModelFolder, trained: Collection[str]) -> dict[str, Tensor]:
+    """Return the tensors of a model folder that are not among the trained ones, floating-point ones as float32."""
     found: dict[str, Tensor] = {}
-    for shard in base.shards:
+    for shard in model.shards:
         with safe_open(shard.path, framework='pt') as file:
-            for name in (entry.name for entry in shard.entries if entry.name not in snapshot.adapter):
+            for name in (entry.name for entry in shard.entries if entry.name not in trained):
                 tensor = file.get_tensor(name)
                 found[name] = tensor.to(getattr(torch, _DTYPE)) if tensor.is_floating_point() else tensor
     return found

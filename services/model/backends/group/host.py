@@ -1,30 +1,28 @@
 """Synchronous access to the engine. The methods run in the engine's thread and raise domain errors."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import structlog
+import torch
 
-from services.kit.errors import DomainError, Internal, InvalidField
+from services.kit.errors import DomainError, Internal
 from services.model.backends.engine_config import batch_loss, configure, training_config_of
 from services.model.backends.group.loading import LoadOptions
 from services.model.backends.group.states import CURSOR, counters_of, snapshot_of, state_of
 from services.model.backends.group.verbs import forward_options, forward_outcome, run_forward, run_other
-from services.model.backends.refusals import domain_error_of, engine_errors_as_domain_errors
+from services.model.backends.refusals import check_expert_size, domain_error_of, engine_errors_as_domain_errors
 from services.model.domain import operation as verbs
 from services.model.domain.engine import AdapterDescription, AdapterState, BatchPart, VerbRun
 from services.model.domain.errors import BatchTooLarge
 from services.model.domain.result import LoadResult
 from services.model.domain.training_config import LossChoice, TrainingConfig
-from twinkle.data_format import LoraConfig
+from twinkle.data_format import LoraConfig, TensorData
 from twinkle.model.dry_run import CostModel, Probe
 from twinkle.model.engine import BatchItem, BatchResult, TrainerEngine
-from twinkle.nn import UnsupportedModel, tensor_data_of
-from twinkle.nn.targets import Layers, expert_counts_of, rank_of, select_layers, trained_shape
-
-_MAX_EXPERT_PARAMETERS = 1 << 30
-"""Maximum number of parameters of one adapter's expert factors: 4 GiB as float32."""
+from twinkle.model.errors import SnapshotMismatch
+from twinkle.nn import PackedModel, UnsupportedModel, tensor_data_of, tensor_of
 
 _log = structlog.get_logger('engine')
 
@@ -51,7 +49,7 @@ class EngineHost:
     ) -> AdapterDescription:
         with engine_errors_as_domain_errors():
             if full_parameters is None:
-                _check_experts(self._engine.model.targets, lora_config)
+                check_expert_size(self._engine.model.targets, lora_config)
                 state = self._engine.create_adapter(adapter_id, lora_config)
             else:
                 if self._engine.model.sharding is not None:
@@ -219,6 +217,7 @@ class EngineHost:
             if state.full_parameters is not None:
                 # A checkpoint also contains the frozen weights.
                 own = self._engine.adapter(adapter_id).weights.peft_state()
+                _check_frozen(self._engine.model, {name: state.adapter[name] for name in state.adapter.keys() - own})
                 state = replace(state, adapter={name: state.adapter[name] for name in own if name in state.adapter})
             snapshot = snapshot_of(state)
             counters = counters_of(snapshot) if is_trainer_included else {}
@@ -233,14 +232,12 @@ _TEMPORARY_ID = 'an adapter that is being restored'
 """Id of a temporary adapter. Ids of other adapters contain no spaces, so it is unique."""
 
 
-def _check_experts(layers: Layers, config: LoraConfig) -> None:
-    """Refuse an adapter whose factors of experts are too large; a rank counts once for each expert.
+def _check_frozen(model: PackedModel, saved: Mapping[str, TensorData]) -> None:
+    """Refuse a checkpoint whose other weights are not those of the base model.
 
     Raises:
-        InvalidField: The factors have too many parameters.
+        SnapshotMismatch: The run that saved the checkpoint trained a weight that this run does not train.
     """
-    stacked = [path for path in select_layers(layers, config) if path in expert_counts_of(layers)]
-    count = sum(rank_of(path, config) * sum(trained_shape(layers, path)) for path in stacked)
-    if count > _MAX_EXPERT_PARAMETERS:
-        problem = f'is too large for experts: {count} parameters, at most {_MAX_EXPERT_PARAMETERS}'
-        raise InvalidField('lora_config.lora_rank', problem)
+    for name, tensor in model.base_state():
+        if name in saved and not torch.equal(tensor.cpu().float(), tensor_of(saved[name]).float()):
+            raise SnapshotMismatch(f'the checkpoint has a trained weight {name}, which this run does not train')

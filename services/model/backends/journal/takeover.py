@@ -104,8 +104,9 @@ class Takeover:
         try:
             known = await self._into.writer.run(_adapter_ids)
             move = await asyncio.to_thread(self._begin, source, ids[0], known)
-            digests = await asyncio.to_thread(self._copy_files, source)
+            digests = list[str]()
             try:
+                await asyncio.to_thread(self._copy_files, source, digests)
                 moved = await self._into.writer.run(lambda tx: self._insert(tx, source.connection, move))
                 self._into.moved.update(moved)
             finally:
@@ -134,16 +135,15 @@ class Takeover:
         reach('takeover.begun')
         return move
 
-    def _copy_files(self, source: OpenedDatabase) -> list[str]:
-        """Add the files of the other journal to this one, durably; return the digests of the payloads, pinned."""
-        rows, digests = source.connection, list[str]()
+    def _copy_files(self, source: OpenedDatabase, digests: list[str]) -> None:
+        """Add the files of the other journal to this one, durably, and the digests of its pinned payloads to a list."""
+        rows = source.connection
         for (name,) in rows.execute('SELECT file FROM snapshots'):
             self._into.snapshots.adopt(self._folder / 'snapshots' / name)
         for (digest,) in rows.execute('SELECT DISTINCT digest FROM operations WHERE digest IS NOT NULL'):
             self._into.payloads.adopt(self._folder / 'payloads' / digest)
             digests.append(digest)
         reach('takeover.copied')
-        return digests
 
     def _insert(self, tx: Transaction, rows: sqlite3.Connection, move: str) -> frozenset[str]:
         """Add all rows of the other journal, and return the ids of the adapters; none if a move was completed."""
