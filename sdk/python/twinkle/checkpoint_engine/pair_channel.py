@@ -17,7 +17,7 @@ _TAG_BYTES = 32
 _MAX_MESSAGE_BYTES = 1 << 20
 _GREETING = b'twinkle weights 1'
 _GREETING_SECONDS = 2.0
-"""Maximum time for the first message of a connection, so that a silent stranger does not keep the receiver out."""
+"""Maximum time for the first message of a connection, so that one that sends nothing does not delay the receiver."""
 
 
 def new_secret() -> bytes:

@@ -143,7 +143,7 @@ def _replace(folder: Path, staging: Path) -> None:
 
 
 def _check(folder: Path, base_folder: Path, parameters: Mapping[str, Tensor]) -> None:
-    """Check everything that does not need the tensors themselves.
+    """Check a folder before its trained tensors are read.
 
     Raises:
         SnapshotMismatch, InvalidModelFolder: see `read_model_checkpoint`.
