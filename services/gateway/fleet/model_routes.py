@@ -283,8 +283,7 @@ class SeveralModels:
     async def _search(self, services: Sequence[str], tenant_id: str, adapter_id: str) -> str | None:
         """Query services for an adapter whose owner is unknown or unreachable."""
         failure: DomainError | None = None
-        calls = [self._has(service, tenant_id, adapter_id) for service in services]
-        async with aclosing(_as_completed(calls)) as results:
+        async with aclosing(_as_completed(self._has(item, tenant_id, adapter_id) for item in services)) as results:
             async for result in results:
                 if isinstance(result, str):
                     return result

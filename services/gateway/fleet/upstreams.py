@@ -172,9 +172,7 @@ class ModelChannels:
         """Return the channel to the service that creates an adapter; `adapter_id` may be empty.
 
         Raises:
-            BaseModelNotFound: No service holds the base model.
-            ServiceUnreachable: The service that received the first request may not respond or has never reported.
-            AdapterIdTaken: The tenant has or had an adapter with this id and another base model.
+            DomainError: See `ModelRoutes.creator_of`.
         """
         return self._channels[await self._routes.creator_of(tenant_id, base_model, adapter_id, request_id)]
 

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 
 from services.gateway.quotas.enforcement import TrainingLimits
-from services.gateway.quotas.requests import is_save, refused_creation, refused_save
+from services.gateway.quotas.grpc import is_save, refused_creation, refused_save
 from services.kit.rpc.context import current_caller
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2
 from twinkle.api.data.v1 import dataset_service_pb2

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 
 from services.gateway.futures.ports import Trainer
 from services.gateway.futures.rules import SAMPLE_KIND, Bounds, Future, FutureState
-from services.gateway.quotas.enforcement import TrainingLimits
-from services.gateway.quotas.requests import is_save, refused_creation, refused_save
+from services.gateway.quotas.enforcement import SamplingGate, TrainingLimits
+from services.gateway.quotas.grpc import is_save, refused_creation, refused_save
 from services.gateway.quotas.rules import Work
 from services.gateway.quotas.usage_meter import UsageMeter
-from services.gateway.sampling.gate import SamplingGate, work_of
 from services.gateway.sampling.rules import BatchRequest, PromptResult
 from services.kit.errors import BytesFull, QueueFull
 
@@ -113,7 +112,7 @@ class SampleTally:
 
     def note(self, future: Future, request: BatchRequest, result: PromptResult) -> None:
         """Record the usage of a future's last attempt; earlier attempts do not count."""
-        self._works[future.future_id] = request.keys[0].run_id, work_of(result)
+        self._works[future.future_id] = request.keys[0].run_id, result.work
         if len(self._works) > _MAX_UNSETTLED:
             self._works.popitem(last=False)
 

@@ -1,4 +1,8 @@
-"""Clients of the services that report usage: meters of runs, and the sizes of datasets."""
+"""Clients of the services that report usage, and the marks of requests that a quota refuses.
+
+A marked request is still sent, because only the model service recognizes a repeated request, and returns the first
+response to it. Requests may be large, so they are searched for single fields and not parsed.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,20 @@ from services.gateway.catalogue.grpc import entry_events
 from services.gateway.catalogue.rules import CatalogueEvent
 from services.gateway.quotas.rules import Reading
 from services.kit.caller import Caller
+from services.kit.errors import InvalidField
 from services.kit.rpc.channel import forwarded_metadata
 from services.kit.rpc.context import acting_for
+from services.kit.rpc.serialized_fields import UnreadableMessageError, peek_text
 from services.kit.rpc.status import error_from_call
 from twinkle.api.data.v1 import dataset_service_pb2, dataset_service_pb2_grpc
-from twinkle.api.model.v1 import adapter_service_pb2, adapter_service_pb2_grpc
+from twinkle.api.model.v1 import adapter_service_pb2, adapter_service_pb2_grpc, operation_pb2, training_service_pb2
 
 _TIMEOUT_SECONDS = 10.0
+
+_OPERATION = training_service_pb2.ExecuteRequest.OPERATION_FIELD_NUMBER
+_SAVE = operation_pb2.Operation.SAVE_FIELD_NUMBER
+_NAME = operation_pb2.Save.NAME_FIELD_NUMBER
+_REQUEST_ID = adapter_service_pb2.CreateAdapterRequest.REQUEST_ID_FIELD_NUMBER
 
 
 class GrpcMeterFeed:
@@ -57,3 +68,38 @@ def _reading_of(message: adapter_service_pb2.WatchAdaptersResponse) -> Reading:
         trained_token_count=message.adapter.trained_token_count,
         operation_count=message.adapter.sequence_number,
     )
+
+
+def is_save(request: bytes) -> bool:
+    """Return whether an ExecuteRequest or TrainRequest saves a named checkpoint.
+
+    Raises:
+        InvalidField: the bytes are not a valid message.
+    """
+    try:
+        return bool(peek_text(request, _OPERATION, _SAVE, _NAME))
+    except UnreadableMessageError as error:
+        raise InvalidField('operation', f'cannot be read: {error}') from error
+
+
+def refused_save(request: bytes, limit: int) -> bytes:
+    """Mark an ExecuteRequest or TrainRequest that saves, so that it is refused unless it is a repeat.
+
+    The mark is the tenant's storage limit in bytes. It is appended, because concatenated protobuf messages are merged.
+    """
+    save = operation_pb2.Save(stored_bytes_limit=limit)
+    addition = training_service_pb2.ExecuteRequest(operation=operation_pb2.Operation(save=save))
+    return request + addition.SerializeToString()
+
+
+def refused_creation(request: bytes, limit: int) -> bytes:
+    """Append the tenant's limit of adapters to a CreateAdapterRequest, so that it is refused unless it is a repeat.
+
+    Raises:
+        InvalidField: the bytes are not a valid message, so an appended field could become part of a truncated one.
+    """
+    try:
+        peek_text(request, _REQUEST_ID)
+    except UnreadableMessageError as error:
+        raise InvalidField('request_id', f'cannot be read: {error}') from error
+    return request + adapter_service_pb2.CreateAdapterRequest(adapters_limit=limit).SerializeToString()

@@ -4,9 +4,9 @@ from services.gateway.config import GatewayConfig
 from services.gateway.fleet.grpc import ReplicaChannels
 from services.gateway.fleet.members import Membership
 from services.gateway.fleet.upstreams import GrpcLookups
+from services.gateway.quotas.enforcement import SamplingGate
 from services.gateway.quotas.quotas import Quotas
 from services.gateway.sampling.dispatch import Dispatch
-from services.gateway.sampling.gate import SamplingGate
 from services.gateway.sampling.grpc import SamplerClient
 from services.gateway.sampling.sampling import Sampling
 

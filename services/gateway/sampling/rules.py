@@ -9,6 +9,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from services.gateway.fleet.routing import AdapterRequest, RouteKey
+from services.gateway.quotas.rules import Work
 
 MAX_SEQUENCES = 128
 """Maximum number of sequences per prompt in the contract."""
@@ -34,6 +35,13 @@ class SampleChunk(NamedTuple):
     version: int = 0
     prompt_token_count: int = 0
     """Length of the prompt; set in the chunk of kind PROMPT only."""
+
+    @property
+    def work(self) -> Work | None:
+        """Usage of the chunk; None for none."""
+        if self.kind is ChunkKind.PROMPT:
+            return Work(prompt_token_count=self.prompt_token_count, prompt_count=1)
+        return Work(sampled_token_count=len(self.token_data) // 4) if self.token_data else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +117,13 @@ class PromptResult(NamedTuple):
     prompt_token_count: int = 0
     sampled_token_count: int = 0
     """Tokens of all sequences."""
+
+    @property
+    def work(self) -> Work:
+        """Usage of the prompt and its completions."""
+        return Work(
+            prompt_token_count=self.prompt_token_count, sampled_token_count=self.sampled_token_count, prompt_count=1
+        )
 
 
 @dataclass

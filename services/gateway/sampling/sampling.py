@@ -10,20 +10,13 @@ from itertools import chain
 from services.gateway.errors import NoReplica, SamplingNotFound
 from services.gateway.fleet.routing import RouteKey
 from services.gateway.fleet.rules import Replica, ReplicaLoad, ReplicaState, ResidentAdapter
+from services.gateway.quotas.enforcement import SamplingGate
 from services.gateway.quotas.rules import Work
 from services.gateway.quotas.usage_meter import UsageMeter
 from services.gateway.sampling.batch import BatchCompletion, BatchDivision, BatchScoring, Scores
 from services.gateway.sampling.dispatch import Dispatch
-from services.gateway.sampling.gate import SamplingGate, work_of
 from services.gateway.sampling.grpc import SamplerClient
-from services.gateway.sampling.rules import (
-    BatchRequest,
-    ChunkKind,
-    PromptResult,
-    RoutedRequest,
-    SampleChunk,
-    SampleRequest,
-)
+from services.gateway.sampling.rules import BatchRequest, PromptResult, RoutedRequest, SampleChunk, SampleRequest
 from services.gateway.sampling.streams import RunningRequest, RunningRequests, SampleStream
 from services.gateway.sampling.suspects import Attempt
 from services.kit.authority import require_scope
@@ -73,7 +66,7 @@ class Sampling:
                 stream = SampleStream(self._dispatch, self._samplers, request, attempt=attempt, running=running)
                 async with aclosing(stream.chunks()) as chunks:
                     async for chunk in chunks:
-                        if (work := _work_of_chunk(chunk)) is not None:
+                        if (work := chunk.work) is not None:
                             self._meter.count(tenant_id, run_id, work)
                         yield chunk
 
@@ -91,7 +84,7 @@ class Sampling:
             aclosing(self.complete(caller, request, deadline=deadline)) as results,
         ):
             async for result in results:
-                self._meter.count(caller.tenant_id, request.keys[0].run_id, work_of(result))
+                self._meter.count(caller.tenant_id, request.keys[0].run_id, result.work)
                 yield result
 
     async def complete(
@@ -271,12 +264,6 @@ def _attempt_of(
     return Attempt(
         key=key, tenant_id=caller.tenant_id, message=request.message, request_id=request.request_id, deadline=deadline
     )
-
-
-def _work_of_chunk(chunk: SampleChunk) -> Work | None:
-    if chunk.kind is ChunkKind.PROMPT:
-        return Work(prompt_token_count=chunk.prompt_token_count, prompt_count=1)
-    return Work(sampled_token_count=len(chunk.token_data) // 4) if chunk.token_data else None
 
 
 def _responses_among(results: Sequence[bytes | BaseException]) -> list[bytes]:

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -71,8 +72,8 @@ class ModelFolder:
         companions = {file for pattern in _COMPANIONS for file in folder.glob(pattern) if file.name not in excluded}
         return cls(config, shards, tuple(sorted(companions)), is_indexed)
 
-    @property
-    def entries(self) -> dict[str, FileEntry]:
+    @cached_property
+    def entries(self) -> Mapping[str, FileEntry]:
         """All tensors, by name."""
         return {entry.name: entry for shard in self.shards for entry in shard.entries}
 

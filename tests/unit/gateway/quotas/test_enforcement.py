@@ -14,10 +14,9 @@ from fixtures.record_trainer import RecordTrainer
 from fixtures.usage_stores import MemoryQuotaStore, MemoryUsageStore
 from services.gateway.futures.capacity import FutureCapacity, LimitedTrainer
 from services.gateway.futures.rules import Bounds, Future, FutureRequest
-from services.gateway.quotas.enforcement import QuotaTable, TokenRates, TrainingLimits
-from services.gateway.quotas.requests import refused_creation
+from services.gateway.quotas.enforcement import QuotaTable, SamplingGate, TokenRates, TrainingLimits
+from services.gateway.quotas.grpc import refused_creation
 from services.gateway.quotas.rules import Quota, TokenBucket
-from services.gateway.sampling.gate import SamplingGate
 from services.kit.clock import FakeClock
 from services.kit.errors import InvalidField, QueueFull, QuotaExceeded, ServiceUnreachable
 from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, training_service_pb2
