@@ -20,6 +20,7 @@ REFUSALS = {
     'health': 'InvalidArgument',
     'values': 'InvalidArgument',
     'merge': 'InvalidArgument',
+    'one rank': 'InvalidModelFolder',
 }
 """Error of each call that a sharded run refuses."""
 

@@ -8,7 +8,7 @@ its target and renamed when it is complete; `b3sums` has the digests of its file
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -44,6 +44,10 @@ _SHARDS_FOLDER = 'sharded'
 class Ranks(Protocol):
     """Exchange between the ranks of a sharded model; see `BatchShares`."""
 
+    def gather(self, call: str, make: Callable[[], Sequence[_Value]]) -> tuple[list[_Value], slice]:
+        """Call `make` on all ranks. If it fails on one of them, raise its exception on all of them."""
+        ...
+
     def on_first(self, call: str, work: Callable[[], _Value]) -> _Value:
         """Call `work` on the first rank only, and return its result, or raise its exception, on all ranks."""
         ...
@@ -69,15 +73,20 @@ def write_model_checkpoint(folder: Path, snapshot: AdapterSnapshot, *, base_fold
     staging = folder.with_name(f'.{folder.name}.saving')
     is_sharded = any(isinstance(data, TensorShard) for data in snapshot.adapter.values())
 
-    def write() -> None:
+    weights: dict[str, Tensor] = {}
+    numbers: dict[str, int] = {}
+
+    def read_base() -> Sequence[None]:
         base = ModelFolder.open(base_folder)
+        numbers.update(_file_numbers(base))
+        weights.update({**_weights_without(base, snapshot.adapter), **_tensors(snapshot.adapter)})
+        return ()
+
+    def write() -> None:
         writer = HuggingFaceStorageWriter(
-            str(staging),
-            fqn_to_index_mapping=_file_numbers(base),
-            save_distributed=True,
-            enable_consolidation=True,
+            str(staging), fqn_to_index_mapping=numbers, save_distributed=True, enable_consolidation=True
         )
-        _save({**_weights_without(base, snapshot.adapter), **_tensors(snapshot.adapter)}, writer, is_sharded=is_sharded)
+        _save(weights, writer, is_sharded=is_sharded)
         if snapshot.trainer is not None:
             writer = HuggingFaceStorageWriter(str(staging / TRAINER_FOLDER), save_distributed=True)
             _save(_tensors(snapshot.trainer), writer, is_sharded=is_sharded)
@@ -91,9 +100,11 @@ def write_model_checkpoint(folder: Path, snapshot: AdapterSnapshot, *, base_fold
     try:
         ranks.on_first(f'began to save {folder.name}', lambda: _prepare(staging, base_folder, snapshot))
         if is_sharded:
+            # DCP raises the errors of one rank on all ranks; other errors must be exchanged before it waits for them.
+            ranks.gather(f'read the base model of {folder.name}', read_base)
             write()
         else:
-            ranks.on_first(f'wrote {folder.name}', write)
+            ranks.on_first(f'wrote {folder.name}', lambda: (read_base(), write()))
         ranks.on_first(f'saved {folder.name}', finish)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
