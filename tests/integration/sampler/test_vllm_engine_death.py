@@ -42,7 +42,7 @@ async def test_hanging_core_is_killed_and_its_readers_get_an_error(tmp_path: Pat
                 has_begun.set()
 
     others = set(psutil.Process().children(recursive=True))
-    engine = await asyncio.to_thread(VllmEngine, str(tiny_llama_dir), VLLM_ARGUMENTS, hang_seconds=2.0)
+    engine = await asyncio.to_thread(VllmEngine, str(tiny_llama_dir), VLLM_ARGUMENTS, hang_seconds=15.0)
     has_begun = asyncio.Event()
     try:
         reading = asyncio.create_task(read())

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -18,8 +19,9 @@ from twinkle.nn.lora_linear import LoraLinear
 from twinkle.nn.media import MediaInputs, MediaSpan, load_pretrained
 from twinkle.nn.packed_model import PackedModel
 from twinkle.nn.probe import check_configuration, check_packed, reference_of, refusing
-from twinkle.nn.routers import hook_routers
+from twinkle.nn.routers import RouterKind, hook_routers, router_kinds
 from twinkle.nn.rows import pad_rows
+from twinkle.nn.sharding import LoadSharding
 from twinkle.nn.spans import SequenceSpan
 
 
@@ -29,15 +31,21 @@ class PackedCausalLM(PackedModel):
     Args:
         model: model to wrap; it is changed in place and must not be used elsewhere afterwards.
         is_checkpointed: whether the backward pass recomputes each layer's activations instead of storing them.
+        sharding: division of the model's weights among ranks, which has divided them.
     """
 
-    def __init__(self, model: PreTrainedModel, *, is_checkpointed: bool = False) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, is_checkpointed: bool = False, sharding: LoadSharding | None = None
+    ) -> None:
         config, active = model.config.get_text_config(), ActiveAdapters()
         head, head_path = _head_of(model, config)
         names = {parameter: name for name, parameter in model.named_parameters()}
         self._media = MediaInputs.of(model)
         text = model if self._media is None else self._media.language_model
-        fuse_layers(text)
+        routers: set[RouterKind] = set()
+        for part in [text] if sharding is None else sharding.whole_parts():
+            fuse_layers(part)
+            routers |= router_kinds(part)
         experts = pack_layers(model, active, within=text)
         super().__init__(
             config,
@@ -47,8 +55,9 @@ class PackedCausalLM(PackedModel):
             widths=_widths_of(text, head=head),
             active=active,
         )
+        self.sharding = sharding
         self.experts = experts
-        self.routing = hook_routers(text, active) if experts else None
+        self.routing = hook_routers(text, active, kinds=routers) if experts else None
         if self._media is not None:
             self.media = self._media.spec
         self._generation_config = model.generation_config
@@ -68,6 +77,7 @@ class PackedCausalLM(PackedModel):
         device: str = 'cpu',
         is_checkpointed: bool = False,
         prepare: Callable[[PreTrainedModel], object] | None = None,
+        sharding: LoadSharding | None = None,
     ) -> 'PackedCausalLM':
         """Load a model folder.
 
@@ -78,20 +88,27 @@ class PackedCausalLM(PackedModel):
             is_checkpointed: whether the backward pass recomputes each layer's activations instead of storing them.
                 It costs about a third more time and the results are bitwise the same.
             prepare: called with the loaded model to change it in place before it is wrapped, as `twinkle.patch` does.
+            sharding: divides the weights among ranks, which all must call this method. Each reads only its shards.
 
         Raises:
             UnsupportedModel: the architecture has layers that cannot run packed sequences, or the results of a few
                 sequences differ from those of transformers; see `twinkle.nn.probe`.
             OSError: the folder does not contain a model.
         """
-        model = load_pretrained(path, dtype=getattr(torch, dtype))
+        divide = None if sharding is None else sharding.divide
+        model = load_pretrained(path, dtype=getattr(torch, dtype), divide=divide)
+        # FSDP must not gather trainable weights, for which it would let each pass compute gradients.
+        model.requires_grad_(requires_grad=False)
         if prepare is not None:
             prepare(model)
         with refusing(model):
-            reference = reference_of(model.to(device))
-            packed = cls(model, is_checkpointed=is_checkpointed)
+            model.to(device)
+            with nullcontext() if sharding is None else sharding.whole_weights():
+                reference = reference_of(model)
+            packed = cls(model, is_checkpointed=is_checkpointed, sharding=sharding)
             check_configuration(packed)
-            check_packed(packed, model, reference, is_bitwise=packed.device.type == 'cpu')
+            with packed.whole_weights():
+                check_packed(packed, model, reference, is_bitwise=packed.device.type == 'cpu')
         return packed
 
     @property

@@ -46,17 +46,18 @@ class _Rows:
 
 
 class PackedDeltaNet(nn.Module):
-    """Gated DeltaNet layer with the parameters of the replaced module, under their names.
+    """Gated DeltaNet layer with the submodules of the replaced layer, under their names.
 
     Args:
-        layer: module of transformers that `is_delta_net` recognizes.
+        layer: module of transformers that `is_delta_net` recognizes; it loses its submodules, and keeps its parameters.
     """
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
-        for name, child in layer.named_children():
+        for name, child in list(layer.named_children()):
+            delattr(layer, name)
             self.add_module(name, child)
-        self.dt_bias, self.A_log = layer.dt_bias, layer.A_log
+        self.source = layer
         self.layer_idx: int = layer.layer_idx
         self._key_heads, self._value_heads = layer.num_k_heads, layer.num_v_heads
         self._key_size, self._value_size = layer.head_k_dim, layer.head_v_dim
@@ -102,7 +103,7 @@ class PackedDeltaNet(nn.Module):
             x.unflatten(-1, (self._key_heads, -1)).repeat_interleave(group, dim=1).float() for x in (query, key)
         )
         value_LVH = value.unflatten(-1, (self._value_heads, -1)).float()
-        decay_LV = -self.A_log.float().exp() * softplus(rows.decay_TV.float() + self.dt_bias)
+        decay_LV = -self.source.A_log.float().exp() * softplus(rows.decay_TV.float() + self.source.dt_bias)
         output_LVH, memory_VKH = gated_delta_rule(
             _unit(query_LVK) * self._key_size**-0.5,
             _unit(key_LVK),

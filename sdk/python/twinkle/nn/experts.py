@@ -32,22 +32,21 @@ Spans = Mapping[str, Sequence[LayerSpan]]
 
 
 class PackedExperts(nn.Module):
-    """Experts of a mixture, with the parameters of the replaced module under their names.
+    """Experts of a mixture.
 
     Args:
-        experts: module of transformers that `is_experts` recognizes.
+        experts: module of transformers that `is_experts` recognizes; its weights are read in each pass.
         path: module path of the experts in the model.
         active: holder of the running pass's adapters.
     """
 
     def __init__(self, experts: Any, *, path: str, active: ActiveAdapters) -> None:
         super().__init__()
-        for name, parameter in experts.named_parameters(recurse=False):
-            self.register_parameter(name, parameter)
+        self.source = experts
         self._first = 'gate_up_proj' if experts.has_gate else 'up_proj'
         self._is_transposed, self._has_bias = experts.is_transposed, experts.has_bias
         self._gate = _gate_of(experts)
-        self._widths = {*self.down_proj.shape[1:], *getattr(self, self._first).shape[1:]}
+        self._widths = {*experts.down_proj.shape[1:], *getattr(experts, self._first).shape[1:]}
         self._path, self._active = path, active
 
     @property
@@ -55,7 +54,7 @@ class PackedExperts(nn.Module):
         """`(experts, in_features, out_features)` of each stacked weight that accepts adapters, by module path."""
         if self._is_transposed:
             return {}
-        shapes = {f'{self._path}.{name}': getattr(self, name).shape for name in (self._first, _DOWN)}
+        shapes = {f'{self._path}.{name}': getattr(self.source, name).shape for name in (self._first, _DOWN)}
         return {
             path: (count, inputs, outputs)
             for path, (count, outputs, inputs) in shapes.items()
@@ -89,7 +88,7 @@ class PackedExperts(nn.Module):
                 f'{self._path} got {len(index_TA)} rows in a pass of {self._active.row_count}; pass all rows'
             )
         borders = sorted({row for span in found for row in (span.begin_row, span.end_row)})
-        table = _rows_before(index_TA, borders, expert_count=len(self.down_proj))
+        table = _rows_before(index_TA, borders, expert_count=len(self.source.down_proj))
         by_expert: list[dict[str, list[LayerSpan]]] = [{} for _ in table]
         for name, own in spans.items():
             for span in own:
@@ -104,8 +103,8 @@ class PackedExperts(nn.Module):
         return self._linear(_DOWN, index, inner, spans.get(_DOWN, ()))[: len(x_ND)]
 
     def _linear(self, name: str, index: int, x: Tensor, spans: Sequence[LayerSpan]) -> Tensor:
-        weight = getattr(self, name)[index]
-        bias = getattr(self, f'{name}_bias')[index] if self._has_bias else None
+        weight = getattr(self.source, name)[index]
+        bias = getattr(self.source, f'{name}_bias')[index] if self._has_bias else None
         if not spans:
             return linear(x, weight.T if self._is_transposed else weight, bias)
         parameters = [tensor for span in spans for tensor in span.update.parameters()]

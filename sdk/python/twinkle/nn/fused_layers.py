@@ -10,15 +10,23 @@ from twinkle.nn.active_adapters import ActiveAdapters
 from twinkle.nn.delta_net import PackedDeltaNet, is_delta_net
 from twinkle.nn.experts import PackedExperts, is_experts
 from twinkle.nn.gated_mlp import fused_mlp
+from twinkle.nn.kernel_layer import KernelLayer
 from twinkle.nn.rms_norm import fused_norm
 
 
 def fuse_layers(model: nn.Module) -> None:
-    """Replace every norm and gated layer that has an equivalent fused form. Weights are shared, not copied."""
-    for path, module in list(model.named_modules()):
-        fused = fused_norm(module) or fused_mlp(module)
-        if fused is not None:
-            replace_module(model, path, fused)
+    """Replace every norm and gated layer below a module that has an equivalent fused form.
+
+    Weights are shared, not copied. Layers whose weights are divided among ranks are left unchanged.
+    """
+    for name, child in list(model.named_children()):
+        if isinstance(child, KernelLayer):
+            continue
+        fused = fused_norm(child) or fused_mlp(child)
+        if fused is None:
+            fuse_layers(child)
+        else:
+            setattr(model, name, fused)
 
 
 def pack_layers(model: nn.Module, active: ActiveAdapters, *, within: nn.Module) -> dict[str, tuple[int, int, int]]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import gelu, silu
 
 from twinkle.nn.kernel_layer import KernelLayer
@@ -124,15 +125,17 @@ def gate_of(activation: Callable[[Tensor], Tensor]) -> type[_Gate] | None:
 
 
 def fused_mlp(module: nn.Module) -> GatedMLP | None:
-    """Return the fused form of a gated layer, or None unless it computes the same function on sample rows."""
+    """Return the fused form of a gated layer, or None unless it computes the same function on sample rows.
+
+    The result for a layer whose weights are divided among ranks is None.
+    """
     names = {name for name, _ in module.named_children()}
     if names != {'gate_proj', 'up_proj', 'down_proj', 'act_fn'}:
         return None
-    gate = gate_of(module.act_fn)
-    if gate is None:
+    gate, weight = gate_of(module.act_fn), module.gate_proj.weight
+    if gate is None or isinstance(weight, DTensor):
         return None
     fused = GatedMLP(module, gate)
-    weight = module.gate_proj.weight
     rows = torch.randn(2, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight)
     with torch.no_grad():
         # The largest value sets the tolerance, because sums over the inner width round differently.

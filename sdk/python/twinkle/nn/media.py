@@ -8,9 +8,9 @@ one image or clip, D hidden size.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -161,8 +161,16 @@ def axes_of(position_ids: Tensor) -> Tensor:
     return position_ids.expand(_POSITION_AXES, -1) if position_ids.dim() == 1 else position_ids
 
 
-def load_pretrained(path: str | os.PathLike[str], *, dtype: torch.dtype) -> PreTrainedModel:
+def load_pretrained(
+    path: str | os.PathLike[str], *, dtype: torch.dtype, divide: Callable[[PreTrainedModel], object] | None = None
+) -> PreTrainedModel:
     """Load the model of a local folder with packed attention for its text layers.
+
+    Args:
+        path: local folder in the Hugging Face layout.
+        dtype: dtype of the weights.
+        divide: called with the model before it has weights, to divide its parameters among ranks as `DTensor`.
+            Each rank then reads only its shards.
 
     Raises:
         UnsupportedModel: the model has no language model that predicts the next token, or its attention cannot be
@@ -173,6 +181,8 @@ def load_pretrained(path: str | os.PathLike[str], *, dtype: torch.dtype) -> PreT
     loader = AutoModelForCausalLM if media_spec(config.to_dict()) is None else AutoModelForMultimodalLM
     attention = packed_attention_of(config)
     try:
+        if divide is not None:
+            loader = _divided_class(loader, config, divide)
         return loader.from_pretrained(path, dtype=dtype, attn_implementation=attention, local_files_only=True)
     except (KeyError, ValueError) as error:
         name = (config.architectures or [type(config).__name__])[0]
@@ -181,6 +191,24 @@ def load_pretrained(path: str | os.PathLike[str], *, dtype: torch.dtype) -> PreT
             f'{name} (model_type {config.model_type!r}) is not supported: loading it with packed attention failed with '
             f'{problem}'
         ) from error
+
+
+def _divided_class(loader: Any, config: Any, divide: Callable[[PreTrainedModel], object]) -> type[PreTrainedModel]:
+    """Return a class whose constructor also divides the parameters; transformers reads the weights afterwards."""
+    with torch.device('meta'):
+        plain: Any = type(loader.from_config(config))
+
+    class Divided(plain):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            if getattr(self.config.get_text_config(), 'tie_word_embeddings', False):
+                # Transformers ties weights after it has read them, but FSDP must know one parameter with two names.
+                self.get_output_embeddings().weight = self.get_input_embeddings().weight
+            divide(cast('PreTrainedModel', self))
+            self.__class__ = plain
+
+    Divided.__name__, Divided.__qualname__, Divided.__module__ = plain.__name__, plain.__qualname__, plain.__module__
+    return Divided
 
 
 def packed_attention_of(config: Any) -> str | dict[str, str]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.distributed.tensor import DTensor
 
 from twinkle.nn.kernel_layer import KernelLayer
 
@@ -19,14 +20,15 @@ class FusedRMSNorm(KernelLayer):
     """`y = x / sqrt(mean(x^2) + eps) * (weight + offset)`, computed in float32 and returned in the dtype of `x`.
 
     Args:
-        weight: [D], with D the width of the rows, shared with the replaced module. None: a weight of 1 for any D.
+        source: module whose `weight` [D] is read in each pass, with D the width of the rows; FSDP replaces the weights
+            of the modules that it divides. None: a weight of 1 for any D.
         eps: added to the mean square.
         offset: 1 if the model stores the weight minus one, else 0.
     """
 
-    def __init__(self, weight: nn.Parameter | None, *, eps: float, offset: float) -> None:
+    def __init__(self, source: nn.Module | None, *, eps: float, offset: float) -> None:
         super().__init__()
-        self.weight = weight
+        self.source: Any = source
         self._eps = eps
         self._offset = offset
 
@@ -38,7 +40,7 @@ class FusedRMSNorm(KernelLayer):
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalized rows of `x [..., D]`."""
         kernel = _RMSNorm.apply if self.kernel is None else self.kernel
-        weight_D = x.new_ones(x.shape[-1]) if self.weight is None else self.weight
+        weight_D = x.new_ones(x.shape[-1]) if self.source is None else self.source.weight
         return kernel(x, weight_D, self._eps, self._offset)
 
 
@@ -72,7 +74,7 @@ def _scale(weight_D: Tensor, offset: float) -> Tensor:
 
 
 def fused_norm(module: nn.Module) -> FusedRMSNorm | None:
-    """Return the fused form of a model's RMS norm, or None if the module is not an RMS norm.
+    """Return the fused form of a model's RMS norm, or None if the module is not an RMS norm, or its weight is divided.
 
     The class name only selects candidates; a comparison on random rows decides.
     """
@@ -80,10 +82,12 @@ def fused_norm(module: nn.Module) -> FusedRMSNorm | None:
     eps = getattr(module, 'variance_epsilon', getattr(module, 'eps', None))
     if not type(module).__name__.endswith('RMSNorm') or eps is None or not _has_only(module, weight):
         return None
+    if isinstance(weight, DTensor):
+        return None
     like = torch.empty(_ANY_WIDTH) if weight is None else weight
     probe = torch.randn(4, len(like), generator=torch.Generator().manual_seed(0)).to(like)
     for offset in (0.0, 1.0):
-        fused = FusedRMSNorm(weight, eps=eps, offset=offset)
+        fused = FusedRMSNorm(None if weight is None else module, eps=eps, offset=offset)
         with torch.no_grad():
             # Allow for a few more or fewer roundings in a 16-bit dtype.
             tolerance = 4 * torch.finfo(like.dtype).eps

@@ -3,11 +3,13 @@
 Legend: T rows of the pack, E experts of a layer, A experts per token, D hidden size.
 """
 
+from collections.abc import Collection
 from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from twinkle.nn.active_adapters import ActiveAdapters
 from twinkle.nn.expert_routing import RoutingShape
@@ -16,20 +18,34 @@ from twinkle.nn.experts import PackedExperts
 _PROBED_ROWS = 16
 """Number of random rows with which a router is compared."""
 
+RouterKind = tuple[int, int, bool | None]
+"""Number of experts, number of experts per token, and whether their weights are divided by their sum. None: the
+weights are not the softmax of the router's logits."""
 
-def hook_routers(text: nn.Module, active: ActiveAdapters) -> RoutingShape | None:
+
+def router_kinds(part: nn.Module) -> set[RouterKind]:
+    """Return the kinds of the routers below a module, without those whose weights are divided among ranks."""
+    routers: list[Any] = [module for module in part.modules() if _is_router(module)]
+    return {
+        (router.num_experts, router.top_k, _is_normalized(router))
+        for router in routers
+        if not isinstance(router.weight, DTensor)
+    }
+
+
+def hook_routers(text: nn.Module, active: ActiveAdapters, *, kinds: Collection[RouterKind]) -> RoutingShape | None:
     """Let the routers of a model take part in recording and replay.
 
     Args:
         text: text model.
         active: holder of the running pass, which contains its `ExpertRouting`.
+        kinds: kinds of all routers of the model.
 
     Returns:
         Sizes of the routing. None if the routers do not compute weights as the softmax of their logits, or differ in
         their sizes; they are not changed.
     """
     routers: list[Any] = [module for module in text.modules() if _is_router(module)]
-    kinds = {(router.num_experts, router.top_k, _is_normalized(router)) for router in routers}
     layer_count = sum(isinstance(module, PackedExperts) for module in text.modules())
     if not routers or len(routers) != layer_count or len(kinds) != 1:
         return None

@@ -1,10 +1,11 @@
 """Interface between a model and the sharding of its frozen weights among ranks, implemented in `twinkle.parallel`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 
 class BaseSharding(Protocol):
@@ -57,5 +58,25 @@ class BaseSharding(Protocol):
         Args:
             gradients: module path of each layer with an adapter, and the gradient of one of its tensors, which may be
                 this rank's part of a sum.
+        """
+        ...
+
+
+class LoadSharding(BaseSharding, Protocol):
+    """Division of a model before its weights are read, so that each rank reads only its shards."""
+
+    def divide(self, model: PreTrainedModel) -> None:
+        """Divide the parameters of a model without weights. Every rank must call it.
+
+        Raises:
+            UnsupportedModel: the model cannot be divided.
+        """
+        ...
+
+    def whole_parts(self) -> Iterator[nn.Module]:
+        """Yield the parts of the model, each with whole weights until the next one is requested.
+
+        Every rank must read all parts. The last one is the backbone, where the weights of the earlier parts are divided
+        again.
         """
         ...

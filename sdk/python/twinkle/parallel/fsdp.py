@@ -14,61 +14,77 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from twinkle.nn import PackedCausalLM, UnsupportedModel
-
-
-def shard_base(model: PackedCausalLM, mesh: DeviceMesh) -> None:
-    """Divide the frozen weights of a model among the ranks of a mesh. Every rank must call it.
-
-    Args:
-        model: model to shard in place; every rank must have loaded the same weights.
-        mesh: mesh of torch with one axis, or with two: the first replicates, the second shards.
-
-    Raises:
-        UnsupportedModel: the model has a vision or audio tower, or no decoder layers that can be sharded.
-    """
-    if model.media is not None:
-        raise UnsupportedModel('only text models can be sharded; leave fsdp_size out of the mesh')
-    # The decoder layers of transformers have this class; all other weights stay in the group of the backbone.
-    layers = [layer for layer in model.backbone.modules() if isinstance(layer, GradientCheckpointingLayer)]
-    if not layers:
-        raise UnsupportedModel(
-            f'{type(model.backbone).__name__} has no decoder layers to shard; leave fsdp_size out of the mesh'
-        )
-    model.sharding = FsdpSharding(model, layers, mesh)
+from twinkle.data_format import media_spec
+from twinkle.nn import UnsupportedModel
 
 
 class FsdpSharding:
-    """Implements `twinkle.nn.BaseSharding` with FSDP2. Use `shard_base` to create it."""
+    """Implements `twinkle.nn.LoadSharding` with FSDP2. Every rank of the mesh must create it and load the same model.
 
-    def __init__(self, model: PackedCausalLM, layers: Sequence[nn.Module], mesh: DeviceMesh) -> None:
-        backbone = cast('Any', model.backbone)
-        embedding: nn.Module = backbone.get_input_embeddings()
-        for layer in layers:
-            fully_shard(layer, mesh=mesh)
+    Args:
+        mesh: mesh of torch with one axis, or with two: the first replicates, the second shards.
+    """
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self._mesh = mesh
+        self._layers: list[nn.Module] = []
+        self._backbone: Any = None
+        self._embedding: Any = None
+        self._head: Any = None
+        self._input: Tensor | None = None
+        self._output: Tensor | None = None
+        self._is_running = False
+        """Whether a pass is in `running_pass`. Tensors of other passes are not kept."""
+        self._is_backward_done = False
+
+    def divide(self, model: PreTrainedModel) -> None:
+        """Divide the parameters of a model; they may be on the meta device.
+
+        Raises:
+            UnsupportedModel: the model has a vision or audio tower, or no decoder layers that can be sharded.
+        """
+        if media_spec(model.config.to_dict()) is not None:
+            raise UnsupportedModel('only text models can be sharded; leave fsdp_size out of the mesh')
+        backbone: Any = model.base_model
+        # The decoder layers of transformers have this class; all other weights stay in the group of the backbone.
+        layers = [layer for layer in backbone.modules() if isinstance(layer, GradientCheckpointingLayer)]
+        if not layers:
+            raise UnsupportedModel(
+                f'{type(backbone).__name__} has no decoder layers to shard; leave fsdp_size out of the mesh'
+            )
+        self._backbone, self._embedding, self._layers = backbone, backbone.get_input_embeddings(), layers
+        self._head = model.get_output_embeddings()
+        self._divide()
+        # Runs before FSDP's own hook, which registers the end of a backward pass only for inputs with gradients.
+        layers[0].register_forward_pre_hook(self._require_input_gradient, prepend=True, with_kwargs=True)
+        backbone.register_forward_hook(self._keep_output)
+
+    def _divide(self) -> None:
+        for layer in self._layers:
+            fully_shard(layer, mesh=self._mesh)
         # The head's weight is used without a call of its forward, so FSDP's hooks do not run for it.
-        fully_shard([embedding, model.head_layer], mesh=mesh, reshard_after_forward=False)
-        fully_shard(model.backbone, mesh=mesh)
-        for module in (*layers, embedding, model.backbone):
+        ends = [self._embedding] if self._head is None else [self._embedding, self._head]
+        fully_shard(ends, mesh=self._mesh, reshard_after_forward=False)
+        fully_shard(self._backbone, mesh=self._mesh)
+        for module in (*self._layers, self._embedding, self._backbone):
             sharded = cast('FSDPModule', module)
             # The passes of the ranks are parts of one batch, whose gradients are added and not averaged.
             sharded.set_gradient_divide_factor(1.0)
             sharded.set_force_sum_reduction_for_comms(enable=True)
             # A pass without a loss does not reach the head, but the other ranks wait for its gradient.
             sharded.set_reduce_scatter_unused_params(reduce_scatter_unused_params=True)
-        self._model = model
-        self._backbone = cast('FSDPModule', model.backbone)
-        self._embedding = cast('FSDPModule', embedding)
-        self._input: Tensor | None = None
-        self._output: Tensor | None = None
-        self._is_running = False
-        """Whether a pass is in `running_pass`. Tensors of other passes are not kept."""
-        self._is_backward_done = False
-        # Runs before FSDP's own hook, which registers the end of a backward pass only for inputs with gradients.
-        layers[0].register_forward_pre_hook(self._require_input_gradient, prepend=True, with_kwargs=True)
-        model.backbone.register_forward_hook(self._keep_output)
+
+    def whole_parts(self) -> Iterator[nn.Module]:
+        """Yield the layers one after the other with whole weights, then the backbone with its other weights."""
+        for layer in self._layers:
+            cast('FSDPModule', layer).unshard()
+            yield layer
+            cast('FSDPModule', layer).reshard()
+        with self.whole_weights():
+            yield self._backbone
 
     @property
     def needs_every_rank(self) -> bool:
@@ -94,8 +110,9 @@ class FsdpSharding:
 
     @contextmanager
     def whole_weights(self) -> Iterator[None]:
-        """Gather the embedding and the output head for the block. Every rank must enter it."""
+        """Gather all weights outside of the layers for the block. Every rank must enter it."""
         self._embedding.unshard()
+        self._backbone.unshard()
         try:
             yield
         finally:
@@ -117,7 +134,7 @@ class FsdpSharding:
 
     def _run_zero_backward(self, output: Tensor, first_input: Tensor) -> None:
         zeros = torch.zeros_like(output)
-        if any(parameter.requires_grad for parameter in self._model.base_parameters.values()):
+        if any(parameter.requires_grad for module in (self._backbone, self._head) for parameter in module.parameters()):
             # Only this function triggers the hooks of FSDP that add the gradients of the other ranks.
             torch.autograd.backward(output, zeros)
         else:

@@ -15,7 +15,7 @@ from twinkle.infra import DeviceMesh, NotSupportedYet, process_count
 from twinkle.model.engine.torch_pass_group import TorchPassGroup
 from twinkle.model.engine.trainer_engine import TrainerEngine
 from twinkle.nn import PackedCausalLM, UnsupportedModel
-from twinkle.parallel import join_alone, join_ranks, shard_base
+from twinkle.parallel import FsdpSharding, join_alone, join_ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +59,13 @@ def load_on_mesh(
         raise NotSupportedYet('MegatronModel does not support fsdp_size yet; use dp_size, tp_size and pp_size')
     if options.is_megatron or (mesh is not None and mesh.is_model_parallel):
         return _load_megatron(folder, mesh or DeviceMesh.from_sizes(dp_size=1), options, **load_options)
-    model = PackedCausalLM.load(folder, device=options.device, **load_options)
+    sharding = None
     if mesh is not None and mesh.fsdp_world_size > 1:
         # The ranks of the program's mesh ascend along `dp`, then `fsdp`.
         ranks = torch.arange(mesh.world_size).view(mesh.dp_world_size, mesh.fsdp_world_size)
-        axes = ('replicate', 'shard')
-        shard_base(model, torch_meshes.DeviceMesh(model.device.type, ranks, mesh_dim_names=axes))
+        kind = torch.device(options.device).type
+        sharding = FsdpSharding(torch_meshes.DeviceMesh(kind, ranks, mesh_dim_names=('replicate', 'shard')))
+    model = PackedCausalLM.load(folder, device=options.device, sharding=sharding, **load_options)
     group = TorchPassGroup() if mesh is not None and mesh.world_size > 1 else None
     return TrainerEngine(model, max_pass_tokens=options.max_pass_tokens, group=group)
 

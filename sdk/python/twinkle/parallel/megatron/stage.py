@@ -96,7 +96,9 @@ class StageBuilder:
 
     def norm(self, name: str) -> FusedRMSNorm:
         """Return a norm, which is whole on every rank."""
-        return FusedRMSNorm(self._whole(name), eps=self._config.rms_norm_eps, offset=0.0)
+        source = nn.Module()
+        source.weight = self._whole(name)
+        return FusedRMSNorm(source, eps=self._config.rms_norm_eps, offset=0.0)
 
     def vocabulary(self, name: str) -> nn.Parameter:
         """Return this rank's rows of a weight with one row per token id; the last rank's may end with rows of zeros."""
