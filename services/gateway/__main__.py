@@ -148,7 +148,7 @@ def _trainer(config: GatewayConfig, upstreams: Upstreams, quotas: Quotas) -> Lim
 
 @asynccontextmanager
 async def _serving_http(gateway: Gateway, config: GatewayConfig) -> AsyncIterator[None]:
-    """Serve the HTTP APIs during the block; they drain together with the server.
+    """Serve the HTTP APIs during the block. They drain when the gRPC server drains.
 
     Raises:
         SystemExit: the gateway cannot listen on the address; the message names the setting.
@@ -171,7 +171,7 @@ async def _serving_http(gateway: Gateway, config: GatewayConfig) -> AsyncIterato
 
 
 async def run(config: GatewayConfig) -> None:
-    """Serve requests until the process is told to stop."""
+    """Serve requests until the process receives SIGINT or SIGTERM."""
     async with assembled(config, clock=SystemClock()) as gateway, asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(job()) for job in gateway.jobs]
         async with _serving_http(gateway, config):

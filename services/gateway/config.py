@@ -26,7 +26,7 @@ class UpstreamsConfig(_Section):
     model: str = ''
     models: tuple[str, ...] = ()
     """Further model services, with the same or other base models. New runs of a base model go to the service with the
-    most room, and each run stays with its service (docs/gateways.md)."""
+    most free memory for adapters, and each run stays with its service (docs/gateways.md)."""
     sampler: str = ''
     data: str = ''
     checkpoint: str = ''
@@ -87,34 +87,34 @@ class FuturesConfig(_Section):
     clients retry a failed request, 300 seconds in the Tinker SDK."""
     lease: timedelta = Field(default=timedelta(seconds=10), ge=timedelta(seconds=1))
     """Time without a heartbeat after which another gateway on the same PostgreSQL database takes over this gateway's
-    futures. If the process is killed, its database connection closes, and three tenths of this time are enough."""
+    futures. Three tenths of this time are enough if its database connection is closed, as after a killed process."""
     lanes_per_tenant: int = Field(default=64, ge=1)
     """Maximum number of a tenant's ordered requests that run at the same time, at most one per lane. Running requests
-    are in memory."""
+    are held in memory."""
     lanes: int = Field(default=128, ge=1)
-    """Limit of `lanes_per_tenant` for all tenants together."""
+    """Like `lanes_per_tenant`, but for all tenants together."""
     unordered_per_tenant: int = Field(default=256, ge=1)
     """Maximum number of a tenant's other requests that run at the same time."""
     unordered: int = Field(default=1024, ge=1)
-    """Limit of `unordered_per_tenant` for all tenants together."""
+    """Like `unordered_per_tenant`, but for all tenants together."""
     waiting_per_tenant: int = Field(default=4096, ge=1)
     """Maximum number of unfinished requests of a tenant; further requests are refused."""
     waiting: int = Field(default=32768, ge=1)
-    """Limit of `waiting_per_tenant` for all tenants together; each request takes some kilobytes of memory."""
+    """Like `waiting_per_tenant`, but for all tenants together; each request takes a few kilobytes of memory."""
     waiting_bytes_per_tenant: int = Field(default=4 << 30, ge=1 << 10)
     """Maximum total bytes of a tenant's unfinished requests, which are stored on disk."""
     waiting_bytes: int = Field(default=16 << 30, ge=1 << 10)
-    """Limit of `waiting_bytes_per_tenant` for all tenants together."""
+    """Like `waiting_bytes_per_tenant`, but for all tenants together."""
     running_bytes_per_tenant: int = Field(default=256 << 20, ge=1 << 10)
     """Maximum total bytes of a tenant's running ordered requests, which are in memory; further requests wait. An equal,
     separate limit applies to the tenant's other requests."""
     running_bytes: int = Field(default=1 << 30, ge=1 << 10)
-    """Limit of `running_bytes_per_tenant` for all tenants together."""
+    """Like `running_bytes_per_tenant`, but for all tenants together."""
     results_for: timedelta = Field(default=timedelta(hours=6), ge=timedelta(minutes=1))
     """Time for which a result can be fetched."""
     records_for: timedelta = Field(default=timedelta(days=7), ge=timedelta(minutes=1))
     """Time for which the record of a request stays stored without its result, so that a fetch reports an expired
-    request and not an unknown one."""
+    request instead of an unknown one."""
     sweep_interval: timedelta = Field(default=timedelta(minutes=1), gt=timedelta())
     """Interval between deletions of expired results and records."""
 
@@ -139,16 +139,16 @@ class ExportsConfig(_Section):
 
 
 class MemoryConfig(_Section):
-    """Limits on the memory of requests that are read and served. Requests over a limit are refused temporarily."""
+    """Limits on the memory for HTTP requests in progress. A request over a limit is refused with a retryable error."""
 
     bodies_per_tenant: int = Field(default=256 << 20, ge=1 << 16)
-    """Bytes of a tenant's request and response bodies in progress over HTTP; `limits` bounds gRPC messages."""
+    """Total bytes of a tenant's HTTP bodies in progress; the setting `limits` applies to gRPC messages."""
     bodies: int = Field(default=1 << 30, ge=1 << 16)
-    """Limit of `bodies_per_tenant` for all tenants together."""
+    """Like `bodies_per_tenant`, but for all tenants together."""
     work_per_tenant: int = Field(default=512 << 20, ge=1 << 16)
-    """Estimated bytes of the values that are parsed from a tenant's bodies."""
+    """Estimated total bytes of the values that are parsed from a tenant's bodies."""
     work: int = Field(default=1 << 30, ge=1 << 16)
-    """Limit of `work_per_tenant` for all tenants together."""
+    """Like `work_per_tenant`, but for all tenants together."""
     wait: timedelta = Field(default=timedelta(seconds=5), ge=timedelta())
     """Time for which a request waits for memory before it is refused."""
 
@@ -157,15 +157,15 @@ class QuotasConfig(_Section):
     """Default quota of tenants, and settings of quotas and usage. An unset limit means unlimited."""
 
     max_adapters: int | None = Field(default=None, ge=0)
-    """Number of adapters."""
+    """Maximum number of adapters."""
     tokens_per_second: int | None = Field(default=None, ge=1)
-    """Sustained rate of trained, sampled and prompt tokens."""
+    """Maximum long-term rate of trained, sampled and prompt tokens together."""
     burst_tokens: int | None = Field(default=None, ge=1)
-    """Tokens that a tenant may spend at once after a pause. Unset: the tokens of ten seconds."""
+    """Tokens that a tenant may use at once after a pause. Unset: ten seconds of `tokens_per_second`."""
     concurrent_samples: int | None = Field(default=None, ge=0)
-    """Number of concurrent sampling requests."""
+    """Maximum number of concurrent sampling requests."""
     stored_bytes: int | None = Field(default=None, ge=0)
-    """Total size in bytes of checkpoints, datasets and uploads."""
+    """Maximum total bytes of checkpoints, datasets and uploads."""
     weight: float = Field(default=1.0, ge=0.01, le=100.0)
     """Relative share when several tenants wait; `quotas.rules` defines its bounds."""
     patience: timedelta = Field(default=timedelta(seconds=5), ge=timedelta())
@@ -185,8 +185,8 @@ class GatewayConfig(ServiceConfig):
     public_tls: CertificateConfig = CertificateConfig()
     """Certificate for clients, over gRPC and HTTP. Unset: the certificate of `tls`."""
     internal_listen: str = ''
-    """Address at which samplers join the fleet, `host:port`. If `tls` has authorities, they can join only there.
-    Empty: the address `listen`."""
+    """Address at which samplers join the fleet, `host:port`. If `tls.ca` is set, samplers can join only at
+    this address. Empty: the address `listen`."""
     database_url: str = Field(default='', repr=False)
     """`sqlite:///<path>` or `postgresql://...`. Empty: `gateway.db` in the state folder."""
     accept_data_loss: bool = False
@@ -194,7 +194,7 @@ class GatewayConfig(ServiceConfig):
     because its write-ahead log was damaged. Set this for one start only."""
     upstreams: UpstreamsConfig = UpstreamsConfig()
     bootstrap_key: str = Field(default='', repr=False)
-    """Secret of an initial API key of the tenant 'default' with all scopes. Empty: no such key."""
+    """Secret of an initial API key of the tenant 'default' with all scopes. Empty: no key is created."""
     key_pepper: str = Field(default='', repr=False)
     """Hexadecimal secret for the digests of API keys. Gateways that share a database need the same secret. Empty: the
     first start creates a secret and stores it in the state folder."""
@@ -213,7 +213,7 @@ class GatewayConfig(ServiceConfig):
     http_address_file: Path | None = None
     """File to which the gateway writes the address of the HTTP APIs once they are served."""
     http_connections: int = Field(default=4096, ge=1)
-    """Largest number of HTTP connections; further connections are closed."""
+    """Maximum number of HTTP connections; further connections are closed."""
     memory: MemoryConfig = MemoryConfig()
     http_body_bytes: int = Field(default=4 << 20, ge=1 << 10)
     """Largest HTTP request body in bytes; a token takes about seven bytes as JSON."""
@@ -273,7 +273,7 @@ class GatewayConfig(ServiceConfig):
         return self
 
     def peers(self) -> frozenset[str]:
-        """Return the names accepted in the certificates of calling services; clients need no certificate."""
+        """Return the names accepted in the certificates of calling services; empty if they need no certificate."""
         return super().peers() if self.tls.ca or self.tls.trusted_peers else frozenset()
 
     def is_between_services(self, method: str) -> bool:
@@ -299,7 +299,7 @@ class GatewayConfig(ServiceConfig):
         return self.futures.payload_dir or self.state_dir / 'payloads'
 
     def pepper_file(self) -> Path:
-        """Return the file of the pepper, which is used unless a pepper is configured."""
+        """Return the path of the file with the pepper; the file is used only if `key_pepper` is empty."""
         return self.state_dir / 'key_pepper'
 
     def is_on_loopback(self) -> bool:

@@ -13,7 +13,7 @@ MIN_SECRET_LENGTH = 20
 
 
 class Scope(StrEnum):
-    """Permission of an API key."""
+    """Permission of an API key. `Scope` in the contract describes each value."""
 
     TRAIN = 'train'
     SAMPLE = 'sample'
@@ -24,7 +24,7 @@ class Scope(StrEnum):
 
 
 class Access(StrEnum):
-    """Requirement of a method that requires no scope."""
+    """Access requirement of a method that needs no scope."""
 
     ANY_KEY = 'any'
     """Every valid key may call the method."""

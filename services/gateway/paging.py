@@ -22,7 +22,7 @@ class Page:
     """Request for one page, by cursor."""
 
     size: int
-    """Largest number of items to return, at least 1."""
+    """Maximum number of items to return, at least 1."""
     after: Cursor | None = None
     """Last item of the previous page; None for the first page."""
 
@@ -44,7 +44,7 @@ class Slice:
     offset: int
     """Number of items to skip."""
     limit: int
-    """Largest number of items to return."""
+    """Maximum number of items to return."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,6 @@ class Counted(Generic[Item]):
 
 
 def list_page(found: Sequence[Item], page: Page, *, cursor_of: Callable[[Item], Cursor]) -> Listing[Item]:
-    """Return `page` from `found`, which has one extra item if there is a next page."""
+    """Return `found` as one page; `found` has one item more than `page.size` if there is a next page."""
     items = found[: page.size]
     return Listing(items=items, next_cursor=cursor_of(items[-1]) if len(found) > page.size else None)

@@ -20,16 +20,16 @@ from services.kit.errors import CredentialsInvalid, CredentialsMissing, NotBuilt
 from services.kit.rpc.auth import Authenticator, bearer_token
 
 MAX_CACHED = 4096
-"""Capacity of each cache. Valid and unknown keys have separate caches, so that guesses evict no valid key."""
+"""Capacity of each cache. Valid and unknown keys have separate caches, so that guessed keys evict no valid key."""
 MAX_LOOKUPS = 64
-"""Largest number of concurrent lookups in the store. Further lookups wait, so that guesses cannot overload it."""
+"""Maximum number of concurrent lookups in the store. Further lookups wait, so that guessed keys cannot overload it."""
 
 
 @dataclass(frozen=True)
 class _CachedKey:
     key: ApiKey | None
     stale_at: float
-    """Time on the clock's monotonic scale."""
+    """Time on the monotonic clock at which the entry expires."""
 
 
 class KeyVerifier:
@@ -133,8 +133,8 @@ class GatewayAuthenticator:
         """Combine an authenticator of API keys with one of services that hold `internal_token`.
 
         Args:
-            is_open: whether, with an empty `internal_token`, services without credentials are trusted. Set this only
-                if other machines cannot reach the gateway.
+            is_open: whether services without credentials are trusted if `internal_token` is empty. Set this only if
+                other machines cannot reach the gateway.
         """
         self._keys = keys
         self._services = services

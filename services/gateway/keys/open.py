@@ -1,4 +1,4 @@
-"""Opens tenants, projects and API keys over a database."""
+"""Wires tenants, projects and API keys to a database."""
 
 from dataclasses import dataclass
 
@@ -42,7 +42,7 @@ def pepper_of(config: GatewayConfig, *, is_creation_allowed: bool = True) -> byt
     """Return the configured pepper, or the one in the state folder, which the first call creates.
 
     Raises:
-        PepperUnusable: the stored pepper is damaged, or missing although it may not be created.
+        PepperUnusable: the stored pepper is damaged, or it is missing and may not be created.
     """
     stored = config.pepper_file()
     return bytes.fromhex(config.key_pepper) or load_pepper(stored, is_creation_allowed=is_creation_allowed)

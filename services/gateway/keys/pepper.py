@@ -1,7 +1,7 @@
-"""Hashes and encrypts secrets under a pepper that is not stored in the database.
+"""Hashes and encrypts secrets with a pepper that is not stored in the database.
 
 Secrets of keys have 256 random bits. HMAC-SHA256 (about 2 us) is therefore safe, and fast enough to run on every call;
-the slow hashes for passwords are not needed.
+slow password hashes are not needed.
 """
 
 import hashlib
@@ -70,7 +70,7 @@ class PepperedSealer:
 
 
 def load_pepper(path: Path, *, is_creation_allowed: bool = True) -> bytes:
-    """Return the pepper stored at `path`; the first call creates it, readable by its owner only.
+    """Return the pepper stored at `path`; the first call creates it with read access for its owner only.
 
     The file has a checksum, because a changed pepper would invalidate every key without an error. Files of earlier
     releases have no checksum.
@@ -78,7 +78,7 @@ def load_pepper(path: Path, *, is_creation_allowed: bool = True) -> bytes:
     Concurrency: processes that create the pepper at the same time all get the same pepper.
 
     Raises:
-        PepperUnusable: the file is damaged, or missing although it may not be created.
+        PepperUnusable: the file is damaged, or it is missing and may not be created.
         OSError: the file cannot be read or created.
     """
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ class TenantStore(Protocol):
         ...
 
     async def list_newest(self, page: Page) -> Sequence[Tenant]:
-        """Return a page and one extra item if there is a next page, newest first."""
+        """Return the items of a page, newest first, and one more item if there is a next page."""
         ...
 
 
@@ -36,7 +36,7 @@ class ProjectStore(Protocol):
         ...
 
     async def list_newest(self, tenant_id: str, page: Page) -> Sequence[Project]:
-        """Return a page and one extra item if there is a next page, newest first."""
+        """Return the items of a page, newest first, and one more item if there is a next page."""
         ...
 
 
@@ -68,5 +68,5 @@ class KeyStore(Protocol):
         ...
 
     async def list_newest(self, tenant_id: str, page: Page) -> Sequence[ApiKey]:
-        """Return a page and one extra item if there is a next page, newest first."""
+        """Return the items of a page, newest first, and one more item if there is a next page."""
         ...

@@ -12,7 +12,7 @@ DEFAULT_TENANT = 'default'
 DEFAULT_OVERLAP = timedelta(days=1)
 """Time for which a replaced key stays valid unless the request sets another time."""
 SECRET_RANDOM_BYTES = 32
-"""Number of random bytes in a generated secret, enough to make brute force against a plain keyed hash impossible."""
+"""Number of random bytes in a generated secret, which make brute force against a fast keyed hash infeasible."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class ApiKey:
     """API key without its secret."""
 
     key_id: str
-    """Public part of the key."""
+    """Public id, which is also part of the secret."""
     tenant_id: str
     """Tenant that the key acts for."""
     scopes: frozenset[Scope]

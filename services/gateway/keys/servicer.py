@@ -28,7 +28,7 @@ from twinkle.api.gateway.v1 import key_service_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
 MAX_NAME_LENGTH = 256
-"""Largest number of characters of a display name."""
+"""Maximum number of characters of a display name."""
 _CHOSEN_ID = re.compile(r'[a-z0-9-]{1,64}')
 _SCOPES: Mapping[messages.Scope.ValueType, Scope] = {
     messages.SCOPE_TRAIN: Scope.TRAIN,
@@ -109,7 +109,7 @@ class KeyServicer(key_service_pb2_grpc.KeyServiceServicer):
 
 
 def tenant_id_from_proto(value: str) -> str:
-    """Return a tenant id.
+    """Check a tenant id and return it.
 
     Raises:
         InvalidField: the id is not 1 to 64 lower-case letters, digits and '-'.
@@ -118,7 +118,7 @@ def tenant_id_from_proto(value: str) -> str:
 
 
 def project_id_from_proto(value: str) -> str:
-    """Return a project id.
+    """Check a project id and return it.
 
     Raises:
         InvalidField: the id is not 1 to 64 lower-case letters, digits and '-'.
@@ -127,7 +127,7 @@ def project_id_from_proto(value: str) -> str:
 
 
 def display_name_from_proto(value: str) -> str:
-    """Return a display name.
+    """Check a display name and return it.
 
     Raises:
         InvalidField: the name is too long or has a control character.

@@ -28,7 +28,7 @@ class ScopeSet(TypeDecorator[frozenset[Scope]]):
 
 
 class TenantRow(Base):
-    """Tenants."""
+    """Table of tenants."""
 
     __tablename__ = 'tenants'
     tenant_id: Mapped[str] = mapped_column(String(64), primary_key=True)
@@ -37,7 +37,7 @@ class TenantRow(Base):
 
 
 class ProjectRow(Base):
-    """Projects; ids are unique within a tenant only."""
+    """Table of projects; ids are unique within a tenant only."""
 
     __tablename__ = 'projects'
     __table_args__ = (Index('ix_projects_newest', 'tenant_id', 'create_time', 'project_id'),)
@@ -48,7 +48,7 @@ class ProjectRow(Base):
 
 
 class ApiKeyRow(Base):
-    """API keys by the digest of their secrets."""
+    """Table of API keys, with the digests of their secrets."""
 
     __tablename__ = 'api_keys'
     __table_args__ = (Index('ix_api_keys_newest', 'tenant_id', 'create_time', 'key_id'),)
@@ -108,7 +108,7 @@ class SqlKeyStore(SqlStore):
         columns = select(ApiKeyRow.digest, ApiKeyRow.key_id).where(ApiKeyRow.digest == digest)
         async with self._database.read() as connection:
             row = (await connection.execute(columns)).one_or_none()
-            # The index already matched the digest; this comparison takes the same time wherever digests differ.
+            # The database found the row by its digest; this comparison repeats the check in constant time.
             if row is None or not hmac.compare_digest(row.digest, digest):
                 return None
             query = select_values(ApiKeyRow, ApiKey).where(ApiKeyRow.key_id == row.key_id)

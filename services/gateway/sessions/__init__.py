@@ -1,3 +1,3 @@
-"""Sessions of clients: heartbeats, expiry, and the settlement of expired and finished sessions."""
+"""Sessions of clients: heartbeats, expiry, and the release of resources when a session ends."""
 
 __all__: list[str] = []

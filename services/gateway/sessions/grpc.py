@@ -1,4 +1,4 @@
-"""Client of the model services, which lists and parks the adapters of a tenant."""
+"""Client of the model services that lists and parks the adapters of a tenant."""
 
 from __future__ import annotations
 

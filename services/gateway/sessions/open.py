@@ -1,4 +1,4 @@
-"""Opens sessions over a database, and the background sweep over them."""
+"""Wires sessions to a database, and creates the background job that expires and settles them."""
 
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
@@ -17,7 +17,7 @@ from services.kit.clock import Clock
 
 
 def open_sessions(config: GatewayConfig, database: Database, projects: Projects, *, clock: Clock) -> Sessions:
-    """Return the sessions in `database`."""
+    """Return the operations on the sessions in `database`."""
     store, interval = SqlSessionStore(database), config.heartbeat_interval
     return Sessions(store, projects, lifetime=config.session_lifetime, heartbeat_interval=interval, clock=clock)
 

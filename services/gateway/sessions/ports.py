@@ -39,14 +39,14 @@ class SessionStore(Protocol):
         ...
 
     async def list_newest(self, tenant_id: str, page: Page) -> Sequence[Session]:
-        """Return a page and one extra item if there is a next page, newest first."""
+        """Return the items of a page, newest first, and one more item if there is a next page."""
         ...
 
 
 class AdapterParker(Protocol):
     """Parks the adapters of a session.
 
-    Every method raises a DomainError of the model service, or ServiceUnreachable.
+    Every method may raise a DomainError of the model service, or ServiceUnreachable.
     """
 
     async def of_session(self, tenant_id: str, session_id: str) -> Sequence[str]:

@@ -1,8 +1,8 @@
 """States of a client's session: active, expired without heartbeats, or finished at the client's request.
 
 An active session counts as expired once its last heartbeat is older than the lifetime; the sweep only stores the state.
-A heartbeat makes an expired session active again, but never a finished one. Each time that a session ends, its adapters
-and versions are settled once.
+A heartbeat makes an expired session active again, but never a finished one. A session that ends is settled once: its
+queued work is dropped, its adapters are parked (and saved first if `is_saved`), and its versions are unpinned.
 """
 
 from collections.abc import Mapping, Sequence
@@ -100,9 +100,9 @@ class Session:
         return replace(self, state=SessionState.FINISHED, finish_reason=reason, is_settled=False)
 
     def settled(self, ended: 'Session', checkpoint_paths: Sequence[str]) -> 'Session':
-        """Return the session with the settlement of `ended`, an earlier state of this session.
+        """Return the session marked as settled; `ended` is the earlier state of this session that was settled.
 
-        A session whose state has changed since is returned unchanged; its new state is settled separately.
+        A session that has changed since `ended` is returned unchanged; its new state is settled separately.
         """
         if (self.state, self.heartbeat_time) != (ended.state, ended.heartbeat_time):
             return self

@@ -21,7 +21,7 @@ from services.gateway.store.base import (
 
 
 class SessionRow(Base):
-    """Sessions."""
+    """Table of sessions."""
 
     __tablename__ = 'sessions'
     __table_args__ = (

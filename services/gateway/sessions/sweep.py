@@ -1,4 +1,4 @@
-"""Sweeps over all sessions: expires silent ones, and settles ended ones so that no training is lost."""
+"""Sweeps over all sessions: expires those without heartbeats, and settles ended ones so that no training is lost."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -22,7 +22,7 @@ _PAGE_SIZE = 100
 _CONCURRENCY = 16
 """Number of sessions that are settled at the same time, at most one per tenant."""
 _MAX_RECORDED_PATHS = 1000
-"""Largest number of checkpoints recorded with a session; the catalogue lists all of them."""
+"""Maximum number of checkpoints recorded with a session; the catalogue lists all of them."""
 _PREFIXES = {SessionState.EXPIRED: 'session-expired', SessionState.FINISHED: 'session-ended'}
 
 
@@ -32,8 +32,8 @@ class SessionSettler:
     The next sweep repeats failed work. Several gateways may settle the same session at the same time, because every
     step can be repeated safely.
 
-    Quotas do not apply to these saves, because unsaved steps could be lost. The checkpoints count as usual, so a tenant
-    above its quota must delete some checkpoints before it can save again.
+    Quotas do not apply to these saves, because a refused save would lose training steps. The checkpoints count
+    as usual, so a tenant above its quota must delete some checkpoints before it can save again.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class SessionSettler:
         return [self._start_tenant(*item) for item in waiting.items() if item[0] not in self._workers]
 
     async def close(self) -> None:
-        """Cancel all tasks; the next start of a gateway repeats their work."""
+        """Cancel all tasks; the next sweep of any gateway repeats their work."""
         workers = list(self._workers.values())
         for worker in workers:
             worker.cancel()
@@ -140,7 +140,7 @@ class SessionSettler:
 
 
 class SessionSweep:
-    """Expires sessions whose clients are silent for longer than `lifetime`, and settles ended ones."""
+    """Expires sessions that had no heartbeat for longer than `lifetime`, and settles ended ones."""
 
     def __init__(
         self, sessions: SessionStore, settler: SessionSettler | None = None, *, lifetime: timedelta, clock: Clock
@@ -151,13 +151,13 @@ class SessionSweep:
         self._clock = clock
 
     async def expire(self) -> int:
-        """Mark silent sessions as expired; return their number."""
+        """Mark sessions without a heartbeat within `lifetime` as expired; return their number."""
         return await self._sessions.expire(silent_since=self._clock.now() - self._lifetime)
 
     async def run(self, *, interval: timedelta, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> Never:
-        """Sweep every `interval` until cancelled. The next sweep makes up for a failed one.
+        """Sweep every `interval` until cancelled. The next sweep completes a failed one.
 
-        No session expires within one lifetime of the start, because clients may have had no reachable gateway before.
+        No session expires within one lifetime of the start, because clients cannot reach a gateway that is stopped.
         """
         begin = self._clock.now()
         try:

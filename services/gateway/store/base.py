@@ -63,7 +63,7 @@ class EnumName(TypeDecorator[Member]):
 
     def __init__(self, enum_class: type[Member]) -> None:
         super().__init__()
-        # SQLAlchemy builds its cache key from public attributes with the names of the parameters.
+        # SQLAlchemy computes its cache key from the attributes that have the names of the parameters.
         self.enum_class = enum_class
 
     def process_bind_param(self, value: Member | None, dialect: Dialect) -> str | None:
@@ -160,7 +160,7 @@ class SqlStore:
             return (await connection.execute(statement)).rowcount
 
     async def _add_if_absent(self, row_class: type[Base], value: Value, *, key: Sequence[str]) -> Value:
-        """Add a value unless the columns of the unique `key` are in use; return the stored value."""
+        """Add a value unless a row has the same values in the unique columns `key`; return the stored value."""
         is_same = and_(*(getattr(row_class, name) == getattr(value, name) for name in key))
         async with self._database.write() as connection:
             insert = insert_into(connection, row_class).values(as_row(value))
@@ -192,7 +192,7 @@ async def delete_all(database: Database, row_class: type[Base], condition: Colum
 def newest_first(
     query: Select[Any], page: Page, *, time: InstrumentedAttribute[Any], item_id: InstrumentedAttribute[str]
 ) -> Select[Any]:
-    """Return `query` for a page and one more item, which shows whether there is a next page, newest first."""
+    """Sort `query` from newest to oldest and limit it to a page and one more item, which shows that a page follows."""
     key: ColumnElement[Any] = tuple_(time, item_id)
     if page.after is not None:
         query = query.where(key < tuple_(page.after.create_time, page.after.item_id))

@@ -74,7 +74,7 @@ class ShieldedConnection(AsyncConnection):
 
 
 class Database:
-    """Runs transactions. Committed transactions survive a kill of the process and a loss of power.
+    """Runs transactions. Committed transactions survive a crash of the process and a loss of power.
 
     Concurrency: safe for any number of tasks. On one SQLite file, the writers of all processes run one at a time.
     """
@@ -151,7 +151,7 @@ class Database:
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
-        """Open a transaction for reading; it must not write.
+        """Open a transaction that only reads.
 
         On SQLite, all statements see one consistent state. On PostgreSQL, each statement sees the state at its start.
 

@@ -1,4 +1,4 @@
-"""Trainers of new adapters, for several model services with one base model."""
+"""Table with the model service that receives each new adapter, for base models with several model services."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,7 +8,7 @@ down_revision = 'r0011'
 
 
 def upgrade() -> None:
-    """Create the table of creations."""
+    """Create the table `creations`."""
     op.create_table(
         'creations',
         sa.Column('tenant_id', sa.String(), primary_key=True),
