@@ -1,7 +1,7 @@
 """Operations on checkpoints.
 
-The checkpoint service makes all changes. `delete`, `set_ttl` and `set_public` also update the catalogue immediately, so
-that the caller sees the change before the feed reports it. A new copy appears when the feed reports it.
+The checkpoint service makes all changes, and reports them in a feed (see `follow`). `delete`, `set_ttl` and
+`set_public` also update the catalogue immediately. A copy is listed as soon as the feed reports it.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ class Checkpoints:
     ) -> Checkpoint:
         """Copy a checkpoint that the caller may read.
 
-        Idempotency: with `run_id` or `key`, a repeated request returns the first copy, even if the first was cancelled.
+        Idempotency: with `run_id` or `key`, a repeated request returns the same copy, even after a cancelled call.
 
         Args:
             caller: owner of the copy.
@@ -92,7 +92,7 @@ class Checkpoints:
     def _on_copy_done(self, task: asyncio.Task[Checkpoint]) -> None:
         self._copies.discard(task)
         if not task.cancelled():
-            # Marks the exception as retrieved: the caller may have been cancelled.
+            # A cancelled caller does not retrieve the exception, which asyncio would then log.
             task.exception()
 
 

@@ -19,7 +19,7 @@ from twinkle.api.model.v1 import adapter_pb2
 from twinkle.data_format import base_model_id
 
 MAX_FILTER_LABELS = 16
-"""Largest number of labels in a filter."""
+"""Maximum number of labels in a filter."""
 
 
 def run_filter_from_proto(request: messages.ListRunsRequest) -> RunFilter:

@@ -45,7 +45,7 @@ class Purge:
         self._clock = clock
 
     async def run(self, *, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> Never:
-        """Remove old rows now and once a day until cancelled. The next purge makes up for a failed one."""
+        """Remove old rows now and once a day until cancelled. The next purge completes a failed one."""
         while True:
             try:
                 if count := sum([await store.purge(before=self._clock.now() - KEPT_FOR) for store in self._stores]):
@@ -70,7 +70,7 @@ class FeedFollower(Generic[Entry]):
         clock: Clock,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Create a follower of `feed`, which log lines call `name`; `pause` waits for a number of seconds."""
+        """Create a follower of `feed`; log lines contain `name`, and `pause` sleeps for a number of seconds."""
         self._name = name
         self._feed = feed
         self._store = store
@@ -93,7 +93,7 @@ class FeedFollower(Generic[Entry]):
                 write('feed failed', feed=self._name, reason=error.reason)
             failures = 0 if self._is_connected else failures + 1
             if not self._is_connected:
-                # A service that sent no event may not accept the token.
+                # The service sent no event, so it may have refused the token.
                 self._token = ''
             limit = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(failures, 10))
             await self._pause(limit * random.uniform(0.5, 1.0))

@@ -43,7 +43,7 @@ class GrpcCheckpoints:
     """Calls the checkpoint service on behalf of the current caller. Every method raises the errors of the service."""
 
     def __init__(self, channel: grpc.aio.Channel | None, *, internal_token: str) -> None:
-        """Use `channel`, which adds no credentials and is closed by the caller; None without a checkpoint service."""
+        """Use `channel`, which adds no credentials and is closed by the caller; None if there is no such service."""
         self._stub = None if channel is None else checkpoint_service_pb2_grpc.CheckpointServiceStub(channel)
         self._internal_token = internal_token
 
@@ -199,7 +199,7 @@ async def entry_events(
 
 
 def _event_of(message: Any, entry_of: Callable[[Any], Entry], id_field: str) -> CatalogueEvent[Entry] | None:
-    """Return the event, or None for a kind that only newer services know."""
+    """Return the event, or None for a kind that only newer services send."""
     match message.WhichOneof('event'):
         case 'adapter' | 'checkpoint' as kind:
             key = message.tenant_id, getattr(getattr(message, kind), id_field)

@@ -1,4 +1,4 @@
-"""Opens the catalogue over a database, and the background job that follows the checkpoint service."""
+"""Wires the catalogue to a database, and creates the background job that follows the checkpoint service."""
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""Paths of saved weights in Tinker's form and in ours; only this module converts between them.
+"""Paths of saved weights in the forms of Tinker and Twinkle; only this module converts between them.
 
-A Tinker path is `tinker://{run}/{kind}/{name}`; ours is `twinkle://{run}/weights/{name}`. Tinker has a namespace for
-each kind. We have one namespace for all kinds, so our names end in a suffix for the kind: none, `.sampler` or
+A Tinker path is `tinker://{run}/{kind}/{name}`; a native path is `twinkle://{run}/weights/{name}`. Tinker has a
+namespace for each kind. Twinkle has one namespace, so its names end in a suffix for the kind: none, `.sampler` or
 `.external`. Parsers raise InvalidField with the given field.
 """
 
@@ -41,17 +41,17 @@ class WeightsPath:
 
     @property
     def checkpoint_id(self) -> str:
-        """Kind and name."""
+        """Id in the Tinker API: `{kind}/{name}`."""
         return f'{self.kind}/{self.name}'
 
     @property
     def native_name(self) -> str:
-        """Name of our checkpoint within its run."""
+        """Name of the native checkpoint within its run."""
         return self.name + _SUFFIXES[self.kind]
 
     @property
     def native(self) -> str:
-        """Path in our form."""
+        """Native path."""
         return f'{NATIVE_SCHEME}{self.run_id}/weights/{self.native_name}'
 
 
@@ -90,7 +90,7 @@ def parse_name(name: str, field: str) -> str:
 
 
 def path_of_native(native: str) -> WeightsPath:
-    """Convert the path of one of our checkpoints."""
+    """Convert the native path of a checkpoint."""
     run_id, _, name = native.removeprefix(NATIVE_SCHEME).partition('/weights/')
     for kind, end in _SUFFIXES.items():
         if end and name.endswith(end):

@@ -36,7 +36,7 @@ class EntryStore(Protocol[Entry_contra]):
 
 
 class RunStore(EntryStore[Run], Protocol):
-    """Stores runs. Deleted runs stay listed as inactive for 30 days, and as long as one of their checkpoints exists."""
+    """Stores runs. Deleted runs stay listed as inactive for 30 days, or longer if one of their checkpoints exists."""
 
     async def mark_absent_deleted(
         self, present: Collection[EntryKey], *, moment: datetime, base_models: Collection[str] | None = None
@@ -49,15 +49,15 @@ class RunStore(EntryStore[Run], Protocol):
         ...
 
     async def list_newest(self, tenant_id: str, page: Page, wanted: RunFilter) -> Sequence[Run]:
-        """Return a page and one extra item if there is a next page, newest first."""
+        """Return the items of a page, newest first, and one more item if there is a next page."""
         ...
 
 
 class AssignmentStore(Protocol):
-    """Stores creations permanently, like the model services store the ids of their adapters."""
+    """Stores creations permanently, as the model services store the ids of their adapters."""
 
     async def assign(self, creation: Creation) -> Creation:
-        """Store a creation unless an equal request was stored before, by any gateway, and return the stored one."""
+        """Store a creation unless a gateway stored one for the same request; return the stored one."""
         ...
 
 
@@ -65,7 +65,7 @@ class CheckpointStore(EntryStore[Checkpoint], Protocol):
     """Stores checkpoints. Deleted checkpoints are not listed."""
 
     async def list_newest(self, tenant_id: str, page: Page, wanted: CheckpointFilter) -> Sequence[Checkpoint]:
-        """Return a page and one extra item if there is a next page, newest first."""
+        """Return the items of a page, newest first, and one more item if there is a next page."""
         ...
 
 
@@ -73,7 +73,7 @@ class EndedRows(Protocol):
     """Rows that remain stored for some time after their end: entries, sessions, sampling handles and usage."""
 
     async def purge(self, *, before: datetime) -> int:
-        """Remove the rows that ended before a time and that no other row needs, and return their number."""
+        """Remove the rows that ended before a time and that no other row depends on, and return their number."""
         ...
 
 

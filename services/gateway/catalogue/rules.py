@@ -41,7 +41,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Creation:
-    """A request for a new run, and the trainer that it was assigned to."""
+    """A request for a new run, and its trainer: the model service that it was assigned to."""
 
     tenant_id: str
     base_model: str

@@ -26,7 +26,7 @@ Item = TypeVar('Item')
 
 
 class RunRow(Base):
-    """Runs as last reported by the model services, which may name tenants that the gateway does not know."""
+    """Table of runs as last reported by the model services; their tenants may be missing in the table of tenants."""
 
     __tablename__ = 'runs'
     __table_args__ = (
@@ -47,7 +47,7 @@ class RunRow(Base):
 
 
 class CreationRow(Base):
-    """Requests for new runs, each with the trainer that received the first one."""
+    """Table of requests for new runs, each with the trainer that it was first assigned to."""
 
     __tablename__ = 'creations'
     tenant_id: Mapped[str] = mapped_column(primary_key=True)
@@ -57,7 +57,7 @@ class CreationRow(Base):
 
 
 class CheckpointRow(Base):
-    """Checkpoints as last reported by the checkpoint service."""
+    """Table of checkpoints as last reported by the checkpoint service."""
 
     __tablename__ = 'checkpoints'
     __table_args__ = (Index('ix_checkpoints_newest', 'tenant_id', 'create_time', 'checkpoint_id'),)
@@ -78,7 +78,7 @@ class CheckpointRow(Base):
     user_metadata: Mapped[Mapping[str, str]] = mapped_column(server_default='{}')
     lora_rank: Mapped[int] = mapped_column(server_default='0')
     delete_time: Mapped[datetime | None]
-    """Time at which the gateway learned of the deletion; None while the checkpoint exists."""
+    """Time at which the gateway recorded the deletion; None while the checkpoint exists."""
 
 
 class SqlRunStore(SqlStore):
@@ -149,7 +149,7 @@ class SqlEndedRows(SqlStore):
     """Implements `EndedRows` for checkpoints, runs and sessions.
 
     A run stays stored while one of its checkpoints exists, and a session stays stored while one of its runs is stored.
-    The stored bytes of a session or a project are summed over these rows.
+    These rows are needed to sum the stored bytes of a session or a project.
     """
 
     async def purge(self, *, before: datetime) -> int:
@@ -221,7 +221,7 @@ class SqlBrowser(SqlStore):
         return await self._slice(Checkpoint, CheckpointRow, condition, order=order, part=part)
 
     async def sessions(self, tenant_id: str, part: Slice, *, project_id: str = '') -> Counted[Session]:
-        """Return a slice of the tenant's sessions, as stored, limited to one project unless `project_id` is empty."""
+        """Return a slice of the tenant's sessions in their stored states, of one project if `project_id` is given."""
         order = (SessionRow.create_time, SessionRow.session_id)
         condition = SessionRow.tenant_id == tenant_id
         if project_id:

@@ -28,7 +28,7 @@ def report_from_proto(message: wire.Replica, *, peer: str) -> ReplicaReport:
     """Convert a replica's report; `peer` is gRPC's description of the caller.
 
     Raises:
-        InvalidField: A field is invalid; the error names it.
+        InvalidField: a field is invalid; the error names it.
     """
     if message.service not in _SERVICES:
         raise InvalidField('replica.service', f'must be one of {", ".join(_SERVICES)}')
@@ -52,10 +52,10 @@ def report_from_proto(message: wire.Replica, *, peer: str) -> ReplicaReport:
 
 
 def address_from_proto(address: str, *, peer: str) -> str:
-    """Return the 'host:port' of a replica for this gateway. The host of `peer` replaces an unspecified address.
+    """Return the 'host:port' at which the gateway reaches a replica. The host of `peer` replaces 0.0.0.0 and [::].
 
     Raises:
-        InvalidField: The address is malformed, or is reachable only from the replica's host.
+        InvalidField: the address is malformed, or is reachable only from the replica's host.
     """
     host, _, port = address.rpartition(':')
     bare = host.removeprefix('[').removesuffix(']')

@@ -20,13 +20,13 @@ from twinkle.api.sampler.v1 import sampler_service_pb2, sampler_service_pb2_grpc
 from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
 
 CONNECT_SECONDS = 5.0
-"""Timeout of a connection attempt; without it, a dropped packet would delay the attempt much longer."""
+"""Timeout of a connection attempt; without it, one lost packet could delay the attempt much longer."""
 RESPONSE_SECONDS = 2.0
 """A static sampler that takes longer to respond counts as unreachable."""
 
 
 class ReplicaChannels:
-    """Channels to replicas by address, without interceptors and retries; plaintext without `tls`.
+    """Channels to replicas by address, without interceptors and retries; in plaintext if `tls` is absent.
 
     A channel is opened when it is first needed, and closed when its address leaves the fleet.
     """
@@ -39,7 +39,7 @@ class ReplicaChannels:
         """Return the connected channel to an address.
 
         Raises:
-            ReplicaNotReached: No connection could be made in time.
+            ReplicaNotReached: no connection could be made in time.
         """
         if (channel := self._channels.get(address)) is None:
             channel = open_forwarding_channel(address, tls=self._tls, service='sampler')
@@ -91,7 +91,7 @@ class StaticSampler:
         """Yield a report immediately, and then about every second.
 
         Raises:
-            DomainError: The sampler can no longer be reached.
+            DomainError: the sampler can no longer be reached.
         """
         while True:
             try:

@@ -1,9 +1,9 @@
 """Finds the model service for a call, by base model or by adapter.
 
-An adapter belongs to the service whose feed reported it last, or which responds that it has it. A new adapter goes to
-the service with the most room, and the choice is stored, so that repeated requests go there too. The base model of an
-adapter never changes, so it is cached. The services themselves check that an adapter exists, and refuse unknown
-adapters and adapters of other tenants with the same error.
+An adapter belongs to the service whose feed reported it last, or that confirms having it when queried. A new adapter
+goes to the service with the most free memory, and the choice is stored, so that repeated requests go there too. The
+base model of an adapter never changes, so it is cached. The services themselves check that an adapter exists, and
+refuse unknown adapters and adapters of other tenants with the same error.
 """
 
 import asyncio
@@ -32,8 +32,8 @@ Result = TypeVar('Result')
 def served_name(name: str, served: Collection[str]) -> str | None:
     """Return the served base model that a client's `name` refers to; None if no model or several models match.
 
-    An exact match, or the alias of a built-in model, wins. Otherwise a model matches if the two ids are equal except
-    for a hub prefix of one of them, or else if `name` is the shown name of the model's folder.
+    An exact match, or the alias of a built-in model, takes precedence. Otherwise a model matches if the two ids differ
+    only in a hub prefix of one of them. If no id matches, a model matches if `name` is its `shown_name`.
     """
     name = base_model_id(name)
     if name in served:
@@ -45,12 +45,12 @@ def served_name(name: str, served: Collection[str]) -> str | None:
 
 
 def shown_name(base_model: str) -> str:
-    """Return the name of a base model for clients: of a folder on the server, only the last part of its path."""
+    """Return the name of a base model for clients; for a folder on the server, the last part of its path."""
     return PurePath(base_model).name if base_model.startswith(('/', './', '../', '~')) else base_model
 
 
 def shown_text(text: str) -> str:
-    """Return an error message in which folders of the server are replaced by their last part."""
+    """Return an error message in which each path on the server is replaced by its last part."""
     return _FOLDER.sub(lambda found: shown_name(found[0]), text)
 
 
@@ -71,7 +71,7 @@ class ModelFacts(Protocol):
         """Return whether a service has a tenant's adapter, or has removed it because it was unused.
 
         Raises:
-            DomainError: The service cannot be reached now.
+            DomainError: the service cannot be reached now.
         """
         ...
 
@@ -85,17 +85,17 @@ class ModelRoutes(Protocol):
         ...
 
     def known_base_models(self, service: str) -> Collection[str]:
-        """Return the base models that a service is used for, according to its latest report; empty if unknown."""
+        """Return the base models of a service, according to its latest report; empty if it has never reported."""
         ...
 
     async def holders_of(self, base_model: str) -> Sequence[str]:
-        """Return the services that hold a base model, the one with the most room first.
+        """Return the services that hold a base model, the one with the most free memory first.
 
         For an empty name, the first service is returned, which refuses the call.
 
         Raises:
-            BaseModelNotFound: No service holds the base model; the error lists the base models that exist.
-            ServiceUnreachable: A service that has never reported may hold the base model.
+            BaseModelNotFound: no service holds the base model; the error lists the base models that exist.
+            ServiceUnreachable: a service that has never reported may hold the base model.
         """
         ...
 
@@ -105,17 +105,17 @@ class ModelRoutes(Protocol):
         `adapter_id` may be empty. If `request_id` is also empty, any service that holds the base model is returned.
 
         Raises:
-            BaseModelNotFound, ServiceUnreachable: See `holders_of`.
-            ServiceUnreachable: The service that received the first request is not known yet, or has ended.
-            AdapterIdTaken: The tenant has or had an adapter with this id and another base model.
+            BaseModelNotFound, ServiceUnreachable: see `holders_of`.
+            ServiceUnreachable: the service that received the first request is not known yet, or has ended.
+            AdapterIdTaken: the tenant has or had an adapter with this id and another base model.
         """
         ...
 
     async def owner_of(self, tenant_id: str, adapter_id: str) -> str | None:
-        """Return the service that has a tenant's adapter; None if no service has it, so any service can refuse a call.
+        """Return the service that has a tenant's adapter; None if no service has it, so any may refuse the call.
 
         Raises:
-            ServiceUnreachable: A service that cannot be reached may have the adapter.
+            ServiceUnreachable: a service that cannot be reached may have the adapter.
         """
         ...
 
@@ -146,10 +146,10 @@ class SeveralModels:
     """Implements `ModelRoutes` for several model services.
 
     Args:
-        services: Names in the order of the configuration.
-        facts: Queries the services.
-        runs: Store with the base model of each run in the catalogue.
-        assignments: Store with the trainer of each creation.
+        services: names in the order of the configuration.
+        facts: queries the services.
+        runs: store with the base model of each run in the catalogue.
+        assignments: store with the trainer of each creation.
 
     Concurrency: use it from one event loop only.
     """
@@ -239,7 +239,7 @@ class SeveralModels:
         """Return the service that has the adapters of a trainer.
 
         Raises:
-            ServiceUnreachable: No service has reported them; any other service might create a duplicate.
+            ServiceUnreachable: no service has reported the trainer, and any other service might create a duplicate.
         """
         service = self.table.service_of(trainer_id)
         if service is None or not self.table.is_reachable(service):

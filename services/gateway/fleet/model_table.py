@@ -13,11 +13,11 @@ class ModelReport:
 
     base_models: frozenset[str]
     journal_ids: tuple[str, ...] = ()
-    """Ids of its journal and of those that it took over; empty without a durable journal."""
+    """Ids of the service's journal and of the journals that it took over; empty without a durable journal."""
     free_count: int = 0
-    """Number of further adapters that fit into its memory."""
+    """Number of further adapters that fit into the service's memory."""
     adapter_count: int = 0
-    """Number of its adapters of all tenants."""
+    """Number of the service's adapters, of all tenants."""
 
 
 class ModelTable:
@@ -68,12 +68,12 @@ class ModelTable:
         return service in self._reports and service not in self._unreachable
 
     def trainer_id_of(self, service: str) -> str:
-        """Return the id by which creations are assigned to a service: that of its journal, or its name without one."""
+        """Return the `Creation.trainer_id` of a service: the id of its journal or, without a journal, its name."""
         ids = self._reports[service].journal_ids
         return ids[0] if ids else service
 
     def service_of(self, trainer_id: str) -> str | None:
-        """Return the service that has the adapters of a trainer, which it may have taken over; None if it is unknown.
+        """Return the service that has the adapters of a trainer, perhaps after a takeover; None if it is unknown.
 
         A service that responds takes precedence over the last report of one that has ended.
         """
@@ -114,7 +114,7 @@ class RunOwners:
         self._owners[key] = service
 
     def remove(self, service: str, key: EntryKey) -> bool:
-        """Record that a service does not have an adapter; return whether no other service has it."""
+        """Record that a service does not have an adapter; return False if another service has it."""
         if self._owners.get(key, service) != service:
             return False
         self._owners.pop(key, None)

@@ -1,4 +1,4 @@
-"""Opens the services behind a gateway: channels to them, the fleet of samplers, and the background jobs of both."""
+"""Wires the services behind a gateway: channels to them, the fleet of samplers, and the background jobs of both."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
@@ -116,7 +116,7 @@ def _kind_of(service: str) -> str:
 
 
 class ExpireLeases:
-    """Marks silent replicas as lost, and closes connections to removed ones."""
+    """Marks replicas with an expired lease as lost, and closes connections to removed ones."""
 
     def __init__(self, membership: Membership, *, channels: ReplicaChannels) -> None:
         self._membership = membership
@@ -142,7 +142,7 @@ class FollowStatic:
         membership.register(sampler.report, is_static=True)
 
     async def run_forever(self, *, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> Never:
-        """Poll until cancelled. A sampler that cannot be reached is lost, and is polled again after a second."""
+        """Poll until cancelled. A sampler that cannot be reached is marked lost, and is polled again after a second."""
         while True:
             try:
                 async with aclosing(self._sampler.follow()) as reports:

@@ -26,7 +26,7 @@ class Registration:
 
     replica: Replica
     checkpoint_address: str
-    """'host:port' of the checkpoint service; empty if this gateway knows no address that the replica can reach."""
+    """'host:port' of the checkpoint service; empty if it is not deployed or if the replica cannot reach it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +52,12 @@ class FleetEvent:
 class Replicas:
     """Adds replicas to the fleet, renews their leases, and lists them for operators.
 
-    Every method raises ScopeMissing, unless the caller is a service of this deployment (`register` and `lease`) or an
-    operator (the other methods). `is_this_host` returns whether a host name or address belongs to this machine.
+    `register` and `lease` raise ScopeMissing if the caller is not a service of this deployment, all other methods if it
+    is not an operator. `is_this_host` returns whether a host name or address belongs to this machine.
 
     Args:
-        lease: Maximum time between two reports; a replica that exceeds it is marked lost.
-        relay_fan_out: Number of samplers that each sampler relays weights to; 0 disables relaying.
+        lease: maximum time between two reports; a replica that exceeds it is marked lost.
+        relay_fan_out: number of samplers that each sampler relays weights to; 0 disables relaying.
         checkpoint_address: 'host:port' of the checkpoint service; empty without a checkpoint service.
     """
 
@@ -88,7 +88,7 @@ class Replicas:
         When `reports` end, a draining replica leaves the fleet; any other replica is marked lost.
 
         Raises:
-            ReplicaNotFound: The replica must register first, or the reports name different replicas.
+            ReplicaNotFound: the replica must register first, or the reports name different replicas.
         """
         require_internal(caller)
         replica_id, number = '', 0
@@ -109,7 +109,7 @@ class Replicas:
         Idempotency: draining again has no effect.
 
         Raises:
-            ReplicaNotFound: No replica has this id, or it is lost.
+            ReplicaNotFound: no replica has this id, or it is lost.
         """
         require_scope(caller, 'operator')
         return self._membership.drain(replica_id)
@@ -126,10 +126,10 @@ class Replicas:
     async def watch(self, caller: Caller, resume_token: str) -> AsyncGenerator[FleetEvent, None]:
         """Yield all replicas, an event with only a token, and then changes; with `resume_token`, only later changes.
 
-        A slow watcher sees only the latest state of each replica. The stream ends when the gateway begins to stop.
+        A slow watcher receives only the latest state of each replica. The stream ends when the gateway begins to stop.
 
         Raises:
-            InvalidField: The token is too old, or was issued before a restart.
+            InvalidField: the token is too old, or was issued before a restart.
         """
         require_scope(caller, 'operator')
         fleet = self._membership.fleet

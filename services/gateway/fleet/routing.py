@@ -105,7 +105,7 @@ class PrefixMemory:
 
 
 class LoadTable:
-    """Number of sequences per replica: the last report, plus sequences sent and minus those finished since then."""
+    """Number of sequences per replica: the last reported number, plus sequences sent and minus those finished since."""
 
     def __init__(self) -> None:
         self._open: Counter[str] = Counter()
@@ -128,7 +128,7 @@ class LoadTable:
         self._since_report.pop(replica_id, None)
 
     def keep_only(self, replica_ids: Collection[str]) -> None:
-        """Drop the counts of all other replicas."""
+        """Drop the counts since the last report for all other replicas; their open sequences stay counted."""
         for replica_id in self._since_report.keys() - set(replica_ids):
             del self._since_report[replica_id]
 

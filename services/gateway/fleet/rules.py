@@ -1,7 +1,7 @@
 """The fleet: its replicas and their states. `routing` chooses the replica for a request.
 
-A replica registers and then holds a lease. It is lost when it is silent for longer than its lease, or when its lease
-ends without a drain. Lost replicas are removed after `forget_after`. Static replicas, which are listed in the
+A replica registers and then holds a lease. It is lost when it sends no report for the time of its lease, or when its
+lease ends without a drain. Lost replicas are removed after `forget_after`. Static replicas, which are listed in the
 configuration, hold no lease and are never removed.
 """
 
@@ -30,7 +30,7 @@ class ReplicaState(StrEnum):
     DRAINING = 'draining'
     """Finishes its requests and accepts no new ones."""
     LOST = 'lost'
-    """Was silent for longer than its lease, or ended its lease without a drain."""
+    """Sent no report for the time of its lease, or ended its lease without a drain."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,7 @@ class _Member:
 class Fleet:
     """All replicas, in memory. Each change increments the revision, which is 0 while no replica has registered.
 
-    A replica that is silent for longer than `lease` is lost; a lost replica stays listed for `forget_after`.
+    A replica that sends no report for `lease` is lost; a lost replica stays listed for `forget_after`.
     """
 
     def __init__(self, *, clock: Clock, lease: timedelta, forget_after: timedelta) -> None:
@@ -134,7 +134,7 @@ class Fleet:
         return self._member(replica_id).replica
 
     def register(self, report: ReplicaReport, *, is_static: bool = False) -> Replica:
-        """Add or update a replica. A leased replica with another id at its address was restarted and is removed."""
+        """Add or update a replica. A leased replica with another id at its address was replaced and is removed."""
         for other in self.replicas():
             if other.address == report.address and other.replica_id != report.replica_id and not other.is_static:
                 self._remove(other.replica_id)
@@ -157,7 +157,7 @@ class Fleet:
         """Return the number of a new lease, which supersedes the replica's earlier leases.
 
         Raises:
-            ReplicaNotFound: The replica must register first.
+            ReplicaNotFound: the replica must register first.
         """
         member = self._member(replica_id)
         member.lease_number += 1
@@ -167,7 +167,7 @@ class Fleet:
         """Store a replica's report; a lost replica is ready again.
 
         Raises:
-            ReplicaNotFound: The replica must register first.
+            ReplicaNotFound: the replica must register first.
         """
         member = self._member(report.replica_id)
         is_drain_requested = member.replica.state is ReplicaState.DRAINING
@@ -192,7 +192,7 @@ class Fleet:
         """Stop sending requests to a replica.
 
         Raises:
-            ReplicaNotFound: No replica has this id, or it is lost.
+            ReplicaNotFound: no replica has this id, or it is lost.
         """
         member = self._member(replica_id)
         if member.replica.state is ReplicaState.LOST:
@@ -212,7 +212,7 @@ class Fleet:
         self._put(member, replace(member.replica, report=report, state=ReplicaState.LOST))
 
     def expire(self) -> None:
-        """Mark silent replicas as lost, and remove those that were lost long ago."""
+        """Mark replicas with an expired lease as lost, and remove those that expired `forget_after` ago."""
         now = self._clock.monotonic()
         for member in list(self._members.values()):
             if member.replica.is_static:
@@ -265,7 +265,7 @@ class Fleet:
         )
 
     def note_resident(self, replica_id: str, adapter_id: str, version: int) -> None:
-        """Record that a replica holds a version that it has just used; its next report replaces the record."""
+        """Record that a replica holds a version that it has just used. A report of a leased replica clears it."""
         if member := self._members.get(replica_id):
             if len(member.used_versions) >= MAX_USED_VERSIONS:
                 member.used_versions.clear()

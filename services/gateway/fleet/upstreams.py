@@ -162,7 +162,7 @@ class ModelChannels:
         """Return the channel to the service that has a tenant's adapter, or to any service if no service has it.
 
         Raises:
-            ServiceUnreachable: A service that cannot be reached may have the adapter.
+            ServiceUnreachable: a service that cannot be reached may have the adapter.
         """
         return self._channels[await self._routes.owner_of(tenant_id, adapter_id) or self._routes.services[0]]
 
@@ -172,7 +172,7 @@ class ModelChannels:
         """Return the channel to the service that creates an adapter; `adapter_id` may be empty.
 
         Raises:
-            DomainError: See `ModelRoutes.creator_of`.
+            DomainError: see `ModelRoutes.creator_of`.
         """
         return self._channels[await self._routes.creator_of(tenant_id, base_model, adapter_id, request_id)]
 
@@ -208,7 +208,7 @@ class GrpcModelFacts:
         except grpc.aio.AioRpcError as error:
             failure = error_from_call(error, service='model')
             if failure.code in {Code.NOT_FOUND, Code.INVALID_ARGUMENT}:
-                # The service that removed an adapter answers for it, because only that service knows its checkpoint.
+                # A service that removed the adapter counts as its owner, because only it can name the checkpoint.
                 return failure.reason == AdapterExpired.reason
             raise failure from error
         return True
@@ -291,12 +291,12 @@ class Upstreams:
     """The services behind the gateway, by the names of the configuration.
 
     Args:
-        channels: Channels without interceptors, for calls on behalf of clients.
-        internal: Channels for calls of the gateway itself.
-        model_names: Names of the model services in order of precedence.
-        facts: Descriptions of the services, including services that are not deployed.
-        stores: Store of runs, with the base model of each, and store of the trainers of creations.
-        internal_token: Proves the gateway's identity to the services.
+        channels: channels without interceptors, for calls on behalf of clients.
+        internal: channels for calls of the gateway itself.
+        model_names: names of the model services in order of precedence.
+        facts: descriptions of the services, including services that are not deployed.
+        stores: store of runs, with the base model of each, and store of the trainers of creations.
+        internal_token: proves the gateway's identity to the services.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ _log = structlog.get_logger('quotas')
 class QuotaTable:
     """Quotas of all tenants in memory. Changes made through another gateway appear after the next `read()`.
 
-    `default` contains the limits that apply where a tenant's quota has none, and `pause` waits for a number of seconds.
+    `default` contains the limits that a tenant's quota does not set, and `pause` sleeps for a number of seconds.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class TokenRates:
         """Wait until a tenant is within its rate, for at most `patience_seconds`; None waits without a limit.
 
         Raises:
-            QuotaExceeded: the wait would exceed `patience_seconds`; raised without waiting until then.
+            QuotaExceeded: the wait would exceed `patience_seconds`; raised as soon as this is certain.
         """
         give_up_at = None if patience_seconds is None else self._clock.monotonic() + patience_seconds
         while (seconds := self.seconds_until_free(tenant_id)) > 0:

@@ -1,7 +1,7 @@
-"""Clients of the services that report usage, and the marks of requests that a quota refuses.
+"""Clients of the services that report usage, and functions that mark requests over a quota.
 
-A marked request is still sent, because only the model service recognizes a repeated request, and returns the first
-response to it. Requests may be large, so they are searched for single fields and not parsed.
+A marked request is still sent, because only the model service recognizes a repeated request, which it answers with the
+first response. Requests may be large, so single fields are read without parsing the complete message.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Opens quotas and usage, and their background jobs."""
+"""Wires quotas and usage, and creates their background jobs."""
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager

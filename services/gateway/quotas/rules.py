@@ -45,7 +45,7 @@ class TenantQuota:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Counts of finished work. Two of them can be added."""
+    """Counts of finished work; the sum of two values adds their counts."""
 
     trained_token_count: int = 0
     sampled_token_count: int = 0
@@ -79,7 +79,7 @@ class UsageBatch:
     """Usage that is recorded in one transaction, exactly once."""
 
     writer_id: str
-    """Process that counted the work; unique."""
+    """Unique id of the process that counted the work."""
     number: int
     """Number of the batch, counted from 1 for each writer; a batch that is sent again is recorded once."""
     moment: datetime
@@ -92,7 +92,7 @@ class UsageBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """A tenant's usage of one run."""
+    """Usage of one run of a tenant."""
 
     run_id: str
     """Empty for work on the base models alone, and for old usage of deleted runs."""
@@ -103,7 +103,7 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True)
 class TimeRange:
-    """A half-open range of time; None leaves an end open."""
+    """A range of time that includes `begin` and excludes `end`; None means that there is no bound."""
 
     begin: datetime | None = None
     end: datetime | None = None

@@ -21,7 +21,7 @@ Works = dict[tuple[str, str], Work]
 
 
 class QuotaRow(Base):
-    """Quotas that administrators set; NULL selects the configured default."""
+    """Table of the quotas that administrators set; NULL selects the configured default."""
 
     __tablename__ = 'quotas'
     tenant_id: Mapped[str] = mapped_column(String(64), ForeignKey('tenants.tenant_id'), primary_key=True)
@@ -50,7 +50,7 @@ class SqlQuotaStore(SqlStore):
 
 
 class UsageRow(Base):
-    """Usage by tenant, run and hour."""
+    """Table of usage by tenant, run and hour."""
 
     __tablename__ = 'usage'
     tenant_id: Mapped[str] = mapped_column(primary_key=True)
@@ -64,7 +64,7 @@ class UsageRow(Base):
 
 
 class UsageMeterRow(Base):
-    """Last recorded reading of each run's meter at the model service."""
+    """Table of the last recorded reading of each run's meter at the model service."""
 
     __tablename__ = 'usage_meters'
     tenant_id: Mapped[str] = mapped_column(primary_key=True)
@@ -74,7 +74,7 @@ class UsageMeterRow(Base):
 
 
 class UsageWriterRow(Base):
-    """Last batch of each writer, so that no batch is recorded twice."""
+    """Table of the number of each writer's last batch, so that no batch is recorded twice."""
 
     __tablename__ = 'usage_writers'
     writer_id: Mapped[str] = mapped_column(String(64), primary_key=True)
