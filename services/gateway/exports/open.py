@@ -1,4 +1,4 @@
-"""Opens exports over a database, and the runner that carries them out."""
+"""Wires exports to a database, and creates the runner that carries them out."""
 
 from services.gateway.catalogue.grpc import GrpcCheckpoints
 from services.gateway.config import GatewayConfig

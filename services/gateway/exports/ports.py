@@ -36,7 +36,7 @@ class ExportStore(Protocol):
         ...
 
     async def list_newest(self, tenant_id: str, page: Page, *, checkpoint_path: str | None) -> Sequence[Export]:
-        """Return a page and one extra item if there is a next page, newest first."""
+        """Return the items of a page, newest first, and one more item if there is a next page."""
         ...
 
     async def claim(self, now: datetime, *, lease: timedelta) -> Export | None:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from services.kit.errors import DomainError, InvalidField, NotSupportedHere
 
 MAX_UNFINISHED = 16
-"""Largest number of unfinished exports of one tenant."""
+"""Maximum number of unfinished exports of one tenant."""
 
 _REPOSITORY = re.compile(r'[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}', re.ASCII)
 _FOLDER = re.compile(r'/?[A-Za-z0-9][\w.-]{0,127}(/[A-Za-z0-9][\w.-]{0,127}){0,7}/?', re.ASCII)

@@ -108,6 +108,6 @@ def export_to_proto(export: Export) -> messages.Export:
 def _failure_to_proto(error: DomainError) -> messages.ExportFailure:
     reasons, name = error_reason_pb2.ErrorReason, f'ERROR_REASON_{error.reason}'
     if name not in reasons.keys():  # noqa: SIM118 (an enum, not a dict)
-        # A newer gateway stored a reason that this version does not know.
+        # A newer gateway stored a reason that this version does not define.
         name = 'ERROR_REASON_INTERNAL'
     return messages.ExportFailure(reason=reasons.Value(name), message=str(error))

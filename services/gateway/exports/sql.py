@@ -29,7 +29,7 @@ _UNFINISHED = (ExportState.WAITING, ExportState.RUNNING)
 
 
 class ExportRow(Base):
-    """Exports of checkpoints."""
+    """Table of exports."""
 
     __tablename__ = 'exports'
     __table_args__ = (
@@ -131,7 +131,7 @@ class SqlExportStore(SqlStore):
 
 
 async def _unfinished(connection: AsyncConnection, tenant_id: str) -> Sequence[Export]:
-    """Return a tenant's unfinished exports, oldest first. Until the transaction ends, no other can add an export."""
+    """Return a tenant's unfinished exports, oldest first. Until the transaction ends, no other transaction adds one."""
     if connection.dialect.name == 'postgresql':
         await connection.execute(select(func.pg_advisory_xact_lock(_lock_of(tenant_id))))
     is_open = (ExportRow.tenant_id == tenant_id) & ExportRow.state.in_(_UNFINISHED)

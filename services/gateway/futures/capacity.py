@@ -45,9 +45,9 @@ class FutureCapacity:
         """Admit a new future; a future that entered before is never refused.
 
         Raises:
-            QueueFull: The tenant or all tenants together have too many futures.
-            BytesFull: The requests of the tenant, or of all tenants, are too large in total.
-            QuotaExceeded: The future samples, and its tenant may not sample now.
+            QueueFull: the tenant or all tenants together have too many futures.
+            BytesFull: the requests of the tenant, or of all tenants, are too large in total.
+            QuotaExceeded: the future samples, and its tenant may not sample now.
         """
         if (gate := self._gate_of(future)) is not None:
             gate.check(future.tenant_id, future.future_id)
@@ -135,7 +135,7 @@ class LimitedTrainer:
         """Create an adapter and return the response; a repeated request returns the adapter that it created.
 
         Raises:
-            QuotaExceeded: The adapter would be new, and the tenant's limit is reached.
+            QuotaExceeded: the adapter would be new, and the tenant's limit is reached.
         """
         async with self._limits.creating(tenant_id) as limit:
             request = request if limit is None else refused_creation(request, limit)
@@ -151,7 +151,7 @@ class LimitedTrainer:
         """Run an operation once the tenant is within its token rate, and return the response.
 
         Raises:
-            QuotaExceeded: The operation saves a checkpoint, and the tenant's storage is full.
+            QuotaExceeded: the operation saves a checkpoint, and the tenant's storage is full.
         """
         await self._limits.enter(tenant_id, patience_seconds=None)
         if self._limits.is_storage_limited(tenant_id) and is_save(request):

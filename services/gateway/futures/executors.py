@@ -56,7 +56,7 @@ class ExecuteOperation:
         """Return the serialized ExecuteResponse.
 
         Raises:
-            DomainError: The operation failed or was refused.
+            DomainError: the operation failed or was refused.
         """
         number, failures = future.number, 0
         last = self._last_before(future)
@@ -94,7 +94,7 @@ class ExecuteOperation:
             self._sent.pop(future.future_id, None)
 
     def _last_before(self, future: Future) -> int | None:
-        """Return the last number if it belongs to the previous position: no other gateway ran the lane in between."""
+        """Return the last number if it is from the previous position, so that no other gateway ran the lane since."""
         position, number = self._last.pop((future.tenant_id, future.lane), (None, None))
         return number if position is not None and position + 1 == future.position else None
 
@@ -104,7 +104,7 @@ class ExecuteOperation:
         """Assign a number to a future that did not run, after a pause if other numbers failed.
 
         Raises:
-            Cancelled: The future was stopped before it had a number.
+            Cancelled: the future was stopped before it had a number.
         """
         self._unnumbered.add(future.future_id)
         try:
@@ -244,7 +244,7 @@ class SamplePrompt:
         """Return the serialized SampleBatchResponse.
 
         Raises:
-            DomainError: The request was refused, or no sampler was available in time.
+            DomainError: the request was refused, or no sampler was available in time.
         """
         caller = Caller(tenant_id=future.tenant_id, scopes=frozenset({'sample'}))
         task = SampleTask.from_bytes(payload)

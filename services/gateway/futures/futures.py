@@ -77,10 +77,10 @@ class Futures:
         """Accept a request durably; a repeated request with the same key returns the same future.
 
         Raises:
-            RequestIdReused: The key was used for another request.
-            QueueFull, QuotaExceeded: The tenant or all tenants together have too many or too large waiting futures.
-            Draining: This gateway is shutting down.
-            ServiceUnreachable, DiskFull: The request could not be stored.
+            RequestIdReused: the key was used for another request.
+            QueueFull, QuotaExceeded: the tenant or all tenants together have too many or too large waiting futures.
+            Draining: this gateway is shutting down.
+            ServiceUnreachable, DiskFull: the request could not be stored.
         """
         if self._is_closed:
             raise Draining()
@@ -104,8 +104,8 @@ class Futures:
         """Return the caller's future when it is finished, or unfinished after `seconds` or when this gateway stops.
 
         Raises:
-            FutureNotFound: The caller has no such future.
-            FutureExpired: The future is expired.
+            FutureNotFound: the caller has no such future.
+            FutureExpired: the future is expired.
         """
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + seconds
@@ -123,8 +123,8 @@ class Futures:
         """Wait up to a minute for the caller's future and return its result; None if it is not finished.
 
         Raises:
-            FutureNotFound, FutureExpired: See `wait`.
-            DomainError: The error that the future failed with.
+            FutureNotFound, FutureExpired: see `wait`.
+            DomainError: the error that the future failed with.
         """
         future = await self.wait(future_id, seconds=_RESULT_SECONDS)
         return await self.result(future) if future.is_finished else None
@@ -133,7 +133,7 @@ class Futures:
         """Return the request of an unfinished future.
 
         Raises:
-            FutureExpired: The future is finished. Facts that are needed afterwards belong in its note.
+            FutureExpired: the future is finished. Facts that are needed afterwards belong in its note.
         """
         return await self._records.read(future, future.payload_name)
 
@@ -141,8 +141,8 @@ class Futures:
         """Return the result of a future that is done.
 
         Raises:
-            DomainError: The error that the future failed with.
-            FutureExpired: The result is deleted.
+            DomainError: the error that the future failed with.
+            FutureExpired: the result is deleted.
         """
         if future.error is not None:
             raise future.error
@@ -156,7 +156,7 @@ class Futures:
         """Stop a future if possible; a finished future does not change. A lane skips a stopped future.
 
         Raises:
-            FutureNotFound, FutureExpired: See `wait`.
+            FutureNotFound, FutureExpired: see `wait`.
         """
         await self._stop(await self._find(future_id))
 

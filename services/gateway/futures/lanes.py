@@ -98,7 +98,7 @@ class Lane:
         """Return the time at which to give up a missing position; None if no position is missing.
 
         Args:
-            patience: Seconds that the first waiting future waits, from its arrival or from the time at which the lane
+            patience: seconds that the first waiting future waits, from its arrival or from the time at which the lane
                 became idle, whichever is later.
         """
         if self._running is not None or not self._waiting or self.next_position in self._waiting:

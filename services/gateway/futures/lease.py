@@ -39,8 +39,8 @@ class GatewayLease:
         """Acquire the lease; from now on futures can be accepted.
 
         Raises:
-            PayloadsNotShared: Another gateway stores payloads in another folder.
-            ServiceUnreachable: The database does not respond.
+            PayloadsNotShared: another gateway stores payloads in another folder.
+            ServiceUnreachable: the database does not respond.
         """
         self._gateway_id = await self._peers.join()
         await self._futures.restart_as(self._gateway_id)

@@ -1,4 +1,4 @@
-"""Opens futures with their stores and executors, and the sampling handles that depend on them."""
+"""Wires futures to their stores and executors, and the sampling handles that depend on futures."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -66,7 +66,7 @@ async def open_futures(
     unfinished futures.
 
     Raises:
-        SystemExit: Another gateway on the database stores payloads elsewhere; the message names the setting.
+        SystemExit: another gateway on the database stores payloads elsewhere; the message names the setting.
     """
     options, retry = config.futures, Retry()
     payloads = PayloadFiles(config.payload_folder())

@@ -16,7 +16,7 @@ class FutureStore(Protocol):
         A new future is returned as the same object, unless its lane has another owner, which then owns the future too.
 
         Raises:
-            ServiceUnreachable: The gateway that the future names as its owner lost its lease.
+            ServiceUnreachable: the gateway that the future names as its owner lost its lease.
         """
         ...
 
@@ -28,7 +28,7 @@ class FutureStore(Protocol):
         """Store the number of a future if its stored number is `instead_of`; return the number that is then stored.
 
         Raises:
-            FutureTaken: Another gateway owns the future.
+            FutureTaken: another gateway owns the future.
         """
         ...
 
@@ -78,10 +78,10 @@ class PayloadStore(Protocol):
     """
 
     async def check_free_space(self, size_bytes: int) -> None:
-        """Check that there is enough space for a new request; results and counters may use the reserve.
+        """Check that there is enough space for a new request; results and counters may use the reserved space.
 
         Raises:
-            DiskFull: There is too little space.
+            DiskFull: there is too little space.
         """
         ...
 
@@ -113,7 +113,7 @@ class Executor(Protocol):
         """Run a future on behalf of its tenant and return the result.
 
         Raises:
-            DomainError: The future failed permanently. Executors wait for transient failures to pass, such as a
+            DomainError: the future failed permanently. Executors wait for transient failures to pass, such as a
                 restart.
         """
         ...

@@ -53,7 +53,7 @@ class FutureRecords:
         """Return the request of a future that is about to run.
 
         Raises:
-            PayloadLost: The request is missing or damaged.
+            PayloadLost: the request is missing or damaged.
         """
         payload = await self.retry.call(partial(self.payloads.get, future.payload_name))
         if payload is None:
@@ -64,8 +64,8 @@ class FutureRecords:
         """Return a payload of a future.
 
         Raises:
-            FutureExpired: The future is expired, or its request is no longer needed.
-            PayloadLost: The payload is missing or damaged.
+            FutureExpired: the future is expired, or its request is no longer needed.
+            PayloadLost: the payload is missing or damaged.
         """
         data = await self.payloads.get(name)
         if data is not None:
@@ -80,7 +80,7 @@ class FutureRecords:
         """Store an outcome and return the stored future. The result is stored before the row with the state DONE.
 
         Raises:
-            FutureTaken: Another gateway owns the future.
+            FutureTaken: another gateway owns the future.
         """
         if isinstance(outcome, bytes):
             await self.retry.call(partial(self.payloads.put, future.result_name, outcome))
@@ -121,7 +121,7 @@ class Attempts:
         """Count an attempt. `end` deletes the stored count, which therefore remains only if the process crashes.
 
         Raises:
-            RequestCrashed: The process ended during `MAX_CRASHES` attempts.
+            RequestCrashed: the process ended during `MAX_CRASHES` attempts.
         """
         if future.future_id in self._counted:
             return
@@ -177,7 +177,7 @@ class Expiry:
         return count
 
     async def run(self, *, interval: timedelta, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> Never:
-        """Sweep every `interval` until cancelled; the next sweep makes up for a failed one."""
+        """Sweep every `interval` until cancelled; the next sweep completes a failed one."""
         while True:
             await pause(interval.total_seconds())
             try:

@@ -151,7 +151,7 @@ class Future:
         """Check that a repeated request is equal to the first one.
 
         Raises:
-            RequestIdReused: The request differs.
+            RequestIdReused: the request differs.
         """
         if fingerprint != self.fingerprint:
             raise RequestIdReused(self.key)

@@ -1,4 +1,4 @@
-"""Futures in SQL: the tables, the store of futures, and the notifications of changes.
+"""Tables and store of futures, and the notifications of changes.
 
 Requests and results are not in the database; see `ports.PayloadStore`.
 """
@@ -30,8 +30,8 @@ from services.kit.errors import DomainError, ServiceUnreachable
 CHANNEL = 'twinkle_futures'
 """PostgreSQL channel of the notifications."""
 TAKEOVER_LOCK = 0x7477696E6B6C66
-"""Key of an advisory lock, held shared to accept a future and exclusively to take over futures. It prevents that a
-future is accepted for an owner that is losing its lease."""
+"""Key of an advisory lock, held shared to accept a future and exclusively to take over futures, so that no future is
+accepted for an owner that is losing its lease."""
 WAITING = text("futures.state = 'waiting'")
 """Literal condition, so that the partial index of waiting futures applies."""
 _IDS_AT_ONCE = 500
@@ -40,7 +40,7 @@ _IS_WAITING = text("state = 'waiting'")
 
 
 class FutureRow(Base):
-    """Futures; their requests and results are payload files."""
+    """Table of futures; their requests and results are payload files."""
 
     __tablename__ = 'futures'
     __table_args__ = (
@@ -71,7 +71,7 @@ class FutureRow(Base):
 
 
 class GatewayRow(Base):
-    """Live gateways of a database that several gateways share."""
+    """Table of the live gateways on a database that several gateways share."""
 
     __tablename__ = 'gateways'
     gateway_id: Mapped[str] = mapped_column(String(64), primary_key=True)

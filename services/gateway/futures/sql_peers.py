@@ -49,7 +49,7 @@ class SqlPeers:
         """Acquire a lease and return its id, which is the owner of this gateway's futures.
 
         Raises:
-            PayloadsNotShared: A live gateway stores payloads in another folder.
+            PayloadsNotShared: a live gateway stores payloads in another folder.
         """
         gateway_id = new_id('gw')
         # The lock is acquired before the row exists, so that no other gateway considers this one dead.
@@ -101,7 +101,7 @@ class SqlPeers:
         """Yield the notifications from now on, including those of this gateway; the first is MISSED.
 
         Raises:
-            ServiceUnreachable: The connection is lost.
+            ServiceUnreachable: the connection is lost.
         """
         listener, self._listener = self._listener, None
         connection = listener or await self._connect(gateway_id)

@@ -1,3 +1,3 @@
-"""Sampling over the fleet: routing, failover, fair slots, quotas, and handles of the weights to sample from."""
+"""Sampling on the fleet: routing, failover, fair slots, quotas, and handles of the weights to sample from."""
 
 __all__: list[str] = []

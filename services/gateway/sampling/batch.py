@@ -23,7 +23,7 @@ _KEYS_AT_ONCE = 64
 
 
 class BatchDivision:
-    """Steps that all batches share."""
+    """Resolves the adapter version of a batch, and divides its prompts over replicas."""
 
     def __init__(self, dispatch: Dispatch, samplers: SamplerClient) -> None:
         self.dispatch = dispatch
@@ -33,7 +33,7 @@ class BatchDivision:
         """Return the version for all prompts, which one replica chooses and loads; None if the request names a version.
 
         Raises:
-            DomainError: The sampler's error, or no replica is available.
+            DomainError: the sampler's error, or no replica is available.
         """
         if not request.is_version_open:
             return None
@@ -56,7 +56,7 @@ class BatchDivision:
         """Return replicas, each with its prompts of `part`.
 
         Raises:
-            DomainError: See `Dispatch.find`.
+            DomainError: see `Dispatch.find`.
         """
         first = await self.dispatch.find(attempt)
         groups: dict[str, tuple[Replica, list[int]]] = {}
@@ -89,7 +89,7 @@ class BatchCompletion:
         """Yield the results in the order in which they finish. Closing the generator cancels all calls.
 
         Raises:
-            DomainError: A sampler's error, or no replica is available.
+            DomainError: a sampler's error, or no replica is available.
         """
         work = asyncio.create_task(self._work())
         try:
@@ -133,7 +133,7 @@ class BatchCompletion:
                     await self._pass_on(replica, part, attempt=attempt, slot=slot, unfinished=unfinished)
         except DomainError as error:
             dispatch.record_failure(attempt, replica, error)
-            # A sampler that failed had started the request, which then waits longer for another sampler.
+            # The failed sampler had started the request, so the request waits longer for another sampler.
             if attempt.consecutive_failures:
                 attempt.start()
             part = replace(part, positions=tuple(unfinished), is_retry=True)
@@ -167,7 +167,7 @@ class BatchScoring:
         """Return the responses; together they cover each sequence once.
 
         Raises:
-            DomainError: A sampler's error, or no replica is available.
+            DomainError: a sampler's error, or no replica is available.
         """
         version = await self._division.resolve_version(self._request, attempt)
         return await self._score(_all_of(self._request, version), attempt)

@@ -29,7 +29,7 @@ def sample_request_from_bytes(raw: bytes) -> SampleRequest:
     """Return the request in a serialized SampleRequest.
 
     Raises:
-        InvalidField: The request continues another one, which only the gateway may do.
+        InvalidField: the request continues another one, which only the gateway may do.
     """
     message = wire.SampleRequest.FromString(raw)
     if message.continued:
@@ -51,7 +51,7 @@ def batch_request_from_bytes(raw: bytes) -> BatchRequest:
     """Return the request in a serialized SampleBatchRequest.
 
     Raises:
-        InvalidField: The batch has no prompts.
+        InvalidField: the batch has no prompts.
     """
     message = wire.SampleBatchRequest.FromString(raw)
     if not message.prompts:
@@ -85,7 +85,7 @@ def score_request_from_bytes(raw: bytes) -> BatchRequest:
     """Return the request in a serialized ComputeLogprobsRequest.
 
     Raises:
-        InvalidField: The request has no sequences.
+        InvalidField: the request has no sequences.
     """
     message = wire.ComputeLogprobsRequest.FromString(raw)
     if not message.token_ids:
@@ -148,7 +148,7 @@ def interval_from_proto(request: wire.WatchLoadRequest) -> timedelta:
     """Return the interval of load reports; the default is one second.
 
     Raises:
-        InvalidField: The interval is below 100 ms or above one hour.
+        InvalidField: the interval is below 100 ms or above one hour.
     """
     if not request.HasField('interval'):
         return timedelta(seconds=1)

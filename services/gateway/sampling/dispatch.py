@@ -28,8 +28,7 @@ from services.kit.errors import (
 )
 
 _TRANSIENT_WHEN_STARTED = frozenset({'ID_TAKEN', 'VERSION_NOT_READY'})
-"""Errors that are temporary for a started request on another replica: the previous attempt still runs, or the adapter
-version has not arrived."""
+"""Errors that are temporary once a request has started: an earlier attempt runs, or the version has not arrived."""
 _FIRST_WAIT_SECONDS = 0.05
 _LONGEST_WAIT_SECONDS = 1.0
 _MAX_DOUBLINGS = 10
@@ -90,16 +89,16 @@ class Dispatch:
         """Return the replica to try next.
 
         A new request does not wait if all replicas refused it, or if no replica was ever registered. A request with
-        which several samplers failed waits until other requests have made progress. Meanwhile, and for a short time
-        while the suspected request runs, new requests wait.
+        which several samplers failed is suspected (see `Suspects`), and first waits for the progress of other requests.
+        Meanwhile, and for a short time while the suspected request runs, new requests wait.
 
         Raises:
-            RequestCrashed: Too many samplers failed in a row with this request, now or when a client sent it before.
-            NoReplica: No replica is available, and none became available in time.
-            BaseModelNotFound: There are replicas, but none serves this base model.
-            DeadlinePassed: The deadline passed while the request waited.
-            Draining: No replica is available, and this gateway is stopping.
-            DomainError: The last sampler's refusal, if all refused.
+            RequestCrashed: too many samplers failed in a row with this request, now or when a client sent it before.
+            NoReplica: no replica is available, and none became available in time.
+            BaseModelNotFound: there are replicas, but none serves this base model.
+            DeadlinePassed: the deadline passed while the request waited.
+            Draining: no replica is available, and this gateway is stopping.
+            DomainError: the last sampler's refusal, if all refused.
         """
         attempt.consecutive_failures = max(attempt.consecutive_failures, self.suspects.failures_of(attempt))
         if attempt.consecutive_failures >= MAX_CONSECUTIVE_FAILURES:
@@ -115,7 +114,7 @@ class Dispatch:
             raise
 
     async def _wait_for(self, replica: Replica | None, attempt: Attempt) -> None:
-        """Wait until a request may run at a replica, which may leave meanwhile; without a replica, wait for one."""
+        """Wait until a request may run at `replica`, which may leave meanwhile. Without a replica, wait for one."""
         if replica is not None:
             try:
                 async with asyncio.timeout_at(attempt.deadline):
@@ -158,13 +157,13 @@ class Dispatch:
 
         Raises:
             DomainError: `error`, if the caller must receive it.
-            RequestCrashed: Too many samplers failed in a row with this request.
+            RequestCrashed: too many samplers failed in a row with this request.
         """
         _end_turn(attempt)
         verdict = verdict_on(error, is_started=attempt.is_started)
         if verdict is Verdict.FINAL:
             raise error
-        # If a service that the sampler calls is unreachable instead, no request is the cause.
+        # If the sampler reports that another service is unreachable, the request is not the cause.
         is_lost = verdict is Verdict.BROKEN and error.metadata().get('service') == 'sampler'
         blame = self.suspects.blame(attempt, replica) if is_lost else float(verdict is Verdict.BROKEN)
         attempt.is_delivering = False

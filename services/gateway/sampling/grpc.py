@@ -158,7 +158,7 @@ class SamplerClient:
             call.cancel()
 
     async def _refusal(self, failure: grpc.aio.AioRpcError) -> DomainError:
-        """Return the sampler's error. A sampler knows only versions, so an unpublished adapter is unknown to it."""
+        """Return the sampler's error, or AdapterNotPublished if the adapter exists but has no published version."""
         error = error_from_call(failure, service='sampler')
         if error.reason == AdapterNotFound.reason:
             adapter_id = error.metadata().get('adapterId', '')

@@ -51,8 +51,8 @@ class SamplingHandles:
         """Create a handle, or return the handle that an equal request created.
 
         Raises:
-            RequestIdReused: Another handle has the id.
-            DomainError: The saved weights do not exist, cannot be looked up, or have another base model.
+            RequestIdReused: another handle has the id.
+            DomainError: the saved weights do not exist, cannot be looked up, or have another base model.
         """
         base_model = request.base_model
         if request.checkpoint_path:
@@ -79,7 +79,7 @@ class SamplingHandles:
         """Return a handle; its base model and version may be unknown.
 
         Raises:
-            SessionNotFound: The caller has no such handle.
+            SessionNotFound: the caller has no such handle.
         """
         key = (self._caller().tenant_id, handle_id)
         if cached := self._cache.get(key):
@@ -95,7 +95,7 @@ class SamplingHandles:
         """Count one more copy of a handle's client; return its number, from 1.
 
         Raises:
-            SessionNotFound: The caller has no such handle.
+            SessionNotFound: the caller has no such handle.
         """
         number = await self._store.count_clone(self._caller().tenant_id, handle_id)
         if number is None:
@@ -106,8 +106,8 @@ class SamplingHandles:
         """Return a handle with its base model.
 
         Raises:
-            SessionNotFound: The caller has no such handle.
-            DomainError: The handle's adapter cannot be looked up.
+            SessionNotFound: the caller has no such handle.
+            DomainError: the handle's adapter cannot be looked up.
         """
         handle = await self.get(handle_id)
         if handle.base_model:
@@ -118,10 +118,10 @@ class SamplingHandles:
         """Return a handle with its base model and version; wait up to a minute for the version to be published.
 
         Raises:
-            SessionNotFound: The caller has no such handle.
-            FutureExpired: The version was published so long ago that its result is deleted.
-            ServiceUnreachable: The version is not published yet; retry.
-            DomainError: The error of the publishing future.
+            SessionNotFound: the caller has no such handle.
+            FutureExpired: the version was published so long ago that its result is deleted.
+            ServiceUnreachable: the version is not published yet; retry.
+            DomainError: the error of the publishing future.
         """
         handle = await self.get(handle_id)
         if handle.is_version_due:
@@ -135,7 +135,7 @@ class SamplingHandles:
         """Store the version from the result of a handle's future, and return the handle.
 
         Raises:
-            SessionNotFound: The caller has no such handle.
+            SessionNotFound: the caller has no such handle.
         """
         handle = await self.get(handle_id)
         if not handle.is_version_due:
@@ -149,7 +149,7 @@ class SamplingHandles:
         """Unpin all versions that the handles of the caller's session pinned.
 
         Raises:
-            DomainError: A version could not be unpinned; the call may be repeated.
+            DomainError: a version could not be unpinned; the call may be repeated.
         """
         for handle in await self._store.list_of_session(self._caller().tenant_id, session_id):
             if handle.adapter_id and handle.version is not None and not handle.is_inflight:

@@ -29,7 +29,7 @@ def chunk_from_bytes(raw: bytes) -> SampleChunk:
     """Return the chunk in a serialized SampleResponse.
 
     Raises:
-        ServiceUnreachable: The bytes are not such a message: the peer is not a sampler.
+        ServiceUnreachable: the bytes are not such a message: the peer is not a sampler.
     """
     try:
         message = wire.SampleResponse.FromString(raw)
@@ -120,7 +120,7 @@ def adapter_of(message: bytes, *, is_scored: bool) -> sampling_pb2.AdapterRef:
 
 
 def _with_index(raw: bytes, position: int, index: int) -> bytes:
-    """Return a SampleBatchResponse with another prompt index. The last occurrence of a field wins."""
+    """Return a SampleBatchResponse with another prompt index, appended because the last value of a field is used."""
     if position == index:
         return raw
     # Index 0 serializes to no bytes, so its field is written by hand.

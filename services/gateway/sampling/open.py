@@ -1,4 +1,4 @@
-"""Opens sampling over the fleet, within quotas."""
+"""Wires sampling to the fleet and to quotas."""
 
 from services.gateway.config import GatewayConfig
 from services.gateway.fleet.grpc import ReplicaChannels

@@ -38,7 +38,7 @@ class SampleChunk(NamedTuple):
 
     @property
     def work(self) -> Work | None:
-        """Usage of the chunk; None for none."""
+        """Usage to count for the chunk; None if there is no usage."""
         if self.kind is ChunkKind.PROMPT:
             return Work(prompt_token_count=self.prompt_token_count, prompt_count=1)
         return Work(sampled_token_count=len(self.token_data) // 4) if self.token_data else None
@@ -46,7 +46,7 @@ class SampleChunk(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SampleRequest:
-    """Request for the completions of one prompt, streamed."""
+    """Request to stream the completions of one prompt."""
 
     message: bytes
     """Serialized SampleRequest."""
@@ -128,7 +128,7 @@ class PromptResult(NamedTuple):
 
 @dataclass
 class DeliveredSequence:
-    """One sequence as far as the client received it."""
+    """The part of one sequence that the client received."""
 
     token_data: bytearray = field(default_factory=bytearray)
     is_finished: bool = False
@@ -190,7 +190,7 @@ class HandleRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingHandle:
-    """Weights that a client samples from under a short id. Copies of the client share the handle."""
+    """Short id for the weights that a client samples from. Copies of the client share the handle."""
 
     handle_id: str
     tenant_id: str

@@ -55,8 +55,8 @@ class Sampling:
         """Yield the chunks of the response; if its sampler is lost, another sampler continues the response.
 
         Raises:
-            QuotaExceeded: The tenant may not sample now.
-            SamplingIdTaken: A request of the caller with that id is running.
+            QuotaExceeded: the tenant may not sample now.
+            SamplingIdTaken: a request of the caller with that id is running.
         """
         tenant_id, run_id = caller.tenant_id, request.key.run_id
         async with self.gate.admitted(tenant_id, deadline=deadline):
@@ -76,8 +76,8 @@ class Sampling:
         """Yield the result of each prompt, in the order in which they finish.
 
         Raises:
-            QuotaExceeded: The tenant may not sample now.
-            SamplingIdTaken: A request of the caller with that id is running.
+            QuotaExceeded: the tenant may not sample now.
+            SamplingIdTaken: a request of the caller with that id is running.
         """
         async with (
             self.gate.admitted(caller.tenant_id, deadline=deadline),
@@ -103,7 +103,7 @@ class Sampling:
         """Return the responses of the samplers; together they cover each sequence once.
 
         Raises:
-            QuotaExceeded: The tenant may not sample now.
+            QuotaExceeded: the tenant may not sample now.
         """
         async with self.gate.admitted(caller.tenant_id, deadline=deadline):
             require_scope(caller, 'sample')
@@ -119,7 +119,7 @@ class Sampling:
         If another gateway runs the request, `message`, the serialized AbortRequest, is sent to all replicas.
 
         Raises:
-            SamplingNotFound: No request of the caller with that id is running.
+            SamplingNotFound: no request of the caller with that id is running.
         """
         require_scope(caller, 'sample')
         running = self._requests.find(caller.tenant_id, request_id)
@@ -155,8 +155,8 @@ class Sampling:
         """Call a method, such as Pause, on all replicas concurrently and return the responses, at least one.
 
         Raises:
-            NotFound: All replicas raised it; otherwise the replicas that raise it are omitted.
-            DomainError: A replica's error; other replicas may have succeeded.
+            NotFound: all replicas raised it; otherwise the replicas that raise it are omitted.
+            DomainError: a replica's error; other replicas may have succeeded.
         """
         require_scope(caller, scope)
 
@@ -177,7 +177,7 @@ class Sampling:
             try:
                 return await self.call_one(caller, _for_base(request, base_model), deadline=deadline)
             except DomainError as error:
-                # The sampler knows that the adapter is of another base model; the gateway does not.
+                # The sampler refuses an adapter of another base model, which the gateway cannot check.
                 if error.reason != 'INVALID_FIELD':
                     raise
         return await self.call_one(caller, _for_base(request, last), deadline=deadline)
@@ -227,7 +227,7 @@ class Sampling:
                     await is_closing.wait()
 
     def _members(self) -> list[Replica]:
-        """Return the replicas for a call to all, without unreachable static replicas unless all are unreachable."""
+        """Return the replicas for a call to all replicas: those that are not lost or, if all are lost, all of them."""
         serving = self._membership.fleet.serving('sampler')
         members = [replica for replica in serving if replica.state is not ReplicaState.LOST] or serving
         if not members:
@@ -235,7 +235,7 @@ class Sampling:
         return members
 
     async def _abort_part(self, running: RunningRequest, part: str, address: str) -> None:
-        """Abort a part. Retry while the replica does not know the part, because its call may have just been sent."""
+        """Abort a part. Retry while the replica has not received the part, because its call may have just been sent."""
         pause = _FIRST_PAUSE_SECONDS
         while running.parts.get(part) == address and not await self._samplers.abort(address, part):
             await asyncio.sleep(pause)
@@ -270,7 +270,7 @@ def _responses_among(results: Sequence[bytes | BaseException]) -> list[bytes]:
     """Return the responses.
 
     Raises:
-        DomainError: An error about the request takes precedence over connection errors. NotFound is raised only
+        DomainError: an error about the request takes precedence over connection errors. NotFound is raised only
             without responses and other errors.
     """
     responses = [result for result in results if isinstance(result, bytes)]

@@ -154,7 +154,7 @@ class Slot:
         """Return when the slot is granted.
 
         Raises:
-            Draining: The replica left the fleet first.
+            Draining: the replica left the fleet first.
         """
         if not self.is_granted:
             await self._is_resolved.wait()
@@ -240,7 +240,7 @@ class ReplicaSlots:
         """Queue a request at a replica for the duration of the block; `Slot.wait` returns when it may run.
 
         Raises:
-            QueueFull: Too many requests of the tenant wait there.
+            QueueFull: too many requests of the tenant wait there.
         """
         queue = self._queues.setdefault(replica.replica_id, ReplicaQueue(weight_of=self._weight_of))
         load = replica.report.load

@@ -1,4 +1,4 @@
-"""Streams of samples, which continue on another sampler if one fails, and the running requests with their aborts."""
+"""Streams of samples, which continue on another sampler if one fails, and running requests, which can be aborted."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Iterator
@@ -60,7 +60,7 @@ class RunningRequests:
         """Register a request for the duration of the block. A request without an id cannot be found.
 
         Raises:
-            SamplingIdTaken: A request of the tenant with that id is running.
+            SamplingIdTaken: a request of the tenant with that id is running.
         """
         key = (tenant_id, request_id)
         if key in self._named:
@@ -102,8 +102,8 @@ class SampleStream:
         """Yield each chunk of the response exactly once. Closing the generator cancels the sampler's call.
 
         Raises:
-            NoReplica: No replica can start or continue the response.
-            DomainError: The sampler's error.
+            NoReplica: no replica can start or continue the response.
+            DomainError: the sampler's error.
         """
         while not self._progress.is_complete:
             async with aclosing(self._next_part()) as chunks:

@@ -123,7 +123,7 @@ class _Loss:
 class Suspects:
     """Requests that were running on samplers that failed, and that may be the cause.
 
-    A request that crashes samplers would otherwise crash every sampler, as often as clients send it again, and the
+    A request that crashes samplers would otherwise crash every sampler each time that a client sends it again, and the
     requests that run beside it would fail too. Suspected requests therefore run one after the other, each until its
     first progress, and no other request starts meanwhile.
 
@@ -201,7 +201,7 @@ class Suspects:
         self._changed = asyncio.Event()
 
     def may_run(self, attempt: Attempt) -> bool:
-        """Return whether a request may run now: a suspected one in its turn, others between turns or after a while."""
+        """Return whether a request may run now: a suspected one in its turn, others between turns or after a limit."""
         if attempt.consecutive_failures < SUSPECTED_FAILURES:
             is_waiting = attempt.yields_until is None or asyncio.get_running_loop().time() < attempt.yields_until
             return self._turn is None or self._turn.is_over or not is_waiting
