@@ -2,7 +2,7 @@
 
 Calls over a quota wait or are refused. A creation or a save may repeat an earlier request, which only the model service
 recognizes. Such calls are therefore forwarded with the limit, and the service refuses them if they are new. Serialized
-requests are searched instead of parsed. For a tenant without quotas, the check is a dictionary lookup.
+requests are searched for single fields, not parsed. For a tenant without quotas, the check is a dictionary lookup.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Forwards calls to the model service that holds the base model or the adapter of the request.
 
-Only the deciding field is read from the serialized request. `forwarding.bytes` does the forwarding.
+Only the fields that decide the service are read from the serialized request. `forwarding.bytes` does the forwarding.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MODEL = 'model'
 _LIST = f'/{adapter_service_pb2.DESCRIPTOR.services_by_name["AdapterService"].full_name}/ListAdapters'
 _CREATE, _TAKE_OVER = 'CreateAdapter', 'TakeOver'
 _FIRST_OF_HOLDERS = tuple(_LIST.replace('ListAdapters', name) for name in ('EndLease', _TAKE_OVER))
-"""Methods that one of the services of a base model carries out; the gateway does not know which one."""
+"""Methods that one of the services of a base model carries out; only the responses show which one."""
 _SELECTING_FIELDS = ('base_model', 'adapter_id')
 """Fields that select the service; a base model takes precedence over an adapter."""
 _MESSAGE_FIELDS = ('operation', 'header')
@@ -124,11 +124,11 @@ class ModelForwarder(grpc.GenericRpcHandler):
         return await self._routes.creator_of(current_caller().tenant_id, base_model, adapter_id, request_id)
 
     def _first_of_holders(self, method: MethodDescriptor, by_service: Handlers) -> Handler:
-        """Return a handler that calls the services of a base model in turn, until one responds that it did something.
+        """Return a handler that calls the services of a base model in turn, until one has carried out the request.
 
-        An empty response means that the service had nothing to do, except for a takeover, which one service carries out
-        even if there are no runs. If no service did something, the last empty response is returned, or the first error
-        is raised.
+        An empty response means that the service had nothing to do, so the next one is called. A takeover ends with the
+        first response, which is empty if there were no runs to take over. The result is empty if a service responded
+        but none had anything to do; if all services fail, the first error is raised.
         """
         is_once = method.name == _TAKE_OVER
         base_model_path = paths_of(method)['base_model']

@@ -30,7 +30,7 @@ STATUS_DETAILS_KEY = 'grpc-status-details-bin'
 _SETTLE_SECONDS = 0.005
 """Delay between the end of a client's stream and closing the stream to the service. grpc.aio 1.85 ends the stream of a
 disconnected client like a finished stream, and cancels the call shortly after. Without the delay, the service would
-take a disconnected client for a finished one. Delete this constant once grpc.aio distinguishes the two."""
+treat a disconnected client as a finished one. Delete this constant once grpc.aio distinguishes the two."""
 
 
 class Forwarder(grpc.GenericRpcHandler):

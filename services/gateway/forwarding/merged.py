@@ -148,7 +148,7 @@ class MergedServerInfoServicer(server_service_pb2_grpc.ServerServiceServicer):
         _copy_support(own, others)
         response = messages.GetServerInfoResponse(contract_version=CONTRACT_VERSION, services=[own, *others])
         for service in response.services:
-            # Clients need not know how busy the deployment is.
+            # The load of the deployment is not for clients.
             service.ClearField('trainer')
         return response
 

@@ -49,7 +49,8 @@ async def read_json(call: HttpCall, make: Callable[[dict[str, Any]], Parsed], *,
     """Apply `make` to the JSON object in the body; long bodies are parsed in a worker thread.
 
     Raises:
-        InvalidField: The body is not an unambiguous JSON object, or `make` refuses it. Other errors: see `read_bytes`.
+        InvalidField: the body is not an unambiguous JSON object, or `make` refuses it.
+        MessageTooLarge, BytesFull, DeadlinePassed, ClientDisconnected: see `read_bytes`.
     """
     kind = call.headers.get('content-type', JSON_TYPE).partition(';')[0].strip().lower()
     if kind != JSON_TYPE:
@@ -70,11 +71,11 @@ async def read_bytes(call: HttpCall, *, limit_bytes: int, pace: Pace = PACE) -> 
     """Return the body unchanged.
 
     Raises:
-        MessageTooLarge: The body is longer than `limit_bytes`. `call.body_ends` then contains the ends of the body,
+        MessageTooLarge: the body is longer than `limit_bytes`. `call.body_ends` then contains the ends of the body,
             unless the declared length is more than twice the limit; such a body is not read.
-        BytesFull: The tenant, or all tenants together, have too many bytes in progress.
-        DeadlinePassed: The body did not arrive in time.
-        ClientDisconnected: The client closed the connection.
+        BytesFull: the tenant, or all tenants together, have too many bytes in progress.
+        DeadlinePassed: the body did not arrive in time.
+        ClientDisconnected: the client closed the connection.
     """
     declared = int(call.headers.get('content-length', '0'))
     if declared > 2 * limit_bytes:
@@ -129,8 +130,8 @@ async def read_chunks(call: HttpCall, pace: Pace = PACE) -> AsyncIterator[bytes]
     Only the time spent waiting for the client counts, not the time between two reads.
 
     Raises:
-        DeadlinePassed: The body arrives too slowly.
-        ClientDisconnected: The client closed the connection.
+        DeadlinePassed: the body arrives too slowly.
+        ClientDisconnected: the client closed the connection.
     """
     size, spent, has_more = 0, 0.0, True
     clock = asyncio.get_running_loop().time
@@ -154,7 +155,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
     """Parse a JSON object strictly.
 
     Raises:
-        InvalidField: The bytes are not UTF-8 or not a JSON object, a name occurs twice, a number is not finite, a
+        InvalidField: the bytes are not UTF-8 or not a JSON object, a name occurs twice, a number is not finite, a
             surrogate is unpaired, the nesting is too deep, or there are too many lists, objects or strings.
     """
     for character, limit in _MAX_CHARACTERS.items():

@@ -171,7 +171,7 @@ class HttpCall:
         """Reserve memory for the body, or for a large response, until the call finishes or `release_body` is called.
 
         Raises:
-            BytesFull: The memory did not become free in time.
+            BytesFull: the memory did not become free in time.
         """
         if self.memory is not None:
             await self.memory.body.grow(size_bytes)

@@ -53,7 +53,7 @@ _UNKNOWN_ROUTE = '_OTHER'
 class Guard:
     """Wraps every route.
 
-    Concurrency: All methods must be called from the event loop.
+    Concurrency: all methods must be called from the event loop.
     """
 
     def __init__(

@@ -55,7 +55,7 @@ class HttpOptions:
 class HttpServer:
     """HTTP listener, inactive until `start`. The constructor raises ValueError if the certificate cannot be used.
 
-    Concurrency: All methods must be called from the event loop that serves.
+    Concurrency: all methods must be called from the event loop that serves.
     """
 
     def __init__(self, app: Any, guard: Guard, options: HttpOptions) -> None:
@@ -94,7 +94,7 @@ class HttpServer:
         """Start listening; `grpc_ports` returns the gRPC ports of this process, and `/healthz` reports the first one.
 
         Raises:
-            OSError: The address is in use, or does not belong to this machine.
+            OSError: the address is in use, or does not belong to this machine.
         """
         listener = _bound_socket(self._host.strip('[]'), self._port)
         self._port = listener.getsockname()[1]

@@ -58,7 +58,7 @@ def read_model(model: type[Model], body: Any, *, path: str = '') -> Model:
     """Validate a JSON object at `path` in the request body; an empty path is the body itself.
 
     Raises:
-        InvalidField: A field is wrong; the error names the first one.
+        InvalidField: a field is wrong; the error names the first one.
     """
     try:
         return model.model_validate(body)
@@ -70,7 +70,7 @@ def read_value(adapter: TypeAdapter[Value], value: Any, path: str) -> Value:
     """Validate a JSON value at `path` in the request body.
 
     Raises:
-        InvalidField: The value is wrong; the error names the value or the first wrong element.
+        InvalidField: the value is wrong; the error names the value or the first wrong element.
     """
     try:
         return adapter.validate_python(value, strict=True)

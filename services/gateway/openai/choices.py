@@ -54,7 +54,7 @@ class TokenTexts:
         """Return a mapping with at least these tokens; callers must not change it.
 
         Raises:
-            DomainError: No sampler could describe the tokens.
+            DomainError: no sampler could describe the tokens.
         """
         known = self._known.setdefault(base_model, {})
         self._known.move_to_end(base_model)
@@ -127,8 +127,8 @@ class ChoiceReader:
         """Return the parts of choices that a response contains.
 
         Raises:
-            Cancelled: A sequence was aborted.
-            DomainError: No sampler could describe the tokens.
+            Cancelled: a sequence was aborted.
+            DomainError: no sampler could describe the tokens.
         """
         prompt_index, response = indexed
         first_index = prompt_index * self._request.sample_count

@@ -65,7 +65,7 @@ class FleetSamplers:
         """Return the sorted names of the base models that can be sampled, including those of recently lost replicas.
 
         Raises:
-            Unavailable: The fleet serves no base model.
+            Unavailable: the fleet serves no base model.
         """
         names = sorted({name for report in self._reports() if not report.followed_run for name in report.base_models})
         if not names:
@@ -89,7 +89,7 @@ class FleetSamplers:
         """Return the base models that can be sampled, sorted by name.
 
         Raises:
-            Unavailable: The fleet serves no base model.
+            Unavailable: the fleet serves no base model.
         """
         info = await self._describe()
         found = {model.base_model: model for model in info.base_models}
@@ -172,9 +172,9 @@ class ModelResolver:
         """Resolve a model name: a base model, weights, or a base model and its weights separated by `;`.
 
         Raises:
-            BaseModelNotFound: No model of the caller has this name.
-            InvalidField: A path of Tinker is malformed, or the weights have another base model.
-            Unavailable: No sampler is available.
+            BaseModelNotFound: no model of the caller has this name.
+            InvalidField: a Tinker path is malformed, or the weights have another base model.
+            Unavailable: no sampler is available.
         """
         base_models = self._samplers.base_model_names()
         if (served := served_name(name, base_models)) is not None:

@@ -66,12 +66,12 @@ class GenerationRequest:
 
     @property
     def sample_count(self) -> int:
-        """Completions of each prompt."""
+        """Number of completions of each prompt."""
         return self.params.sample_count if self.params.HasField('sample_count') else 1
 
     @property
     def choice_count(self) -> int:
-        """Completions of all prompts."""
+        """Number of completions of all prompts."""
         return self.sample_count * len(self.prompts)
 
 

@@ -132,7 +132,7 @@ class ResponseWriter:
         """Return the response once all choices are complete.
 
         Raises:
-            InvalidField: There are too many log-probabilities to collect in memory.
+            InvalidField: there are too many log-probabilities to collect in memory.
         """
         joined = JoinedChoices()
         async for delta in deltas:

@@ -69,7 +69,7 @@ _PARAMS = (
 
 
 class OpenAiErrors:
-    """Error responses of OpenAI's API, `{"error": {message, type, param, code}}`, with our reason added."""
+    """Error responses of OpenAI's API, `{"error": {message, type, param, code}}`, with additional native fields."""
 
     def status_of(self, error: DomainError) -> int:
         if error.reason == 'MESSAGE_TOO_LARGE':

@@ -85,7 +85,7 @@ class Links:
         """Return the target of a token.
 
         Raises:
-            CredentialsInvalid: The signature is wrong, or the link has expired.
+            CredentialsInvalid: the signature is wrong, or the link has expired.
         """
         text, _, signature = token.rpartition('.')
         body = text.encode()
@@ -130,7 +130,7 @@ async def read_contents(checkpoints: GrpcCheckpoints, path: str) -> ArchiveConte
     """Return the names and positions of the files of an archive, without reading the complete archive.
 
     Raises:
-        CheckpointNotFound: The caller may read no checkpoint with this path.
+        CheckpointNotFound: the caller may read no checkpoint with this path.
     """
     found: dict[str, ByteRange] = {}
     offset, size_bytes, digest = 0, _BLOCK, ''
@@ -280,7 +280,7 @@ class ArchiveRoutes:
     async def _identify(self, call: HttpCall) -> Caller:
         """Return the caller of a link: the tenant that created it, without any scope.
 
-        A download that has started may outlive its link, but not the last valid key of the tenant.
+        A started download may continue after its link expires, but not after the tenant has no valid key.
         """
         started = call.caller
         tenant_id = started.tenant_id if started else self._links.read(call.path_values['token']).tenant_id

@@ -47,8 +47,8 @@ class BaseModels:
         """Return the base model that a client names for training.
 
         Raises:
-            InvalidField: There is no such base model; the error lists all names.
-            ServiceUnreachable: No base model can be trained now, or a service that may have this one does not respond.
+            InvalidField: there is no such base model; the error lists all names.
+            ServiceUnreachable: no base model can be trained now, or a service that may have this one does not respond.
         """
         services = await self._describe()
         known = [model for model in _by_name(services) if model.is_trainable]
@@ -61,8 +61,8 @@ class BaseModels:
         """Return the base model that a client names for sampling.
 
         Raises:
-            InvalidField: There is no such base model; the error lists all names.
-            ServiceUnreachable: No base model can be sampled now.
+            InvalidField: there is no such base model; the error lists all names.
+            ServiceUnreachable: no base model can be sampled now.
         """
         known = [model for model in await self.list_all() if model.is_sampleable]
         return _find_named(name, known, service='sampler')

@@ -114,9 +114,9 @@ async def read_message(call: HttpCall, make: Callable[[bytes], Parsed], *, limit
     """Apply `make` to the decompressed body; long bodies are parsed in a worker thread.
 
     Raises:
-        MessageTooLarge: The body is longer than `limit_bytes`, sent or decompressed.
-        InvalidField: The compression is unknown, or the body has the wrong format or a wrong field.
-        BytesFull, DeadlinePassed, ClientDisconnected: See `http.body.read_bytes`.
+        MessageTooLarge: the body is longer than `limit_bytes`, sent or decompressed.
+        InvalidField: the compression is unknown, or the body has the wrong format or a wrong field.
+        BytesFull, DeadlinePassed, ClientDisconnected: see `http.body.read_bytes`.
     """
     encoding = call.headers.get('content-encoding', 'identity').strip().lower()
     if encoding not in {'identity', 'zstd'}:
@@ -136,7 +136,7 @@ async def position_in(call: HttpCall) -> tuple[Any, Any]:
     The SDK writes these fields first in protobuf, and first or last in JSON.
 
     Raises:
-        DeadlinePassed, ClientDisconnected: See `read_message`.
+        DeadlinePassed, ClientDisconnected: see `read_message`.
     """
     if not call.body_ends.head and not call.body_done.is_set():
         async for chunk in read_chunks(call):
@@ -213,8 +213,8 @@ def decompressed_pieces(data: bytes, *, limit_bytes: int) -> Iterator[bytes]:
     """Decompress one zstd frame in non-empty pieces of a few MiB.
 
     Raises:
-        MessageTooLarge: The content is longer than `limit_bytes`; only a little more is decompressed.
-        InvalidField: The frame is not zstd, or incomplete.
+        MessageTooLarge: the content is longer than `limit_bytes`; only a little more is decompressed.
+        InvalidField: the frame is not zstd, or incomplete.
     """
     try:
         declared = zstandard.frame_content_size(data)

@@ -40,7 +40,7 @@ CLIENT_CONFIG: dict[str, Any] = {
     'fwd_via_fwdbwd': True,
     'create_model_via_load_weights': True,
 }
-"""Behavior of clients. A flag is true only if the feature that it enables is served."""
+"""Configuration of clients. A flag is true only if the feature that it enables is served."""
 DYNAMIC_CONFIG: dict[str, Any] = {
     'refresh_interval_sec': 300,
     'sample_cancel_enabled': True,
@@ -53,7 +53,7 @@ _USAGE: dict[str, Any] = {'data': [], 'sessions': {}}
 
 
 class ClientRoutes:
-    """Routes of a client's configuration."""
+    """Routes of a client's configuration, capabilities, health and telemetry."""
 
     def __init__(self, base_models: BaseModels) -> None:
         self._base_models = base_models
@@ -112,7 +112,7 @@ class AccountRoutes:
     async def _show_key(self, call: HttpCall) -> Response:
         del call
         caller = current_caller()
-        # Clients expect a number, but our ids are strings.
+        # Clients expect a number, but key ids are strings.
         number = int.from_bytes(hashlib.sha256(caller.key_id.encode()).digest()[:6], 'big')
         details = {'org_details': {'name': caller.tenant_id}, 'user_details': {'email': ''}}
         return JsonResponse({'key_id': number, 'name': caller.key_id, 'note': '', 'details': details})

@@ -171,7 +171,7 @@ def _joined(parts: Sequence[Array]) -> Array:
 
 
 def _check_spans(message: wire.Datum, field: str) -> None:
-    """Check the origins of an example's tokens, which have no effect here."""
+    """Check the spans that describe the origins of an example's tokens; they have no other effect."""
     for name in ('model_input_spans', 'loss_fn_input_spans'):
         for index, span in enumerate(getattr(message, name)):
             kind = span.WhichOneof('span')

@@ -219,7 +219,7 @@ class TinkerModelRoutes:
         load = operation_pb2.Load(checkpoint_path=given.path.native, is_optimizer_included=given.optimizer)
         operation = operation_pb2.Operation(adapter_id=given.model_id, load=load)
         note = FutureNote(Verb.LOAD_WEIGHTS, {'path': str(given.path), 'model_id': given.model_id})
-        # Weights that are still being saved may not exist yet; the trainer looks them up when it runs the operation.
+        # Weights that are still being saved may not exist yet; the model service looks them up when the operation runs.
         return acknowledged(await self._operations.submit(operation, given.seq_id, note))
 
     async def _submit(self, request: ModelRequest, base_model: str, verb: Verb) -> Response:

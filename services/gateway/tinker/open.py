@@ -1,4 +1,4 @@
-"""Opens the Tinker API of a gateway."""
+"""Wires the routes of the Tinker API."""
 
 from collections.abc import Sequence
 from itertools import chain

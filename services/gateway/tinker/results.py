@@ -235,7 +235,7 @@ def _sparse_tensor(scores: Array) -> wire.Tensor:
 
 
 def _filled(scores: Array) -> Array:
-    """Replace the NaN that samplers return for tokens that were not requested with 0."""
+    """Replace NaN, which samplers return for tokens that were not requested, by 0."""
     return np.nan_to_num(scores, neginf=-np.inf)
 
 

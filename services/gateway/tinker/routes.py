@@ -1,7 +1,7 @@
 """Paths, access rules, query strings and error responses that all routes of the Tinker API share.
 
 The SDK raises immediately on 400, 401, 403, 404, 410, 413 and 422, and retries for minutes on 408, 409, 429 and from
-500 on. A status with retries is used only if a retry can succeed, so a permanent conflict returns 400.
+500 on. A status that leads to retries is used only if a retry can succeed, so a permanent conflict returns 400.
 """
 
 import re

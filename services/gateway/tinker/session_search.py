@@ -19,7 +19,7 @@ MAX_READ = 5000
 """Maximum number of sessions that one search reads; the next page continues after them, even if none matched."""
 _PAGE_SIZE = 500
 OWN_LABELS = {'display_name': 'tinker:display_name', 'tags': 'tinker:tags'}
-"""Labels that store the fields of Tinker's sessions that our sessions do not have."""
+"""Labels that store the fields of Tinker's sessions that the contract's sessions do not have."""
 _REASONS = {FinishReason.SUCCESS: 'success', FinishReason.FAILED: 'errored', FinishReason.INTERRUPTED: 'interrupted'}
 
 

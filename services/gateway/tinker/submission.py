@@ -63,7 +63,7 @@ def creation_key(model_id: str) -> str:
 class KnownModels:
     """Looks up the base model and the session of a model before an operation is queued.
 
-    Concurrency: All methods must be called from the event loop; they act for the current caller.
+    Concurrency: all methods must be called from the event loop; they act for the current caller.
     """
 
     def __init__(self, futures: Futures, lookups: Lookups, sessions: Sessions) -> None:
@@ -76,8 +76,8 @@ class KnownModels:
         """Return the name of a model's base model; empty if the request that creates the model did not record it.
 
         Raises:
-            AdapterNotFound: The caller has no such model.
-            DomainError: The lookup failed.
+            AdapterNotFound: the caller has no such model.
+            DomainError: the lookup failed.
         """
         key = (current_caller().tenant_id, model_id)
         name = self._names.get(key) or await self._look_up(model_id)
@@ -92,8 +92,8 @@ class KnownModels:
         """Check that a session is not finished; expired sessions still accept work.
 
         Raises:
-            SessionNotFound: The caller has no such session.
-            SessionFinished: The client has finished the session.
+            SessionNotFound: the caller has no such session.
+            SessionFinished: the client has finished the session.
         """
         session = await self._sessions.get(current_caller(), session_id)
         if session.state is SessionState.FINISHED:
@@ -103,7 +103,7 @@ class KnownModels:
         """Check that the session of a model accepts work; a model without a session always does.
 
         Raises:
-            SessionFinished: The client has finished the session.
+            SessionFinished: the client has finished the session.
         """
         with suppress(SessionNotFound):
             await self.check_session(session_of(model_id))
@@ -132,17 +132,17 @@ class Operations:
         """Store an operation durably; a repeated request returns the same future.
 
         Args:
-            operation: Operation without a sequence number.
-            seq_id: Position among the model's operations, from 1.
-            is_note_free: Whether a repeated request may have another note; the first note is stored.
+            operation: operation without a sequence number.
+            seq_id: position among the model's operations, from 1.
+            is_note_free: whether a repeated request may have another note; the first note is stored.
 
         Raises:
-            AdapterNotFound: The caller has no such model.
-            SessionFinished: The model's session is finished.
-            RequestIdReused: Another request has the position.
-            DomainError: The operation was not accepted.
+            AdapterNotFound: the caller has no such model.
+            SessionFinished: the model's session is finished.
+            RequestIdReused: another request has the position.
+            DomainError: the operation was not accepted.
         """
-        # The trainer may delay the operation, because it has already been accepted.
+        # The model service may delay the operation, because the gateway has already accepted it.
         request = training_service_pb2.ExecuteRequest(operation=operation, is_waiting_allowed=True)
         payload = await asyncio.to_thread(request.SerializeToString, deterministic=True)
         pending = await self._pending(operation.adapter_id, seq_id, kind=EXECUTE, payload=payload)

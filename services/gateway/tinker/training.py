@@ -197,7 +197,7 @@ class TrainingRoutes:
 
 
 def pass_of(request: PassRequest, base_model: BaseModel | None) -> operation_pb2.Operation:
-    """Return the native operation. While the `base_model` is unknown, only the trainer checks its limits."""
+    """Return the native operation. While `base_model` is unknown, only the model service checks its limits."""
     reader = FeatureReader(
         rule_of(request.loss_fn),
         vocabulary_size=base_model.vocabulary_size if base_model else 0,
