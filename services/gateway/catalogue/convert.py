@@ -101,7 +101,6 @@ def checkpoint_from_proto(message: checkpoint_pb2.Checkpoint, *, tenant_id: str)
 
 
 def run_to_proto(run: Run) -> messages.Run:
-    """Return the message of a run."""
     return messages.Run(
         run_id=run.run_id,
         base_model=run.base_model,
@@ -116,7 +115,6 @@ def run_to_proto(run: Run) -> messages.Run:
 
 
 def checkpoint_to_proto(checkpoint: Checkpoint) -> checkpoint_pb2.Checkpoint:
-    """Return the message of a checkpoint."""
     return checkpoint_pb2.Checkpoint(
         checkpoint_id=checkpoint.checkpoint_id,
         adapter_id=checkpoint.run_id,

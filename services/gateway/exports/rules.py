@@ -17,7 +17,7 @@ _LONGEST_PAUSE = timedelta(minutes=10)
 
 
 class ExportState(StrEnum):
-    """State of an export."""
+    """State of an export; DONE, FAILED and CANCELLED are final."""
 
     WAITING = 'waiting'
     RUNNING = 'running'
@@ -33,13 +33,14 @@ class ExportRequest:
     request_id: str
     checkpoint_path: str
     target: str
+    """`hf://<owner>/<name>` or `file:///<folder>`."""
     hub_token: str = field(repr=False)
     is_private: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """Export of a checkpoint."""
+    """Export of a checkpoint to a hub or a folder, with its progress."""
 
     export_id: str
     tenant_id: str
@@ -59,6 +60,7 @@ class Export:
     """Size of the archive; 0 while it is unknown."""
     attempt_count: int = 0
     url: str = ''
+    """Location of the exported files; empty until the export is done."""
     commit: str = ''
     error: DomainError | None = None
     """Error of a failed export, or of the last attempt of a waiting export."""

@@ -89,6 +89,7 @@ class Membership:
         return {replica.replica_id for replica in serving if replica.state is not ReplicaState.DRAINING}
 
     def on_change(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after each change of the fleet."""
         self._listeners.append(listener)
 
     async def wait_for_change(self, revision: int) -> None:

@@ -9,7 +9,7 @@ from services.gateway.catalogue.rules import EntryKey
 
 @dataclass(frozen=True, kw_only=True)
 class ModelReport:
-    """Report of a model service."""
+    """Description of a model service, limited to the values that routing needs."""
 
     base_models: frozenset[str]
     journal_ids: tuple[str, ...] = ()

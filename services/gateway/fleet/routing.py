@@ -32,7 +32,7 @@ _SCHEME = 'twinkle://'
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterRequest:
-    """Adapter weights that a sampling request needs."""
+    """Adapter weights that a sampling request needs: an exact version, a minimum version, or any version."""
 
     adapter_id: str
     """Adapter id, or the path of a checkpoint."""

@@ -20,7 +20,7 @@ def never_rate_limited(tenant_id: str) -> bool:
 
 
 class FutureQueue:
-    """Futures that wait for a slot or have one. The futures of one tenant start in the order of arrival.
+    """Futures that wait for a slot or have one. Futures of one tenant and base model start in order of arrival.
 
     `bounds` limits the slots of each base model. While `is_rate_limited` returns True for a tenant, its waiting futures
     stay in the queue.
@@ -53,7 +53,7 @@ class FutureQueue:
     def take(self) -> Future | None:
         """Return a future to start now, which has a slot until `release`; None if no future may start.
 
-        Base models take turns.
+        Base models are served in turn.
         """
         for name in list(self._slots):
             future = self._take_from(self._slots[name])

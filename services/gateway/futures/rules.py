@@ -34,7 +34,7 @@ class PayloadsNotShared(Exception):
 
 
 class FutureState(StrEnum):
-    """State of a future."""
+    """State of a future; every state but WAITING counts as finished."""
 
     WAITING = 'waiting'
     """Accepted: queued or running."""

@@ -30,6 +30,7 @@ class Pace:
     seconds: float = 60.0
     """Maximum number of seconds for the complete body."""
     grace_seconds: float = 10.0
+    """Time before the minimum speed applies."""
     slowest_bytes: int = 1 << 14
     """Bytes per second required after the grace period."""
 

@@ -73,11 +73,11 @@ class ErrorFormat(Protocol):
     """Builds the error responses of one API."""
 
     def status_of(self, error: DomainError) -> int:
-        """Return the HTTP status."""
+        """Return the HTTP status for an error."""
         ...
 
     def body_of(self, error: DomainError, *, request_id: str) -> dict[str, Any]:
-        """Return the JSON body."""
+        """Return the JSON body for an error."""
         ...
 
 

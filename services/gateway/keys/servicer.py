@@ -167,14 +167,12 @@ def overlap_from_proto(request: messages.RotateKeyRequest) -> timedelta:
 
 
 def tenant_to_proto(tenant: Tenant) -> messages.Tenant:
-    """Return the message of a tenant."""
     return messages.Tenant(
         tenant_id=tenant.tenant_id, display_name=tenant.display_name, create_time=timestamp_to_proto(tenant.create_time)
     )
 
 
 def project_to_proto(project: Project) -> messages.Project:
-    """Return the message of a project."""
     return messages.Project(
         tenant_id=project.tenant_id,
         project_id=project.project_id,

@@ -58,7 +58,7 @@ class JsonSchema(JsonModel):
 
 
 class ResponseFormat(JsonModel):
-    """Form that a completion must have."""
+    """Required format of a completion: text, a JSON object, or JSON that satisfies a schema."""
 
     is_null_absent: ClassVar[bool] = False
     type: Literal['text', 'json_object', 'json_schema']
@@ -134,7 +134,7 @@ class CompletionBody(SamplingBody):
 
 
 class TextPart(JsonModel):
-    """Part of a message."""
+    """Text part of a message."""
 
     type: Literal['text']
     text: str

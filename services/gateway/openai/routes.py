@@ -188,6 +188,5 @@ async def _closing(
 def open_openai(
     config: GatewayConfig, samplers: FleetSamplers, runs: Runs, weights: WeightFacts, *, clock: Clock
 ) -> list[Route]:
-    """Return the routes of the OpenAI API."""
     models = ModelResolver(samplers, runs=runs, weights=weights, started_at=clock.now())
     return OpenAiRoutes(samplers, models, clock=clock, body_bytes=config.http_body_bytes).routes()

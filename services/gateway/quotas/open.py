@@ -50,7 +50,6 @@ async def open_quotas(
 
 
 def default_quota(options: QuotasConfig) -> Quota:
-    """Return the default quota of tenants."""
     return Quota(**{field.name: getattr(options, field.name) for field in fields(Quota)})
 
 

@@ -43,7 +43,7 @@ class UsageStore(Protocol):
 
 
 class DatasetSizes(Protocol):
-    """Measures what the data service stores."""
+    """Measures the data that the data service stores for a tenant."""
 
     async def stored_bytes(self, tenant_id: str) -> int:
         """Return the total size of the tenant's datasets and uploads.

@@ -14,7 +14,7 @@ from services.gateway.errors import SessionFinished
 
 
 class SessionState(StrEnum):
-    """State of a session."""
+    """State of a session; an expired one becomes active again at its next heartbeat."""
 
     ACTIVE = 'active'
     FINISHED = 'finished'
@@ -43,7 +43,7 @@ class SessionRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """Session of a client."""
+    """Session of a client, in which the client creates runs and sampling handles."""
 
     session_id: str
     tenant_id: str

@@ -105,7 +105,6 @@ def finish_reason_from_proto(reason: messages.FinishReason.ValueType) -> FinishR
 
 
 def session_to_proto(session: Session) -> messages.Session:
-    """Return the message of a session."""
     return messages.Session(
         session_id=session.session_id,
         state=_STATES[session.state],

@@ -130,7 +130,7 @@ async def fetch_one(connection: AsyncConnection, query: Select[Any], value_class
 
 
 async def fetch_all(connection: AsyncConnection, query: Select[Any], value_class: type[Value]) -> Sequence[Value]:
-    """Return the rows as values."""
+    """Return the rows of a query as values, in order."""
     rows = (await connection.execute(query)).mappings().all()
     return [value_class(**cast(dict[str, Any], row)) for row in rows]
 
@@ -141,7 +141,7 @@ def insert_into(connection: AsyncConnection, row_class: type[Base]) -> sqlite.In
 
 
 class SqlStore:
-    """Base of the stores of all features."""
+    """Base class of stores, with helpers that each run in one transaction."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

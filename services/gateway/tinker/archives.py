@@ -55,7 +55,7 @@ _CONTENT_RANGE = re.compile(r'bytes (?:(\d{1,15})-(\d{1,15})|\*)/(\d{1,15})')
 
 @dataclass(frozen=True)
 class Link:
-    """Target of a link."""
+    """Target of a signed link."""
 
     tenant_id: str
     """Tenant on whose behalf the link reads."""

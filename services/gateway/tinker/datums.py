@@ -91,7 +91,7 @@ def loss_config(loss_fn: str, config: Mapping[str, float | str], *, is_wide: boo
 
 @dataclass(frozen=True)
 class Datum:
-    """One example."""
+    """One training example."""
 
     tokens: Array
     """Complete input: int64 [N], where N is the number of tokens."""
