@@ -73,7 +73,7 @@ class Checkpoints:
             path: path of the checkpoint.
             name: name of the copy within its run.
             run_id: run of the copy; empty selects a new run.
-            key: idempotency key of a copy with a new run; empty for none.
+            key: idempotency key of a copy with a new run; empty if absent.
             ttl: lifetime of the copy; None for a copy without expiry.
 
         Raises:

@@ -86,7 +86,7 @@ class GrpcCheckpoints:
             request.page_token = page.next_page_token
 
     async def archive(self, path: str, *, offset: int) -> AsyncGenerator[ArchivePart, None]:
-        """Yield the tar archive of a checkpoint from byte `offset` on; one empty part if the archive ends there."""
+        """Yield the tar archive of a checkpoint from byte `offset` on; one empty part if `offset` is its end."""
         request = messages.DownloadCheckpointRequest(checkpoint_path=path, offset=offset)
         call = self._require_stub().DownloadCheckpoint(request, metadata=forwarded_metadata(self._internal_token))
         try:

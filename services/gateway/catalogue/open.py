@@ -34,7 +34,7 @@ def open_catalogue(database: Database, client: GrpcCheckpoints, *, clock: Clock)
 def checkpoint_jobs(
     database: Database, channel: grpc.aio.Channel | None, *, clock: Clock
 ) -> list[Callable[[], Coroutine[Any, Any, Any]]]:
-    """Return the job that copies checkpoints to the catalogue; without a channel to the checkpoint service, no job."""
+    """Return the job that copies checkpoints to the catalogue; empty without a channel to the checkpoint service."""
     if channel is None:
         return []
     feed, store = GrpcCheckpointFeed(channel), SqlCheckpointStore(database)

@@ -36,7 +36,7 @@ class Run:
     update_time: datetime
     """UTC."""
     session_id: str = ''
-    """Session that created the run; empty for none."""
+    """Session that created the run; empty if absent."""
 
 
 @dataclass(frozen=True, kw_only=True)

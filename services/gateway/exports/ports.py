@@ -19,8 +19,8 @@ class ExportStore(Protocol):
     async def add_if_absent(self, export: Export, *, is_same: Callable[[Export], bool], max_unfinished: int) -> Export:
         """Add the export unless an equivalent one exists; return the stored one.
 
-        The equivalent export is the tenant's export with the same request id. Without one, it is the tenant's oldest
-        unfinished export for which `is_same` holds. Concurrent equivalent requests add one export.
+        The equivalent export is the tenant's export with the same request id. Without such an export, it is the
+        tenant's oldest unfinished export for which `is_same` holds. Concurrent equivalent requests add one export.
 
         Raises:
             QuotaExceeded: the export is new, and the tenant has `max_unfinished` unfinished exports.

@@ -100,7 +100,7 @@ class ModelRoutes(Protocol):
         ...
 
     async def creator_of(self, tenant_id: str, base_model: str, adapter_id: str, request_id: str) -> str:
-        """Return the service that creates an adapter, the same one for each repetition of the request.
+        """Return the service that creates an adapter; it is the same service for each repetition of the request.
 
         `adapter_id` may be empty. If `request_id` is also empty, any service that holds the base model is returned.
 

@@ -54,8 +54,8 @@ class ModelTable:
     def by_room(self, base_model: str) -> list[str]:
         """Return the services that hold a base model, the best choice for a new adapter first.
 
-        Services that respond come first. Among them, the one into whose memory the most adapters fit comes first, then
-        the one with the fewest adapters, then the first one of the configuration.
+        Services that respond come first. They are sorted by the number of adapters that still fit into their memory,
+        the highest first, then by the number of their adapters, then by their order in the configuration.
         """
         return sorted(self.holders_of(base_model), key=self._fullness)
 

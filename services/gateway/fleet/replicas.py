@@ -115,7 +115,7 @@ class Replicas:
         return self._membership.drain(replica_id)
 
     async def list(self, caller: Caller, page: Page) -> tuple[list[Replica], tuple[str] | None]:
-        """Return one page of replicas by id, and the sort key of its last item; None for the last page."""
+        """Return one page of replicas, sorted by id, and the sort key of its last item; None for the last page."""
         require_scope(caller, 'operator')
         found = sorted(self._membership.fleet.replicas(), key=lambda replica: replica.replica_id)
         if page.after is not None:

@@ -310,7 +310,7 @@ class Fleet:
 
 
 def serving_run(adapter_id: str, replicas: Sequence[Replica]) -> list[Replica]:
-    """Return the replicas dedicated to this run or, without any, those dedicated to no run."""
+    """Return the replicas that are dedicated to this run; if there are no such replicas, those that serve all runs."""
     dedicated = [item for item in replicas if adapter_id and item.report.followed_run == adapter_id]
     return dedicated or [item for item in replicas if not item.report.followed_run]
 

@@ -127,7 +127,7 @@ class GrpcFleetFacts:
 
 
 def merged(descriptions: Sequence[server_service_pb2.ServiceInfo]) -> server_service_pb2.ServiceInfo:
-    """Merge the descriptions of several samplers into a copy of the first one with the base models of all.
+    """Merge the descriptions of several samplers: a copy of the first description, with the base models of all.
 
     A base model can be sampled, or a method is supported, if that is true for at least one sampler.
     """

@@ -56,7 +56,7 @@ class FutureRequest:
     """Serialized request; opaque here, and stored outside the database until the future is finished. Equal requests
     must have equal bytes."""
     session_id: str
-    """Session that sent the request; empty for none."""
+    """Session that sent the request; empty if absent."""
     lane: str = ''
     """Name of the queue in which the future keeps its position, such as an adapter's id; empty for no order."""
     position: int = 0
@@ -66,7 +66,7 @@ class FutureRequest:
     is_note_free: bool = False
     """Whether a repeated request may have another note; the first note is stored."""
     topic: str = ''
-    """Name under which clients follow the completion of many futures; empty for none."""
+    """Name under which clients follow the completion of many futures; empty if absent."""
     base_model: str = ''
     """Base model that runs the future. Each base model has separate slots. Empty without a known base model."""
 

@@ -1,6 +1,6 @@
 """Authenticates calls: maps a secret to its API key, and the key to a caller with the scope that the method requires.
 
-This runs on every call, so verified keys are cached for a short time.
+Authentication runs on every call, so verified keys are cached for a short time.
 """
 
 import asyncio

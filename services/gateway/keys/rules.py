@@ -55,9 +55,9 @@ class ApiKey:
     revoke_time: datetime | None = None
     """Time at which the key was revoked; None if it is not revoked."""
     project_id: str = ''
-    """Default project of sessions created with the key; empty for none."""
+    """Default project of sessions created with the key; empty if absent."""
     replaces_key_id: str = ''
-    """Key that this one replaces; empty for none."""
+    """Key that this one replaces; empty if absent."""
     retire_time: datetime | None = None
     """Time from which the key is invalid because another key replaced it; None if it was not replaced."""
 
@@ -110,7 +110,7 @@ class KeyRequest:
     ttl: timedelta | None
     """Lifetime of the key; None for a key that never expires."""
     project_id: str = ''
-    """Default project of sessions created with the key; empty for none."""
+    """Default project of sessions created with the key; empty if absent."""
 
 
 @dataclass(frozen=True, kw_only=True)

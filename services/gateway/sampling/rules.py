@@ -199,9 +199,9 @@ class SamplingHandle:
     base_model: str
     """Empty if the adapter's base model is not looked up yet."""
     checkpoint_path: str = ''
-    """Native path of saved weights; empty for none."""
+    """Native path of saved weights; empty if absent."""
     adapter_id: str = ''
-    """Run that publishes the weights; empty for none."""
+    """Run that publishes the weights; empty if absent."""
     future_id: str = ''
     """Future that publishes the version."""
     version: int | None = None

@@ -54,7 +54,7 @@ class AdapterParker(Protocol):
         ...
 
     async def park(self, tenant_id: str, adapter_id: str, *, save_prefix: str) -> ParkedAdapter | None:
-        """Park an adapter. Unless `save_prefix` is empty, save its unsaved steps first, under a name with the prefix.
+        """Park an adapter. If `save_prefix` is not empty, first save unsaved steps under a name that begins with it.
 
         Idempotency: parking an adapter again has no effect.
 

@@ -58,7 +58,7 @@ class Session:
     """Time of the last heartbeat, UTC."""
     user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
     project_id: str = ''
-    """Project that the session belongs to; empty for none."""
+    """Project that the session belongs to; empty if absent."""
     finish_reason: FinishReason | None = None
     """First reason that the client gave; None unless finished."""
     is_settled: bool = False

@@ -131,7 +131,7 @@ async def read_message(call: HttpCall, make: Callable[[bytes], Parsed], *, limit
 
 
 async def position_in(call: HttpCall) -> tuple[Any, Any]:
-    """Return the model id and the position that a refused body contains at its start or end; None for a missing one.
+    """Return the model id and the position that a refused body contains at its start or end; None for a missing value.
 
     The SDK writes these fields first in protobuf, and first or last in JSON.
 

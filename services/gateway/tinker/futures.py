@@ -46,7 +46,7 @@ class FutureNote:
 
     verb: str
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Other facts: short JSON values."""
+    """Further facts, as short JSON values."""
 
     def __str__(self) -> str:
         return json.dumps({'verb': self.verb, **self.facts}, separators=(',', ':'), sort_keys=True)
