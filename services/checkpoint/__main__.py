@@ -37,7 +37,7 @@ from services.kit.worker import Threads
 
 
 def main() -> None:
-    """Run the service until it is stopped by a signal."""
+    """Run the service until it receives SIGINT or SIGTERM."""
     keep_files_private()
     config = load_config(CheckpointConfig)
     start_telemetry(config.telemetry, service=config.service)
@@ -66,7 +66,7 @@ async def serve(config: CheckpointConfig) -> None:
 
 @asynccontextmanager
 async def open_store(config: CheckpointConfig, threads: Threads) -> AsyncIterator[StateStore]:
-    """Open the durable store, behind shared memory if there is any; on exit, spill all versions in memory."""
+    """Yield the durable store, or a memory tier over it if shared memory is available; spill all versions on exit."""
     disk = open_disk(config.resolved_store_url, config.store_options, are_paths_shown=config.are_folders_shown)
     durable = FolderStore(disk, threads)
     segments = open_segments(config.shared_memory) if config.memory_bytes else None
@@ -85,12 +85,12 @@ async def open_store(config: CheckpointConfig, threads: Threads) -> AsyncIterato
         await asyncio.wait([spilling])
         await tier.flush()
         cache.close()
-        # Removes segments of killed services, since no other service may start on this host for a long time.
+        # Segments of killed services are removed now, because the next service may start on this host much later.
         segments.sweep()
 
 
 async def load_registry(config: CheckpointConfig, store: StateStore, clock: Clock) -> Registry:
-    """Return a registry of the states in the store, after deleting versions that do not fit their rings."""
+    """Return a registry of the states in the store, after deleting the versions in excess of `ring_capacity`."""
     catalogue = Catalogue(ring_capacity=config.ring_capacity, pin_limit=config.pin_limit)
     for version in catalogue.restore(await store.load()):
         await store.delete(version.key)

@@ -26,7 +26,7 @@ class CheckpointConfig(ServiceConfig):
     shared_memory: SegmentsConfig = SegmentsConfig()
     """Shared memory for versions, and for exchanging weights with other services on this host."""
     device_transports: DevicesConfig = DevicesConfig()
-    """Transports for sending large states to samplers, beside gRPC."""
+    """Transports for sending large states to samplers, in addition to gRPC."""
     memory_bytes: int = Field(default=1 << 30, ge=0)
     """Maximum shared memory in bytes for versions; at most half of the host's shared memory is used. Publishing returns
     before the version is on disk, and the version survives a crash of the process. 0: publishing waits for the disk."""

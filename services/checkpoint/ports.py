@@ -47,7 +47,7 @@ class StateWriter(Protocol):
 
     @property
     def folder(self) -> str:
-        """Path of the state's PEFT folder if the store is a local disk and `are_folders_shown` is set; else empty."""
+        """Path of the state's PEFT folder on a local disk if `are_folders_shown` is set; empty otherwise."""
         ...
 
     async def add(self, chunk: StateChunk) -> None:

@@ -41,7 +41,7 @@ async def frames_from_proto(requests: AsyncIterator[StateChunk | wire.PublishReq
 
     Raises:
         InvalidField: A frame is empty or malformed.
-        NotBuiltYet: The state is a delta, or on a device transport.
+        NotBuiltYet: The state is sent as a delta or over a device transport, which is not supported.
     """
     async for request in requests:
         frame = frame_of(request)

@@ -15,6 +15,7 @@ class CheckpointEvent:
     """A change of a checkpoint, or the end of the snapshot, which has no `key`."""
 
     resume_token: str
+    """Token with which a later call resumes after this event; empty for a damaged checkpoint."""
     key: CheckpointKey | None = None
     checkpoint: Checkpoint | None = None
     """Current state of the checkpoint; None if it was deleted or is damaged."""

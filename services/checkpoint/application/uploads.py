@@ -56,10 +56,11 @@ class Uploads:
             ScopeMissing: The API key lacks the scope `train`.
             BaseModelNotFound: Adapters of that base model are not accepted.
             InvalidField: The archive is too large, is not a PEFT folder of safetensors, or does not fit the base model.
-            QuotaExceeded: The tenant has too many unfinished uploads, or they have too many bytes.
+            QuotaExceeded: The tenant has too many unfinished uploads, or their total size is too large.
             ChunkCorrupt, StreamOutOfOrder: A chunk is damaged, or does not follow the received bytes.
             InUse: Another stream is sending this upload.
             CheckpointExists: This upload has already created a different checkpoint.
+            ServiceUnreachable: The shapes of the base model could not be read.
         """
         require_scope(caller, 'train')
         header = await anext(parts, None)

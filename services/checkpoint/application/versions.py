@@ -22,6 +22,7 @@ class Versions:
 
         Raises:
             AdapterNotFound, VersionNotFound: The caller has no such version.
+            CheckpointDamaged: The version's record cannot be read.
         """
         return self._registry.catalogue.ring(AdapterKey(caller.tenant_id, adapter_id)).get(version)
 
@@ -39,11 +40,12 @@ class Versions:
         return items, (items[-1].version,) if len(found) > page.size else None
 
     async def pin(self, caller: Caller, adapter_id: str, version: int, *, is_pinned: bool) -> AdapterVersion:
-        """Pin or unpin a version and return it. Newer versions evict an unpinned version.
+        """Pin or unpin a version and return it. An unpinned version is evicted once there are enough newer ones.
 
         Raises:
             ScopeMissing: The API key lacks the scope `train`.
             AdapterNotFound, VersionNotFound: The caller has no such version.
+            CheckpointDamaged: The version's record cannot be read.
             QuotaExceeded: The adapter has the maximum number of pins.
         """
         require_scope(caller, 'train')

@@ -106,6 +106,7 @@ class WeightFeed:
         Raises:
             ScopeMissing: The caller is not a service.
             AdapterNotFound, VersionNotFound, CheckpointNotFound: The state is missing, or the tenant may not read it.
+            CheckpointDamaged: The record cannot be read, or the files differ from the committed ones.
             InvalidField: The offset is larger than the state.
         """
         require_internal(caller)

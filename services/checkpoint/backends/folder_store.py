@@ -1,7 +1,8 @@
 """The durable store: a standard PEFT folder for each state, below one root.
 
-The slot `states/<tenant>/<adapter>/{versions/<number>|weights/<name>}/` contains `record.json` and the folder that the
-record names. A folder that no record names was left by a crash before its commit. `load` removes it.
+The slot `states/<tenant>/<adapter>/{versions/<number>|weights/<name>}/` contains `record.json` and a folder with
+the state, whose name is the record's `generation`. A folder that no record names was left by a crash before its commit.
+`load` removes it.
 `states/<tenant>/<adapter>/newest.json` exists once the adapter's newest version was deleted.
 """
 
@@ -151,7 +152,7 @@ class FolderStore:
         return CheckpointDamaged(_title(key))
 
     def _load_mark(self, name: str) -> NewestMark | None:
-        """Return a mark; None if it is damaged, so that only version numbers up to the newest record count as used."""
+        """Return a mark; None if it is damaged. Then only numbers up to the newest stored version count as used."""
         try:
             return mark_from_json(self._disk.read(name))
         except (ValueError, KeyError, TypeError) as error:
@@ -262,7 +263,7 @@ class FolderStore:
         replace_record(self._disk, slot, record_to_json(record, generation=generation))
 
     def _delete(self, slot: str) -> None:
-        """Remove the record first: if the process crashes in between, `load` removes the rest."""
+        """Delete a slot, its record first: if the process crashes in between, `load` removes the rest."""
         generation = replaceable_generation(self._disk, slot)
         self._remove_record(slot)
         try:

@@ -221,7 +221,11 @@ def content_differs(disk: Disk, name: str, data: bytes) -> bool | None:
 
 
 def committed_generation(disk: Disk, slot: str) -> str | None:
-    """Return the name of the folder in `slot` with the committed state, or None."""
+    """Return the name of the folder in `slot` with the committed state; None if no state is committed.
+
+    Raises:
+        ValueError, KeyError, TypeError: The record is damaged.
+    """
     try:
         data = disk.read(f'{slot}/{RECORD_FILE}')
     except FileNotFoundError:
@@ -230,7 +234,7 @@ def committed_generation(disk: Disk, slot: str) -> str | None:
 
 
 def replaceable_generation(disk: Disk, slot: str) -> str | None:
-    """Return the name of the folder with the committed state; None without a readable record."""
+    """Return the name of the folder with the committed state; None if there is no readable record."""
     try:
         return committed_generation(disk, slot)
     except (ValueError, KeyError, TypeError):

@@ -192,7 +192,7 @@ class MemoryTier:
         if entry is None:
             await self._durable.delete(key)
             return
-        # Set before waiting for the lock, so that a spill in progress ends.
+        # Set before waiting for the lock, so that a spill in progress stops early.
         entry.is_removed = True
         async with entry.lock:
             try:
@@ -334,7 +334,11 @@ class MemoryTier:
             retry_seconds = min(2 * retry_seconds, _MAX_RETRY_SECONDS)
 
     async def _wait_until_quiet(self, entry: _Entry) -> None:
-        """Wait for a quiet period, at most `patience_seconds`, and only while at least half of the memory is free."""
+        """Wait until no version has been used for `quiet_seconds`.
+
+        The wait ends early if the version has waited for `patience_seconds` or was removed, or if more than half of the
+        memory is in use.
+        """
         loop = asyncio.get_running_loop()
         while not entry.is_removed and 2 * self._used_bytes <= self._capacity_bytes:
             quiet_at = self._last_use + self._quiet_seconds

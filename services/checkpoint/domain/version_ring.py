@@ -97,6 +97,7 @@ class VersionRing:
 
         Raises:
             VersionNotFound: The version is not in the ring.
+            CheckpointDamaged: The version's record cannot be read.
             QuotaExceeded: The adapter has the maximum number of pins.
         """
         current = self.get(version)
@@ -109,6 +110,7 @@ class VersionRing:
 
         Raises:
             VersionNotFound: The version is not in the ring.
+            CheckpointDamaged: The version's record cannot be read.
             InUse: The version is pinned or the newest.
         """
         found = self.get(version)
