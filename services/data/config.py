@@ -15,7 +15,8 @@ class DataConfig(ServiceConfig):
     callers: ClassVar[tuple[str, ...]] = ('gateway', 'model')
 
     base_models: tuple[BaseModelId, ...] = ()
-    """Base models of the deployment, with the same names as in the model service. Only these models may be folders."""
+    """Base models of the deployment, with the same names as in the model service. Only these models may
+    be named by the path of a folder."""
     local_roots: tuple[Path, ...] = ()
     """Folders whose files callers may read as datasets by path. Empty: callers can only upload files or use hub ids."""
     thread_count: int = Field(default=2, ge=1)

@@ -124,6 +124,7 @@ class Datasets:
         A repeated request returns the dataset without another change.
 
         Raises:
+            ScopeMissing: The API key lacks the scope `data`.
             DatasetNotFound: The tenant has no such dataset.
             RequestIdReused: An earlier request with this id had other content.
             InUse: A loader is open for the dataset.
@@ -154,6 +155,7 @@ class Datasets:
         """Return a dataset.
 
         Raises:
+            ScopeMissing: The API key lacks the scope `data`.
             DatasetNotFound: The tenant has no such dataset.
         """
         return dataset_of(self._store, caller, dataset_id)
@@ -180,6 +182,7 @@ class Datasets:
         """Yield the dataset as a file from byte `offset` on; the same revision always yields the same bytes.
 
         Raises:
+            ScopeMissing: The API key lacks the scope `data`.
             DatasetNotFound: The tenant has no such dataset.
             InvalidField: The dataset is lazy, the format cannot represent its rows, or the offset exceeds the file.
             QueueFull, BytesFull: Too many requests are waiting, or the datasets in preparation take too much memory.
@@ -199,6 +202,7 @@ class Datasets:
         """Delete a dataset, which may be damaged.
 
         Raises:
+            ScopeMissing: The API key lacks the scope `data`.
             DatasetNotFound: The tenant has no such dataset.
             InUse: A loader is open for the dataset.
             QueueFull: Too many requests of the tenant are waiting.
@@ -264,6 +268,7 @@ def dataset_of(store: DatasetStore, caller: Caller, dataset_id: str) -> Dataset:
     Raises:
         ScopeMissing: The API key lacks the scope `data`.
         DatasetNotFound: The dataset does not exist or belongs to another tenant; the error does not reveal which.
+        StoredDataDamaged: The stored description of the dataset is damaged.
     """
     require_scope(caller, 'data')
     dataset = store.get(dataset_id)

@@ -44,7 +44,7 @@ class StreamStart:
 
 @dataclass(frozen=True)
 class Credits:
-    """Permission of the reader to send more batches."""
+    """Permission to send more batches to the reader."""
 
     count: int
     """Number of additional batches, 1 to `MAX_CREDITS`."""
@@ -79,6 +79,7 @@ class Loaders:
         """Open a loader, or return the loader of an earlier request with the same id and content.
 
         Raises:
+            ScopeMissing: The API key lacks the scope `data`.
             DatasetNotFound: The tenant has no such dataset.
             DatasetNotReady: The dataset is not encoded.
             RequestIdReused: An earlier request with this id had other content.
@@ -123,10 +124,12 @@ class Loaders:
         no `End`.
 
         Raises:
+            ScopeMissing: The API key lacks the scope `data`.
             StreamOutOfOrder: The first request is not a start, or a start is repeated.
             LoaderNotFound: The tenant has no such loader.
             InvalidField: The cursor does not fit the loader, there are too many credits, a row of a lazy dataset
                 cannot be computed, or the dataset changed while the loader was opened.
+            StoredDataDamaged: The stored loader, dataset or rows are damaged.
         """
         start = await anext(requests, None)
         if not isinstance(start, StreamStart):
@@ -156,7 +159,8 @@ class Loaders:
         try:
             reader = await self._store.reader(dataset)
         except StoredDataDamaged:
-            # If the loader was closed or opened during a change, the files may have been deleted, and are not damaged.
+            # The files may be missing because the loader was closed, or was opened while its dataset changed. In
+            # these cases, the calls below raise the matching error.
             self._loader_of(caller, loader.loader_id)
             _check_unchanged(loader, dataset_of(self._store, caller, loader.dataset_id))
             raise

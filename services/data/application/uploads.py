@@ -23,7 +23,7 @@ class Uploads:
             StreamOutOfOrder: The first message is not a header, or a chunk does not begin at the committed offset.
             InvalidField: The file is too large, a chunk exceeds the size in the header, or the header differs from that
                 of an earlier stream.
-            QuotaExceeded: The tenant's uploads have too many bytes.
+            QuotaExceeded: The total size of the tenant's uploads is too large.
             InUse: Another stream is sending this upload.
         """
         require_scope(caller, 'data')

@@ -32,7 +32,7 @@ _PIECE_ROWS, _PIECE_BYTES = 1000, 8 << 20
 _TOKEN_BYTES = 200
 """Memory in bytes of a token with its label, position and weight as Python numbers."""
 _DAMAGES = (None, errno.EIO, errno.ENOENT, errno.EISDIR, errno.ENOTDIR)
-"""Numbers of system errors that indicate damaged files; None if numpy raised the error."""
+"""Numbers of system errors that indicate damaged files; None stands for errors of numpy, which have no number."""
 
 
 class DiskDatasets:
@@ -126,7 +126,7 @@ class DiskDatasets:
         is_new = not path.exists()
         if is_new:
             rows = self._opened(dataset)
-            # Formats with columns are written once all rows are in memory.
+            # Rows are counted only for formats with columns, because JSONL is written row by row.
             charged = rows if file_format == 'jsonl' else counted(rows, meter)
             write_file(path, charged, batch_rows=_rows_per_piece(dataset))
         size_bytes = path.stat().st_size

@@ -11,7 +11,7 @@ from services.kit.errors import BytesFull, Cancelled, QuotaExceeded
 
 @dataclass(frozen=True, kw_only=True)
 class DecodedLimits:
-    """Limits on decoded rows."""
+    """Limits on decoded rows, that is, rows in memory."""
 
     rows: int
     """Maximum number of rows of a dataset."""
