@@ -28,8 +28,8 @@ class ByteGate:
     """Admits requests for bytes up to the limits and queues the others. Use it from one event loop only.
 
     Tenants with fewer bytes in use are served first. The small and the large requests of a tenant form separate queues,
-    each served in order. A large request is admitted only while the bytes of its tenant, including the request, are at
-    most as many as the free bytes. A few tenants therefore cannot take all bytes.
+    each served in order. A large request is admitted only while the bytes of its tenant, including the request, do not
+    exceed the free bytes. A few tenants therefore cannot take all bytes.
     """
 
     def __init__(self, *, tenant_bytes: int, total_bytes: int, wait_seconds: float | None) -> None:

@@ -1,4 +1,4 @@
-"""Certificates for development: a private authority, and the certificates that it signs for each service.
+"""Certificates for development: a private certificate authority, and the certificates that it signs for each service.
 
 `python -m services.kit.certificates DIR --service gateway` creates missing certificates in a folder and lists all of
 them as JSON; `twinkle certs` prints them as text. Production deployments use their own authority.

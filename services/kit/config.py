@@ -51,9 +51,9 @@ class Listener:
     is_mutual: bool = False
     """Whether callers must present a certificate."""
     field: str = 'listen'
-    """Name of the setting with the address, for messages."""
+    """Name of the setting with the address, for error messages."""
     tls_field: str = 'tls'
-    """Name of the setting with the certificate, for messages."""
+    """Name of the setting with the certificate, for error messages."""
 
 
 class ServiceConfig(BaseModel):

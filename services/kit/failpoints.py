@@ -1,4 +1,4 @@
-"""Named points at which a test can kill the process, to simulate a power failure. Off by default.
+"""Named points at which a test can kill the process, to simulate a crash. By default, no point is armed.
 
 `TWINKLE_FAILPOINTS=journal.commit.before=3` kills the process with SIGKILL the third time that point is reached.
 Several points are separated by commas. `TWINKLE_FAILPOINT_SIGNAL=SIGSEGV` sends another signal, to simulate a crash of

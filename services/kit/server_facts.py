@@ -27,7 +27,7 @@ class TrainerFacts:
     """State of a model service, by which a gateway assigns runs to it."""
 
     journal_ids: Sequence[str]
-    """Ids of its journal and of those that it took over; empty without a durable journal."""
+    """Ids of the service's journal and of the journals that it took over; empty without a durable journal."""
     free_adapter_count: int
     """Number of further adapters that fit into memory; 0 while a full-parameter run leases the service."""
     adapter_count: int

@@ -66,7 +66,7 @@ def intact_status(folder: Path, upload_id: str, *, is_content_read: bool = False
     """Return the state of the upload in a folder; None if there is no upload.
 
     Raises:
-        StoredDataDamaged: The header is damaged, or bytes are missing. With `is_content_read`, also: bytes changed.
+        StoredDataDamaged: The header is damaged, bytes are missing, or, with `is_content_read`, bytes have changed.
     """
     if (status := status_in(folder)) is None and not (folder / _HEADER_FILE).exists():
         return None
@@ -133,7 +133,7 @@ def remove_leftover(path: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove an upload, as far as the disk permits it. Without its header it does not exist."""
+    """Remove an upload, as far as the disk permits it: first the header, without which the upload does not exist."""
     with suppress(OSError):
         (folder / _HEADER_FILE).unlink()
     shutil.rmtree(folder, ignore_errors=True)

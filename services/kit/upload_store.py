@@ -115,7 +115,7 @@ class UploadStore:
         """Return the state of an upload; None if the tenant has no such upload.
 
         Raises:
-            StoredDataDamaged: The header is damaged, or bytes are missing. With `is_content_read`, also: bytes changed.
+            StoredDataDamaged: The header is damaged, bytes are missing, or, with `is_content_read`, bytes have changed.
         """
         folder = self._folder(tenant_id, upload_id)
         return await run_in_store_thread(intact_status, folder, upload_id, is_content_read=is_content_read)

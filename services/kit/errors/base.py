@@ -36,7 +36,10 @@ class DomainError(Exception):
 
     @property
     def disposition(self) -> Disposition:
-        """Assumption that the caller may make: the disposition of this error, else of its class, else of its code."""
+        """Assumption that the caller may make about the request.
+
+        A value set on this error takes precedence over that of its class, and that of its class over that of its code.
+        """
         return self._disposition or disposition_by_code(self.code, has_retry_time=self.retry_after is not None)
 
     @disposition.setter

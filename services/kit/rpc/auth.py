@@ -49,7 +49,7 @@ class InternalAuthenticator:
         self._token = token
 
     async def authenticate(self, method: str, metadata: Mapping[str, str]) -> Caller:
-        """Return the caller that the metadata names. Without a configured token, the tenant may be absent: `default`.
+        """Return the caller that the metadata names. If no token is configured, the tenant defaults to `default`.
 
         Raises:
             CredentialsMissing: The token is missing, or a forwarded call names no tenant.

@@ -16,7 +16,7 @@ from services.kit.ids import new_id
 from services.kit.rpc.message_elements import check_request_elements
 
 UNKNOWN_METHOD = '_OTHER'
-"""Label of all methods that the server does not have. Callers without credentials could otherwise create labels."""
+"""Label of all methods that the server does not have. Otherwise, callers without credentials could create labels."""
 Decoder = Callable[[bytes], Any]
 """Parses the bytes of a request; raises DecodeError for invalid bytes."""
 

@@ -20,7 +20,7 @@ from services.kit.tls import TlsConfig, shared_files
 _tracer = trace.get_tracer('twinkle.rpc')
 
 TRANSPORT_OPTIONS: tuple[tuple[str, int], ...] = (
-    # The service checks sizes, because it can report its limit.
+    # Sizes are checked by the service, whose error states the limit.
     ('grpc.max_receive_message_length', -1),
     ('grpc.max_send_message_length', -1),
     ('grpc.keepalive_time_ms', 30_000),
@@ -60,7 +60,7 @@ def open_channel(
     Args:
         address: Address as `host:port`.
         internal_token: Secret that the services of the deployment share.
-        tls: TLS settings of this service; with authorities, the connection uses TLS.
+        tls: TLS settings of this service; the connection uses TLS if they name authorities.
         service: Name of the called service, used to look up the expected name in its certificate.
         message_bytes: Maximum size of a received message; larger ones fail their call with RESOURCE_EXHAUSTED. -1 for
             no limit.

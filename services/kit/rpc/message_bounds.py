@@ -20,7 +20,7 @@ _Result = TypeVar('_Result')
 
 
 def check_options(message: Message, field: str) -> None:
-    """Check the size and the lists of a message with options. The message stays in memory and is copied often.
+    """Check the size and the lists of a message with options, which stays in memory and is copied often.
 
     Raises:
         InvalidField: The message is too large or has a list with too many items; the error names the field.

@@ -92,7 +92,7 @@ def _varint(message: bytes, position: int, end: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def _fields_of(message_type: Descriptor) -> dict[int, Descriptor | bool]:
-    """Return by field number the type of a submessage, or True for a field with numbers that may be packed."""
+    """Return, by field number, the type of each submessage, and True for each field whose numbers may be packed."""
     found: dict[int, Descriptor | bool] = {}
     fields: list[Any] = list(message_type.fields)
     for field in fields:

@@ -37,7 +37,7 @@ def _last_text(view: memoryview, path: tuple[int, ...]) -> str:
     number, *rest = path
     found = ''
     for value in _values(view, number):
-        # Repeated occurrences of an embedded message are merged, so one without the text changes nothing.
+        # Repeated occurrences of an embedded message are merged, so an occurrence without the text changes nothing.
         found = _last_text(value, tuple(rest)) or found if rest else _decoded(value)
     return found
 

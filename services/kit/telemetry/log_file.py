@@ -17,7 +17,7 @@ class LogFile:
     A file above the limit is copied to `<name>.old` and emptied, so a process uses about twice the limit. The
     file is not renamed, because native libraries and children keep it open and would write to the renamed file.
 
-    Concurrency: one process may bound a file; any number may append to it.
+    Concurrency: only one process may limit the size of a file; any number of processes may append to it.
     """
 
     def __init__(self, path: Path, *, limit_bytes: int) -> None:
@@ -36,7 +36,7 @@ class LogFile:
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
         os.close(descriptor)
-        # A thread also sees the output of native libraries and of children.
+        # A thread checks the size, because native libraries and children also write to the file.
         threading.Thread(target=self._keep_bounded, name='log-file', daemon=True).start()
 
     def _keep_bounded(self) -> None:

@@ -95,7 +95,7 @@ def _start_logs(config: TelemetryConfig, *, service: str) -> None:
         logger_factory=structlog.PrintLoggerFactory(file=stream),
     )
     structlog.contextvars.bind_contextvars(service=service)
-    # Lines of libraries, which use the standard library's loggers, have the same form.
+    # Libraries use the loggers of the standard library; their lines get the same format.
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

@@ -60,7 +60,7 @@ class Devices:
             load: Returns the class of a transport.
 
         Raises:
-            TransportUnavailable: This machine lacks the library or device of one.
+            TransportUnavailable: This machine lacks the library or device of a transport.
         """
         self.names = tuple(config.names)
         """Names of the transports."""
@@ -172,7 +172,7 @@ async def _step(
     *args: _Arguments.args,
     **kwargs: _Arguments.kwargs,
 ) -> _Result:
-    """Run a step of a transfer in a thread. Cancellation aborts it, and takes effect once it has returned."""
+    """Run a step of a transfer in a thread. Cancellation aborts the step, and is raised once it has returned."""
     task = asyncio.ensure_future(threads.run(function, *args, **kwargs))
     try:
         return await asyncio.shield(task)

@@ -48,7 +48,7 @@ class ReceivedState:
 
 
 class EncodingFailed(ServiceUnreachable):
-    """The encoding of a transfer cannot be used; plain bytes can."""
+    """The encoding of a transfer cannot be used; the sender can send plain bytes instead."""
 
 
 class Memory:
@@ -86,7 +86,7 @@ class DeviceOffers:
         """Return the bytes of a state, unverified.
 
         Raises:
-            TransferFailed: The bytes could not be received; nothing is offered from now on.
+            TransferFailed: The bytes could not be received; the caller should call `give_up`.
         """
         if self._devices is None:
             raise TransferFailed('no transport was offered')
