@@ -34,7 +34,8 @@ class TorchEngineConfig(BaseModel):
     thread_count: int = Field(default=1, ge=1)
     """Number of CPU threads of torch. With one thread, results are bitwise independent of the other rows in a batch."""
     mailbox_events: int = Field(default=256, ge=1)
-    """Maximum number of events that wait for a slow reader before its request is parked."""
+    """Maximum number of events that wait for a slow reader before its request is parked, that is, suspended until the
+    reader has read them."""
     stall_seconds: float = Field(default=120.0, gt=0)
     """Maximum time in seconds that a request stays parked before it is aborted."""
 
@@ -80,7 +81,8 @@ class SamplerConfig(ServiceConfig):
     shared_memory: SegmentsConfig = SegmentsConfig()
     """Shared memory for exchanging weights with other services on this host."""
     device_transports: DevicesConfig = DevicesConfig()
-    """Transports for exchanging large states with the checkpoint service and other samplers, beside gRPC."""
+    """Transports for exchanging large states with the checkpoint service and other samplers, in addition to
+    gRPC."""
     engine: Literal['torch', 'vllm'] = 'torch'
     """Engine that samples: 'torch' is exact and small, 'vllm' is fast."""
     torch: TorchEngineConfig = TorchEngineConfig()

@@ -167,7 +167,7 @@ class WeightSource(Protocol):
         """Return one version.
 
         Raises:
-            NotFound: The adapter does not exist, or the version has been evicted from the ring.
+            NotFound: The adapter does not exist, or its version has been evicted.
             Unavailable: The source cannot be reached.
         """
         ...

@@ -52,7 +52,8 @@ class Replica:
     async def wait_idle(self) -> None:
         """Wait until no request is being served.
 
-        A request that fetches its adapter, or is between two prompts of a batch, runs without a slot.
+        Waiting for free slots is not enough: a request has no slot while it fetches its adapter, or between two
+        prompts of a batch.
         """
         await self._admission.requests.wait_empty()
         await self._admission.wait_idle()

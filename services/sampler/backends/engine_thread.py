@@ -215,7 +215,7 @@ class EngineThread:
         """Run a step; a failed step makes all running requests fail.
 
         Raises:
-            Exception: The step failed, and so did too many steps directly before it.
+            Exception: The last `_MAX_FAILED_STEPS` steps have failed.
         """
         try:
             events = self.engine.step()

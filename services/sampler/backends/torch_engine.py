@@ -55,7 +55,7 @@ class TorchEngineOptions:
     """Patches of the base model, as a mapping from name to options, in the order in which they are applied."""
     limits: EngineConfig = field(default_factory=EngineConfig)
     mailbox_events: int = 256
-    """Maximum number of events that wait for a slow reader before its request is parked."""
+    """Maximum number of events that wait for a slow reader before its request is parked, that is, suspended."""
     stall_seconds: float = 120.0
     """Maximum time that a request stays parked before it is aborted."""
 
