@@ -26,7 +26,7 @@ class TrainerBackend(Protocol):
     """
 
     def facts(self) -> ServerFacts:
-        """Return the base model, the available components and the limits, without waiting."""
+        """Return the base model, the available components and the limits; the call does not block."""
         ...
 
     async def create_adapter(
@@ -75,7 +75,7 @@ class TrainerBackend(Protocol):
         ...
 
     async def restore_adapter(self, adapter_id: str, state: AdapterState) -> VerbRun:
-        """Create or replace an adapter from a result of `snapshot`; it continues bitwise identically.
+        """Create or replace an adapter from a result of `snapshot`; the adapter continues bitwise identically.
 
         Raises:
             InvalidField: The state is malformed; nothing changed.
@@ -127,7 +127,7 @@ class WeightStore(Protocol):
         ...
 
     async def has_lasting_checkpoint(self, checkpoint_path: str) -> bool:
-        """Return whether a checkpoint exists without an expiry time, and its files are undamaged.
+        """Return whether the checkpoint exists, does not expire, and is undamaged.
 
         Raises:
             ServiceUnreachable, StoreUnavailable: The checkpoint cannot be read now.
@@ -170,7 +170,7 @@ class RecordCodec(Protocol):
         """Return an operation with its loader's batch and an unchanged fingerprint.
 
         Raises:
-            InvalidField: The batch is malformed.
+            InvalidField: The batch is malformed or has too many examples.
         """
         ...
 
@@ -239,7 +239,7 @@ class Journal(Protocol):
         ...
 
     async def accept(self, operation: Operation) -> None:
-        """Record a running operation, durably; it replaces an earlier one with the same number and no outcome."""
+        """Record a running operation, durably. An operation on record with its number and no outcome is replaced."""
         ...
 
     async def begin_attempt(self, operation: Operation) -> int:
@@ -265,11 +265,11 @@ class Journal(Protocol):
         ...
 
     async def note_progress(self, work: str, *, position: int) -> None:
-        """Set a count of `count_attempt` to 1, durably, if no attempt since its last reset reached this position."""
+        """Set the count of `work` to 1, durably, if no attempt since its last reset has reached `position`."""
         ...
 
     def reset_attempts(self, work: str) -> None:
-        """Reset a count of `count_attempt` with the next commit, because the process survived or made progress."""
+        """Reset the count of `work` with the next commit, because the process survived or made progress."""
         ...
 
     async def revoke(self, operation: Operation) -> None:
@@ -289,13 +289,13 @@ class Journal(Protocol):
         state: AdapterState | None = None,
         undone_from: int | None = None,
     ) -> None:
-        """Accept a state verb and record its outcome, durably.
+        """Record an operation that is not replayed, such as a state verb, and its outcome, durably.
 
         Args:
             adapter: The adapter after the operation.
             operation: The operation, which is stored only to recognize repeats and is never replayed.
             outcome: Outcome of the operation.
-            state: New snapshot; None if the operation did not change the state.
+            state: The adapter's new state, stored as a snapshot; None if the operation did not change it.
             undone_from: First operation that was undone, None if no operation was; it is earlier than `operation`.
         """
         ...
@@ -363,7 +363,7 @@ class Journal(Protocol):
 
     @property
     def was_killed(self) -> bool:
-        """Whether the process that used the journal before ended without closing it."""
+        """Whether the previous process that used the journal ended without closing it."""
         ...
 
     async def close(self) -> None:

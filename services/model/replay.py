@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _replay(config: ModelConfig, folder: Path, adapter_id: str | None) -> ReplayResult:
-    # One process computes the same results as a mesh without `tp` that wrote the journal.
+    # One process computes the same results as any mesh without `tp`.
     backend = await load_backend(config.model_copy(update={'mesh': MeshConfig()}))
     try:
         return await replay_folder(folder, backend, adapter_id)

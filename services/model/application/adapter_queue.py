@@ -82,7 +82,7 @@ class AdapterQueue:
         self.sequence.begin(operation)
         self._stop_gap_timer()
         self._running = asyncio.create_task(self._run(operation, run), name=f'operation-{self._adapter_id}')
-        # If the caller disconnects, no one awaits the task; its outcome is recorded.
+        # If the caller disconnects, nothing awaits the task, so the callback retrieves its error, which is recorded.
         self._running.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(self._running)
 

@@ -135,7 +135,7 @@ class CarryOut:
             outcome = None
             raise
         finally:
-            # A defect is recorded, too, because its number must remain used up after a crash.
+            # A defect is recorded, too, because the operation's number must remain used up after a crash.
             if outcome is not None:
                 await self._wait_until_accepted(execution, accepting)
                 await self._record(execution, outcome)

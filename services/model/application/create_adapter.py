@@ -30,7 +30,7 @@ class CreateAdapterRequest:
     request_id: str
     base_model: str
     lora_config: LoraConfig | None
-    """LoRA configuration; None for that of the checkpoint, or for the defaults without a checkpoint."""
+    """LoRA configuration; None for the checkpoint's configuration, or for the defaults if there is no checkpoint."""
     training_config: TrainingConfig
     user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
     checkpoint_path: str = ''

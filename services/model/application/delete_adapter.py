@@ -66,7 +66,7 @@ class DeleteAdapter:
         Cancellation: a removal that has started completes.
 
         Returns:
-            False if the adapter was used, changed or deleted since it was read, so that it was not removed.
+            Whether the adapter was removed; False if it was used, changed or deleted since `adapter` was read.
 
         Raises:
             JournalUnavailable: The removal could not be recorded; the adapter still exists.

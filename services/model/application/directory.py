@@ -95,9 +95,9 @@ class AdapterDirectory:
 
         Args:
             caller: Owner of the adapters.
-            after: Sort key of the last adapter of the previous page.
+            after: Sort key of the last adapter of the previous page; None for the first page.
             size: Maximum number to return.
-            session_id: Session in which they were created; empty for all sessions.
+            session_id: Session in which the adapters were created; empty for all sessions.
 
         Raises:
             ScopeMissing: The API key lacks the scope `train`.

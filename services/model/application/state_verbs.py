@@ -157,7 +157,7 @@ class StateVerbRunner:
 
 
 def check_kind(state: AdapterState, *, is_full_parameter: bool) -> None:
-    """Refuse a checkpoint of an adapter for full-parameter training, and the reverse.
+    """Check that a checkpoint has the weights that the adapter trains, LoRA weights or full model weights.
 
     Raises:
         InvalidField: The checkpoint has the other kind of weights.

@@ -1,7 +1,7 @@
 """Takes over the runs of another trainer that has ended.
 
 The journal moves them, so that exactly one trainer has each run at any time. The runs are then registered and recovered
-like after a restart of this service.
+as after a restart of this service.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class TakeOver:
         async with self._lock:
             moved = await self._ports.journal.take_over(trainer)
             await self._recover.register(moved)
-            # From now on, repeated creations of these runs come to this trainer, which must know them.
+            # The runs are registered before this step, after which repeated requests to create them are sent here.
             await self._ports.journal.complete_take_over()
         _log.info('runs taken over', trainer=trainer, count=len(moved))
         return len(moved)

@@ -22,7 +22,7 @@ class UploadBatch:
             ScopeMissing: The API key lacks the scope `train`.
             StreamOutOfOrder: The first message is not a header, or a chunk leaves a gap.
             InvalidField: A chunk exceeds the announced size, or the header differs from an earlier stream's header.
-            QuotaExceeded: The tenant has too many uploads, or they have too many bytes.
+            QuotaExceeded: The tenant has too many uploads, or their total size is too large.
             InUse: Another stream is sending this upload.
             DigestMismatch: The complete upload does not match the header's digest. The upload was removed.
         """

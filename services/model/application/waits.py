@@ -40,7 +40,7 @@ class ShortWork:
 
     @contextmanager
     def begin(self) -> Iterator[None]:
-        """Hold back the next pass until the block ends."""
+        """Defer the next pass until the block ends, or until `wait` reaches its limit."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._in_progress.add(done)
         try:
