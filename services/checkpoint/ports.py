@@ -109,7 +109,7 @@ class StateStore(Protocol):
 
         Raises:
             VersionNotFound, CheckpointNotFound: The state does not exist.
-            CheckpointDamaged: Its files differ from the committed ones.
+            CheckpointDamaged: The files or the record of the state differ from the committed ones.
         """
         ...
 
@@ -118,7 +118,7 @@ class StateStore(Protocol):
 
         Raises:
             CheckpointNotFound: The checkpoint does not exist.
-            CheckpointDamaged: Its files differ from the committed ones.
+            CheckpointDamaged: The files or the record of the checkpoint differ from the committed ones.
         """
         ...
 

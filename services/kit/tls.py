@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 _log = structlog.get_logger('tls')
 _RELOAD_SECONDS = 10.0
-"""Time after which unusable files are read again even if they did not change, because their validity may begin."""
+"""Time after which unusable files are read again even if they did not change, because they may become valid."""
 
 
 class CertificateConfig(BaseModel):

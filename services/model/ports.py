@@ -220,7 +220,7 @@ class Journal(Protocol):
     async def add_adapter(
         self, adapter: Adapter, creation: CreationRecord, *, origin: Adapter, state: AdapterState | None
     ) -> None:
-        """Record a new adapter, durably.
+        """Record a new adapter durably.
 
         Args:
             adapter: The adapter.
@@ -231,7 +231,7 @@ class Journal(Protocol):
         ...
 
     async def remove_adapter(self, adapter_id: str, *, expired: ExpiredAdapter | None = None) -> None:
-        """Delete an adapter and all its data, durably, and record `expired`; do nothing if it does not exist."""
+        """Delete an adapter and all its data durably, and record `expired`; do nothing if it does not exist."""
         ...
 
     async def expired_adapters(self) -> Sequence[ExpiredAdapter]:
@@ -239,11 +239,11 @@ class Journal(Protocol):
         ...
 
     async def accept(self, operation: Operation) -> None:
-        """Record a running operation, durably. An operation on record with its number and no outcome is replaced."""
+        """Record a running operation durably. An operation on record with its number and no outcome is replaced."""
         ...
 
     async def begin_attempt(self, operation: Operation) -> int:
-        """Count an attempt to replay an accepted operation, durably, and return the number of attempts.
+        """Count an attempt to replay an accepted operation, and return the number of attempts once it is durable.
 
         The count starts at 0 when the operation is accepted. An attempt remains counted only if the process ends
         before `end_attempt`.
@@ -255,7 +255,7 @@ class Journal(Protocol):
         ...
 
     async def count_attempt(self, work: str) -> int:
-        """Count an attempt at work that is not a recorded operation, durably, and return the number of attempts.
+        """Count an attempt at work that is not a recorded operation, and return the durable number of attempts.
 
         An attempt remains counted only if the process ends before `reset_attempts`.
 
@@ -273,7 +273,7 @@ class Journal(Protocol):
         ...
 
     async def revoke(self, operation: Operation) -> None:
-        """Delete an accepted operation that was refused, durably, so that its number can be used again."""
+        """Delete a refused operation durably, so that its number can be used again."""
         ...
 
     def note(self, adapter: Adapter, operation: Operation, outcome: OperationResult | DomainError) -> None:
@@ -301,11 +301,11 @@ class Journal(Protocol):
         ...
 
     async def add_snapshot(self, snapshot: Snapshot) -> None:
-        """Store a snapshot, durably; data that no undo, repeat or restore needs any more may be deleted."""
+        """Store a snapshot durably; data that no undo, repeat or restore needs any more may be deleted."""
         ...
 
     async def amend(self, adapter: Adapter) -> None:
-        """Update an adapter's record after its last operation, durably; do nothing if a later operation is recorded."""
+        """Update an adapter's record durably after its last operation; do nothing if a later operation is recorded."""
         ...
 
     async def snapshot_before(self, adapter_id: str, *, at_most: int | None = None) -> Snapshot:

@@ -69,7 +69,7 @@ class Checkpoints:
         return items, _sort_key(items[-1]) if len(rest) > page.size else None
 
     async def copy(self, caller: Caller, key: CheckpointKey, request: CopyRequest) -> Checkpoint:
-        """Copy a checkpoint that the caller may read to one of its runs, and return the copy, which is private.
+        """Copy a readable checkpoint to one of the caller's runs, and return the copy, which is private.
 
         Raises:
             ScopeMissing: The caller is not a service.

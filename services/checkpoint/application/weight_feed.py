@@ -77,7 +77,7 @@ class FetchRequest:
 
 
 class WeightFeed:
-    """Sends committed states as frames. A slow reader uses the memory of one chunk, and skips replaced versions."""
+    """Sends committed states as frames. A reader uses the memory of one chunk; a slow one skips replaced versions."""
 
     def __init__(self, registry: Registry, sender: Sender) -> None:
         self._registry = registry

@@ -127,7 +127,7 @@ class FolderWriter:
             return replace_record(disk, self._slot, data)
         except OSError:
             if content_differs(disk, f'{self._slot}/{RECORD_FILE}', data) is None:
-                # The folder may be the committed one.
+                # The record cannot be read, so this folder may be the committed one and must not be removed.
                 self._close()
             raise
 

@@ -90,7 +90,7 @@ class Catalogue:
 
         Raises:
             CheckpointNotFound: The checkpoint does not exist or has expired.
-            CheckpointDamaged: Its record cannot be read.
+            CheckpointDamaged: The record of the checkpoint cannot be read.
         """
         if key in self._damaged:
             raise CheckpointDamaged(key.checkpoint_id)
@@ -103,7 +103,7 @@ class Catalogue:
         """Return a checkpoint of the key's tenant, or a public one of another tenant with the same run and name.
 
         Raises:
-            CheckpointNotFound: Neither exists, or the one that exists has expired.
+            CheckpointNotFound: Both checkpoints are missing or have expired.
             CheckpointDamaged: The record of the tenant's checkpoint cannot be read.
         """
         if key in self._damaged or self.exists(key, now=now):

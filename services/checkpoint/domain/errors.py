@@ -7,7 +7,7 @@ from services.kit.errors import Aborted, AlreadyExists, domain_error
     'VERSION_CONFLICT', 'adapter {adapter_id!r} has version {version} already, or a newer one; publish a later number'
 )
 class VersionConflict(Aborted):
-    """The version is neither newer than all others nor identical to an existing one."""
+    """Another state has this version number, or a newer version exists."""
 
     adapter_id: str
     version: int

@@ -157,7 +157,7 @@ class DiskDatasets:
     def _undo(self, dataset: Dataset) -> None:
         """Restore the previous record, and remove the rows of a revision that could not be written."""
         previous = self._known.get(dataset.dataset_id)
-        # If the disk refuses the old record as well, the rows stay, because the new record may refer to them already.
+        # If the old record cannot be written either, the new rows remain, because the new record may name them.
         with suppress(OSError):
             if previous is None:
                 self._remove(dataset.dataset_id)

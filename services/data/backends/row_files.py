@@ -92,7 +92,7 @@ class RowFiles:
 
 
 def as_stored(row: Row) -> Row:
-    """Return an encoded row of one sample as if it had been written and read."""
+    """Return an encoded row of one sample in the form in which `RowFiles` would read it after `write_rows`."""
     omitted = {*TOKEN_COLUMNS, *_IMPLIED_COLUMNS}
     others = {name: plain(value) for name, value in row.items() if name not in omitted}
     names = (name for name in TOKEN_COLUMNS if name in row and name != 'position_ids')

@@ -36,7 +36,7 @@ class Disposition(StrEnum):
     INTERRUPTED = 'INTERRUPTED'
     """The request may have taken effect. Repeating it, with the same number or request id, may succeed."""
     UNKNOWN = 'UNKNOWN'
-    """The request may have taken effect. Check the state before sending another one."""
+    """The request may have taken effect. Check the state before sending another request."""
 
     @property
     def frees_number(self) -> bool:

@@ -1,4 +1,7 @@
-"""Conversion and checks of fields that several services share: ids, names, counts and times."""
+"""Conversion and checks of fields that several services share: ids, names, counts and times.
+
+The argument `field` of each function is the path of the field in the request, which errors name.
+"""
 
 import hashlib
 from collections.abc import Mapping
@@ -19,7 +22,7 @@ MAX_LABELS, MAX_LABEL_LENGTH, MAX_LABEL_VALUE_LENGTH = 64, 256, 4096
 
 
 def id_from_proto(value: str, field: str) -> str:
-    """Return an id of a request.
+    """Return `value` after checking that it is a valid id.
 
     Raises:
         InvalidField: The id is empty, too long, or has a control character.
@@ -39,7 +42,7 @@ def base_model_from_proto(value: str, field: str) -> str:
 
 
 def text_from_proto(value: str, field: str, *, limit: int) -> str:
-    """Return a short text of at most `limit` characters; it may be empty.
+    """Return `value` after checking that it is a text of at most `limit` characters; it may be empty.
 
     Raises:
         InvalidField: The text is too long or has a control character.
@@ -53,7 +56,7 @@ def text_from_proto(value: str, field: str, *, limit: int) -> str:
 
 
 def labels_from_proto(labels: Mapping[str, str], field: str) -> dict[str, str]:
-    """Return the labels of a resource, sorted by name.
+    """Check the labels of a resource, and return them sorted by name.
 
     Raises:
         InvalidField: There are too many labels, or one has no name, is too long or has a control character.
@@ -69,7 +72,7 @@ def labels_from_proto(labels: Mapping[str, str], field: str) -> dict[str, str]:
 
 
 def name_from_proto(value: str, field: str) -> str:
-    """Return a name that is valid as a part of a path.
+    """Return `value` after checking that it is a name that is valid as a part of a path.
 
     Raises:
         InvalidField: The name is invalid.
@@ -80,7 +83,7 @@ def name_from_proto(value: str, field: str) -> str:
 
 
 def adapter_id_from_proto(value: str, field: str) -> str:
-    """Return an adapter id.
+    """Return `value` after checking that it is a valid adapter id.
 
     Raises:
         InvalidField: The id is invalid.
@@ -91,7 +94,7 @@ def adapter_id_from_proto(value: str, field: str) -> str:
 
 
 def not_negative(value: int, field: str) -> int:
-    """Return a count or offset.
+    """Return `value`, a count or an offset, after checking that it is not negative.
 
     Raises:
         InvalidField: The value is negative.
@@ -102,7 +105,7 @@ def not_negative(value: int, field: str) -> int:
 
 
 def duration_from_proto(message: Duration, field: str, *, minimum: timedelta, maximum: timedelta) -> timedelta:
-    """Return a duration from `minimum` to `maximum`.
+    """Convert a duration, and check that it is from `minimum` to `maximum`.
 
     Raises:
         InvalidField: The duration is malformed or out of range.
@@ -118,7 +121,7 @@ def duration_from_proto(message: Duration, field: str, *, minimum: timedelta, ma
 
 
 def ttl_from_proto(message: Duration, field: str) -> timedelta:
-    """Return a time to live.
+    """Convert a time to live.
 
     Raises:
         InvalidField: The duration is less than a second or more than a century.

@@ -40,7 +40,7 @@ class DeleteAdapter:
         self._deletions: set[asyncio.Task[None]] = set()
 
     async def __call__(self, caller: Caller, adapter_id: str) -> None:
-        """Delete the caller's adapter, damaged or not, durably. Waiting operations raise AdapterNotFound.
+        """Delete the caller's adapter durably, even a damaged one. Waiting operations raise AdapterNotFound.
 
         Cancellation: a deletion that has started completes.
 
@@ -59,7 +59,7 @@ class DeleteAdapter:
         await asyncio.shield(self._start(deletion, name=f'delete-{adapter_id}'))
 
     async def expire(self, adapter: Adapter) -> bool:
-        """Remove an unused adapter, and record its checkpoint, durably.
+        """Remove an unused adapter and record its checkpoint durably.
 
         The adapter's versions remain, because samplers may use them. The checkpoint service deletes unused ones.
 

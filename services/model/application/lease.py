@@ -70,7 +70,7 @@ class ReplicaLease:
         self._grant(adapter_id)
 
     async def resume(self, adapter: Adapter, *, is_in_use: bool) -> None:
-        """Grant the lease to an adapter that was parked, durably; do nothing if the adapter already has it.
+        """Grant the lease durably to an adapter that was parked; do nothing if the adapter already has it.
 
         Raises:
             FullParametersDisabled, ReplicaLeased, ReplicaInUse: See `take`.
@@ -87,7 +87,7 @@ class ReplicaLease:
                 self.end(adapter.adapter_id)
 
     async def release(self, adapter_id: str) -> None:
-        """End the lease of an adapter, durably; do nothing if the adapter does not have it.
+        """End the lease of an adapter durably; do nothing if the adapter does not have it.
 
         Raises:
             JournalUnavailable: The end of the lease could not be recorded.

@@ -90,7 +90,7 @@ class ParkAdapter:
             await self._residency.park(adapter_id)
 
     async def _record(self, adapter_id: str, change: Callable[[Adapter], Adapter]) -> None:
-        """Change an adapter, durably; discard the change if an operation runs in the meantime."""
+        """Change an adapter durably; discard the change if an operation runs in the meantime."""
         before = self._directory.find(adapter_id)
         if before is None:
             return

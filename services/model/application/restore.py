@@ -177,7 +177,7 @@ class Restore:
         return replace(adapter, checkpoint_path=current.checkpoint_path if is_current_step else '')
 
     async def _fail_crashed(self, restored: RestoredAdapter, current: Adapter, operation: Operation) -> RestoredAdapter:
-        """Record that an operation failed because the process ended during each attempt; it is not applied."""
+        """Record that an operation failed because the process ended during each attempt, and skip the operation."""
         adapter = self._adapter_after(restored, current, operation, None)
         error = OperationCrashed(operation.adapter_id, operation.sequence_number)
         _log.error(
