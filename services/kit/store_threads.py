@@ -1,4 +1,4 @@
-"""Conversion of the errors of a disk that cannot be used at the moment, and threads of a store that apply it."""
+"""Converts the errors of a disk that cannot be used at the moment, and runs the functions of a store in threads."""
 
 import asyncio
 import errno
@@ -28,7 +28,7 @@ _PROBLEMS = {
     errno.ENFILE: 'too many files are open on this host',
     errno.ENOMEM: 'the host has too little memory',
 }
-"""Errors of the system after which a store has undone its change, and their descriptions for callers."""
+"""System errors after which a store has undone its change, with their descriptions for callers."""
 
 
 @contextmanager
@@ -62,7 +62,7 @@ async def run_in_store_thread(
 
 
 class StoreThreads(Threads):
-    """Threads that access a store, with `store_errors`."""
+    """Threads that access a store; their errors are converted with `store_errors`."""
 
     async def run(
         self, function: Callable[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs

@@ -82,7 +82,7 @@ class TlsFiles:
 
         Args:
             config: Paths of the files.
-            field: Name of the configuration, for messages.
+            field: Name of the configuration, for error messages.
             clock: Monotonic time in seconds.
 
         Raises:
@@ -146,7 +146,7 @@ def shared_files(config: CertificateConfig, *, field: str = 'tls') -> TlsFiles:
 
     Args:
         config: Paths of the files.
-        field: Name of the configuration, for messages.
+        field: Name of the configuration, for error messages.
 
     Raises:
         ValueError: The files have never been usable in this process; the message names the field and the fix.
@@ -172,7 +172,7 @@ def load_material(config: CertificateConfig, *, field: str = 'tls', now: datetim
 
     Args:
         config: Paths of the files; paths that are not set yield empty contents.
-        field: Name of the configuration, for messages.
+        field: Name of the configuration, for error messages.
         now: Time at which the certificates must be valid; None for the current time.
 
     Raises:

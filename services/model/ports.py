@@ -260,7 +260,7 @@ class Journal(Protocol):
         An attempt remains counted only if the process ends before `reset_attempts`.
 
         Args:
-            work: Names the work, such as `restores of ad-1`.
+            work: Name of the work, such as `restores of ad-1`.
         """
         ...
 
@@ -336,7 +336,7 @@ class Journal(Protocol):
 
     @property
     def ids(self) -> Sequence[str]:
-        """Ids of this journal and of those that it took over; empty if it is not durable."""
+        """Ids of this journal and of the journals that it took over; empty if this journal is not durable."""
         ...
 
     async def take_over(self, trainer: str) -> Sequence[JournaledAdapter]:

@@ -55,8 +55,8 @@ class VllmEngineConfig(BaseModel):
     thread only on a machine without other load."""
     hang_seconds: float = Field(default=20.0, gt=0)
     """Time in seconds without a heartbeat of the engine core after which this sampler exits, so that its requests
-    continue on other samplers. The time must exceed the duration of the longest step. It is ten times as long while
-    the core computes on a CPU or loads weights."""
+    continue on other samplers. The time must exceed the duration of the longest step. The time is ten times as long
+    while the core computes on a CPU or loads weights."""
 
 
 class SamplerConfig(ServiceConfig):

@@ -1,6 +1,6 @@
 """Deletes evicted versions in the background, so that the deletion does not delay the readers of the new version.
 
-If a crash prevents a deletion, the version no longer fits its ring at the next start and is deleted then.
+If a crash prevents a deletion, the version exceeds `ring_capacity` at the next start and is deleted then.
 """
 
 import asyncio

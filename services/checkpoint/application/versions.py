@@ -12,7 +12,7 @@ from services.kit.paging import Page, SortKey
 
 
 class Versions:
-    """The versions in the rings of all adapters."""
+    """The stored versions of all adapters."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -81,7 +81,7 @@ class Versions:
     async def delete_all(self, caller: Caller, adapter_id: str) -> None:
         """Delete all unpinned versions of an adapter, including the newest; their numbers are not reused.
 
-        Does nothing if the adapter has no versions.
+        If the adapter has no versions, do nothing.
 
         Raises:
             ScopeMissing: The caller is not a service.

@@ -17,7 +17,7 @@ from services.kit.errors import InvalidField
 MAX_ELEMENTS = 400_000
 """Maximum number of fields of a message and all its submessages; that many are parsed within about 150 ms."""
 _ELEMENT_BYTES = 2
-"""Minimum size of an element, so that short messages need not be counted."""
+"""Minimum size of an element in bytes; a message that is too short to exceed the limit is not counted."""
 _PACKED_BYTES = 4
 """Number of bytes of packed numbers that count as one element."""
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5

@@ -39,7 +39,7 @@ class DevicesConfig(BaseModel):
     host: str = '127.0.0.1'
     """Name or address of this machine that the other service reaches. The default only reaches the same machine."""
     min_bytes: int = Field(default=64 << 20, ge=1)
-    """Size in bytes from which states are sent over a device transport, because it takes time to connect."""
+    """Size in bytes from which states are sent over a device transport, because connecting takes time."""
     timeout_seconds: float = Field(default=10.0, gt=0)
     """Maximum time in seconds to wait for the other service, after which bytes are sent over gRPC."""
     is_unencrypted_allowed: bool = False
@@ -49,7 +49,7 @@ class DevicesConfig(BaseModel):
 class Devices:
     """The usable transports of this process.
 
-    Concurrency: use it from one event loop only. A few transfers run at once, others wait.
+    Concurrency: use it from one event loop only. A few transfers run at once; the others wait.
     """
 
     def __init__(self, config: DevicesConfig, *, load: Callable[[str], type[WeightTransport]] = load_transport) -> None:
@@ -70,7 +70,7 @@ class Devices:
         self._threads = Threads('transfer', count=4)
 
     async def prepare(self, offered: Collection[str], size_bytes: int) -> 'OutgoingState | None':
-        """Return the start of a transfer to a receiver that offers these transports; None to send bytes instead."""
+        """Prepare a transfer to a receiver that offers these transports; return None to send the bytes over gRPC."""
         name = next((name for name in self._classes if name in offered), '')
         if not name or size_bytes < self._min_bytes:
             return None

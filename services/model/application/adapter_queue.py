@@ -119,7 +119,7 @@ class AdapterQueue:
             self.drop(number)
 
     def skip(self, number: int, *, missing: int) -> bool:
-        """Reject an operation that waits for the number `missing`; return False if it does not."""
+        """Reject an operation that waits for the number `missing`; return False if it does not wait for that number."""
         is_behind = number > missing > self.sequence.last_number
         return is_behind and self._fail(number, SequenceGap(self._adapter_id, number, missing))
 

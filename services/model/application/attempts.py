@@ -40,7 +40,7 @@ class Attempts:
         For some time after a crash, these blocks run one at a time, so that only the cause of a crash is counted.
 
         Args:
-            work: Names the work in the journal.
+            work: Name of the work in the journal.
             refusal: Error to raise if the process ended during each of the last `MAX_ATTEMPTS` attempts.
 
         Raises:

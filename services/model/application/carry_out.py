@@ -1,9 +1,9 @@
 """Runs one operation exactly once, when it is the next operation of its adapter.
 
-A compute verb is written to the journal while it runs, because replay can repeat it. Its result is returned when both
-are done. For some time after a crash, the verb is written first, because attempts are counted only for operations on
-record. A state verb, which needs more than the engine, is journaled together with its outcome after it has run, because
-repeating it is harmless. Only its attempts are counted beforehand.
+A compute verb is written to the journal while it runs, because replay can repeat it. Its result is returned once the
+verb has run and is durable in the journal. For some time after a crash, the verb is written first, because attempts are
+counted only for operations on record. A state verb, which needs more than the engine, is journaled together with its
+outcome after it has run, because repeating it is harmless. Only its attempts are counted beforehand.
 """
 
 import asyncio

@@ -112,7 +112,7 @@ class Dispatcher:
         Cancellation: a waiting operation is withdrawn; a running operation completes.
 
         Raises:
-            DomainError: The engine refused the verb.
+            DomainError: The engine refused the verb, or the verb failed.
             Cancelled: `cancel` was called while the operation waited.
             Draining: The service shut down before the operation started.
         """

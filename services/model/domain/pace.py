@@ -14,7 +14,7 @@ _SPREAD = 2.0
 
 
 class Average:
-    """An exponentially decaying mean; None before the first value."""
+    """An exponentially decaying mean of values."""
 
     def __init__(self) -> None:
         self._sum = 0.0

@@ -34,7 +34,7 @@ class ResidentAdapters:
             return version
 
     async def unload(self, caller: Caller, adapter_id: str) -> None:
-        """Unload all versions of an adapter; versions in use stay until they are evicted.
+        """Unload all versions of an adapter; a version in use is unloaded when its last lease ends.
 
         Raises:
             AdapterNotFound: The caller has no such adapter on this sampler.

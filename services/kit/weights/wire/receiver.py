@@ -182,7 +182,7 @@ class Receiver:
         if isinstance(frame, weights_pb2.FrameHeader):
             incoming = self._begin(frame)
             if incoming.encoding is Encoding.DEVICE:
-                # The sender waits for this before it sends the commit.
+                # The sender sends the commit only after the receiver has all bytes.
                 incoming.received = await self._devices.receive(frame, incoming.manifest.size_bytes)
             return None
         if self._incoming is None:
