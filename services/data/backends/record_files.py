@@ -38,7 +38,7 @@ class RecordFiles(Generic[_Record]):
         sync_folder(path.parent)
 
     def read_all(self, folder: Path, pattern: str) -> Iterator[tuple[Path, _Record | None]]:
-        """Yield the files that match `pattern`, sorted by name, with their records; the record is None if it is damaged."""
+        """Yield the files that match `pattern`, sorted by name, with their records or None for damaged records."""
         for path in sorted(folder.glob(pattern)):
             try:
                 yield path, self._adapter.validate_json(checked(path.read_bytes()))
