@@ -123,7 +123,11 @@ class StateStore(Protocol):
         ...
 
     async def update(self, record: Record) -> None:
-        """Replace the record of a committed state."""
+        """Replace the record of a committed state.
+
+        Raises:
+            VersionNotFound, CheckpointNotFound: The state does not exist.
+        """
         ...
 
     async def mark_newest(self, mark: NewestMark) -> None:

@@ -22,7 +22,7 @@ from twinkle.plugin import keep_plugins_out
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Replay, and return the exit status."""
+    """Replay the journal that the command line names, and return the exit status."""
     keep_plugins_out()
     parser = argparse.ArgumentParser(prog='python -m services.model.replay', description='Replays a journal.')
     parser.add_argument('--journal', type=Path, required=True, metavar='FOLDER', help='a copy of <state_dir>/journal')

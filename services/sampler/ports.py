@@ -115,7 +115,7 @@ class SamplerEngine(Protocol):
         ...
 
     async def resume(self) -> None:
-        """Continue after a pause."""
+        """Continue after a pause; do nothing if the engine is not paused."""
         ...
 
     async def sleep(self, level: SleepLevel) -> None:

@@ -48,7 +48,7 @@ class BytesInMemory:
 
     @property
     def segment(self) -> SegmentRef | None:
-        """Shared-memory segment with the bytes, if any."""
+        """Shared-memory segment with the bytes; None if they are not in one."""
         return self._segment
 
     async def read(self, offset: int, length: int) -> memoryview:

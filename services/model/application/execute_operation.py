@@ -15,7 +15,7 @@ from services.model.domain.result import OperationResult
 
 
 class ExecuteOperation:
-    """Executes operations."""
+    """Executes operations of all adapters."""
 
     def __init__(
         self, directory: AdapterDirectory, queues: Queues, admission: Admission, carry_out: CarryOut, *, clock: Clock

@@ -46,7 +46,7 @@ class Queues:
                 del self._users[adapter_id]
 
     def find(self, adapter_id: str) -> AdapterQueue | None:
-        """Return an adapter's queue if it is in memory."""
+        """Return an adapter's queue; None if it is not in memory."""
         return self._queues.get(adapter_id)
 
     def is_in_use(self, adapter_id: str) -> bool:

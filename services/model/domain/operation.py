@@ -1,4 +1,7 @@
-"""Operations: ordered training verbs on an adapter. Each verb is a value."""
+"""Operations: ordered training verbs on an adapter. Each verb is a value.
+
+The messages of the same names in `twinkle.api.model.v1` document the fields.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,7 @@
-"""Results of operations. The results of forward passes and steps are in `twinkle.data_format`."""
+"""Results of operations. The results of forward passes and steps are in `twinkle.data_format`.
+
+The messages of the same names in `twinkle.api.model.v1` document the fields.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +23,7 @@ class SaveResult:
     """Result of Save and ExportMerged."""
 
     checkpoint_path: str
+    """Path of the checkpoint; empty for ExportMerged."""
     size_bytes: int
     folder: str = ''
 
@@ -72,5 +76,6 @@ class OperationResult:
     receipt: Receipt
     warnings: tuple[str, ...] = ()
     is_replayed: bool = False
+    """Whether a repeated operation received its recorded result."""
     next_cursor: LoaderCursor | None = None
     """The position after the operation's batch, if the batch came from a loader."""

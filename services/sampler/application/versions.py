@@ -63,11 +63,11 @@ class Versions(Protocol):
         ...
 
     def newest(self, adapter: AdapterKey) -> ResidentVersion | None:
-        """Return an adapter's newest resident version."""
+        """Return an adapter's newest resident version; None if it has no resident version."""
         ...
 
     def get(self, key: VersionKey) -> ResidentVersion | None:
-        """Return a version if it is resident."""
+        """Return a version; None if it is not resident."""
         ...
 
     def on_change(self, listener: Callable[[], None]) -> None:

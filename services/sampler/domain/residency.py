@@ -44,11 +44,11 @@ class Residency:
         self._use_number = 0
 
     def get(self, key: VersionKey) -> ResidentVersion | None:
-        """Return a version if it is resident."""
+        """Return a version; None if it is not resident."""
         return self._versions.get(key)
 
     def newest(self, adapter: AdapterKey) -> ResidentVersion | None:
-        """Return an adapter's newest resident version."""
+        """Return an adapter's newest resident version; None if it has no resident version."""
         resident = self.versions_of(adapter)
         return resident[-1] if resident else None
 
