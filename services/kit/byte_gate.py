@@ -133,7 +133,7 @@ class ByteGate:
 
 
 class Hold:
-    """Bytes of a gate that one call has taken."""
+    """Bytes that one call has taken from a gate."""
 
     def __init__(self, gate: ByteGate, tenant_id: str) -> None:
         self._gate = gate

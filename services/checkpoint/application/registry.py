@@ -138,7 +138,7 @@ class Registry:
         return record
 
     async def put_version(self, version: AdapterVersion) -> None:
-        """Replace the record of a version, and delete versions that no longer fit the ring; call within `change`."""
+        """Replace the record of a version, and delete versions that exceed `ring_capacity`; call within `change`."""
         await self.store.update(version)
         self._evictions.add(self.catalogue.add_version(version))
 

@@ -207,7 +207,7 @@ class LocalDisk(Disk):
         self.sync_folder(folder)
 
     def remove_unfinished_uploads(self, folder: str) -> None:
-        """Do nothing: `names` lists the file that an interrupted write leaves behind."""
+        """Do nothing: an interrupted write leaves a file, which `names` lists like any other."""
 
 
 class RemoteDisk(Disk):

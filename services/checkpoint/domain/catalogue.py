@@ -38,7 +38,7 @@ class Catalogue:
         self.changes = ChangeLog(deletion_limit=_DELETION_LIMIT)
 
     def restore(self, stored: Iterable[Record | NewestMark | DamagedState]) -> list[AdapterVersion]:
-        """Add the content of a store, before any other call; return the versions that do not fit their rings."""
+        """Add the content of a store, before any other call; return the versions in excess of `ring_capacity`."""
         evicted: list[AdapterVersion] = []
         records: list[Record] = []
         for item in stored:

@@ -86,7 +86,7 @@ class Call:
     async def received(self, message: Any) -> Any:
         """Return the parsed request, or a stream of parsed requests, after checking the sizes.
 
-        Bytes are parsed here because grpc would reveal its internal error message to the caller. The returned stream
+        Bytes are parsed here, because grpc would send its internal error message to the caller. The returned stream
         also authenticates the caller again and counts the bytes of each message, and raises the errors of both.
 
         Raises:
