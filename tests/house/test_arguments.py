@@ -103,7 +103,7 @@ def _parameters(function: Function) -> list[str]:
 
 
 def _unread_parameters(function: Function, *, is_method: bool) -> list[str]:
-    """Return the parameters without effect; a function without statements other than `raise` has none."""
+    """Return the parameters without effect; a function that only raises or passes is not checked."""
     statements = [node for node in function.body if not _is_constant(node)]
     if all(isinstance(node, ast.Raise | ast.Pass) for node in statements):
         return []
@@ -134,7 +134,10 @@ def _effective_reads(node: ast.AST) -> Iterator[str]:
 
 
 def _refused(node: ast.If) -> Iterator[str]:
-    """Yield the names that a check accepts with one value only, and those that it passes to a call."""
+    """Yield the names in conditions of a raising check, except those that are compared by order.
+
+    Such a check refuses an unsupported value, which is an effect; a check of a range is no effect.
+    """
     if not any(isinstance(item, ast.Raise) for item in node.body):
         return
     parts = node.test.values if isinstance(node.test, ast.BoolOp) else [node.test]
@@ -144,7 +147,7 @@ def _refused(node: ast.If) -> Iterator[str]:
 
 
 def _is_check(node: ast.If) -> bool:
-    """Return whether a condition only raises or logs."""
+    """Return whether all branches of a condition only raise or log."""
     return all(isinstance(item, ast.Raise) or _is_log_line(item) for item in [*node.body, *node.orelse])
 
 

@@ -90,9 +90,9 @@ DECLARED = {
     'STORE_UNAVAILABLE': Disposition.RETRYABLE,
     'VERSION_NOT_READY': Disposition.RETRYABLE,
 }
-"""Dispositions by reason, where they differ from that of the status code."""
+"""Dispositions by reason, where they differ from the disposition of the status code."""
 UNREACHED = {'ReplicaNotReached': Disposition.RETRYABLE}
-"""Dispositions by class, where they differ from that of the reason."""
+"""Dispositions by class, where they differ from the disposition of the reason."""
 BY_CODE = {
     Code.DEADLINE_EXCEEDED: Disposition.INTERRUPTED,
     Code.FAILED_PRECONDITION: Disposition.FAILED,

@@ -1,4 +1,4 @@
-"""Services whose components callers choose disable foreign plugins at start."""
+"""Services that build components by name disable plugins that their operator did not list."""
 
 import ast
 

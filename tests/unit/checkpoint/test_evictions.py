@@ -96,7 +96,7 @@ async def test_unpinning_succeeds_although_the_evicted_version_remains(threads: 
 
 
 async def test_refused_deletion_of_all_versions_keeps_the_others(threads: Threads) -> None:
-    """The versions that a failed deletion leaves can be found, and are deleted by the next call."""
+    """Versions that remain after a failed `delete_all` can still be found, and the next call deletes them."""
     store = BrokenStore(threads)
     records = [await put(store, number) for number in (1, 2)]
     registry = await _registry(store)

@@ -202,7 +202,7 @@ def test_a_pickle_file_is_never_opened(base, tmp_path):
     ],
 )
 def test_inconsistent_folders_are_refused(shapes, change):
-    """Missing factors, unknown tensors, contradicting ranks and slow expressions raise ValueError."""
+    """Missing factors, unknown tensors, contradictory ranks, and slow or invalid expressions raise ValueError."""
     with pytest.raises(ValueError, match=r'\w'):
         import_adapter(json.dumps({**CONFIG, **change}).encode(), shapes)
 

@@ -88,7 +88,7 @@ def test_coroutines_start_in_the_order_of_submission() -> None:
 
 
 def test_coroutines_see_the_context_of_the_submitter() -> None:
-    """A coroutine sees the context variables that were set where it was submitted."""
+    """A coroutine runs with the context variables that were set where it was submitted."""
 
     async def read() -> str:
         return _marker.get()

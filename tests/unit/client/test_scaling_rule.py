@@ -17,7 +17,7 @@ QUEUED = EngineLoad(running_sequence_count=8, waiting_sequence_count=1, max_sequ
 UNKNOWN = EngineLoad(running_sequence_count=1)
 FEW = EngineLoad(running_sequence_count=1, max_sequence_count=8)
 FEW_QUEUED = EngineLoad(running_sequence_count=1, waiting_sequence_count=1, max_sequence_count=8)
-"""A sampler whose memory for keys and values is full."""
+"""A sampler that has a queue although slots are free, because its memory for keys and values is full."""
 FEW_LONG = EngineLoad(running_sequence_count=1, max_sequence_count=8, kv_usage=0.6)
 SCALING = Scaling(max_samplers=4, grow_seconds=10, shrink_seconds=60)
 

@@ -20,7 +20,7 @@ def noisy(*means: float, spread: float = 0.05, seed: int = 1) -> list[float]:
 
 
 def test_falling_loss_is_learning() -> None:
-    """The verdict compares the means of the first and the last steps, and ignores the steps between them."""
+    """A loss whose mean over the last steps is lower than over the first steps counts as learning."""
     verdict = judge([3.0, 3.0, 2.9, 2.5, 2.0, 1.5, 1.0, 1.0, 0.9], is_rising=False)
     assert verdict.compared == 3
     assert (verdict.first, verdict.last) == pytest.approx((8.9 / 3, 2.9 / 3))

@@ -28,7 +28,7 @@ LOADER = Loader(
 
 @given(st.integers(0, 100), st.integers(1, 20), st.booleans())
 def test_batches_cover_an_epoch(row_count: int, batch_size: int, flag: bool) -> None:  # noqa: FBT001 (drawn)
-    """The batches contain every row of an epoch, with or without a partial last batch."""
+    """The batches of an epoch contain all of its rows, except those of a partial last batch that is dropped."""
     loader = replace(LOADER, row_count=row_count, batch_size=batch_size, is_last_partial_dropped=flag)
     assert (loader.batch_count - 1) * batch_size < loader.epoch_rows <= loader.batch_count * batch_size
     assert loader.epoch_rows == (row_count - row_count % batch_size if flag else row_count)

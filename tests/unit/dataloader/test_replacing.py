@@ -51,7 +51,7 @@ def test_replacements_are_the_same_in_every_run() -> None:
 
 
 def test_a_stream_continues_with_its_next_row() -> None:
-    """Batches of a stream are filled with the following rows."""
+    """A stream skips rows that cannot be read, and fills its batches with the following rows."""
     loader = DataLoader(dataset_with_bad_rows({0, 4, 9}, IterableDataset), batch_size=4)
     assert values(loader) == [[1, 2, 3, 5], [6, 7, 8]]
     assert [(entry.position, entry.index, entry.replacement) for entry in loader.replacements] == [

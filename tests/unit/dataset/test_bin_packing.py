@@ -24,7 +24,7 @@ def test_bins_are_more_than_half_full_on_average(lengths: list[int]) -> None:
 
 
 def test_exact_fits_are_found() -> None:
-    """An item is packed into the bin with the least remaining space."""
+    """An item is packed into the bin with the least remaining space in which it fits."""
     assert pack_best_fit([6, 5, 4, 5], capacity=10) == [[0, 2], [1, 3]]
 
 

@@ -54,7 +54,7 @@ def test_map_runs_on_each_access() -> None:
 
 
 def test_filter_runs_immediately_on_mapped_rows() -> None:
-    """A filter sees the results of earlier steps, and later steps see only the rows that it kept."""
+    """A filter receives the results of earlier steps, and later steps receive only the rows that it kept."""
     dataset = LazyDataset(DatasetMeta(data=[{'x': i} for i in range(6)]))
     dataset.map(lambda columns: {'x': [value * 10 for value in columns['x']]})
     dataset.filter(lambda row: row['x'] >= 30)

@@ -282,7 +282,7 @@ async def test_adapter_of_an_ended_service_is_unreachable_until_another_one_has_
 
 
 async def test_runs_are_absent_only_if_all_services_of_their_base_model_have_reported() -> None:
-    """The base models are settled only once every service that may have a run has reported all its runs."""
+    """A missing run of a base model counts as absent once all services that may hold the model reported their runs."""
     services = Services(one={'tiny'}, two={'tiny'}, three={'small'})
     services.down = {'two'}
     routes = _routes(services)

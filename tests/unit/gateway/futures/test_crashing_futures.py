@@ -33,7 +33,7 @@ class _Crashing(Recorder):
 
 
 class _Disk(MemoryPayloadStore):
-    """Payload store that refuses writes once its process is dead."""
+    """Payload store that refuses writes once its process has crashed."""
 
     is_process_dead = False
 
@@ -52,7 +52,7 @@ class _Disk(MemoryPayloadStore):
 
 @dataclass
 class _Machine:
-    """The stores that survive each process."""
+    """The stores that several processes use one after the other."""
 
     rows: MemoryFutureStore = field(default_factory=MemoryFutureStore)
     disk: _Disk = field(default_factory=_Disk)

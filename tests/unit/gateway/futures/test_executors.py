@@ -97,7 +97,7 @@ class SlowStore(MemoryFutureStore):
 
 
 async def test_operation_cancelled_while_it_is_numbered_is_not_sent() -> None:
-    """An operation that is cancelled before it has a number is not sent, and the next operation uses the number."""
+    """An operation that is cancelled while its number is stored is not sent, and the next one uses that number."""
     trainer, store = RecordTrainer(), SlowStore()
     execute = ExecuteOperation(trainer, store, RETRY)
     first, second = await accepted(store, 'one'), await accepted(store, 'two')

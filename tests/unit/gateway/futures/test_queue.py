@@ -1,4 +1,4 @@
-"""The queue of futures that are ready to start: fair shares of tenants, slots per base model, and held tenants."""
+"""The queue of futures that are ready to start: fair shares, slots per base model, and rate-limited tenants."""
 
 import asyncio
 from collections import Counter, deque
@@ -152,7 +152,7 @@ def test_tenant_with_few_futures_waits_for_one_slot_at_most() -> None:
 
 
 def test_held_tenant_is_skipped_and_keeps_its_order() -> None:
-    """Other tenants use all slots while a tenant is held; the held futures later start in order of arrival."""
+    """A rate-limited tenant is skipped, and its futures later start in order of arrival."""
     held = {'alice'}
     queue = FutureQueue(Bounds(per_tenant=2, total=2), is_rate_limited=held.__contains__)
     for number in range(2):
@@ -264,7 +264,7 @@ def test_base_model_is_not_part_of_the_fingerprint() -> None:
 
 
 async def test_held_tenants_use_no_slots_and_continue_later() -> None:
-    """Futures of other tenants run while held tenants have more lanes than slots; held futures run once released."""
+    """Rate-limited tenants with more lanes than slots do not delay others, and run once their limit ends."""
     held = {'alice', 'carol'}
     async with running_futures(Recorder(held_tenants=held)) as gateway:
         held_futures = list[Future]()
@@ -282,7 +282,7 @@ async def test_held_tenants_use_no_slots_and_continue_later() -> None:
 
 
 async def test_held_futures_run_in_the_next_process() -> None:
-    """A closed gateway starts no held future, and the next process runs it."""
+    """A closed gateway starts no future of a rate-limited tenant, and the next process runs it."""
     held = {'alice'}
     async with running_futures(Recorder(held_tenants=held)) as gateway:
         future = await gateway.submit('one', lane='ad-1')

@@ -82,7 +82,7 @@ def test_arguments_that_are_nested_too_deeply_are_refused(depth: int) -> None:
 
 
 def test_arguments_of_the_maximum_depth_are_accepted() -> None:
-    """Arguments of the maximum depth survive serialization and parsing."""
+    """Arguments of the maximum depth are unchanged by serialization and parsing."""
     arguments = '{"a":' * 24 + '1' + '}' * 24
     call = {'id': 'c', 'type': 'function', 'function': {'name': 'f', 'arguments': arguments}}
     request = chat_request({'model': 'm', 'messages': [{'role': 'assistant', 'tool_calls': [call]}]})

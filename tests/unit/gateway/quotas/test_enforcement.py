@@ -86,7 +86,7 @@ def creation(request_id: str, *, limit: int | None = None) -> bytes:
 
 
 async def test_quota_of_a_tenant_overrides_the_default_quota() -> None:
-    """Set limits override the defaults, unset limits are unlimited, and `read` loads other gateways' changes."""
+    """Set limits override the defaults, unset limits keep them, and `read` loads the changes of other gateways."""
     harness = Harness(max_adapters=4, weight=2.0)
     assert harness.table.of('alice') == Quota(max_adapters=4, weight=2.0)
     await harness.table.put('alice', Quota(max_adapters=0, stored_bytes=5))

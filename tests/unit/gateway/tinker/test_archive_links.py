@@ -16,7 +16,7 @@ async def _unused(*_: Any) -> Any:
 
 
 async def test_running_download_outlives_its_link_but_not_the_keys() -> None:
-    """A download continues after its link expires but ends with the tenant's last key; a new download is refused."""
+    """A download outlives its link but not the tenant's last valid key, and an expired link starts no download."""
     clock, tenants = FakeClock(), {'alice'}
     links = Links(b'key', clock=clock)
 

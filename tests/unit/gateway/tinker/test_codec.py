@@ -234,7 +234,7 @@ def test_only_cross_entropy_accepts_several_targets() -> None:
 
 @given(name=st.from_regex(r'[A-Za-z0-9._-]{1,40}', fullmatch=True), kind=st.sampled_from(WeightsKind))
 def test_path_survives_a_round_trip(name: str, kind: WeightsKind) -> None:
-    """A Tinker path survives conversion to the native form and back, so different paths stay different."""
+    """A Tinker path is unchanged after conversion to the native form and back, so different paths stay different."""
     path = WeightsPath('ses-1:train:0', kind, name)
     try:
         parse_name(name, 'path')

@@ -22,7 +22,7 @@ from twinkle.data_format.prompt_probe import MAX_PROMPT_DRAWS, MAX_TARGETS
 TARGETS = st.tuples(st.integers(1, 12), st.integers(1, 6)).flatmap(
     lambda shape: arrays(np.int64, shape, elements=st.integers(-1, 9))
 )
-"""Matrices of tokens, with -1 where none is requested."""
+"""Matrices of tokens, with -1 at entries for which no score is requested."""
 
 
 def json_of(tensor: TensorData) -> dict[str, Any]:
