@@ -15,7 +15,7 @@ GATEWAY = '127.0.0.1:2'
 
 
 def test_drained_service_is_marked_and_later_forgotten(tmp_path: Path) -> None:
-    """A drained service is marked as leaving, unless the drain is refused, and is forgotten once it has exited."""
+    """A drained service is marked as leaving, unless the drain is refused, and is removed once it has exited."""
     exited = _service('sampler', is_alive=False)
     _stack(tmp_path, exited, _service('gateway', address=GATEWAY)).save()
     with pytest.raises(NotFoundError):

@@ -36,7 +36,7 @@ def test_ranks_of_one_data_rank_get_the_same_part() -> None:
 
 @pytest.mark.parametrize('batch', [{'input_ids': [1, 2]}, [5, 6, 7], np.arange(3), (4, 5)])
 def test_one_example_goes_to_the_first_worker(batch: Any) -> None:
-    """One example, or the token ids of one prompt, are not divided."""
+    """A single example, or the token ids of one prompt, goes to the first worker undivided."""
     calls = divide(method, MethodOptions(dispatch='slice'), ((batch,), {'scale': 2.0}), count=2, mesh=None)
     assert list(calls) == [0]
     assert calls[0][0][0] is batch
@@ -67,7 +67,7 @@ def test_other_workers_get_empty_batches() -> None:
     ],
 )
 def test_results_are_combined(collect: Any, expected: Any) -> None:
-    """Each value of `collect` combines the results of two workers as expected."""
+    """Each mode of `collect`, and a function in its place, combines the results of two workers."""
     assert combine(collect, [[1], [3]], mesh=None) == expected
 
 

@@ -18,7 +18,7 @@ JSON = st.recursive(
 
 @given(st.dictionaries(st.text(), JSON, max_size=4))
 def test_structs_keep_json_values(values: dict[str, Any]) -> None:
-    """JSON values survive the conversion to a struct and back."""
+    """JSON values are unchanged after conversion to a struct and back."""
     assert dict_from_struct(struct_of(values)) == values
 
 

@@ -29,7 +29,7 @@ ANNOUNCED = replace(BINDING, is_header_binding=False)
 
 
 class Storage:
-    """A folder and a clock, which survive a restart of the store."""
+    """A folder and a clock, which several stores use one after the other."""
 
     def __init__(self, root: Path, rules: UploadRules = BINDING) -> None:
         self.root, self.rules, self.clock = root, rules, FakeClock()

@@ -41,7 +41,7 @@ configs = st.builds(
 
 @given(config=configs)
 def test_lora_config_round_trip(config: LoraConfig) -> None:
-    """All fields survive the conversion, including an unset seed and the pattern names that have an effect."""
+    """A round trip keeps all fields, including an unset seed, and the pattern names that have an effect."""
     ranks, alphas = in_effect(config.rank_pattern), in_effect(config.alpha_pattern)
     expected = replace(config, rank_pattern=ranks, alpha_pattern=alphas)
     assert lora_config_from_proto(lora_config_to_proto(config), 'x') == expected
@@ -94,7 +94,7 @@ def test_invalid_values_name_the_field(fields: dict[str, object], field: str) ->
 
 @given(config=configs, size=st.integers(0, 300))
 def test_manifest_and_chunks_round_trip(config: LoraConfig, size: int) -> None:
-    """Tensor entries, the digest and the data survive the conversion."""
+    """A round trip keeps the tensor entries, the digest and the data."""
     adapter = {'w': TensorData('uint8', (size,), bytes(size)), 's': TensorData('bfloat16', (), b'ab')}
     trainer = {'w': TensorData('int64', (1, 1), bytes(8))}
     state = pack_state(adapter, base_model='org/m', lora_config=config, trainer=trainer)

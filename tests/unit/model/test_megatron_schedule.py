@@ -10,7 +10,7 @@ from twinkle.model.megatron import default_schedule
 
 
 def test_default_schedule_is_a_cosine_without_warm_up() -> None:
-    """The number of steps includes the warm-up, and the peak is the learning rate of the optimizer."""
+    """The default schedule is a cosine without warm-up, and `lr_decay_steps` includes the warm-up steps."""
     assert default_schedule(1e-3, lr_decay_steps=100, max_lr=1e-3) == (
         'CosineWarmupScheduler',
         {'num_warmup_steps': 0, 'num_training_steps': 100},
@@ -32,6 +32,6 @@ def test_default_schedule_is_a_cosine_without_warm_up() -> None:
     ],
 )
 def test_other_options_are_refused(options: dict[str, Any], message: str) -> None:
-    """The error names the option."""
+    """Missing, unknown and unsupported options are refused by an error that names the option."""
     with pytest.raises(InvalidComponentOptions, match=re.escape(message)):
         default_schedule(1e-3, **options)

@@ -78,7 +78,7 @@ def test_resumed_run_continues_bitwise(base_dir: Path, tmp_path: Path, make_feat
 
 
 def test_save_replaces_the_whole_folder(tiny_llama_dir: Path, tmp_path: Path, make_feature: Features) -> None:
-    """A later save of the same name leaves nothing of the earlier one, such as its state for resuming."""
+    """A later save of the same name removes all files of the earlier one, including its state for resuming."""
     model = _full_run(tiny_llama_dir)
     _train(model, [make_feature()])
     folder = Path(model.save('one', str(tmp_path), save_optimizer=True))
@@ -94,7 +94,7 @@ def test_save_replaces_the_whole_folder(tiny_llama_dir: Path, tmp_path: Path, ma
 def test_weights_that_a_run_does_not_train_are_not_lost(
     tiny_llama_dir: Path, tmp_path: Path, make_feature: Features
 ) -> None:
-    """A run that trains some weights refuses a checkpoint with other trained ones, and reads any other model folder."""
+    """A run that trains some weights refuses a checkpoint in which more were trained, and reads plain model folders."""
     model = _full_run(tiny_llama_dir)
     _train(model, [make_feature()])
     folder = Path(model.save('whole', str(tmp_path)))

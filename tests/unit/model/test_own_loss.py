@@ -44,7 +44,7 @@ def test_loss_of_one_batch_equals_the_adapters_loss(engine, make_feature, name):
 
 
 def test_value_loss_of_one_batch_is_refused(engine, make_feature):
-    """A loss that learns values is refused for one batch, because it would add a value head."""
+    """A value loss is refused for a single batch, because it would add a value head to the adapter."""
     with pytest.raises(InvalidArgument):
         engine.forward_backward('a', [make_feature()], loss=build_loss('PPOValueLoss'))
     assert engine.adapter('a').batch_count == 0

@@ -336,7 +336,7 @@ def test_division_into_parts_is_independent(model, make_feature):
 
 
 def test_errors_are_returned(engine, make_feature):
-    """Unknown adapters, invalid features and disabled adapters in training are returned; duplicate adapters raise."""
+    """Errors about unknown or disabled adapters and invalid features are returned; a duplicate adapter raises."""
     items = [
         BatchItem(adapter_id='ghost', features=[make_feature()], is_training=True),
         BatchItem(adapter_id='a', features=[], is_training=False),

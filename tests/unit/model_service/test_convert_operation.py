@@ -193,7 +193,7 @@ def test_payload_converts_to_the_same_operation():
 
 
 def test_parameter_groups_round_trip():
-    """Patterns, learning rates and options of parameter groups survive a round trip."""
+    """A round trip keeps the patterns, learning rates and options of parameter groups."""
     groups = [{'pattern': 'lora_B', 'lr': 0.0}, {'pattern': 'layers.0', 'weight_decay': 0.1, 'betas': [0.9, 0.95]}]
     config = TrainingConfig(
         optimizer=Component(name='AdamW', options={'lr': 0.01, 'groups': groups}),
@@ -255,7 +255,7 @@ def test_data_cursor_needs_the_optimizer():
 
 
 def test_training_and_evaluation_metrics_are_separate():
-    """Training and evaluation metrics survive a round trip in separate lists; a metric without a name is refused."""
+    """A round trip keeps training and evaluation metrics in separate lists; a metric without a name is refused."""
     message = training_config_pb2.TrainingConfig(
         metrics=[{'name': 'LossMetric'}], evaluation_metrics=[{'name': 'Accuracy'}]
     )

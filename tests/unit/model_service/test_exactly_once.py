@@ -144,7 +144,7 @@ class _Run:
             self.outcomes.append(outcome)
             if isinstance(outcome, OperationResult) or not is_refusal(outcome):
                 numbers[adapter_id] += 1
-            # A client that does not know its number asks for it, so the number must be right after every operation.
+            # A client may query the number at any time, so it must be correct after every operation.
             known = self._service.verbs.directory.find(adapter_id)
             assert known.sequence_number == numbers[adapter_id] - 1, f'operation {place + 1}, {name}'
         states = [await self._retry(lambda service, name=name: _state(service, name)) for name in ids]
@@ -234,7 +234,7 @@ async def test_the_journal_on_disk_survives_the_same_crashes(tmp_path: Path):
     adapters=st.integers(1, 3),
 )
 def test_random_operations_survive_crashes_and_full_disks(script, crashes, refused, snapshot_operations, adapters):
-    """Random operations, including refused and failing ones, survive several crashes and failed writes."""
+    """Crashes and failed writes do not change the results of random operations, even of refused and failing ones."""
 
     async def compare() -> None:
         uninterrupted = await _Run(MemoryJournal(), script, (), {}, adapters=adapters).run_to_the_end()

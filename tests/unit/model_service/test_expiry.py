@@ -179,7 +179,7 @@ async def test_only_unused_adapters_of_ended_sessions_are_removed(journal, store
 
 
 async def test_full_parameter_run_is_never_removed(journal, store, clock):
-    """A full-parameter run is kept, because no checkpoint can contain it."""
+    """A full-parameter run is kept, because the service does not save such runs automatically."""
     service = await _start(journal, store, clock, is_lease_allowed=True)
     adapter_id = await _trained(service, session_id='', full_parameters=())
     await _end_session(service, adapter_id)

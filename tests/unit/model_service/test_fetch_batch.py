@@ -264,7 +264,7 @@ async def test_tenants_do_not_wait_for_each_others_batches():
 
 
 async def test_number_is_used_on_the_current_adapter_state():
-    """A fetch that fails uses the number on the adapter's current state and keeps a change made during the fetch."""
+    """A failed fetch that uses its number keeps a change that was made to the adapter during the fetch."""
     harness = SlowHarness()
     adapter_id = await harness.create()
     task = await harness.begin(by_handle(adapter_id, 1, consumed=5))

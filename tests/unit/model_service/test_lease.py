@@ -223,7 +223,7 @@ async def test_operator_ends_a_lease(ports: FakePorts) -> None:
 
 
 async def test_idle_lease_ends(ports: FakePorts) -> None:
-    """The lease of a run without operations ends like the residency of an idle adapter, even after a restart."""
+    """The lease of a run without operations ends after `IDLE_SECONDS`, even if the service was restarted."""
     verbs = leasing(ports)
     full = await verbs.create_adapter(BOB, FULL)
     await verbs.close()

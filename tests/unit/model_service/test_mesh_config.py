@@ -11,7 +11,7 @@ REQUIRED = {'base_model': 'org/tiny', 'checkpoint_address': 'localhost:1', 'list
 
 
 def test_counts_of_processes_and_passes() -> None:
-    """Processes that divide the layers run one pass together."""
+    """Processes along `tp` and `pp` run one pass together, and those along `dp` run different passes."""
     config = ModelConfig(**REQUIRED, backend='megatron', mesh={'dp': 2, 'tp': 3, 'pp': 2})
     assert (config.mesh.process_count, config.mesh.pass_count) == (12, 2)
 
@@ -26,6 +26,6 @@ def test_counts_of_processes_and_passes() -> None:
     ],
 )
 def test_unsuitable_settings_are_refused(settings: dict[str, Any], message: str) -> None:
-    """The error names the settings that do not compose."""
+    """Settings that cannot be combined are refused by an error that names them."""
     with pytest.raises(ValidationError, match=message):
         ModelConfig(**REQUIRED, **settings)

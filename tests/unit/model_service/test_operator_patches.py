@@ -60,7 +60,7 @@ async def test_trainer_and_sampler_report_their_patches(folder):
     [({'NoSuchPatch': {}}, UnknownComponent), ({'RopeScalingPatch': {'factor': 0.5}}, InvalidComponentOptions)],
 )
 def test_a_patch_that_cannot_be_applied_stops_the_start(folder, patches, refusal):
-    """A patch that cannot be applied stops the start."""
+    """An unknown patch, or a patch with invalid options, stops the start of the trainer."""
     with pytest.raises(refusal):
         load_engine(LoadOptions(base_model=folder, patches=patches))
 

@@ -155,7 +155,7 @@ async def test_adapter_that_crashes_each_restore_is_reported_as_damaged(journal:
 
 
 async def test_restore_that_gets_further_each_time_is_no_crash_loop(journal: Journal) -> None:
-    """Any number of kills that do not stop the progress of a long restore leave the adapter usable."""
+    """A long restore that gets further before each crash does not damage the adapter, after any number of crashes."""
     store = StrictStore()
     service = await start(journal, store, snapshot_operations=1000)
     adapter_id = await create(service, 'long')

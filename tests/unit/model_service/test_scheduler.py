@@ -223,7 +223,7 @@ def test_an_idle_tenant_keeps_its_negative_credit() -> None:
 
 @pytest.mark.parametrize('seed', range(20))
 def test_every_verb_is_served_within_a_bound(seed: int) -> None:
-    """A verb runs under any load within the number of batches that its tenant's share implies."""
+    """A new tenant's verb waits for at most one batch per other tenant, and for the quick verbs between them."""
     rng = random.Random(seed)
     tenants = {f't{index}': rng.randint(1, 30) for index in range(rng.randint(2, 6))}
     busy = BusyAdapters(

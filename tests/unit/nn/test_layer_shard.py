@@ -55,7 +55,7 @@ def test_parts_give_the_whole_layer(weights: LoraWeights, axis: int, dropout: Ro
 
 
 def test_other_weights_than_lora_are_refused() -> None:
-    """An update without factors has no parts."""
+    """A part of a layer refuses every update other than that of a LoRA adapter."""
     shard = LayerShard(0, slice(0, 1), input_count=INPUTS)
     with pytest.raises(UnsupportedModel, match='only LoRA adapters'):
         shard.span(LayerSpan(0, 1, FullWeights, None))

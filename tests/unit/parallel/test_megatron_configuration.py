@@ -20,7 +20,7 @@ def _check(model_type: str, tensor_size: int = 1, pipeline_size: int = 1, **opti
 @pytest.mark.parametrize('model_type', ['llama', 'mistral', 'qwen2', 'qwen3'])
 @pytest.mark.parametrize('sizes', [(1, 1), (2, 4), (8, 1)])
 def test_supported_models_are_accepted(model_type: str, sizes: tuple[int, int]) -> None:
-    """Eight ranks share four key-value heads; the vocabulary needs not be divisible."""
+    """More ranks than key-value heads, and sizes that do not divide the vocabulary, are accepted."""
     _check(model_type, *sizes, **({'sliding_window': None} if model_type == 'mistral' else {}))
 
 
@@ -46,7 +46,7 @@ def test_supported_models_are_accepted(model_type: str, sizes: tuple[int, int]) 
 def test_other_models_and_sizes_are_refused(
     model_type: str, sizes: tuple[int, int], options: dict[str, Any], message: str
 ) -> None:
-    """The error names the option or the size that does not fit."""
+    """Other models and unsuitable sizes are refused by an error that names the option or the size."""
     with pytest.raises(UnsupportedModel, match=message):
         _check(model_type, *sizes, **options)
 
@@ -60,6 +60,6 @@ def test_stages_divide_all_layers(layer_count: int, stage_count: int) -> None:
 
 
 def test_linear_layers_are_numbered_as_in_transformers() -> None:
-    """The number selects the dropout of a layer, so it does not depend on the stage."""
+    """Linear layers are numbered in the order of the model, because the number selects a layer's dropout mask."""
     paths = [f'model.layers.{index}.{name}' for index in range(2) for name in LINEARS]
     assert [layer_number(path) for path in paths] == list(range(2 * len(LINEARS)))

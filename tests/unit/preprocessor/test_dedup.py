@@ -69,13 +69,13 @@ def test_other_columns_may_be_compared() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """The filter remembers only the newest rows, so duplicates that are far apart are kept."""
+    """The filter compares a row only with the newest rows, so duplicates that are far apart are kept."""
     dedup = DedupFilter(memory=2, near_memory=2)
     assert reasons(dedup, rows('one', 'two', 'three', 'two', 'one')) == [(3, 'duplicate')]
 
 
 def test_a_new_pass_ignores_earlier_rows() -> None:
-    """A filter object can be used for one dataset after another."""
+    """`build_filter` resets a filter object, so it can be used for one dataset after another."""
     dedup = DedupFilter()
     assert len(dedup.split(rows('a', 'b'))[0]) == 2
     assert len(dedup.split(rows('a'))[0]) == 0

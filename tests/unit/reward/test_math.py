@@ -60,7 +60,7 @@ def reward() -> MathReward:
     ],
 )
 def test_answers_are_compared_by_meaning(reward: MathReward, completion: str, truth: object, expected: float) -> None:
-    """Answers are equal as LaTeX, numbers or sets, and the last marked answer after the thinking is used."""
+    """Answers are compared as LaTeX, numbers or sets, and the last marked answer after the thinking is used."""
     assert reward(chats(completion), [truth]) == [expected]
 
 

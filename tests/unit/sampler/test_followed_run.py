@@ -115,7 +115,7 @@ async def test_slow_replacement_runs_once_and_delays_requests(run, engine, sourc
 
 
 async def test_long_request_delays_others_for_the_patience_only(engine, source):
-    """Requests are admitted on the old version once the patience has passed, even while other requests end."""
+    """Requests wait for at most `patience` and then get the old version, even while other requests end."""
     run = FollowedRun(engine, source, RUN, patience=timedelta(seconds=1))
     run.start()
     async with run.lease(ALICE, AdapterChoice(adapter_id='full')):

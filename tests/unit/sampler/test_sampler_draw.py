@@ -63,7 +63,7 @@ def test_top_k_keeps_exactly_k_even_with_ties():
 
 
 def test_top_p_keeps_the_smallest_set_that_reaches_it():
-    """The nucleus ends with the token that reaches top_p."""
+    """The most likely tokens are kept, up to the one with which their total probability reaches `top_p`."""
     probs = torch.softmax(LOGITS, 0)
     assert drawn_tokens(top_p=float(probs[0]) - 1e-3) == {0}
     assert drawn_tokens(top_p=float(probs[0]) + 1e-3) == {0, 1}
@@ -72,7 +72,7 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it():
 
 @given(logits=st.lists(st.floats(-20, 20, width=32), min_size=2, max_size=40), top_p=st.floats(0.01, 0.999))
 def test_top_p_equals_a_full_sort(logits, top_p):
-    """Dropping unlikely tokens before sorting does not change the nucleus."""
+    """Dropping unlikely tokens before sorting does not change the set of kept tokens."""
     row = torch.tensor(logits)
     probs, order = torch.softmax(row.double(), 0).sort(descending=True, stable=True)
     size = int(torch.searchsorted(probs.cumsum(0), top_p)) + 1
@@ -89,7 +89,7 @@ def test_top_p_applies_after_top_k():
 
 
 def test_repetition_penalty_reduces_present_tokens():
-    """Positive logits are divided and negative ones multiplied, and the model's row is unchanged."""
+    """The penalty divides positive logits and multiplies negative ones; the given logits are not modified."""
     before = LOGITS.clone()
     assert draw(0.0, present=[0, 0], temperature=0.0, repetition_penalty=4.0) == 1
     assert draw(0.0, torch.tensor([-1.0, -1.5]), present=[0], temperature=0.0, repetition_penalty=2.0) == 1

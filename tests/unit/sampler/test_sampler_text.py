@@ -80,7 +80,7 @@ def test_end_of_sequence_ends_without_text():
 
 
 def test_end_of_sequence_is_ignored_on_request():
-    """A request with ignore_eos ends only at its stop tokens and strings."""
+    """The end-of-sequence token does not end a sequence with `ignore_eos`."""
     assert feed(detector(ignore_eos=True), 'ok', EOS)[1] is None
 
 
@@ -102,7 +102,7 @@ def test_partial_stop_string_is_released():
 
 
 def test_earliest_of_several_stop_strings_is_used():
-    """The text is cut at the first of several stop strings."""
+    """If several stop strings end with the same token, the text ends before the one that begins first."""
     pieces, reason, _ = feed(detector(stop=['bcd', 'cd']), 'abcd')
     assert (''.join(pieces), reason) == ('a', StopReason.STOP)
 

@@ -68,7 +68,7 @@ async def test_many_leases_load_a_version_once(store, source, engine):
 
 
 async def test_evicted_version_is_fetched_again(store, source, engine):
-    """A skipped or evicted version is fetched again; one that the source has lost is not found."""
+    """A skipped version is fetched on request; an evicted one that the source no longer has is not found."""
     for version in (1, 2, 3):
         source.publish('alice', lora_weights(version))
     assert await version_of(store) == 3
@@ -154,7 +154,7 @@ async def test_cancelled_wait_does_not_count_as_a_use(store, source):
 
 
 async def test_newest_without_capacity_does_not_satisfy_a_later_version(store, source):
-    """A request for version 3 or newer is not satisfied by version 2, even if 2 is not resident."""
+    """A request for version 3 or newer is not satisfied by version 2, which had to wait for capacity."""
     source.publish('alice', lora_weights(1))
     source.publish('alice', lora_weights(1, adapter_id='ad-2'))
     async with (
@@ -200,7 +200,7 @@ async def test_adapters_are_followed_while_they_are_used(source, engine):
 
 
 async def test_few_adapters_are_followed_at_once(source, engine):
-    """The least recently used adapter is no longer followed, unless a request waits for its versions."""
+    """The least recently used adapter above the limit is not followed, unless a request waits for its versions."""
     store = VersionStore(engine, source, Retention(max_followers=2))
     for number in range(1, 5):
         source.publish('alice', lora_weights(1, adapter_id=f'ad-{number}'))

@@ -76,7 +76,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(('inputs', 'field'), REFUSED)
 def test_unreadable_media_are_refused_by_field(template, inputs, field):
-    """Broken, foreign, remote and overlong clips are refused with the path of their field, and so are images."""
+    """Broken, remote and overlong clips, other sampling rates and images are refused with the path of their field."""
     with pytest.raises(InvalidTrajectory) as refused:
         template.encode(inputs)
     assert refused.value.field == field

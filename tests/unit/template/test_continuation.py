@@ -29,7 +29,7 @@ def test_a_missing_mask_is_derived_from_the_labels(template: Template) -> None:
 
 
 def test_per_token_values_are_extended(template: Template) -> None:
-    """Values of earlier turns are kept; new tokens get 0.0, and 1.0 as their loss weight."""
+    """Values of earlier turns are kept; the loss weight of a new token is 1.0, and its other values are 0.0."""
     prompt: Any = template.encode({'messages': CHAT}, add_generation_prompt=True)
     count = prompt['length']
     streams = {

@@ -198,7 +198,7 @@ PROSE = st.text(st.characters(exclude_characters='<{[', exclude_categories=['Cs'
 
 @given(calls=CALLS, prose=PROSE)
 def test_generated_calls_are_found_again(calls: list[tuple[str, dict[str, Any]]], prose: str) -> None:
-    """Every written call is found with its arguments, and the rest of the text is unchanged."""
+    """Every written call is found with its arguments; without the calls, the other text remains, stripped."""
     bodies = [json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False) for name, arguments in calls]
     text = prose + prose.join(hermes(body) for body in bodies) + prose
     assert find_calls(HERMES, text) == calls

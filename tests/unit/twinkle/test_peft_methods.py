@@ -45,7 +45,7 @@ def test_configuration_without_a_method_is_refused_by_name(name: str, read: Any)
 
 @pytest.mark.parametrize('method', [*METHODS.values(), 'NEW_METHOD'])
 def test_other_method_in_a_mapping_is_refused_by_name(method: str) -> None:
-    """The fields of an `adapter_config.json` of another method are refused by its name."""
+    """A mapping with the field `peft_type` is refused, and the message names a method other than LoRA."""
     with pytest.raises((TypeError, ValueError), match='peft_type' if method == 'LORA' else repr(method)):
         LoraConfig.of({'r': 8, 'peft_type': method})
 

@@ -104,7 +104,7 @@ def sampling(name: str, **fields: Any) -> Attempt:
 
 
 async def test_request_that_reaches_a_lost_sampler_is_not_blamed() -> None:
-    """The loss of a sampler is a failure of the requests that ran on it, and not of those that were sent to it later."""
+    """The loss of a sampler counts as a failure of the requests that ran on it, but not of later requests."""
     harness = Harness('a')
     culprit, innocent = sampling('culprit', consecutive_failures=1), sampling('innocent', consecutive_failures=2)
     replica = await harness.dispatch.find(culprit)
@@ -135,7 +135,7 @@ async def test_loading_call_at_a_lost_sampler_is_not_blamed(kind: str) -> None:
 
 @pytest.mark.parametrize('is_delivering', [False, True])
 async def test_last_failure_beside_another_request_counts_less(is_delivering: bool) -> None:  # noqa: FBT001
-    """The third lost sampler fails a request, but counts only a quarter if another request without progress ran on it."""
+    """The third lost sampler fails a request, unless another request without progress ran on this sampler too."""
     harness = Harness('a')
     replica = await harness.dispatch.find(sampling('any'))
     suspect, other = sampling('suspect', consecutive_failures=2), sampling('other', is_delivering=is_delivering)

@@ -67,14 +67,14 @@ class Harness:
         self.settler = SessionSettler(self.sessions, self.adapters, self, work=self)
 
     async def unpin_session(self, session_id: str) -> None:
-        """Record that the versions of a session were unpinned for a tenant."""
+        """Record the session, or raise `failure`; the caller must belong to a tenant of the sessions."""
         assert current_caller().tenant_id in self.tenants
         if self.failure is not None:
             raise self.failure
         self.unpinned.append(session_id)
 
     async def drop_session(self, session_id: str) -> None:
-        """Record that the work of a session was dropped for a tenant."""
+        """Record the session; the caller must belong to a tenant of the sessions."""
         assert current_caller().tenant_id in self.tenants
         self.dropped.append(session_id)
 
