@@ -158,7 +158,6 @@ def _loaded(stack: StackState) -> StackState:
 
 
 def _parent(pid: int) -> int:
-    """Return the id of a process's parent."""
     return int(Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[1])
 
 

@@ -136,7 +136,7 @@ async def torch_engine(trained: Trained) -> AsyncIterator[SamplerEngine]:
 async def vllm_engine(trained: Trained) -> AsyncIterator[SamplerEngine]:
     """Engine of vLLM with both adapters in its two slots, so that no slot is free for the base model."""
     need_vllm()
-    from services.sampler.backends.vllm_engine import VllmEngine, VllmEngineOptions  # noqa: PLC0415 - heavy
+    from services.sampler.backends.vllm_engine import VllmEngine, VllmEngineOptions  # noqa: PLC0415 (slow import)
 
     arguments = {'max_loras': 2, 'max_model_len': 512, 'max_num_seqs': 16, 'kv_cache_memory_bytes': 256 << 20}
     options = VllmEngineOptions(base_model=MODEL, folder=str(get_model(MODEL)), arguments=arguments)
@@ -153,7 +153,6 @@ def engine(request: pytest.FixtureRequest) -> SamplerEngine:
 
 
 async def load_both(engine: SamplerEngine, trained: Trained) -> None:
-    """Load the two adapters."""
     for name, key in KEYS.items():
         await engine.load_adapter(key, trained.weights[name])
 

@@ -13,7 +13,7 @@ from twinkle.sampler import UnknownAdapter, vLLMSampler
 
 pytestmark = pytest.mark.timeout(300)
 LENGTH = 80
-"""More than two cache blocks of vLLM, so that the test would notice cache entries of an older version."""
+"""Tokens of the sequence: more than two cache blocks of vLLM, so that outdated cache entries would be detected."""
 FEATURE = InputFeature(input_ids=list(range(5, 5 + LENGTH)), labels=list(range(6, 6 + LENGTH)))
 
 

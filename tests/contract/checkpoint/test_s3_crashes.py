@@ -106,7 +106,7 @@ async def _crash_everywhere(server: S3Server, action: str) -> None:
     after = {'commit': NEW, 'replace': NEW, 'update': OLD, 'delete': None}[action]
     assert [seen[0], seen[-1]] == [before, after]
     assert all(state in (before, after) for state in seen)
-    # The new state stays visible.
+    # Once a crash leaves the new state, every later crash leaves it as well.
     is_old = [state == before for state in seen]
     assert is_old == sorted(is_old, reverse=True)
 

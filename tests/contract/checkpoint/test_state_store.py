@@ -72,7 +72,6 @@ def _s3_store(server: S3Server, threads: Threads) -> FolderStore:
 
 
 def version_record(state: PackedState, key: VersionKey = VERSION) -> AdapterVersion:
-    """Return the record of a version."""
     return AdapterVersion(
         adapter=key.adapter,
         version=key.version,
@@ -84,7 +83,6 @@ def version_record(state: PackedState, key: VersionKey = VERSION) -> AdapterVers
 
 
 def checkpoint_record(state: PackedState, folder: str) -> Checkpoint:
-    """Return the record of a checkpoint."""
     return Checkpoint(
         key=CHECKPOINT,
         base_model='org/tiny',
@@ -243,7 +241,7 @@ async def test_updated_records_are_loaded(store: StateStore) -> None:
 
 
 async def test_marks_are_loaded(store: StateStore) -> None:
-    """The last mark of each adapter is loaded together with its states."""
+    """The last recorded `NewestMark` of each adapter is loaded together with the records of all states."""
     other = AdapterKey('te/nant', 'ad-2')
     record = await put_version(store, make_state(1))
     for number in (3, 7):

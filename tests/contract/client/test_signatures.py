@@ -27,7 +27,7 @@ This list may only shrink.
 
 
 def verbs_of(model: type) -> dict[str, Any]:
-    """Return the public methods of a class without the client's wrappers."""
+    """Return the public methods of a class; remote methods are replaced by the functions that they wrap."""
     found = {name: inspect.getattr_static(model, name) for name in dir(model) if not name.startswith('_')}
     plain = {name: getattr(item, '_function', item) for name, item in found.items()}
     return {name: item for name, item in plain.items() if inspect.isfunction(item)}

@@ -100,7 +100,7 @@ async def test_equal_push_is_returned_at_the_limit(store: ExportStore) -> None:
 
 
 async def test_claim_is_exclusive_until_its_lease_expires(store: ExportStore) -> None:
-    """An expired claim can be replaced by another one, and then its lease cannot be renewed or settled."""
+    """An expired claim can be replaced by another one, and then the old claim can be neither renewed nor settled."""
     await add(store, EXPORT)
     assert await store.claim(START - LEASE, lease=LEASE) is None
     first = await store.claim(START, lease=LEASE)

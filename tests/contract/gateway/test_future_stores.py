@@ -175,7 +175,7 @@ async def test_finished_futures_expire_and_are_deleted(store: Any) -> None:
 
 
 async def test_payload_is_stored_replaced_and_deleted(payloads: Any) -> None:
-    """The last data stored under a name replaces earlier data."""
+    """Data stored under a name replaces earlier data, and is absent after its deletion, which may be repeated."""
     future = future_of('one')
     assert await payloads.get(future.payload_name) is None
     for data in (b'', b'\0' * 100_000, b'last'):

@@ -20,7 +20,7 @@ from services.kit.errors import InvalidField
 
 
 def _differences(connection: Connection) -> list[Any]:
-    # The seals belong to SQLite only, and no migration creates them.
+    # Only SQLite databases have the table `row_seals`, and no migration creates it.
     own = {'include_name': lambda name, kind, parents: kind != 'table' or name != 'row_seals'}
     return compare_metadata(MigrationContext.configure(connection, opts=own), Base.metadata)
 

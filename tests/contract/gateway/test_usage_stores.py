@@ -57,7 +57,6 @@ async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 
 
 def batch(number: int, *works: tuple[str, str, Work], writer: str = 'w1', **changes: Any) -> UsageBatch:
-    """Return a batch of work."""
     return UsageBatch(**{'writer_id': writer, 'number': number, 'moment': START, 'works': works, **changes})
 
 
@@ -72,7 +71,7 @@ async def used(store: Any, tenant_id: str = 'alice', **times: Any) -> dict[str, 
 
 
 async def test_quota_is_replaced_by_the_last_one(stores: Stores) -> None:
-    """Storing a quota replaces the tenant's previous one, and keeps which limits are unset."""
+    """Storing a quota replaces the tenant's previous one; unset limits stay unset."""
     await stores.quotas.put(TenantQuota(tenant_id='alice', quota=Quota(max_adapters=1, weight=2.0)))
     await stores.quotas.put(TenantQuota(tenant_id='alice', quota=FULL))
     await stores.quotas.put(TenantQuota(tenant_id='bob', quota=Quota()))

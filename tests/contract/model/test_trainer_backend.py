@@ -114,7 +114,7 @@ BATCHES = {
     'b': [draw_example(17, 3)],
     'c': [draw_example(30, 4), draw_example(30, 5), draw_example(30, 6)],
 }
-"""The last batch requires several passes of 64 tokens."""
+"""Examples by adapter. The last batch requires several passes of at most 64 tokens."""
 FULLY_MASKED = [{**draw_example(8), 'labels': np.full(8, -100)}]
 
 

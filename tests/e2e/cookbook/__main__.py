@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with _running_stack(folder / 'stack', options.engine) as stack:
         results = [_run(name, environment, stack, runs, options) for name in names]
     write_report(runs, folder)
-    print(f'logs and curves: {folder}')  # noqa: T201 - a command
+    print(f'logs and curves: {folder}')  # noqa: T201 (the output of the command)
     return int(not all(result.has_passed for result in results))
 
 
@@ -68,7 +68,7 @@ def _last_weights(run: Path) -> str:
 def _running_stack(folder: Path, engine: str) -> Iterator[StackState]:
     os.environ['TWINKLE_MODEL_ID_ALIASES'] = f'{MODEL}={DEFAULT_MODEL}'
     options = StackOptions(state_dir=folder, base_model=MODEL, engine=engine)
-    print(f'services: sampler engine {options.engine_of(MODEL)}')  # noqa: T201 - a command
+    print(f'services: sampler engine {options.engine_of(MODEL)}')  # noqa: T201 (the output of the command)
     stack = start_stack(options, report=lambda *_: None)
     try:
         yield stack
@@ -91,7 +91,7 @@ def _run(name: str, environment: Environment, stack: StackState, runs: Path, opt
         (log_path / 'checkpoints.jsonl').write_text(json.dumps(resumed) + '\n', encoding='utf-8')
     assignments = [f'{key}={value}' for key, value in {**arguments, 'log_path': str(log_path)}.items()]
     command = [f'tinker_cookbook.recipes.{recipe.module}', *assignments]
-    print(f'{name}: {" ".join(assignments)}', flush=True)  # noqa: T201 - a command
+    print(f'{name}: {" ".join(assignments)}', flush=True)  # noqa: T201 (the output of the command)
     outcome = environment.run(command, stack, run / 'output.log', limit_seconds=options.limit)
     curve = read_curve(log_path / 'metrics.jsonl', recipe.metric)
     result = Result(

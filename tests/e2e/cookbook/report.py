@@ -76,10 +76,10 @@ def _table(results: list[Result]) -> Table:
 
 
 def _plot(results: list[Result], path: Path) -> None:
-    import matplotlib as mpl  # noqa: PLC0415 - installed together with the cookbook
+    import matplotlib as mpl  # noqa: PLC0415 (installed together with the cookbook)
 
     mpl.use('agg')
-    from matplotlib import pyplot as plt  # noqa: PLC0415 - as above
+    from matplotlib import pyplot as plt  # noqa: PLC0415 (installed together with the cookbook)
 
     figure, axes = plt.subplots(3, 3, figsize=(11, 9), layout='constrained')
     for axis in axes.flat:

@@ -150,7 +150,7 @@ async def run_round(
 
 
 def _checkpoint_faults(seed: int) -> dict[str, int]:
-    """Return the number of responses before the checkpoint service is killed, and the number before its full disk."""
+    """Return the numbers of responses after which the checkpoint service is killed and its disk is full."""
     rng = random.Random(seed)
     return {'count': rng.randint(20, 120), 'full_disk': rng.randint(20, 200)}
 

@@ -115,7 +115,6 @@ class TransferReport:
     """Number of bytes that were sent again after cuts, including overhead."""
 
     def add(self, seed: int, line: str) -> None:
-        """Add a violation."""
         self.violations.setdefault(seed, []).append(line)
 
     def __str__(self) -> str:
@@ -202,7 +201,7 @@ class TransferHarness:
         self.report.deaths[fault] = self.report.deaths.get(fault, 0) + 1
 
     async def _publish(self, plan: Plan) -> None:
-        """Request the version until the trainer has published it, restarting the trainer if it dies."""
+        """Request the version until the trainer has published it; a trainer that was killed is started again."""
         published: dict[str, Any] = {}
         while 'digest' not in published:
             await self.trainer.ensure_running(is_sharing=plan.is_sharing)
@@ -213,9 +212,9 @@ class TransferHarness:
         self._published.append(plan.request)
 
     async def _receive(self, plan: Plan) -> int:
-        """Receive versions until the version of the plan arrives, restarting the sampler if it dies.
+        """Receive versions until the version of the plan arrives; return their size in bytes on the wire.
 
-        Returns the number of bytes of the received versions.
+        A sampler that was killed is started again.
         """
         received_bytes = 0
         while self._arrived < plan.request.version:

@@ -32,7 +32,6 @@ ENDLESS: list[str] = []
 
 
 def prompt_of(tokens: list[int]) -> tinker.ModelInput:
-    """Return a prompt."""
     return tinker.ModelInput.from_ints(tokens)
 
 

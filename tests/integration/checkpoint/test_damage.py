@@ -138,7 +138,7 @@ async def test_damaged_version_is_refused(tmp_path: Path) -> None:
 
 
 async def test_damaged_mark_is_never_read_as_another_number(tmp_path: Path) -> None:
-    """A damaged mark is read with its number or is ignored and logged; it is never read as another number."""
+    """A damaged newest-version mark is read with its number or ignored and logged, but never read as another number."""
     key = AdapterKey('alice', 'ad-1')
     threads = StoreThreads('store', count=1)
     store = FolderStore(open_disk(str(tmp_path)), threads)
@@ -157,7 +157,7 @@ async def test_damaged_mark_is_never_read_as_another_number(tmp_path: Path) -> N
 
 
 async def test_numbers_continue_after_the_records_if_the_mark_is_damaged(tmp_path: Path) -> None:
-    """A service with a damaged mark derives the newest number from the stored versions."""
+    """A service with a damaged newest-version mark derives the newest number from the stored versions."""
     async with serving(tmp_path) as service:
         with acting_for(ALICE):
             for version in (1, 2, 3):
@@ -229,7 +229,6 @@ async def _is_refused(service: Running, name: str, archive: bytes) -> bool:
 
 
 async def _downloaded(service: Running, name: str) -> bytes:
-    """Return the archive of a checkpoint."""
     request = wire.DownloadCheckpointRequest(checkpoint_path=f'twinkle://ad-1/weights/{name}')
     call = service.checkpoints.DownloadCheckpoint(request, metadata=as_tenant('alice'))
     return b''.join([bytes(response.chunk.data) async for response in call])

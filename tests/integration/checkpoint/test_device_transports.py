@@ -53,7 +53,7 @@ STATES = [make_state(seed, size_bytes=1 << 20) for seed in range(3)]
 
 
 async def test_versions_and_checkpoints_travel_over_gloo(service: Running) -> None:
-    """Followed versions, fetched versions and fetched checkpoints are bitwise those that were published."""
+    """Followed versions, fetched versions and fetched checkpoints are bitwise equal to the published states."""
     client = WeightClient(service.channel, devices=gloo())
     received = await publish_and_follow(client, service.weights, STATES)
     assert [item.state for item in received] == STATES
@@ -66,7 +66,7 @@ async def test_versions_and_checkpoints_travel_over_gloo(service: Running) -> No
 
 
 async def test_transport_is_used_only_if_both_ends_name_it_and_it_pays(tmp_path: Path) -> None:
-    """Bytes are sent without an offer, without the transport at the sender, and for small states."""
+    """A state is sent as bytes if it is small, or if the service does not have the transport that the client offers."""
     async with serving(tmp_path / 'with', device_transports={**GLOO, 'min_bytes': 2 << 20}) as one:
         with acting_for(ALICE):
             await one.weights.publish_version('ad-1', STATES[0], version=1)
@@ -117,7 +117,7 @@ async def test_version_survives_the_death_of_the_sender_in_the_middle(tmp_path: 
 
 
 class FaultyDevices(Devices):
-    """Transports of a subscriber that spoil each transfer before, during or after it."""
+    """Device transports of a subscriber that cause each transfer to fail or to deliver wrong data."""
 
     def __init__(self, spoil: Callable[[DeviceTransfer], DeviceTransfer], *, added_bytes: int, damage: int) -> None:
         super().__init__(DevicesConfig(**{**GLOO, 'timeout_seconds': 2.0}))
@@ -134,17 +134,17 @@ class FaultyDevices(Devices):
 
 
 def unchanged(transfer: DeviceTransfer) -> DeviceTransfer:
-    """Return the transfer."""
+    """Return the transfer that the service announced."""
     return transfer
 
 
 def pieces_of(size_bytes: int) -> Callable[[DeviceTransfer], DeviceTransfer]:
-    """Return a fault: the receiver expects pieces of another size."""
+    """Return a fault: the receiver expects pieces of `size_bytes`."""
     return lambda transfer: DeviceTransfer(transfer.transport, transfer.rendezvous, size_bytes)
 
 
 def meeting(address: str, secret: bytes | None = None) -> Callable[[DeviceTransfer], DeviceTransfer]:
-    """Return a fault: the receiver meets the sender elsewhere, or with another secret."""
+    """Return a fault: the receiver connects to `address`, if it is not empty, and uses `secret`, if it is given."""
 
     def spoil(transfer: DeviceTransfer) -> DeviceTransfer:
         known = transfer.rendezvous
@@ -167,7 +167,7 @@ FAULTS = {
 
 @pytest.mark.parametrize('fault', FAULTS)
 async def test_failed_transfer_is_replaced_by_bytes_and_never_tried_again(service: Running, fault: str) -> None:
-    """A follower has the published state after any failure, and the client offers no transport any more."""
+    """A follower receives the published states after any failure, and the client does not use the transport again."""
     spoil, added_bytes, damage = FAULTS[fault]
     devices = FaultyDevices(spoil, added_bytes=added_bytes, damage=damage)
     client = WeightClient(service.channel, devices=devices)
@@ -180,14 +180,14 @@ async def test_failed_transfer_is_replaced_by_bytes_and_never_tried_again(servic
 
 
 async def test_published_state_over_a_transport_is_refused(service: Running) -> None:
-    """Publish refuses the encoding by name, and nothing is stored."""
+    """Publish refuses a state with the device encoding as unimplemented."""
     messages = publish_frames(STATES[0])
     messages[0].frame.header.encoding = weights_pb2.FRAME_ENCODING_DEVICE
     assert (await failure_of(service.streams.Publish(stream_of(*messages)))).code == 'UNIMPLEMENTED'
 
 
 def test_unusable_configuration_is_refused_at_the_start(tmp_path: Path) -> None:
-    """An unknown name, a missing library and a transport beside TLS are refused with the name of the field."""
+    """An unknown transport, and a transport beside TLS without permission, are refused with the name of the setting."""
     with pytest.raises(ValidationError, match=r'device_transports\.names'):
         CheckpointConfig(state_dir=tmp_path, device_transports={'names': ['mooncake']})  # type: ignore[arg-type]
     with pytest.raises(SystemExit, match=r'device_transports.*is_unencrypted_allowed'):

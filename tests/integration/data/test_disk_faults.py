@@ -81,13 +81,11 @@ async def export(service: RunningData, dataset_id: str, file_format: int = datas
 
 
 async def upload(service: RunningData, upload_id: str) -> None:
-    """Send a file."""
     parts = [upload_header(upload_id, len(CONTENT)), upload_chunk(0, CONTENT)]
     await service.datasets.Upload(iterate(parts), metadata=service.metadata)
 
 
 async def delete(service: RunningData, dataset_id: str) -> None:
-    """Delete a dataset."""
     await service.datasets.DeleteDataset(wire.DeleteDatasetRequest(dataset_id=dataset_id), metadata=service.metadata)
 
 
@@ -135,7 +133,6 @@ async def closing(service: RunningData, stored: Stored, attempt: Attempt) -> Non
 
 
 async def close(service: RunningData, loader_id: str) -> None:
-    """Close a loader."""
     await service.loaders.CloseLoader(loader_wire.CloseLoaderRequest(loader_id=loader_id), metadata=service.metadata)
 
 

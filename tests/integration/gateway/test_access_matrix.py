@@ -266,7 +266,7 @@ async def outcome(deployment: TwoTenants, method: MethodDescriptor, ids: Ids, se
     if payload is grpc.aio.EOF:
         return 'OK', '', ''
     response = message_factory.GetMessageClass(method.output_type).FromString(payload)
-    # Packed details contain the length of an id.
+    # The text of a packed detail contains the length of an id, which may differ between tenants.
     return 'OK', '', re.sub(r' value: .*', '', ids.hidden(str(response)))
 
 

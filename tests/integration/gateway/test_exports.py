@@ -58,7 +58,6 @@ class Deployment:
         return self.stub.StartExport(messages.StartExportRequest(**request), metadata=bearer(self.secrets[key]))
 
     async def get(self, export_id: str, *, key: str = 'alice') -> messages.Export:
-        """Return an export."""
         request = messages.GetExportRequest(export_id=export_id)
         return (await self.stub.GetExport(request, metadata=bearer(self.secrets[key]))).export
 

@@ -51,7 +51,6 @@ class Tenant:
         return training_service_pb2_grpc.TrainingServiceStub(self.gateway.channel).Execute(request, metadata=self.key)
 
     async def finish(self) -> None:
-        """Finish the session."""
         request = session_service_pb2.FinishSessionRequest(
             session_id=self.session_id, reason=session_service_pb2.FINISH_REASON_INTERRUPTED
         )

@@ -65,17 +65,14 @@ class Deployment:
         return adapter_service_pb2_grpc.AdapterServiceStub(self.gateway.channel)
 
     async def create_session(self, request_id: str) -> str:
-        """Create a session."""
         request = session_service_pb2.CreateSessionRequest(request_id=request_id)
         return (await self.sessions.CreateSession(request, metadata=ADMIN)).session.session_id
 
     async def session(self, session_id: str) -> session_service_pb2.Session:
-        """Return a session."""
         request = session_service_pb2.GetSessionRequest(session_id=session_id)
         return (await self.sessions.GetSession(request, metadata=ADMIN)).session
 
     async def heartbeat(self, session_id: str) -> session_service_pb2.Session:
-        """Send a heartbeat."""
         request = session_service_pb2.HeartbeatRequest(session_id=session_id)
         return (await self.sessions.Heartbeat(request, metadata=ADMIN)).session
 

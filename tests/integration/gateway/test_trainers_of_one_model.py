@@ -1,4 +1,4 @@
-"""Two trainers of one base model behind one gateway: runs stay with their trainer until it ends and is taken over."""
+"""Two trainers of one base model: a run stays at its trainer until the trainer ends and the other one takes it over."""
 
 import asyncio
 import sys
@@ -181,7 +181,7 @@ async def _created_at_both(deployment: Deployment) -> tuple[list[str], set[str]]
     """Create adapters at both trainers, the last one at `ended`; return the ids of all and of those at `other`."""
     ids = list[str]()
     while len(ids) < 4 or ids[-1] in deployment.at_other():
-        # The gateway may know only after some creations that the process responds.
+        # The gateway may find only after some creations that the process responds.
         ids.append((await deployment.create(f'r{len(ids)}')).adapter.adapter_id)
     others = deployment.at_other()
     assert others
@@ -200,7 +200,7 @@ async def _trained_by_tinker(deployment: Deployment, tinker: TinkerClient) -> li
 
 
 async def _check_return(deployment: Deployment, known: list[str]) -> None:
-    """Check that the trainer that ended starts without the `known` adapters, which were moved, and gets new ones."""
+    """Check that the restarted trainer has none of the `known` adapters, which were moved, and gets new adapters."""
     await deployment.ended.start()
     assert await deployment.listed() == sorted(known)
     assert deployment.at_other() == set(known)

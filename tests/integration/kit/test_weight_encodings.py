@@ -361,7 +361,6 @@ async def test_segments_of_a_killed_process_are_removed(tmp_path: Path) -> None:
 
 
 def segment_names(segments: Segments) -> list[str]:
-    """Return the names of all segments."""
     gc.collect()
     return sorted(path.name for path in segments.folder.iterdir() if '.' in path.name)
 

@@ -1,4 +1,4 @@
-"""Transports between two processes, played by two threads: gloo, reads of the sender's memory, and their failures."""
+"""Transports between two threads in place of two processes: gloo, reads of the sender's memory, and their failures."""
 
 import socket
 import threading
@@ -98,7 +98,7 @@ def in_thread(function: Callable[..., Any], *args: Any) -> 'Future[Any]':
 
 @pytest.mark.parametrize('size_bytes', [1, 1 << 10, (3 << 10) + 7])
 def test_bytes_arrive_unchanged(kind: type[WeightTransport], size_bytes: int) -> None:
-    """A state of less than a piece, of one piece, and of several pieces arrives bitwise."""
+    """A state that is smaller than a piece, as large as a piece, or larger arrives bitwise unchanged."""
     data = np.random.default_rng(size_bytes).bytes(size_bytes)
     sender = kind(OPTIONS)
     rendezvous = sender.prepare()
@@ -108,7 +108,7 @@ def test_bytes_arrive_unchanged(kind: type[WeightTransport], size_bytes: int) ->
 
 
 def test_stranger_is_turned_away_and_the_receiver_is_served(kind: type[WeightTransport]) -> None:
-    """A program without the secret gets no answer, whether it greets, sends noise or leaves, and does not disturb."""
+    """A program without the secret gets no weights and does not prevent their transfer to the receiver."""
     sender = kind(OPTIONS)
     rendezvous = sender.prepare()
     host, _, port = rendezvous.address.rpartition(':')
@@ -165,7 +165,7 @@ def test_loss_of_the_other_side_in_the_middle_is_an_error(kind: type[WeightTrans
 
 
 def test_sender_without_a_receiver_gives_up(kind: type[WeightTransport]) -> None:
-    """A sender waits for its receiver only until the timeout."""
+    """A sender whose receiver never connects fails after the timeout."""
     sender = kind(IMPATIENT)
     with pytest.raises(TransferFailed):
         send(sender, sender.prepare(), b'weights')
@@ -184,13 +184,13 @@ def test_waiting_sender_can_be_aborted(kind: type[WeightTransport]) -> None:
 
 @pytest.mark.parametrize('address', ['127.0.0.1:1', 'nowhere', '', '127.0.0.1:99999999', 'host:'])
 def test_unreachable_or_malformed_rendezvous_is_an_error(kind: type[WeightTransport], address: str) -> None:
-    """A receiver fails if no process listens at the address, or if it is not an address."""
+    """A receiver fails if the address is malformed, or if no process listens at it."""
     with pytest.raises(TransferFailed):
         receive(kind(IMPATIENT), Rendezvous(address, b'secret'), 7)
 
 
 def test_altered_repeated_and_reordered_messages_are_refused() -> None:
-    """A message of the channel is accepted once, from the other side, and in its place."""
+    """A message of the channel is refused if it was changed, repeated, or sent in another order."""
     near, far = socket.socketpair()
     honest = PairChannel(far, b'secret', is_listener=False)
     honest.send(b'one')
@@ -210,6 +210,6 @@ def test_altered_repeated_and_reordered_messages_are_refused() -> None:
 
 @pytest.mark.parametrize('name', sorted({'nccl', 'cuda_ipc', 'nixl', 'mooncake'} - USABLE))
 def test_missing_transport_is_refused_by_name(name: str) -> None:
-    """A transport whose library or device is missing is refused with its name and the fix."""
+    """A transport whose library or device is missing is refused with an error that contains its name."""
     with pytest.raises(TransportUnavailable, match=name):
         load_transport(name)

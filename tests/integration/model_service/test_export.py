@@ -39,4 +39,4 @@ async def test_export_above_the_limit_of_a_tenant_is_refused(tiny_llama_dir, tmp
 def _weights(folder):
     (path,) = Path(folder).glob('*.safetensors')
     with safe_open(path, framework='pt') as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)

@@ -45,7 +45,6 @@ async def stream(service, tenant, operations):
 
 
 async def find(service, adapter_id, number, *, tenant='alice'):
-    """Look up an operation."""
     request = training_service_pb2.GetOperationRequest(adapter_id=adapter_id, sequence_number=number)
     return await service.training.GetOperation(request, metadata=as_tenant(tenant))
 

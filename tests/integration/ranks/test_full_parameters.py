@@ -1,4 +1,4 @@
-"""Full-parameter runs over sharded weights compute what one process does, and any mesh resumes their checkpoints."""
+"""Full-parameter runs over sharded weights equal those of one process within rounding, and resume on any mesh."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ REFUSALS = {
 
 
 def test_sharded_runs_agree_with_one_process(tmp_path: Path) -> None:
-    """Losses, norms and gradients agree within rounding, and a mesh repeats its own bits.
+    """Losses, norms and gradients agree within rounding, and a repeated run on the same mesh is bitwise equal.
 
     Each rank holds its share of weights, gradients and moments. Checkpoints of one process, of three ranks with uneven
     shares, and of two replicas of two shards can be resumed on each other's meshes, with bitwise equal weights.

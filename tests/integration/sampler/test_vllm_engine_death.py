@@ -32,7 +32,7 @@ def cores_except(others: set[psutil.Process]) -> list[psutil.Process]:
 async def test_hanging_core_is_killed_and_its_readers_get_an_error(tmp_path: Path, tiny_llama_dir: Path):
     """A core that is stopped in the middle of a request is detected and killed, and its reader gets an error."""
     need_vllm()
-    from twinkle.sampler.vllm import VllmEngine, VllmRequest  # noqa: PLC0415 - heavy
+    from twinkle.sampler.vllm import VllmEngine, VllmRequest  # noqa: PLC0415 (slow import)
 
     async def read() -> None:
         params = SamplingParams(max_tokens=400, ignore_eos=True, seed=1)
@@ -61,7 +61,7 @@ async def test_hanging_core_is_killed_and_its_readers_get_an_error(tmp_path: Pat
 async def test_every_call_fails_after_the_core_exits(tmp_path: Path, tiny_llama_dir: Path):
     """If the core exits, a request that waits during a pause, an update of the base model and later calls fail."""
     need_vllm()
-    from twinkle.sampler.vllm import VllmEngine, VllmRequest, folder_tensors  # noqa: PLC0415 - heavy
+    from twinkle.sampler.vllm import VllmEngine, VllmRequest, folder_tensors  # noqa: PLC0415 (slow import)
 
     def request(name: str) -> VllmRequest:
         params = SamplingParams(max_tokens=200, ignore_eos=True, seed=1)

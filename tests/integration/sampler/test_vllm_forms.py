@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope='session'), pytest.mark.timeout(300
 async def checker(tiny_llama_dir: Path) -> AsyncIterator[Any]:
     """Checker that all tests of this module share; its process reads the vocabulary once."""
     need_vllm()
-    from twinkle.sampler.vllm.form_check import FormChecker  # noqa: PLC0415 - heavy
+    from twinkle.sampler.vllm.form_check import FormChecker  # noqa: PLC0415 (slow import)
 
     checker = FormChecker(str(tiny_llama_dir), vocabulary_size=320)
     yield checker
@@ -131,7 +131,7 @@ async def test_killed_checker_process_is_replaced(checker):
 async def test_replayed_tokens_have_the_time_limit_of_as_many_steps() -> None:
     """Replaying many tokens at once may take as long as the same number of steps."""
     need_vllm()
-    from twinkle.sampler.vllm.forms import FormBudget  # noqa: PLC0415 - heavy
+    from twinkle.sampler.vllm.forms import FormBudget  # noqa: PLC0415 (slow import)
 
     replayed, stalled = FormBudget(), FormBudget()
     replayed.spend(0.5, 6000)

@@ -26,7 +26,7 @@ GREEDY = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
 async def engine(tiny_llama_dir: Path):
     """An engine with so little key-value memory that every request reuses blocks of other requests."""
     need_vllm()
-    from twinkle.sampler.vllm import VllmEngine  # noqa: PLC0415 - heavy
+    from twinkle.sampler.vllm import VllmEngine  # noqa: PLC0415 (slow import)
 
     arguments = {**VLLM_ARGUMENTS, 'kv_cache_memory_bytes': 1 << 20}
     engine = await asyncio.to_thread(VllmEngine, str(tiny_llama_dir), arguments)
@@ -36,7 +36,7 @@ async def engine(tiny_llama_dir: Path):
 
 async def tokens_of(engine, name: str, params: SamplingParams, adapter=None, *, prompt=(1, 40, 41)) -> list[list[int]]:
     """Return the tokens of each sequence."""
-    from twinkle.sampler.vllm import VllmRequest  # noqa: PLC0415 - heavy
+    from twinkle.sampler.vllm import VllmRequest  # noqa: PLC0415 (slow import)
 
     request = VllmRequest(request_id=name, prompt_token_ids=prompt, params=params, adapter=adapter, cache_salt=name)
     tokens: list[list[int]] = [[] for _ in range(params.num_samples)]
@@ -49,7 +49,7 @@ async def tokens_of(engine, name: str, params: SamplingParams, adapter=None, *, 
 
 async def test_nan_weights_do_not_affect_other_requests(engine):
     """Key-value blocks that contained NaN values do not affect the next request that uses them."""
-    from twinkle.sampler.vllm import AdapterSource  # noqa: PLC0415 - heavy
+    from twinkle.sampler.vllm import AdapterSource  # noqa: PLC0415 (slow import)
 
     expected = await tokens_of(engine, 'before', GREEDY)
     nan_tensors = {
@@ -83,8 +83,8 @@ async def test_unsatisfiable_form_is_refused(engine):
 
 async def test_continued_form_counts_the_earlier_tokens(engine):
     """A continuation counts the earlier tokens, so the complete sequence is as long as an uninterrupted one."""
-    from twinkle.sampler.engine import SequenceSoFar  # noqa: PLC0415 - heavy
-    from twinkle.sampler.vllm import VllmRequest  # noqa: PLC0415 - heavy
+    from twinkle.sampler.engine import SequenceSoFar  # noqa: PLC0415 (slow import)
+    from twinkle.sampler.vllm import VllmRequest  # noqa: PLC0415 (slow import)
 
     params = SamplingParams(max_tokens=40, seed=1, structured_output=StructuredOutput(regex='[ab]{6}'))
     [complete] = await tokens_of(engine, 'whole', params)
@@ -105,7 +105,7 @@ async def test_continued_form_counts_the_earlier_tokens(engine):
 @pytest.mark.slow
 async def test_expensive_forms_are_refused_before_they_reach_the_engine(engine):
     """Expensive forms are refused while a running stream completes, and a usual form is accepted afterwards."""
-    from twinkle.sampler.vllm import VllmRequest  # noqa: PLC0415 - heavy
+    from twinkle.sampler.vllm import VllmRequest  # noqa: PLC0415 (slow import)
 
     sampled: list[int] = []
 

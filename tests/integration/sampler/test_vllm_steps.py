@@ -21,7 +21,7 @@ STREAMS, VERSIONS, TOKENS = 32, 30, 40
 @pytest_asyncio.fixture(scope='module', loop_scope='session')
 async def logged_engine(tiny_llama_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple]:
     """An engine that logs its steps, with fewer slots than versions, and the log file."""
-    from twinkle.sampler.vllm.step_log import SCHEDULER  # noqa: PLC0415 - heavy
+    from twinkle.sampler.vllm.step_log import SCHEDULER  # noqa: PLC0415 (slow import)
 
     path = tmp_path_factory.mktemp('steps') / 'steps.jsonl'
     engine = await make_vllm_engine(
@@ -46,7 +46,7 @@ async def test_no_running_stream_misses_a_step_while_versions_are_loaded(
     logged_engine: tuple[SamplerEngine, Path], tmp_path: Path
 ) -> None:
     """A sequence gets one token in every step from its first token to its last, and none is preempted."""
-    from twinkle.sampler.vllm.step_log import read_steps  # noqa: PLC0415 - heavy
+    from twinkle.sampler.vllm.step_log import read_steps  # noqa: PLC0415 (slow import)
 
     engine, path = logged_engine
     answers: list[Answer] = []
