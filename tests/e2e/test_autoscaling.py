@@ -31,7 +31,7 @@ PARAMS = {'max_tokens': 100, 'temperature': 1.0}
 
 @pytest.fixture(params=['local', 'ray'])
 def config(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Stack with two slots per sampler, on this machine or on a cluster with room for two samplers."""
+    """Configuration of a stack with two slots per sampler, on this machine or on a Ray cluster of two nodes."""
     file = tmp_path / 'stack.yaml'
     text = f'base_model: {build_tiny_model(tmp_path / "tiny")}\n{SECTION}'
     with ExitStack() as stack:
@@ -66,7 +66,7 @@ def test_samplers_follow_the_load(config: Path, tmp_path: Path) -> None:
 
 @contextmanager
 def _running(config: Path, folder: Path) -> Iterator[tuple['subprocess.Popen[bytes]', StackState]]:
-    """Run `twinkle up`, and yield its process and the stack once it is up."""
+    """Run `twinkle up`, and yield its process and the stack after all services have started."""
     options = ['--config', str(config), '--state-dir', str(folder / 'state')]
     with (folder / 'up.log').open('wb') as log:
         command = [sys.executable, '-u', '-m', 'twinkle_client.cli', 'up', *options]

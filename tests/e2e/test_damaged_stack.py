@@ -29,7 +29,7 @@ CHATS = [{'messages': [{'role': 'user', 'content': 'q'}, {'role': 'assistant', '
 REASONS = {'ADAPTER_DAMAGED', 'CHECKPOINT_DAMAGED', 'STORED_DATA_DAMAGED', 'PAYLOAD_LOST'}
 """Reasons with which a call may report damage."""
 DERIVED = ('logs/', 'traces/', 'config/', 'run/')
-"""Folders of a stack that contain no state: each start writes them, or only reads them."""
+"""Folders that contain no state of the services: logs, traces, generated configurations and addresses."""
 
 
 @dataclass(frozen=True)

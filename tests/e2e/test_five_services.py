@@ -120,7 +120,7 @@ def test_one_trace_links_the_spans_of_all_services(stack: StackState, client: Tw
     assert {span.service for span in spans} >= {'client', 'gateway', 'model', 'checkpoint', 'sampler'}
     assert [span.name for span in spans if span.parent_id not in by_id] == ['a training step']
     edges = {(by_id[span.parent_id].service, span.service) for span in spans if span.parent_id in by_id}
-    # The sampler's subscription outlives the request that caused it, so it is a separate trace.
+    # The sampler receives versions over a subscription that outlives the request and therefore has a separate trace.
     assert edges >= {('client', 'gateway'), ('gateway', 'model'), ('gateway', 'sampler'), ('model', 'checkpoint')}
 
 

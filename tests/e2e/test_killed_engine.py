@@ -17,7 +17,7 @@ from services.gateway.sampling.suspects import MAX_CONSECUTIVE_FAILURES
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 PROMPT, POISON = [1, 40, 41, 42], [1, 50, 51, 52]
-"""Prompts of the innocent request and of the request during which the engine is killed."""
+"""Prompts of a normal request and of the request during which the engine is killed."""
 LENGTH = 400
 """Number of tokens of the streamed answer."""
 
@@ -56,7 +56,10 @@ async def _kill_during(up: SupervisedVllm, secret: str) -> tuple[grpc.StatusCode
 
 
 async def test_kills_of_the_engine_fail_only_the_request_that_causes_them(tmp_path: Path) -> None:
-    """A stream continues after a kill of the engine; only a request during which each kill occurs is refused."""
+    """A stream continues after a kill of the engine; a request during which the engine is killed repeatedly is refused.
+
+    The requests of another tenant succeed after each kill.
+    """
     need_vllm()
     async with supervised_vllm(build_tiny_model(tmp_path / 'model'), tmp_path) as up:
         culprit, innocent = up.make_key('mallory'), up.make_key('alice')

@@ -164,7 +164,7 @@ def test_rows_are_added_mixed_and_saved(stack: StackState, client: TwinkleClient
 def test_checkpoint_can_be_resumed_downloaded_and_deleted(
     stack: StackState, client: TwinkleClient, tmp_path: Path
 ) -> None:
-    """A saved state is resumed in another adapter with its optimizer, and downloaded as a peft folder."""
+    """A saved state is resumed in another adapter, downloaded as a peft folder, and not found after its deletion."""
     model = MultiLoraTransformersModel(stack.base_model, client=client)
     run_id = model.add_adapter_to_model('a', LoraConfig(r=4, seed=1))
     feature = {'input_ids': [1, 2, 3, 4], 'labels': [2, 3, 4, -100]}
@@ -209,7 +209,7 @@ def test_pipelined_steps_equal_sequential_steps(stack: StackState, client: Twink
 
 
 def test_refused_operation_leaves_the_adapter_usable(stack: StackState, client: TwinkleClient) -> None:
-    """A refused batch names its field and changes nothing, and the next operation succeeds."""
+    """A refused batch names its field and uses no sequence number, and the next operation succeeds."""
     model = MultiLoraTransformersModel(stack.base_model, client=client)
     model.add_adapter_to_model('x')
     with pytest.raises(UsageError) as caught:

@@ -66,7 +66,8 @@ def kills_of(round_number: int, *, count: int = KILLS_PER_ROUND) -> list[Kill]:
 def rank_kills_of(round_number: int, *, is_on_ray: bool = False) -> list[RankKill]:
     """Return the kills of a round of a mesh.
 
-    They are SIGKILL and SIGSTOP of each rank and SIGKILL of the launcher; on Ray, also of the actor and the node.
+    Consecutive rounds cycle through SIGKILL and SIGSTOP of each rank and SIGKILL of the launcher; on Ray, also through
+    SIGKILL of the actor and of the node.
     """
     rng = random.Random(f'ranks {round_number}')
     # No process replaces a stopped launcher, so the launcher is only killed.

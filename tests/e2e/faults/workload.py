@@ -67,7 +67,7 @@ class AdapterPlan:
 
 
 def plan_adapters(seed: int, base_model: str) -> list[AdapterPlan]:
-    """Return the plans of two or three adapters of two tenants; they depend on the seed alone."""
+    """Return the plans of two or three adapters of two tenants; the seed determines all random choices."""
     rng = random.Random(seed)
     return [_plan_adapter(rng, f'seed-{seed}-{index}', index, base_model) for index in range(rng.choice((2, 2, 3)))]
 

@@ -1,6 +1,6 @@
-"""Quick-start programs that train with the services run without changes.
+"""Quick-start programs that train with the services run on a stack.
 
-Only the address with port 8000 and 'your-api-key' are replaced, by the HTTP address and the key of the stack.
+Only the address, the key and, in the older program, the model are replaced by those of the stack.
 """
 
 import ast
@@ -26,7 +26,7 @@ _EPOCHS = 3
 
 @pytest.mark.parametrize('language', LANGUAGES)
 def test_grpo_program_trains_and_saves(language: str, stack: StackState, run_program: RunProgram) -> None:
-    """Some accuracy rewards are partial, training is on policy, and every fourth batch completes an optimizer step."""
+    """Some accuracy rewards are between 0 and 1, training is on policy, and each optimizer step has four batches."""
     stack_url = stack.http_url.replace('127.0.0.1', 'localhost')
     run = run_program(
         f'{language}/client_grpo', replaced={_PAGE_URL: stack_url}, TWINKLE_STATE_DIR=str(stack.state_dir)

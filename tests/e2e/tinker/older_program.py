@@ -35,13 +35,13 @@ def train(model: tinker.TrainingClient, steps: int) -> list[float]:
 
 
 def logprobs(model: tinker.TrainingClient) -> list[float]:
-    """Return the log-probabilities of the tokens."""
+    """Return the model's log-probability of each token but the first."""
     output = model.forward([example(weights=[1.0] * 7)], 'cross_entropy').result()
     return output.loss_fn_outputs[0]['logprobs'].to_torch().tolist()
 
 
 def policy_loss(model: tinker.TrainingClient) -> float:
-    """Return the sum of a policy loss at the model's own policy, where every ratio is 1."""
+    """Return the sum of a policy loss whose sampler policy is that of the model, so that every ratio is 1."""
     datum = example(logprobs=logprobs(model), advantages=[1.0, -2.0, 0.5, 0.0, 1.0, 1.0, 1.0])
     return model.forward_backward([datum], 'importance_sampling').result().metrics['loss:sum']
 

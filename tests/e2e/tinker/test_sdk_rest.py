@@ -31,7 +31,7 @@ def spare(service: tinker.ServiceClient, stack: StackState) -> tinker.TrainingCl
 
 
 def cli(stack: StackState, home: Path, *words: str) -> Any:
-    """Return the output of `tinker -f json`."""
+    """Run a command of `tinker`, and return its JSON output."""
     done = run_program(['-m', 'tinker.cli', '-f', 'json', *words], stack, home)
     assert done.returncode == 0, done.stderr + done.stdout
     return json.loads(done.stdout)
@@ -97,7 +97,7 @@ def test_weights_have_a_base_model(rest: tinker.RestClient, model: tinker.Traini
 
 
 def test_deleted_checkpoint_is_not_found(rest: tinker.RestClient, spare: tinker.TrainingClient) -> None:
-    """A deleted checkpoint is neither listed nor loaded, and a second deletion finds nothing."""
+    """A deleted checkpoint is neither listed nor found, and a second deletion raises `NotFoundError`."""
     path = spare.save_state('doomed').result().path
     rest.delete_checkpoint_from_tinker_path(path).result()
     assert 'weights/doomed' not in {

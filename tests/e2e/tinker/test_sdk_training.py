@@ -199,7 +199,7 @@ def test_finished_session_accepts_no_operations(stack: StackState) -> None:
 
 
 def test_heartbeats_renew_the_session(service: tinker.ServiceClient, stack: StackState) -> None:
-    """The SDK's heartbeats renew the session, which the native API also shows."""
+    """The SDK's heartbeats renew the session, as the native API reports."""
     session_id = service.holder.get_session_id()
     session = _session(stack, session_id)
     while session.heartbeat_time.ToDatetime() <= session.create_time.ToDatetime():
