@@ -130,7 +130,7 @@ async def _process(
 
 
 def _files(state_dir: Path, name: str) -> list[Path]:
-    """Return a checkpoint's files; the service cannot remove its empty folder while no descriptor is free."""
+    """Return a checkpoint's files. Its empty folder may remain, because no descriptor was free to remove it."""
     return list(state_dir.glob(f'checkpoint/states/*/*/weights/{name}/*/*'))
 
 

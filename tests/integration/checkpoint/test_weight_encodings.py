@@ -16,7 +16,7 @@ from twinkle.data_format import TensorData
 
 @pytest.fixture
 async def service(tmp_path: Path) -> AsyncIterator[Running]:
-    """A service with separate shared memory; calls are made for Alice."""
+    """A service whose shared memory is a folder of the test; calls are made for Alice."""
     async with serving(tmp_path) as running:
         with acting_for(ALICE):
             yield running

@@ -43,7 +43,7 @@ async def service(tmp_path: Path) -> AsyncIterator[Running]:
 
 
 async def test_published_state_is_fetched_and_followed_bitwise(service: Running) -> None:
-    """Fetch and Subscribe send a published state bitwise unchanged, and Subscribe then sends the synced mark."""
+    """Fetch and Subscribe send a published state bitwise unchanged, and Subscribe then sends the synced marker."""
     state = make_state(1, size_bytes=5 * MIB + 8 * 32)
     version = await service.weights.publish_version('ad-1', state, version=3)
     assert (version.version, version.digest, version.size_bytes) == (
@@ -150,7 +150,7 @@ async def test_resume_of_an_evicted_version_sends_the_newest(service: Running) -
 
 
 async def test_subscriber_with_the_newest_version_is_synced_at_once(service: Running) -> None:
-    """A subscriber that has the newest version receives only the synced mark."""
+    """A subscriber that has the newest version receives only the synced marker."""
     await service.weights.publish_version('ad-1', make_state(1), version=1)
     request = wire.SubscribeRequest(adapter_id='ad-1', held_version=1, is_single=True)
     assert [response.is_synced async for response in service.streams.Subscribe(request)] == [True]

@@ -64,7 +64,7 @@ async def test_small_batch_is_sent_in_the_operation(gateway: FakeGateway, model:
 
 
 async def test_interrupted_upload_is_resumed(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """Chunks sent before an interruption are not sent again, and an upload that is in use is retried."""
+    """An upload that is interrupted or in use is retried until the service has received the whole batch."""
     gateway.fail('AfterBatchChunk', INTERRUPTED, INTERRUPTED)
     gateway.fail('UploadBatch', failure(grpc.StatusCode.FAILED_PRECONDITION, 'IN_USE'))
     await model.forward_backward.aio([FEATURE])
