@@ -79,7 +79,7 @@ async def test_database_of_the_last_development_revision_stays_usable(database_u
 
 @pytest.mark.parametrize('revision', ['r0004', 'r0010', 'r9999'])
 async def test_database_of_an_unknown_revision_is_refused(database_url: str, revision: str) -> None:
-    """Opening a database of an older or newer schema raises an error and changes nothing."""
+    """Opening a database of an older or newer schema raises SchemaNotSupported, even at a second attempt."""
     database = await Database.open(database_url)
     await _set_revision(database, revision)
     for _ in range(2):

@@ -275,7 +275,7 @@ async def test_undone_step_is_not_reported(reopen):
 
 
 async def test_undone_steps_do_not_use_up_the_undo_limit(reopen):
-    """Earlier steps can still be undone after several steps that were undone, and undone operations are deleted."""
+    """Earlier steps can still be undone after several later steps were undone."""
     journal = await reopen()
     adapter = await add(journal, make_adapter())
     await _execute(journal, adapter, 1)

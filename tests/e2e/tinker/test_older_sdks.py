@@ -27,7 +27,7 @@ def weights_info(stack: StackState, path: str) -> dict[str, Any]:
     'version', ['0.16.1', *(pytest.param(name, marks=pytest.mark.slow) for name in ('0.20.0', '0.24.0', '0.36.0'))]
 )
 def test_program_of_an_older_sdk_finishes(stack: StackState, tmp_path: Path, version: str) -> None:
-    """An older SDK learns, continues bitwise from its saved state, also with adapters of some layers, and samples."""
+    """An older SDK learns, continues bitwise from its saved state, even for adapters of some layers, and samples."""
     done = run_program([str(PROGRAM), stack.base_model], stack, tmp_path, sdk=older_sdk(version))
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout.splitlines()[-1])

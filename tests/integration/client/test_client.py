@@ -108,7 +108,7 @@ async def test_session_sends_heartbeats_and_ends(gateway: FakeGateway, client: T
 
 
 async def test_pages_are_joined(client: TwinkleClient) -> None:
-    """Lists contain the items of all pages, also with filters."""
+    """Lists contain the items of all pages, with and without filters."""
     assert [run.run_id for run in await client.list_training_runs.aio()] == ['ad-1', 'ad-2']
     assert [item.name for item in await client.list_checkpoints.aio(is_public=True)] == ['a', 'b']
 

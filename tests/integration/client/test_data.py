@@ -86,7 +86,7 @@ async def test_every_row_is_delivered_once_despite_an_interruption(gateway: Fake
 
 
 async def test_resumed_loader_continues_after_the_last_batch(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """A state taken between two batches resumes at the next batch, also in another loader."""
+    """A state that was taken between two batches resumes another loader at the next batch."""
     loader = DataLoader(Dataset('org/name', client=client), batch_size=4)
     async for _ in loader:
         state = loader.get_state()
@@ -111,7 +111,7 @@ async def test_loader_resumes_from_a_row_count(gateway: FakeGateway, client: Twi
 
 
 async def test_handles_identify_the_batches(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """Handles identify the batches of all epochs, also after a given state, without reading the batches."""
+    """Handles identify the batches of all epochs, or those after a given state, without reading the batches."""
     loader = DataLoader(Dataset('org/name', client=client), batch_size=4, epochs=2)
     handles = [handle async for handle in loader.handles.aio()]
     assert [(handle.consumed_rows, len(handle)) for handle in handles] == [
@@ -148,7 +148,7 @@ async def test_batches_of_prompts_have_no_handles(client: TwinkleClient) -> None
 
 
 async def test_hugging_face_datasets_keep_their_types(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """Tables, also sliced or from a split, are uploaded as Parquet, and streams as JSON lines."""
+    """Tables, slices of tables and splits are uploaded as Parquet, and streams as JSON lines."""
     table = datasets.Dataset.from_list([{'n': number, 'b': b'\x00'} for number in range(4)])
     sources: list[DatasetMeta] = [
         DatasetMeta(data=table, data_slice=slice(1, 3)),

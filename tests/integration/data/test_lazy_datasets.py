@@ -1,4 +1,4 @@
-"""Lazy datasets: filters are applied at once, other steps when rows are read, and cursors stay exact."""
+"""Lazy datasets: filters are applied immediately, other steps when rows are read, and cursors stay exact."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -115,7 +115,7 @@ async def test_invalid_row_is_named_when_it_is_read(service: RunningData, tiny_l
 
 
 async def test_filter_is_applied_at_once_to_computed_rows(service: RunningData, tiny_llama_dir: Path) -> None:
-    """A filter removes rows at once, the same ones as from an eager dataset, and the remaining batches are equal."""
+    """A filter immediately removes the same rows as from an eager dataset, and the remaining batches are equal."""
     sanity_filter = dataset_pb2.DatasetStep(filter=dataset_pb2.FilterStep(filter='MessageSanityFilter'))
     source = chats(chat('question', 'fine'), chat('question', ''), chat('question', 'fine too'))
     eager = await service.create(source, sanity_filter, set_template(tiny_llama_dir), ENCODE)

@@ -140,7 +140,7 @@ async def test_last_partial_batch_can_be_omitted(service: RunningData, dataset_i
 
 
 async def test_loader_without_batches_ends_at_once(service: RunningData, dataset_id: str) -> None:
-    """A loader with unlimited epochs finishes at once if partial batches are omitted and there is no full batch."""
+    """A loader with unlimited epochs finishes immediately if partial batches are omitted and there is no full batch."""
     loader = await service.open(dataset_id, 11, is_last_partial_dropped=True, epoch_count=0)
     assert loader.batch_count == 0
     assert await service.read_all(loader.loader_id) == []

@@ -1,4 +1,4 @@
-"""Tests refused requests of the OpenAI API: status, name of the parameter, and no sampling."""
+"""Tests refused requests of the OpenAI API: status, name of the parameter, and no running sequence afterwards."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -92,7 +92,7 @@ CHAT_CASES: list[tuple[dict[str, Any], str]] = [
 
 
 async def test_invalid_parameters_are_named(running: OpenAiGateway) -> None:
-    """A wrong, unknown or ineffective parameter returns status 400 with its name, and nothing is sampled."""
+    """A wrong, unknown or ineffective parameter is refused with status 400 and the name of the parameter."""
     cases = [('/completions', body, param) for body, param in COMPLETION_CASES]
     cases += [('/chat/completions', {'model': 'tiny', **body}, param) for body, param in CHAT_CASES]
     mismatches: list[Any] = []

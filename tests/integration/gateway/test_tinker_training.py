@@ -237,7 +237,7 @@ async def test_groups_of_layers_are_trained_separately(client: Client) -> None:
 async def test_damaged_checkpoint_is_an_error_that_the_sdk_does_not_retry(
     client: Client, tmp_path: Path, name: str
 ) -> None:
-    """Links, loads and samples of a damaged checkpoint fail at once, as user errors that name the damage."""
+    """Links, loads and samples of a damaged checkpoint fail without a retry, as user errors that name the damage."""
     await client.create_model(rank=4, seed=1)
     paths = {
         kind: (await client.run(kind, path='kept'))['path'] for kind in ('save_weights', 'save_weights_for_sampler')

@@ -34,7 +34,7 @@ async def post(deployment: TwoTenants, path: str, **body: Any) -> Any:
 
 
 async def make_unpublished(deployment: TwoTenants) -> str:
-    """Create a run of alice, and return its id at once: the catalogue may not list it yet."""
+    """Create a run of alice, and return its id, which the catalogue may not list yet."""
     fields = {'session_id': deployment.alices.session, 'base_model': 'tiny', 'lora_config': {'rank': 8}}
     future = await post(deployment, 'create_model', model_seq_id=1, **fields)
     return (await post(deployment, 'retrieve_future', request_id=future['request_id']))['model_id']

@@ -1,4 +1,4 @@
-"""Batches from the data service train bitwise like inline ones, also after kills of the model service."""
+"""Batches from the data service train bitwise like inline ones, even after kills of the model service."""
 
 import asyncio
 from collections.abc import AsyncIterator

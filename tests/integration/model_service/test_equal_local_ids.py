@@ -43,7 +43,7 @@ async def _train(model: RunningModel, tenant: str) -> tuple[list[Any], int]:
 
 @pytest.mark.timeout(180)
 async def test_means_of_tenants_have_their_own_denominators(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """Mean losses and gradients of each tenant are bitwise those of a service without the other tenants."""
+    """Mean losses and gradient norms of each tenant are bitwise those of a service without the other tenants."""
     alone: dict[str, list[Any]] = {}
     for tenant in LENGTHS:
         async with serving_model(tiny_llama_dir, tmp_path / tenant) as model:

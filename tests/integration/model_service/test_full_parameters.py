@@ -79,7 +79,7 @@ async def test_published_weights_are_complete_models(tmp_path: Path) -> None:
 async def test_saved_run_continues_bitwise(tmp_path: Path) -> None:
     """A run that loads its checkpoint, and a new run that starts from it, repeat the training bitwise.
 
-    The checkpoint contains the whole model, also if only some weights are trained. An adapter cannot start from it.
+    The checkpoint contains the whole model, even if only some weights are trained. An adapter cannot start from it.
     """
     folder = build_tiny_model(tmp_path / 'model')
     chosen = {'target_modules': ['mlp', 'embed_tokens']}

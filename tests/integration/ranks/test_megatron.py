@@ -77,7 +77,7 @@ def test_program_saves_an_adapter_for_every_other_trainer(model_dir: Path, tmp_p
 def test_real_model_on_three_tensor_ranks() -> None:
     """A model with nine heads and three key-value heads gives the results of transformers on three ranks.
 
-    Rounding differences grow over its thirty layers, also without tensor ranks (docs/LOG.md).
+    Rounding differences grow over its thirty layers, even without tensor ranks (docs/LOG.md).
     """
     done = run_ranks(MESHES_PROGRAM, resolve_model('smollm2-135m-instruct'), 'tp', count=3)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -129,7 +129,7 @@ async def test_killed_checker_process_is_replaced(checker):
 
 
 async def test_replayed_tokens_have_the_time_limit_of_as_many_steps() -> None:
-    """Replaying many tokens at once may take as long as the same number of steps."""
+    """A replay of many tokens may take as long as the same number of steps."""
     need_vllm()
     from twinkle.sampler.vllm.forms import FormBudget  # noqa: PLC0415 (slow import)
 

@@ -89,7 +89,7 @@ async def test_hundred_versions_do_not_interrupt_streams(real_engine, oracle, tm
 
 
 async def test_more_versions_than_slots_keep_their_weights(real_engine, oracle, tmp_path):
-    """Nine versions on three slots each use their weights, although vLLM computes two adapters at once."""
+    """Nine versions on three slots each use their weights, although vLLM computes only two adapters at a time."""
     async with serving_both(real_engine, tmp_path, max_resident_versions=3) as running:
         for version in range(1, 10):
             await running.publish(version)
