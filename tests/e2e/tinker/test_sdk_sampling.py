@@ -1,4 +1,4 @@
-"""The real SDK samples from base models and from named and unnamed weights of trained models, even with pickled clients."""
+"""The real SDK samples from base models and trained models, with named and unnamed weights and pickled clients."""
 
 import base64
 import json

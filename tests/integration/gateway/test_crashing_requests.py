@@ -78,7 +78,7 @@ def _calls(fleet: RunningFleet, kind: str, prompt: list[int]) -> Any:
 
 
 async def _submit_until_refused(fleet: RunningFleet, kind: str) -> list[Any]:
-    """Send the poisoned request `SUBMISSIONS` times, and return the code and reason of each failure."""
+    """Send the crashing request `SUBMISSIONS` times, and return the code and reason of each failure."""
     failures = [await failure_of(_calls(fleet, kind, [POISON, 1])) for _ in range(SUBMISSIONS)]
     return [(failure.code, failure.reason) for failure in failures]
 

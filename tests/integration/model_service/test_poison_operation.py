@@ -51,7 +51,7 @@ async def test_operation_killed_in_each_replay_fails(tiny_llama_dir: Path, tmp_p
 
 
 ATTEMPT_KILLS = [
-    # Two creations and a save are counted before the poisonous work of the programs below.
+    # Two creations and a save are counted before the work during which the process is killed.
     Kill(failpoint='attempt.counted', count=4),
     *[Kill(failpoint='attempt.counted')] * (MAX_ATTEMPTS - 1),
 ]
@@ -64,7 +64,7 @@ STATE_VERBS: dict[str, Any] = {
 
 
 async def _prepare(culprit: PersistentClient, innocent: PersistentClient) -> tuple[str, str, str, list[Any]]:
-    """Create and train an adapter of each tenant, and save the adapter of `culprit`.
+    """Create and train an adapter of each client, and save the adapter of `culprit`.
 
     Returns:
         The ids of both adapters, the path of the checkpoint, and the results of the second adapter.
@@ -77,7 +77,7 @@ async def _prepare(culprit: PersistentClient, innocent: PersistentClient) -> tup
 
 
 async def _check_innocent(client: PersistentClient, adapter_id: str, results: list[Any]) -> None:
-    """Continue the training of the innocent tenant, and compare all its results with an undisturbed run."""
+    """Continue training the adapter whose work causes no kill, and compare all its results with an undisturbed run."""
     results += await client.train_and_step(adapter_id, range(3, 7))
     reference = await client.create('undisturbed')
     assert await client.train_and_step(reference, range(1, 7)) == results
