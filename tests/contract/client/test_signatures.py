@@ -39,7 +39,7 @@ def parameters_of(function: Any) -> list[inspect.Parameter]:
 
 
 def test_every_verb_of_the_library_exists() -> None:
-    """Every library method that a training loop calls exists on the remote handle."""
+    """Every public library method exists on the remote handle, except those that need the weights in this process."""
     assert set(verbs_of(LibraryModel)) - set(verbs_of(RemoteModel)) == LOCAL_ONLY
 
 

@@ -23,7 +23,7 @@ Reopen = Callable[[], Awaitable[Journal]]
 
 @pytest.fixture(params=['memory', 'sqlite', 'sqlite-reopened'])
 async def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Reopen]:
-    """Each implementation; the journal on disk is reopened at each call."""
+    """Each implementation; `sqlite-reopened` opens the journal on disk again at each call."""
     opened: list[Journal] = []
 
     async def next_journal() -> Journal:

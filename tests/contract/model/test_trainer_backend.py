@@ -162,7 +162,7 @@ async def test_batched_results_equal_separate_results_bitwise(backend):
 
 
 async def test_result_contains_the_number_of_adapters_in_its_passes(backend):
-    """Each result contains its number of passes and of adapters in them."""
+    """Each result contains the number of its passes and the number of adapters in them."""
     for adapter_id in ('a', 'b'):
         await backend.create_adapter(adapter_id, LORA[adapter_id], TrainingConfig())
     for run in await backend.run_batch(parts_of(ForwardBackward, 'a', 'b')):
@@ -239,7 +239,7 @@ async def run_all(backend, adapter_id, verbs):
 
 
 async def test_restored_adapter_continues_bitwise(backend):
-    """A restored adapter continues bitwise: gradient, optimizer, dropout, metrics and configuration."""
+    """A restored adapter continues bitwise, with its gradient, optimizer, dropout, metrics and configuration."""
     await backend.create_adapter('a', LORA['b'], CONFIG)
     await run_all(backend, 'a', [ForwardBackward(features=BATCHES['a']), ClipGradAndStep()])
     await run_all(backend, 'a', [ForwardBackward(features=BATCHES['a'])])

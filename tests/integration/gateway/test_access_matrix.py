@@ -201,7 +201,7 @@ REQUESTS: dict[str, Callable[[Ids], Message]] = {
 
 
 def message_of(kind: Descriptor, ids: Ids, depth: int = 0) -> Message:
-    """Return a message with an id in every id field, and with all nested messages set."""
+    """Return a message whose id fields and nested messages are set; repeated fields stay empty."""
     message = message_factory.GetMessageClass(kind)()
     values = {
         'session_id': ids.session,
@@ -251,7 +251,7 @@ async def first_response(start_call: Callable[[], Any]) -> tuple[Any, Any]:
 
 
 async def outcome(deployment: TwoTenants, method: MethodDescriptor, ids: Ids, secret: str) -> tuple[str, str, str]:
-    """Return the error of a call, or OK if it returns a response."""
+    """Return the code, reason and message of a failed call, or OK and the text of the first response."""
     path = f'/{method.containing_service.full_name}/{method.name}'
     builder = REQUESTS.get(method.name)
     request = (builder(ids) if builder else message_of(method.input_type, ids)).SerializeToString()

@@ -95,7 +95,7 @@ async def test_lease_needs_a_registration(tmp_path: Path) -> None:
 
 
 async def test_silent_replica_is_lost(tmp_path: Path) -> None:
-    """A lease that is not renewed in time expires although its stream is open."""
+    """A lease that is not renewed in time expires although its stream is open, and a late report renews it."""
     options = FleetConfig(lease=timedelta(milliseconds=500))
     async with running_fleet(tmp_path, FakeSampler(), fleet=options) as fleet:
         fleet.gateway.clock.advance(timedelta(seconds=1))

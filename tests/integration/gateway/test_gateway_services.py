@@ -158,7 +158,7 @@ async def test_ids_of_another_tenant_are_not_found(gateway: RunningGateway, upst
 
 
 async def test_errors_of_bad_requests_name_the_field(gateway: RunningGateway) -> None:
-    """A missing id and a negative page size are refused with the field's name; an invalid page token has a reason."""
+    """A missing id and a negative page size are refused with the field's name, and an invalid page token as such."""
     cases = [
         (catalogue(gateway).GetRun(catalogue_service_pb2.GetRunRequest(), metadata=ADMIN), 'run_id'),
         (

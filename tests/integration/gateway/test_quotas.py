@@ -210,7 +210,7 @@ async def test_repeated_creation_at_another_gateway_returns_its_adapter(deployme
 
 
 async def test_saves_beyond_the_storage_quota_are_refused(deployment: Deployment) -> None:
-    """Refused saves do not use their sequence numbers, and a repeated save returns the recorded result."""
+    """Refused saves leave their numbers free, a repeated save succeeds, and copies and uploads are refused."""
     await deployment.create('r1')
     await deployment.allow(stored_bytes=1)
     first = await deployment.execute(1, save=operation_pb2.Save(name='one'))
@@ -328,7 +328,7 @@ async def test_quota_is_shown_as_set_and_as_effective(deployment: Deployment) ->
 
 
 async def test_usage_can_be_limited_to_a_time_range(deployment: Deployment) -> None:
-    """Usage is counted by the hour, and a range that is empty or malformed is refused."""
+    """Usage outside the range is not counted, and an inverted range or an invalid time is refused."""
     await deployment.create('r1')
     await deployment.execute(1, forward_backward=forward_backward())
     await deployment.wait_for_usage(lambda item: item.trained_token_count == LENGTH)

@@ -256,7 +256,7 @@ async def test_finished_session_frees_its_memory(deployment: Deployment, reason:
 
 
 async def test_weights_of_a_tinker_sampler_are_unpinned_at_the_end_of_its_session(deployment: Deployment) -> None:
-    """The version of a sampling handle is unpinned, and Tinker clients can read the saved checkpoint."""
+    """An expired session unpins the version of its sampling handle, and shows Tinker clients the saved checkpoint."""
     response = await deployment.http.post('create_session', json={'tags': [], 'sdk_version': '0.38.0'})
     session_id = response.json()['session_id']
     model = {'session_id': session_id, 'model_seq_id': 0, 'base_model': deployment.model.base_model}

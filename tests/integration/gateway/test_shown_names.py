@@ -88,7 +88,7 @@ async def test_shown_names_are_accepted(deployment: TwoTenants) -> None:
 
 
 async def test_upload_names_the_base_model_as_shown(deployment: TwoTenants, tmp_path: Path) -> None:
-    """An upload may name its base model as clients see it, and the checkpoint belongs to the served base model."""
+    """An upload may use the shown name of its base model, and the checkpoint belongs to the served base model."""
     state = make_state(7)
     assert state.manifest.lora_config is not None
     tensors = unpack_state(state.manifest, state.data)

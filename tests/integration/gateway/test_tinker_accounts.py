@@ -53,7 +53,7 @@ async def _create_session(api: TinkerCatalogue, *, key: str = 'alice', **fields:
 
 @pytest.mark.parametrize('key', [None, 'tml-unknown-key', 'x', ''])
 async def test_every_route_requires_a_valid_key(api: TinkerCatalogue, key: str | None) -> None:
-    """Every route returns status 401 without a valid key, and nothing changes."""
+    """Every route returns status 401 without a valid key, and no checkpoint is deleted."""
     session_id = await _create_session(api)
     for method, path, body in (*OWNED_ROUTES, *GENERAL_ROUTES):
         response = await api.call(method, path.replace('SESSION', session_id), key=key, json=body)
@@ -62,7 +62,7 @@ async def test_every_route_requires_a_valid_key(api: TinkerCatalogue, key: str |
 
 
 async def test_items_of_another_tenant_are_not_found(api: TinkerCatalogue) -> None:
-    """Requests for another tenant's run, checkpoint or session fail like those for missing ones and change nothing."""
+    """Requests for another tenant's items fail like those for missing ones, and change none of its checkpoints."""
     session_id = await _create_session(api)
     for method, path, body in OWNED_ROUTES:
         foreign = await api.call(method, path.replace('SESSION', session_id), key='bob', json=body)

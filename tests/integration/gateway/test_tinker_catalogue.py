@@ -221,7 +221,7 @@ async def test_link_needs_a_valid_host_header(api: TinkerCatalogue, host: str) -
 
 
 async def test_invalid_names_of_weights_are_refused(api: TinkerCatalogue) -> None:
-    """Invalid names of weights are refused and change nothing."""
+    """Requests with invalid names of weights or runs are refused, and no checkpoint is deleted."""
     names = ['..', '.', '%2e%2e', '..%2f..', 'a%2fb', 'ü', 'a b', 'best.sampler', 'x' * 5000, '%00', "'--", '*']
     for name in names:
         for method, suffix in (('DELETE', ''), ('POST', '/publish'), ('GET', '/archive')):

@@ -215,7 +215,7 @@ async def _check_return(deployment: Deployment, known: list[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 async def test_runs_of_a_killed_trainer_continue_bitwise_at_the_other_one(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """Each run is at exactly one trainer, and a killed trainer affects only its runs, until they are taken over."""
+    """A killed trainer affects only its own runs, which continue bitwise at the other trainer after a takeover."""
     for name in ('ended', 'other', 'gateway', 'checkpoints'):
         (tmp_path / name).mkdir()
     async with (

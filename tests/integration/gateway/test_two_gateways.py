@@ -103,7 +103,7 @@ async def test_idle_lane_continues_at_the_other_gateway(pair: tuple[GatewayFutur
 
 
 async def test_repeat_at_the_other_gateway_is_the_same_future(pair: tuple[GatewayFutures, GatewayFutures]) -> None:
-    """A request that is repeated at another gateway is the same future, while it runs and after it is finished."""
+    """A request that is repeated at another gateway returns the same future, even after the future is finished."""
     pair[0].recorder.gate.clear()
     for key, lane in (('one', ''), ('two', LANE)):
         first = await pair[0].submit(key, lane=lane)

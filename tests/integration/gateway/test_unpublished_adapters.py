@@ -66,7 +66,7 @@ async def failures(deployment: TwoTenants, adapter: sampling_pb2.AdapterRef, ten
 
 
 async def test_rpcs_name_the_call_that_publishes(deployment: TwoTenants) -> None:
-    """Every sampling method tells the owner, and only the owner, that the adapter has no published version."""
+    """The error of every sampling method states, for the owner only, that the adapter has no published version."""
     run_id = await make_unpublished(deployment)
     for adapter in (
         sampling_pb2.AdapterRef(adapter_id=run_id),
@@ -136,7 +136,7 @@ async def test_openai_names_the_call_that_publishes(deployment: TwoTenants) -> N
 
 
 async def test_tinker_names_the_call_that_saves_weights(deployment: TwoTenants) -> None:
-    """Sampling from weights that were never saved is refused with 404 and the Tinker call that saves them."""
+    """Sampling from weights that were never saved fails with status 404 and names the Tinker call that saves them."""
     run_id = await make_unpublished(deployment)
     path = f'tinker://{run_id}/sampler_weights/first'
     named = {'session_id': deployment.alices.session, 'sampling_session_seq_id': 7, 'model_path': path}

@@ -48,7 +48,7 @@ class Trainer:
         self._base_model = str(base_model)
 
     async def create(self, name: str) -> str:
-        """Return the id of the adapter with this name."""
+        """Create an adapter with `name` as the request id, unless this was done before, and return its id."""
         request = adapter_service_pb2.CreateAdapterRequest(
             request_id=name, base_model=self._base_model, lora_config=LORA
         )

@@ -25,7 +25,7 @@ RATE = {'optimizer': {'name': 'AdamW', 'learning_rate': 1e-3}}
 
 
 async def test_base_model_is_trained_exported_and_restored(tmp_path: Path) -> None:
-    """The loss falls, the exported model has the trained loss, and later adapters use the original base model."""
+    """The loss falls, the exported model has the trained loss, and an adapter then has its earlier results bitwise."""
     folder = build_tiny_model(tmp_path / 'model')
     async with serving_model(folder, tmp_path / 'state', full_parameters=True) as running:
         lora = (await running.create(request_id='lora', lora_config={'seed': 3})).adapter_id
@@ -130,7 +130,7 @@ async def test_second_full_parameter_run_is_refused(tmp_path: Path) -> None:
 
 
 async def test_estimate_is_exact_and_allocates_nothing(tmp_path: Path) -> None:
-    """The estimate equals the created adapter's size and creates no adapter; a plan above the limits is refused."""
+    """The estimate equals the created adapter's size and creates no adapter; a request above the limits is refused."""
     async with serving_model(build_tiny_model(tmp_path / 'model'), tmp_path / 'state') as running:
         request = adapter_service_pb2.EstimateRequest(
             base_model=running.base_model,

@@ -98,7 +98,7 @@ async def test_damaged_chunk_is_reported_with_its_offset(service):
 
 
 async def test_extra_tensors_are_used_by_their_loss(service):
-    """A distillation loss gets the teacher's top ids, and is refused without them."""
+    """A distillation loss uses the teacher's top tokens, and an operation without them is refused."""
     config = training_config_pb2.TrainingConfig(
         loss=training_config_pb2.LossConfig(name='GKDLoss'),
     )
@@ -114,7 +114,7 @@ async def test_extra_tensors_are_used_by_their_loss(service):
 
 
 async def test_policy_loss_keeps_its_scaling(service):
-    """A loss without configurable reduction is set by name only, and refuses the mean."""
+    """A loss without configurable reduction can be set by its name, and the mean is refused for it."""
     adapter_id = (await service.create()).adapter_id
     loss = training_config_pb2.LossConfig(name='GRPOLoss')
     verb = operation_pb2.Configure(training_config=training_config_pb2.TrainingConfig(loss=loss))

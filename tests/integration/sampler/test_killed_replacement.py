@@ -261,7 +261,7 @@ async def test_mixture_of_versions_is_detected(tiny_llama_dir: Path) -> None:
 
 @pytest.mark.slow
 async def test_kill_during_a_replacement_leaves_a_complete_version(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """All answers before, during and after a kill at any failpoint belong to the old or the new version."""
+    """Each response before, during and after a kill at any failpoint belongs to a single version."""
     oracle = Oracle(tiny_llama_dir)
     async with deployed(tmp_path, tiny_llama_dir) as deployment:
         await deployment.publish(1)

@@ -89,7 +89,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[RunningGateway]:
 
 
 class Fleet:
-    """The fleet as seen by an operator."""
+    """A client of the gateway's fleet service."""
 
     def __init__(self, gateway: RunningGateway, metadata: Any) -> None:
         self._stub = fleet_service_pb2_grpc.FleetServiceStub(gateway.channel)
