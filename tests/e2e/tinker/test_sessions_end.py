@@ -48,7 +48,7 @@ def test_suspended_client_continues_training(expiring_stack: StackState) -> None
         assert found == losses
         np.testing.assert_array_equal(scores(suspended, *examples), scores(undisturbed, *examples))
         resumed = client.create_training_client_from_state_with_optimizer(path).result()
-        # A second sweep during a step would make the operation's number outdated.
+        # The name contains the number of steps at the expiry, which may occur before the second step.
         steps = int(path.partition('session-expired-')[2].partition('-')[0])
         assert steps in {1, 2}
         assert train(resumed, *examples, steps=1) == losses[steps : steps + 1]
