@@ -25,12 +25,12 @@ def error_class(message: str = '') -> Callable[[type[_Error]], type[_Error]]:
     """Make an exception a dataclass that formats its own message and can be pickled.
 
     Args:
-        message: Format string over the fields, such as `'no adapter {adapter_id!r}'`. A tuple or list is shown as its
+        message: format string over the fields, such as `'no adapter {adapter_id!r}'`. A tuple or list is shown as its
             items with commas between them, or as 'none' if it is empty. Without a message, the class or a base must
             define `__str__`.
 
     Raises:
-        TypeError: The message names something that is not a field, or there is neither a message nor a `__str__`.
+        TypeError: the message names something that is not a field, or there is neither a message nor a `__str__`.
     """
 
     def declare(cls: type[_Error]) -> type[_Error]:

@@ -13,7 +13,7 @@ MODEL_FOLDERS = {
     'missing': 'is not a folder with config.json',
     'without weights': 'is not a folder with config.json and all',
     'unknown architecture': 'rwkv',
-    'not supported by vLLM': 'vLLM cannot run it (engine: torch may): Model architectures',
+    'not supported by vLLM': "vLLM cannot run this model, but 'engine: torch' may support it: Model architectures",
 }
 """Words of the message by the state of the model's folder."""
 

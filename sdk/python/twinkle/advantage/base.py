@@ -21,7 +21,7 @@ LARGEST = 1e100
 class Advantage(ABC):
     """Estimator that turns rewards into advantages; subclasses define the shapes.
 
-    Concurrency: estimators keep no state between calls.
+    Concurrency: estimators keep no state between calls, so threads may share an estimator.
     """
 
     @abstractmethod

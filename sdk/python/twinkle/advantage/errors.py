@@ -8,5 +8,5 @@ class InvalidAdvantageInput(ValueError):
     """The estimator cannot use an argument."""
 
     field: str
-    """Argument, with the position in it where there is one."""
+    """Name of the argument, with an index if a single element is invalid, such as `rewards[3]`."""
     problem: str

@@ -22,7 +22,7 @@ class ChunkVerifier:
     """Verifies the chunks of one byte sequence without storing them.
 
     Args:
-        size_bytes: Size of the complete sequence.
+        size_bytes: size of the complete sequence.
         digest: blake3 of the complete sequence, hexadecimal.
     """
 
@@ -75,7 +75,7 @@ class Assembler:
     After an interrupted stream, open another stream at `next_offset` and continue to add chunks.
 
     Args:
-        manifest: Description of the expected state.
+        manifest: description of the expected state.
     """
 
     def __init__(self, manifest: WeightManifest) -> None:

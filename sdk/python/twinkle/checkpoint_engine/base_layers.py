@@ -59,14 +59,14 @@ def check_fit(base: Shapes | None, adapter: Shapes, config: LoraConfig, *, max_r
 def base_weights_of(layer: AdapterLayer, names: Container[str]) -> dict[str, tuple[int, ...]]:
     """Return the names and the shapes of the weights of the base model that an adapted layer changes.
 
-    Folders contain the weights of experts stacked or, as most of them, separately for each expert.
+    A folder contains the weights of experts either stacked or, like most folders, separately for each expert.
 
     Args:
         layer: the layer.
         names: names of the weights of the base model.
 
     Raises:
-        AdapterMismatch: the base model has more experts.
+        AdapterMismatch: the base model has more experts than the adapter.
     """
     outputs, inputs = layer.shape
     if layer.expert_count is None:

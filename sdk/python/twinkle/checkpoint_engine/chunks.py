@@ -33,9 +33,9 @@ def iter_chunks(data: bytes | memoryview, *, offset: int = 0, chunk_bytes: int =
     """Yield the chunks of `data` from `offset` to the end, in order.
 
     Args:
-        data: The complete sequence. The chunks are views of it.
-        offset: First byte to yield. If it equals the length of `data`, there are no chunks.
-        chunk_bytes: Size of each chunk except the last; at least 1.
+        data: the complete sequence. The chunks are views of it.
+        offset: first byte to yield. If it equals the length of `data`, there are no chunks.
+        chunk_bytes: size of each chunk except the last; at least 1.
 
     Raises:
         ValueError: `offset` is outside `data`, or `chunk_bytes` is not positive.

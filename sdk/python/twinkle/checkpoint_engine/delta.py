@@ -73,9 +73,9 @@ def encode_block(block: DeltaBlock, new: Buffer, base: Buffer) -> bytes:
     """Encode one block of a delta.
 
     Args:
-        block: Block to encode.
-        new: Bytes of the block in the state that is sent.
-        base: Bytes of the block in the state that the receiver has.
+        block: block to encode.
+        new: bytes of the block in the state that is sent.
+        base: bytes of the block in the state that the receiver has.
     """
     changed = np.bitwise_xor(np.frombuffer(new, np.uint8), np.frombuffer(base, np.uint8))
     planes = changed.reshape(-1, block.item_bytes).T
@@ -94,10 +94,10 @@ def apply_delta(manifest: WeightManifest, base: Buffer, delta: Buffer, target: b
     """Write the state that results from applying a delta to `base`. The caller must check its digest.
 
     Args:
-        manifest: Describes both the base and the new state.
-        base: Bytes of the state that the delta is relative to.
-        delta: Result of `encode_delta`, or the joined results of `encode_block`; untrusted.
-        target: Buffer of `manifest.size_bytes` bytes for the new state. Its content is undefined after an error.
+        manifest: describes both the base and the new state.
+        base: bytes of the state that the delta is relative to.
+        delta: result of `encode_delta`, or the joined results of `encode_block`; untrusted.
+        target: buffer of `manifest.size_bytes` bytes for the new state. Its content is undefined after an error.
 
     Raises:
         InvalidDelta: `delta` is not a delta between states with this manifest.

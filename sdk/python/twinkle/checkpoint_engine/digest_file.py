@@ -8,7 +8,7 @@ from blake3 import blake3
 from twinkle.checkpoint_engine.errors import InvalidModelFolder
 
 DIGESTS_FILE = 'b3sums'
-"""Name of the file."""
+"""Name of the file with the digests."""
 
 
 def write_digests(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """Transports over a process group of torch that consists of the sender and one receiver.
 
-The group is not the default group of the process, so a trainer or an engine with a group can use them. The addresses of
-its members travel over the authenticated channel of the transfer instead of an open key-value store.
+Each transfer creates a separate group, so a process that already has a default group can use these transports. The
+addresses of the members travel over the authenticated channel of the transfer instead of an open key-value store.
 """
 
 from abc import abstractmethod
@@ -95,7 +95,7 @@ class GlooTransport(_GroupTransport):
 class NcclTransport(_GroupTransport):
     """Sends pieces from GPU to GPU, through a copy of one piece on each.
 
-    Untried: it was written without a machine with two GPUs.
+    This transport has not been tested, because no machine with two GPUs was available.
     """
 
     name = 'nccl'
@@ -135,6 +135,6 @@ class _ChannelStore(Store):
         return self._values[key]
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        del timeout  # the channel has one
+        del timeout  # The channel has a timeout already.
         for key in keys:
             self.get(key)

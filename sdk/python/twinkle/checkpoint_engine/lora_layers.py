@@ -17,7 +17,7 @@ PREFIX = 'base_model.model.'
 _TENSOR = re.compile(r'(?P<path>.+)\.lora_(?P<part>[AB])(\.(?P<adapter>\w+))?\.weight')
 """Name of a LoRA matrix, in any of the forms that `canonical_names` supports."""
 NESTED = 'base_layer'
-"""Component of a path for each wrapper of PEFT around the wrapper of a tensor."""
+"""Component that PEFT adds to the path of a tensor for each further wrapper of the same module."""
 _Value = TypeVar('_Value')
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -54,7 +54,7 @@ class AdapterLayer:
     path: str
     """Path of the linear layer, or of the stacked weights of experts."""
     tensor_path: str
-    """Path in the names of the tensors, which differs for experts."""
+    """Path in the names of the tensors; it differs from `path` for experts only."""
     rank: int
     shape: tuple[int, int]
     """`(out, in)` of the linear layer or of one expert."""
@@ -70,8 +70,8 @@ def adapter_layers(shapes: Shapes, config: LoraConfig) -> list[AdapterLayer]:
     """Return the adapted weights, in the order of the tensors.
 
     Args:
-        shapes: Shape of each tensor, by canonical name.
-        config: Configuration of the adapter.
+        shapes: shape of each tensor, by canonical name.
+        config: configuration of the adapter.
 
     Raises:
         ValueError: a layer lacks lora_A or lora_B, their shapes do not match, or the number of experts is unclear.

@@ -124,7 +124,7 @@ class WeightManifest:
 
     @property
     def adapter_size_bytes(self) -> int:
-        """Former name of `weights_size_bytes`."""
+        """Deprecated alias of `weights_size_bytes`."""
         return self.weights_size_bytes
 
     @property

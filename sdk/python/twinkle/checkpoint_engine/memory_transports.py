@@ -66,7 +66,7 @@ class MemoryTransport(WeightTransport):
 class CudaIpcTransport(MemoryTransport):
     """The receiver maps a buffer in the sender's GPU memory. Both processes must see the same GPU.
 
-    Untried: it was written without a GPU.
+    This transport has not been tested, because no GPU was available.
     """
 
     name = 'cuda_ipc'
@@ -103,7 +103,7 @@ class CudaIpcTransport(MemoryTransport):
         self._buffer = torch.empty(0, dtype=torch.uint8, device=f'cuda:{found[0]}').set_(storage)
 
     def fill(self, piece: np.ndarray) -> None:
-        # The receiver's stream does not wait for this one.
+        # The receiver's CUDA stream does not wait for the sender's.
         self._buffer[: len(piece)].copy_(torch.from_numpy(piece.copy()))
         torch.cuda.synchronize(self._buffer.device)
 
@@ -114,7 +114,7 @@ class CudaIpcTransport(MemoryTransport):
 class NixlTransport(MemoryTransport):
     """The receiver reads a buffer in the sender's memory with NIXL, over RDMA if both machines have it.
 
-    Untried: it was written from the documentation of NIXL's Python API.
+    This transport has not been tested; it follows the documentation of NIXL's Python API.
     """
 
     name = 'nixl'

@@ -62,12 +62,12 @@ def export_merged(
     """Write a model folder with an adapter merged in, or with weights replaced. An existing folder is replaced.
 
     Args:
-        base_folder: The base model in the Hugging Face layout; only read.
-        adapter_state: The adapter's weights by PEFT's canonical names, or full weights by the base model's names.
-        lora_config: The adapter's configuration. None: `adapter_state` contains full weights.
-        out_folder: The folder to write. Missing parents are created.
-        dtype: Data type of the floating-point weights, from `OUTPUT_DTYPES`. None: the base model's data types.
-        on_progress: Called after every block.
+        base_folder: the base model in the Hugging Face layout; only read.
+        adapter_state: the adapter's weights by PEFT's canonical names, or full weights by the base model's names.
+        lora_config: the adapter's configuration. None: `adapter_state` contains full weights.
+        out_folder: the folder to write. Missing parents are created.
+        dtype: data type of the floating-point weights, from `OUTPUT_DTYPES`. None: the base model's data types.
+        on_progress: called after every block.
 
     Raises:
         InvalidModelFolder: the base model's folder is malformed or quantized.

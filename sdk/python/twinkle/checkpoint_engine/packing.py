@@ -107,10 +107,10 @@ def pack_state(
     order aligns every tensor to its element size, relative to the start of its section.
 
     Args:
-        weights: The adapter's weights by PEFT's names, or the model's weights by its names; at least one. Read-only.
-        base_model: Hub id of the base model.
-        lora_config: The adapter's configuration. None: the weights belong to the model.
-        trainer: Data that a trainer needs to resume. None: the state has no trainer section.
+        weights: the adapter's weights by PEFT's names, or the model's weights by its names; at least one. Read-only.
+        base_model: hub id of the base model.
+        lora_config: the adapter's configuration. None: the weights belong to the model.
+        trainer: data that a trainer needs to resume. None: the state has no trainer section.
 
     Returns:
         The state. Its bytes are a copy.
@@ -131,10 +131,10 @@ def plan_state(
     """Compute the layout that `pack_state` uses, without copying the tensors.
 
     Args:
-        weights: See `pack_state`. Must not change before the plan is used.
-        base_model: Hub id of the base model.
-        lora_config: The adapter's configuration. None: the weights belong to the model.
-        trainer: Data that a trainer needs to resume. None: the state has no trainer section.
+        weights: see `pack_state`. Must not change before the plan is used.
+        base_model: hub id of the base model.
+        lora_config: the adapter's configuration. None: the weights belong to the model.
+        trainer: data that a trainer needs to resume. None: the state has no trainer section.
     """
     trainer = trainer or {}
     section_of_weights = StateSection.MODEL if lora_config is None else StateSection.ADAPTER
@@ -167,10 +167,10 @@ def unpack_state(
     """Return the tensors of one section as views of `data`, in order of offset.
 
     Args:
-        manifest: Describes `data`.
-        data: The state's bytes, or only its first `manifest.weights_size_bytes` when `section`
+        manifest: describes `data`.
+        data: the state's bytes, or only its first `manifest.weights_size_bytes` when `section`
             is the weights section. The result aliases it.
-        section: Section to return. None: the weights.
+        section: section to return. None: the weights.
 
     Raises:
         StateIncomplete: `data` ends before the section does.

@@ -17,7 +17,7 @@ _TAG_BYTES = 32
 _MAX_MESSAGE_BYTES = 1 << 20
 _GREETING = b'twinkle weights 1'
 _GREETING_SECONDS = 2.0
-"""Maximum time for the first message of a connection, so that one that sends nothing does not delay the receiver."""
+"""Maximum time for the first message of a connection. It limits the delay by a connection that sends nothing."""
 
 
 def new_secret() -> bytes:
@@ -29,12 +29,12 @@ class PairChannel:
     """A connection to the other process.
 
     Raises:
-        TransferFailed: From `send`, `receive` and `expect`: the connection is lost, a message is not authentic, or the
-            other process does not answer in time.
+        TransferFailed: raised by `send`, `receive` and `expect` if the connection is lost, a message is not authentic,
+            or the other process does not answer in time.
     """
 
     def __init__(self, connection: socket.socket, secret: bytes, *, is_listener: bool) -> None:
-        """Wrap a connection, which has a timeout; `is_listener` tells the two sides apart."""
+        """Wrap a connection that has a timeout. `is_listener` must be true on exactly one of the two sides."""
         self._connection = connection
         self._secret = secret
         self._sides = (b'L', b'C') if is_listener else (b'C', b'L')
@@ -70,11 +70,11 @@ class PairChannel:
         self._connection.settimeout(timeout.total_seconds())
 
     def abort(self) -> None:
-        """Let calls of other threads fail. Any thread may call it."""
+        """Make pending calls of other threads fail. Any thread may call it."""
         try:
             self._connection.shutdown(socket.SHUT_RDWR)
         except OSError:
-            return  # it is closed
+            return  # The connection is already closed.
 
     def close(self) -> None:
         """Disconnect. Idempotent."""
@@ -97,10 +97,10 @@ class PairChannel:
 
 
 def accept_peer(listener: socket.socket, secret: bytes, *, timeout: timedelta) -> PairChannel:
-    """Return a channel to the first process that connects and knows `secret`; disconnect others.
+    """Return a channel to the first process that connects and has `secret`; disconnect others.
 
     Raises:
-        TransferFailed: No such process has connected in time.
+        TransferFailed: no such process has connected in time.
     """
     deadline = time.monotonic() + timeout.total_seconds()
     while (left := deadline - time.monotonic()) > 0:
@@ -123,10 +123,10 @@ def accept_peer(listener: socket.socket, secret: bytes, *, timeout: timedelta) -
 
 
 def connect_to_peer(address: str, secret: bytes, *, timeout: timedelta) -> PairChannel:
-    """Return a channel to the process that listens at `address`, which must know `secret`.
+    """Return a channel to the process that listens at `address`, which must have `secret`.
 
     Raises:
-        TransferFailed: The address is malformed, cannot be reached, or another program listens there.
+        TransferFailed: the address is malformed or cannot be reached, or another program listens there.
     """
     host, _, port = address.rpartition(':')
     try:

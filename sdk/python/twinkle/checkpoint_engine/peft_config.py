@@ -76,9 +76,9 @@ def adapter_config_json(config: LoraConfig, *, base_model: str, tensor_names: It
     field for it.
 
     Args:
-        config: The adapter's configuration.
-        base_model: Hub id or folder of the base model.
-        tensor_names: Names of the adapter's tensors, as in PEFT.
+        config: the adapter's configuration.
+        base_model: hub id or folder of the base model.
+        tensor_names: names of the adapter's tensors, as in PEFT.
     """
     modules, parameters = _expanded_targets(config, tensor_names)
     value = {
@@ -122,8 +122,8 @@ def parse_adapter_config(data: bytes, *, seed: int | None = None) -> tuple[LoraC
     """Parse an `adapter_config.json`.
 
     Args:
-        data: Content of the file.
-        seed: Seed of the result.
+        data: content of the file.
+        seed: seed of the result.
 
     Returns:
         The configuration, and the base model, which is empty if the file does not name one.

@@ -36,10 +36,10 @@ def write_peft_folder(
     folder or, between the two renames, no folder. It never leaves an incomplete folder.
 
     Args:
-        path: The folder to write. Missing parents are created.
-        tensors: The weights by PEFT's names. Read-only.
-        config: The adapter's configuration.
-        base_model: Hub id or folder of the base model.
+        path: the folder to write. Missing parents are created.
+        tensors: the weights by PEFT's names. Read-only.
+        config: the adapter's configuration.
+        base_model: hub id or folder of the base model.
 
     Raises:
         InvalidManifest: `tensors` is empty, or a name is empty.
@@ -62,7 +62,7 @@ def write_peft_folder(
         replace_folder(target, folder, previous=staging / 'old')
         _sync_folder(target.parent)
     finally:
-        # A folder that could be neither replaced nor moved back stays in the temporary one.
+        # If the old folder could be neither replaced nor moved back, the staging folder has the only copy.
         if target.exists() or not (staging / 'old').exists():
             shutil.rmtree(staging)
 
@@ -71,7 +71,7 @@ def read_peft_folder(path: str | os.PathLike[str]) -> tuple[dict[str, TensorData
     """Read an adapter folder that this module, PEFT or another tool wrote.
 
     Args:
-        path: The folder.
+        path: the folder.
 
     Returns:
         The weights by PEFT's canonical names, as views of one buffer, and the configuration.
@@ -129,10 +129,10 @@ def _write_synced(path: Path, *parts: bytes | memoryview) -> None:
 
 
 def replace_folder(target: Path, new: Path, *, previous: Path) -> None:
-    """Move a folder to `previous`, if it exists, and `new` to its place; move it back if that fails.
+    """Replace `target` by `new`. An existing target is moved to `previous`, and moved back if the replacement fails.
 
     Raises:
-        OSError: A folder could not be moved.
+        OSError: a folder could not be moved.
     """
     if target.exists():
         target.rename(previous)

@@ -73,10 +73,10 @@ def import_adapter(
     Fields that `LoraConfig` can represent are kept unchanged; others are expanded to individual layers.
 
     Args:
-        config_data: The configuration file.
-        shapes: Shape of each tensor, by its name in the file.
-        seed: Seed of the result.
-        matching_seconds: Time limit for matching all expressions together.
+        config_data: the configuration file.
+        shapes: shape of each tensor, by its name in the file.
+        seed: seed of the result.
+        matching_seconds: time limit for matching all expressions together.
 
     Raises:
         ValueError: the adapter is not a LoRA, uses an unsupported feature, or is inconsistent.

@@ -29,8 +29,8 @@ def round_tensors(tensors: Mapping[str, TensorData], dtype: str) -> RoundedTenso
     """Convert floating-point tensors to another type, rounding to nearest even.
 
     Args:
-        tensors: Tensors to convert. Tensors of other types are returned unchanged.
-        dtype: One of `ROUNDED_DTYPES`.
+        tensors: tensors to convert. Tensors of other types are returned unchanged.
+        dtype: one of `ROUNDED_DTYPES`.
 
     Raises:
         WeightsOutOfRange: a finite number would become infinite.

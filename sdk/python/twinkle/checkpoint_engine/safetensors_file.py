@@ -48,8 +48,8 @@ def build_header(entries: Sequence[TensorEntry], *, metadata: Mapping[str, str] 
     """Return the header of a safetensors file, to be written before the bytes of `entries`.
 
     Args:
-        entries: Consecutive tensors without gaps, in order. The first offset may have any value.
-        metadata: Strings to store in the file, in addition to the format entry that PEFT requires.
+        entries: consecutive tensors without gaps, in order. The first offset may have any value.
+        metadata: strings to store in the file, in addition to the format entry that PEFT requires.
 
     Returns:
         Length and header, padded so that the tensors start at a multiple of 8 bytes.
@@ -71,8 +71,8 @@ def parse_header(data: bytes | memoryview, *, file_bytes: int | None = None) -> 
     """Parse the header of a safetensors file and check it against the file's size.
 
     Args:
-        data: The file, or at least its header.
-        file_bytes: Size of the file. None: the size of `data`.
+        data: the file, or at least its header.
+        file_bytes: size of the file. None: the size of `data`.
 
     Returns:
         The tensors in order of offset, and the file's metadata.

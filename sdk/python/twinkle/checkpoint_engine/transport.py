@@ -1,4 +1,4 @@
-"""Transports that move the bytes of a state between two processes, beside the connection that announces the state.
+"""Transports that move the bytes of a state between two processes, outside the connection that announces the state.
 
 The sender prepares a rendezvous, and sends it to the receiver over a connection that authenticates both. Both join it,
 the sender sends pieces, and both complete the transfer. The bytes are neither encrypted nor authenticated, so the
@@ -62,7 +62,8 @@ class WeightTransport(ABC):
     Concurrency: methods block, and one thread at a time may call them. Any thread may call `abort`.
 
     Raises:
-        TransferFailed: From every method but `abort` and `close`: the other process does not answer, or is gone.
+        TransferFailed: raised by every method except `abort` and `close` if the other process has ended or does not
+            answer.
     """
 
     def __init__(self, options: TransportOptions) -> None:
@@ -78,7 +79,7 @@ class WeightTransport(ABC):
         """Check that this machine can use the transport.
 
         Raises:
-            TransportUnavailable: A library or a device is missing.
+            TransportUnavailable: a library or a device is missing.
         """
 
     def prepare(self) -> Rendezvous:
@@ -91,7 +92,7 @@ class WeightTransport(ABC):
         return Rendezvous(f'{self.options.host}:{self._listener.getsockname()[1]}', self._secret)
 
     def init_process_group(self, rendezvous: Rendezvous) -> None:
-        """Connect to the other process. Exactly one receiver is accepted: the first one that knows the secret."""
+        """Connect to the other process. The sender accepts one receiver: the first that has the secret."""
         timeout = self.options.timeout
         if self._listener is not None:
             self._channel = accept_peer(self._listener, rendezvous.secret, timeout=timeout)
@@ -101,7 +102,7 @@ class WeightTransport(ABC):
 
     def send_weights(self, piece: bytes | memoryview) -> None:
         """Send the next piece."""
-        # Both must agree on the size before: gloo ends the process if a message has another size than its buffer.
+        # Both must agree on the size first, because gloo ends the process if a message does not fit its buffer.
         self.connected.send(_announcement(piece))
         self.send_piece(piece)
 
@@ -111,14 +112,14 @@ class WeightTransport(ABC):
         self.receive_piece(piece)
 
     def finalize(self) -> None:
-        """Wait until the receiver has all bytes, so that the sender may release its own."""
+        """Wait until the receiver has all bytes. The sender may release the state afterwards."""
         if self._rank == RECEIVER:
             self.connected.send(_RECEIVED)
         else:
             self.connected.expect(_RECEIVED)
 
     def abort(self) -> None:
-        """Let the methods that wait for the other process fail soon, at the latest after the timeout."""
+        """Make the methods that wait for the other process fail soon, at the latest after the timeout."""
         # Closing a socket does not wake up threads that wait for it.
         if self._listener is not None:
             _shut_down(self._listener)
@@ -137,7 +138,7 @@ class WeightTransport(ABC):
         """Channel to the other process.
 
         Raises:
-            TransferFailed: The processes have not met.
+            TransferFailed: `init_process_group` has not connected the processes.
         """
         if self._channel is None:
             raise TransferFailed('the processes have not met')
@@ -164,7 +165,7 @@ def load_transport(name: str) -> type[WeightTransport]:
     """Return the class of a transport.
 
     Raises:
-        TransportUnavailable: The name is unknown, or this machine lacks the library or device.
+        TransportUnavailable: the name is unknown, or this machine lacks the library or device.
     """
     if name not in _CLASSES:
         raise TransportUnavailable(name, f'use one of {", ".join(TRANSPORTS)}')
@@ -181,4 +182,4 @@ def _shut_down(listener: socket.socket) -> None:
     try:
         listener.shutdown(socket.SHUT_RDWR)
     except OSError:
-        return  # it is closed
+        return  # The listener is already closed.

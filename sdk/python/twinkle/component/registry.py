@@ -181,7 +181,7 @@ class ComponentRegistry(Generic[_Component]):
         except ValueError as error:
             raise InvalidComponentOptions(self._kind, cls.__name__, str(error)) from error
         except _VALUE_ERRORS as error:
-            # The original message describes our code rather than the caller's options.
+            # The original message describes the component's code rather than the caller's options.
             problem = f'an option has an invalid value: {dict(options)}'
             raise InvalidComponentOptions(self._kind, cls.__name__, problem) from error
 

@@ -10,7 +10,7 @@ BASE_MODEL_ALIASES: Mapping[str, str] = MappingProxyType(
 
 
 def base_model_id(name: str) -> str:
-    """Return the hub id of a built-in model that `name` is an alias of, or `name`.
+    """Return the hub id for which `name` is an alias. A name that is not an alias is returned unchanged.
 
     Services and clients use the result wherever they name, compare or store a base model.
     """

@@ -88,7 +88,7 @@ class LoraConfig:
         """Validate the values.
 
         Raises:
-            ValueError: A value is out of range. The message names the field.
+            ValueError: a value is out of range. The message names the field.
         """
         if self.r < 1:
             raise ValueError(f'r must be at least 1, got {self.r}')
@@ -104,11 +104,11 @@ class LoraConfig:
         """Return `config` as a `LoraConfig`.
 
         Args:
-            config: A `LoraConfig`, a mapping with its fields, or a `peft.LoraConfig`.
+            config: a `LoraConfig`, a mapping with its fields, or a `peft.LoraConfig`.
 
         Raises:
-            TypeError: A mapping has an unknown key, or `config` has no rank `r`.
-            ValueError: A value is out of range, a `peft.LoraConfig` has an unsupported setting, or `config` belongs to
+            TypeError: a mapping has an unknown key, or `config` has no rank `r`.
+            ValueError: a value is out of range, a `peft.LoraConfig` has an unsupported setting, or `config` belongs to
                 another PEFT method; the message names it.
         """
         if isinstance(config, LoraConfig):
@@ -142,7 +142,7 @@ def expert_names(target_parameters: Any) -> tuple[str, ...]:
     """Return the names in PEFT's `target_parameters`.
 
     Raises:
-        ValueError: A name does not end with the name of stacked weights of experts.
+        ValueError: a name does not end with the name of stacked weights of experts.
     """
     names = cast(list[Any], list(target_parameters or ()))
     if not all(isinstance(name, str) and is_expert_weight(name) for name in names):

@@ -41,7 +41,7 @@ class StructuredOutput:
         """Validate the form.
 
         Raises:
-            ValueError: Not exactly one field is set, or a text or list is empty.
+            ValueError: not exactly one field is set, or a text or list is empty.
         """
         given = [name for name in ('json_schema', 'regex', 'choices', 'grammar') if getattr(self, name) is not None]
         given += ['json_object'] if self.json_object else []
@@ -55,7 +55,7 @@ class StructuredOutput:
         """Create a form from a mapping of field names to values.
 
         Raises:
-            ValueError: A key is unknown, or not exactly one field is set.
+            ValueError: a key is unknown, or not exactly one field is set.
         """
         known = sorted(item.name for item in fields(cls))
         unknown = sorted(set(values) - set(known))
@@ -113,7 +113,7 @@ class SamplingParams:
         """Validate the values.
 
         Raises:
-            ValueError: A value is out of range. The message names the field and the range.
+            ValueError: a value is out of range. The message names the field and the range.
         """
         checks = (
             ('max_tokens', self.max_tokens is None or self.max_tokens >= 0, 'at least 0'),
@@ -138,7 +138,7 @@ class SamplingParams:
         """Create parameters from a mapping of field names to values.
 
         Raises:
-            ValueError: A key is unknown, or a value is out of range.
+            ValueError: a key is unknown, or a value is out of range.
         """
         known = {item.name for item in fields(cls)}
         unknown = sorted(set(values) - known)

@@ -45,7 +45,7 @@ class TensorData:
         """Validate dtype, shape and number of bytes.
 
         Raises:
-            ValueError: The dtype is unknown, a size is negative, or the number of bytes does not match.
+            ValueError: the dtype is unknown, a size is negative, or the number of bytes does not match.
         """
         if self.dtype not in _NUMPY_DTYPES:
             raise ValueError(f'dtype {self.dtype!r} is not one of {DTYPE_NAMES}')
@@ -60,7 +60,7 @@ class TensorData:
         """Copy `array` into the shared layout.
 
         Raises:
-            ValueError: The array's dtype is not supported, or is uint16, which is ambiguous.
+            ValueError: the array's dtype is not supported, or is uint16, which is ambiguous.
         """
         if array.dtype == np.uint16:
             raise ValueError('uint16 could mean bfloat16; create TensorData with an explicit dtype')

@@ -42,7 +42,7 @@ class LayerHealth:
 
     @property
     def update_to_weight_ratio(self) -> float:
-        """The former name of `relative_update`."""
+        """Deprecated alias of `relative_update`."""
         return self.relative_update
 
 
@@ -63,5 +63,5 @@ class StepResult:
 
     @property
     def health(self) -> Sequence[LayerHealth]:
-        """The former name of `layers`."""
+        """Deprecated alias of `layers`."""
         return self.layers

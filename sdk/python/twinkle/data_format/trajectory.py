@@ -96,7 +96,7 @@ def pack_user_data(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return `values` as `Trajectory.user_data`, which can be read as pairs or with `get` (see `UserDatum`).
 
     Raises:
-        TypeError: A value cannot be serialized to JSON.
+        TypeError: a value cannot be serialized to JSON.
     """
     return [UserDatum(pack_value(key, value), values) for key, value in values.items()]
 

@@ -236,8 +236,8 @@ class BaseDataset(ABC, Generic[RowsT]):
 
         Raises:
             UnreadableFile: the format is unknown or cannot represent the rows.
-            NotReady: there is not exactly one dataset, rows are already being recorded, or several ranks would record
-                to the same file.
+            NotReady: there is no dataset, several datasets are not mixed yet, rows are already being recorded, or
+                several ranks would record to the same file.
             ValueError: `batch_size` or `mode` is invalid.
         """
         if batch_size < 1:

@@ -27,7 +27,7 @@ class RowBounds(Protocol):
         """Count rows and bytes; negative numbers release them.
 
         Raises:
-            Exception: A limit would be exceeded; nothing was counted, and the reader stops.
+            Exception: a limit would be exceeded; nothing was counted, and the reader stops.
         """
         ...
 

@@ -111,7 +111,7 @@ def resolve_plugin(plugin_id: str) -> Path:
 
 
 def resolve_files(model_id: str, patterns: tuple[str, ...]) -> Path:
-    """Return a local folder with the files of a model repository that match `patterns`; there may be none.
+    """Return a local folder with the files of a model repository that match `patterns`; none may match.
 
     The caches of the hubs' clients are not searched here, because only the clients can tell which files are complete.
 

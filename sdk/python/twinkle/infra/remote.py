@@ -112,16 +112,16 @@ def remote_function(
 
     Args:
         dispatch: how the batch, the method's first argument, and all lists of the same length are divided among the
-            workers. 'all': not at all. 'slice': into one part per worker. 'slice_dp': into one part per data rank of
-            the mesh; workers with the same data rank receive the same part. Workers without a part are not called.
-            'first': the first worker receives all arguments; for the other workers, empty lists replace the batch and
-            all lists. A function `(worker_count, worker, args, named, device_mesh)` returns the worker's `args` and
-            `named`.
+            workers. 'all': every worker receives all arguments. 'slice': into one part per worker. 'slice_dp': into one
+            part per data rank of the mesh; workers with the same data rank receive the same part. Workers without a
+            part are not called. 'first': the first worker receives all arguments; for the other workers, empty lists
+            replace the batch and all lists. A function `(worker_count, worker, args, named, device_mesh)` returns the
+            worker's `args` and `named`.
         execute: which workers are called: 'all', or the first one ('first' and 'peer').
         collect: how the workers' results are combined. 'none': a list. 'flatten': one list of the items of all results.
-            'mean' or 'avg', and 'sum': of numbers, arrays, or mappings of them. 'first': the result of the first
-            worker. 'last_pp': a list of the results of the last pipeline stage. 'last_pp_first': its first element.
-            A function `(results, device_mesh)` returns the combined result.
+            'mean' (or 'avg') and 'sum': the mean or the sum of numbers, arrays, or mappings of them. 'first': the
+            result of the first worker. 'last_pp': a list of the results of the last pipeline stage. 'last_pp_first':
+            the first of these results. A function `(results, device_mesh)` returns the combined result.
         sync: whether a call waits for its completion even if `lazy_collect` is True.
         lazy_collect: whether a call returns a `LazyResult` before it completes. None: the setting of `initialize`.
         timeout: time limit of a call in seconds, after which all workers of the group are killed. None: no limit.

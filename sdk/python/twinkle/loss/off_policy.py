@@ -20,7 +20,7 @@ class CorrectionOptions(TypedDict, total=False):
     """Options of every policy loss with a ratio."""
 
     correction: Correction
-    """'none' by default; any other needs the stream `sampler_logps`."""
+    """'none' by default; the other corrections need the stream `sampler_logps`."""
     correction_low: float
     """Minimum k of 'masked'; smaller weights become 0. 0.5 by default."""
     correction_high: float

@@ -89,6 +89,6 @@ def preference_nll(margins_P: Tensor, *, label_smoothing: float = 0.0) -> Tensor
 
 
 def log1mexp(values: Tensor) -> Tensor:
-    """Return `log(1 - exp(value))`, accurate for all values below 0; larger values are clamped to -1e-7."""
+    """Return `log(1 - exp(value))`, accurate for values up to -1e-7; larger values are clamped to -1e-7."""
     bounded = values.clamp(max=-1e-7)
     return torch.where(bounded > -0.6931472, (-torch.expm1(bounded)).log(), torch.log1p(-bounded.exp()))

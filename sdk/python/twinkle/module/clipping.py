@@ -71,7 +71,7 @@ def clip_by_norm(gradients: Sequence[Tensor], *, max_norm: float, norm_type: flo
 
 
 def clip_by_value(gradients: Sequence[Tensor], *, max_value: float, divisor: int = 1) -> float:
-    """Clip each divided element to `[-max_value, max_value]`; return the largest divided magnitude before clamping.
+    """Clip each divided element to `[-max_value, max_value]`; return the largest divided magnitude before clipping.
 
     Raises:
         ValueError: an argument is out of range.

@@ -135,7 +135,7 @@ class FeatureReader:
         return labels
 
     def _is_own_label(self, length: int) -> npt.NDArray[np.bool_]:
-        """Return [length], true where the label is a token that the model produced; true without completion_mask."""
+        """Return [length], true where the model produced the label; all true without `completion_mask`."""
         own = np.ones(length, np.bool_)
         # The mask covers tokens and a label is the next token; the mask does not cover the label of the last token.
         own[:-1] = self._flags('completion_mask', length)[1:]

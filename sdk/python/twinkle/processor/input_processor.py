@@ -39,7 +39,7 @@ class InputProcessor:
         device_mesh: mesh of one device, or None.
         padding_free: no effect; batches are always packed. Accepted for programs written for padded batches.
         framework: must be 'transformers'.
-        padding_side: 'right' or 'left'; no effect for the same reason.
+        padding_side: 'right' or 'left'; no effect, because packed batches have no padding.
 
     Raises:
         ValueError: an argument has an unsupported value.

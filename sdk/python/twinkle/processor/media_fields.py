@@ -1,6 +1,6 @@
 """Validation of the images, videos and audio of one feature against its tokens.
 
-Legend: K kept tokens of the feature, P patches of an image or frames of a clip, C features of each, N images or
+Legend: K kept tokens of the feature, P patches of an image or frames of a clip, C numbers of each, N images or
 clips, M mel bands, F frames of every clip.
 """
 

@@ -28,7 +28,7 @@ def completion_of(trajectory: Mapping[str, Any], index: int = 0) -> str:
 
 
 def after_thinking(completion: str) -> str:
-    """Return the text after the last `</think>`, or all text without one, up to an unclosed `<think>`."""
+    """Return the text after the last `</think>`, or all text without this tag; it ends before an unclosed `<think>`."""
     return completion.rpartition('</think>')[2].partition('<think>')[0]
 
 

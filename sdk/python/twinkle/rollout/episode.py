@@ -19,7 +19,7 @@ class EndReason(StrEnum):
     """Reason why a chat ended."""
 
     DONE = 'done'
-    """The environment ended the chat after a complete turn. With tools: the model called none."""
+    """The environment ended the chat after a complete turn; with tools, after a turn without a tool call."""
     MAX_TURNS = 'max_turns'
     """The model used all its turns."""
     MAX_TOKENS = 'max_tokens'

@@ -308,7 +308,7 @@ def _run_sequentially(function: Callable[[Any], None], items: Sequence[Any]) -> 
 
 
 def _derived_seed(seed: int | None, *indices: int) -> int | None:
-    """Return a distinct seed for each combination of indices; None stays None."""
+    """Return a seed that depends on `seed` and all indices; None stays None."""
     if seed is None:
         return None
     return int(np.random.SeedSequence([abs(seed), int(seed < 0), *indices]).generate_state(1)[0])

@@ -18,8 +18,8 @@ class Tool:
     name: str
     description: str
     parameters: Schema
-    """JSON schema of an object. The model sees all of it; only `type`, `enum`, `items`, `anyOf`, `required` and
-    `additionalProperties` are validated."""
+    """JSON schema of an object. The model receives the complete schema, but only `type`, `enum`, `items`, `anyOf`,
+    `required` and `additionalProperties` are validated."""
     function: Callable[..., Any]
     """Called with the arguments by name. A result that is not a string is converted to JSON."""
 

@@ -33,7 +33,7 @@ class Sampler(ABC):
         """Return the completions of each input, in order.
 
         Args:
-            inputs: one or many. The template adds the generation prompt to a chat.
+            inputs: one input or several. The template adds the generation prompt to a chat.
             sampling_params: parameters of all inputs. None: the defaults of `SamplingParams`.
             adapter_name: an added adapter. Empty: the adapter received from a trainer (see `receive_weights`), or the
                 base model if no adapter was received.

@@ -108,7 +108,7 @@ def create_component(cls: type, args: tuple[Any, ...], named: dict[str, Any], pl
         check_mesh(mesh, count, group=group.name)
         if not placement.is_joined and mesh.dp_world_size < count:
             raise NotSupportedYet(f'each worker of {cls.__name__} is a replica; use a mesh of dp_size alone')
-    # Each replica of a component that is everywhere, such as a sampler, is a program of one process.
+    # If every worker creates a separate replica, such as a sampler, each replica runs in one process without a mesh.
     if 'device_mesh' in taken and (placement.is_joined or not placement.is_everywhere):
         named['device_mesh'] = mesh
     if 'device' in taken:

@@ -20,9 +20,10 @@ class EngineAdapter:
     """One immutable version of one adapter."""
 
     key: str
-    """Name of the adapter. Rows with equal `(key, version)` share one LoRA computation."""
+    """Name of the adapter; empty for base weights that were replaced. Rows with equal `(key, version)` share one LoRA
+    computation."""
     version: int
-    """Version number, at least 1; 0 means the base model."""
+    """Version number, at least 1."""
     weights: 'LoraWeights'
     """Weights; must not be modified after they were passed to an engine."""
 

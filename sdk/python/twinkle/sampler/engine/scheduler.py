@@ -52,7 +52,7 @@ class PrefillChunk:
 
 @dataclass(frozen=True)
 class ReplayChunk:
-    """The next tokens to compute of a sequence that another engine started: at least one, never the newest."""
+    """The next tokens to compute of a sequence that another engine started: at least one, but not its newest token."""
 
     sequence: Sequence
     row_count: int

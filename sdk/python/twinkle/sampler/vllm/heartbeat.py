@@ -16,7 +16,7 @@ HANG_SECONDS = 20.0
 _TICKS = 4
 """Number of checks in `hang_seconds`. Checks are counted instead of time, in case this event loop is delayed."""
 _BUSY_FACTOR = 10
-"""Factor on the time limit while a core is known to work, for example in a long step on a CPU or a load of weights."""
+"""Factor on the time limit while a core is known to work, for example during a long step on a CPU or a reload."""
 _BUSY_FRACTION = 0.1
 """CPU usage above which a process counts as working."""
 

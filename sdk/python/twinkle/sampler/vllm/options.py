@@ -108,7 +108,7 @@ def engine_config(args: AsyncEngineArgs) -> VllmConfig:
         config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
     except ValidationError as error:
         problems = '; '.join(item['msg'].removeprefix('Value error, ') for item in error.errors())
-        raise ValueError(f'vLLM cannot run it (engine: torch may): {problems}') from error
+        raise ValueError(f"vLLM cannot run this model, but 'engine: torch' may support it: {problems}") from error
     add_penalties(config)
     return config
 

@@ -6,8 +6,8 @@
 * On a CPU, a reload leaves a tied head with a packed copy of the old embeddings. The patch packs the head again.
 * Adapters in mapped memory are copied into slots by one batched copy.
 * On a CPU, blocks of keys and values are cleared before use. Structured output has time limits and can be continued.
-* If one request in a step chooses the tokens whose log-probabilities it wants, the sampler omits the most likely tokens
-  of all other requests. The patch keeps them.
+* If one request in a step selects the tokens whose log-probabilities are returned, the sampler omits the most likely
+  tokens of all other requests. The patch keeps them.
 """
 
 from collections.abc import Callable
@@ -105,7 +105,7 @@ def _activate_adapter(self: Any, lora_id: int) -> bool:
 
 
 def _sample(self: Any, logits: Tensor, sampling_metadata: Any, *args: Any, **kwargs: Any) -> Any:
-    """Sample, and record the maximum number of most likely tokens that a request of this step wants."""
+    """Sample, and record the maximum number of most likely tokens that a request of this step needs."""
     self.twinkle_top_count = sampling_metadata.max_num_logprobs or 0
     return _stock_sample(self, logits, sampling_metadata, *args, **kwargs)
 

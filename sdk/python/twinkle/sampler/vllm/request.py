@@ -13,7 +13,7 @@ from twinkle.sampler.vllm.adapters import VllmAdapter
 from twinkle.sampler.vllm.sampling import top_tokens
 
 _REASONS = {'stop': StopReason.STOP, 'length': StopReason.LENGTH, 'abort': StopReason.ABORT}
-"""Stop reasons by vLLM's names, used if our own rules did not end the sequence. Other reasons are errors."""
+"""Stop reasons by vLLM's names, used if `StopRules` did not end the sequence. Other reasons are errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class Sequence:
     def add(self, output: Any) -> TokenEvent | None:
         """Process an output of vLLM; return an event, or None if there is nothing new.
 
-        Tokens after the end are discarded, because vLLM does not know the stop strings and may be a step ahead.
+        Tokens after the end are discarded: vLLM does not receive the stop strings, so it may sample further tokens.
 
         Raises:
             InvalidSamplingParams: vLLM ended the sequence because of its structured output.

@@ -28,9 +28,9 @@ class HermesQwenParser:
     def find(self, text: str, tools: Sequence[Tool]) -> Iterator[FoundCall]:
         """Return the complete calls in `text`.
 
-        The time is linear because each character is read at most twice. For a JSON body: of two attempts that start at
-        different opening tags, one is inside a string where the other is not, and an attempt ends at the next tag
-        outside a string. For a body of tags: only the first and the last opening tag before a closing tag are tried.
+        The time is linear, because each character is read at most twice. An attempt to read a JSON body ends at the
+        next tag outside a string, so two attempts read the same text only if it is inside a string in one of them. For
+        a body of tags, only the first and the last opening tag before a closing tag are tried.
         """
         position, closing, tried = 0, -1, -1
         while start := _START.search(text, position):
