@@ -95,7 +95,7 @@ class AdapterMismatch(StateError):
 
 @error_class('another process is merging into {folder}; wait for it or choose another folder')
 class MergeRunning(StateError):
-    """Another process merges into the same folder."""
+    """Another process is merging into the same folder."""
 
     folder: str
 

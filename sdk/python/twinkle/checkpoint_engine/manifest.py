@@ -189,7 +189,6 @@ def _check_entries(tensors: tuple[TensorEntry, ...], weights: StateSection) -> i
 
 
 def _check_entry(entry: TensorEntry, path: str) -> None:
-    """Check the fields of a single entry."""
     if not entry.name or entry.name == '__metadata__':
         raise InvalidManifest(f'{path}.name', f'{entry.name!r} is not a valid tensor name')
     if entry.dtype not in DTYPE_BYTES:

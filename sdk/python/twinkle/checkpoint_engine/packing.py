@@ -45,7 +45,7 @@ class PackedState:
 
 @dataclass(frozen=True)
 class StatePlan:
-    """The layout of a state that has not been copied yet."""
+    """The layout of a state, with the tensors that `pack` copies into it."""
 
     base_model: str
     lora_config: LoraConfig | None

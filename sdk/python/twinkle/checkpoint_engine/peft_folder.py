@@ -120,7 +120,6 @@ def _read(path: Path) -> bytes:
 
 
 def _write_synced(path: Path, *parts: bytes | memoryview) -> None:
-    """Write a file and sync it to the disk."""
     with path.open('wb') as file:
         for part in parts:
             file.write(part)

@@ -33,12 +33,12 @@ _RECEIVED = b'received'
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Point at which the two processes of one transfer meet."""
+    """Address and key with which the receiver of one transfer connects to the sender."""
 
     address: str
     """Address at which the sender waits, `host:port`."""
     secret: bytes = field(repr=False)
-    """Key that authenticates the messages of both processes there."""
+    """Key that authenticates the messages of both processes."""
 
 
 @dataclass(frozen=True)

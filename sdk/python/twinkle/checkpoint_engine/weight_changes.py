@@ -27,7 +27,7 @@ class WeightChange(Protocol):
 
 @dataclass(frozen=True)
 class LoraChange:
-    """`W + scaling B A`."""
+    """The LoRA update of one weight, `W + scaling B A`."""
 
     a: Rows
     b: Rows
@@ -57,7 +57,7 @@ class StackedChange:
 
 @dataclass(frozen=True)
 class Replacement:
-    """Replacement of a weight."""
+    """Replacement of a weight by fully trained values."""
 
     values: Rows
 

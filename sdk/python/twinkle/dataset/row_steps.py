@@ -88,7 +88,7 @@ class EncodeTally:
         self._reported: set[str] = set()
 
     def add(self, chats: Sequence[EncodedChat]) -> None:
-        """Count some encoded chats."""
+        """Count the problems of some encoded chats."""
         limit = self._template.max_length
         self._chat_count += len(chats)
         for chat in chats:

@@ -10,7 +10,7 @@ class BNPOLoss(ClippedPolicyLoss):
     labels of a step. The Beta normalization of rewards that gave BNPO its name (arXiv 2506.02864) belongs to the
     advantages and is up to the caller.
 
-    `num_tokens`: the labels. For arguments, streams and metrics see `ClippedPolicyLoss` and `PolicyLoss`.
+    `num_tokens` is the number of labels. For arguments, streams and metrics see `ClippedPolicyLoss` and `PolicyLoss`.
     """
 
     aggregation = 'token-mean'

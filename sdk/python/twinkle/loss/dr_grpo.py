@@ -21,7 +21,7 @@ class DRGRPOLoss(ClippedPolicyLoss):
     less than short ones. The paper also does not divide advantages by the group's standard deviation; use
     `scale='none'` of `GRPOAdvantage` for that.
 
-    `num_tokens`: the sequences times `max_completion_length`. Streams and metrics: see `PolicyLoss`.
+    `num_tokens` is the number of sequences times `max_completion_length`. For streams and metrics see `PolicyLoss`.
 
     Args:
         epsilon: see `ClippedPolicyLoss`.

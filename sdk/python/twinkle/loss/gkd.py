@@ -27,7 +27,7 @@ class GKDLoss(Loss):
     vocabulary; stream `teacher_logits`, float32 [R, V]. The labels only mark the positions that count. With sequences
     sampled from the student this is on-policy distillation.
 
-    `num_tokens`: the labels. Metric: `divergence`, the mean over the labels, in nats.
+    `num_tokens` is the number of labels. The metric `divergence` is the mean over the labels, in nats.
 
     Args:
         beta: in [0, 1].

@@ -43,9 +43,9 @@ class InfonceLoss(Loss):
     an anchor and 0 elsewhere. An anchor's weight is the weight of its label. Anchors use each other's documents, so a
     batch cannot run in parts.
 
-    `num_tokens`: the anchors. Metrics: `accuracy` (fraction of anchors whose positive is the most likely candidate)
-    and `positive_similarity`, both means over anchors; `negative_similarity`, the mean over unmasked negatives.
-    Similarities are cosines.
+    `num_tokens` is the number of anchors. The metrics are `accuracy` (the fraction of anchors whose positive is the
+    most likely candidate), `positive_similarity` (the mean over anchors) and `negative_similarity` (the mean over
+    unmasked negatives). Similarities are cosines.
 
     Raises:
         ValueError: an option is out of range, or requires another option.

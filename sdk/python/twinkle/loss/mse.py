@@ -10,9 +10,10 @@ class MSELoss(Loss):
     """`sum over labels of weight * (v - returns)^2`, for regression and reward models.
 
     v is the value head's output at the row that predicts the label; a reward model labels only the last token.
-    Streams: `returns`, the targets.
+    The stream `returns` contains the targets.
 
-    `num_tokens`: the labels. Metrics, as means over the labels: `value` and `return`, in the targets' unit.
+    `num_tokens` is the number of labels. The metrics `value` and `return` are means over the labels, in the targets'
+    unit.
 
     Args:
         ignore_index: label value to ignore, in addition to -100.

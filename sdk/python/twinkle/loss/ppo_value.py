@@ -15,10 +15,11 @@ class PPOValueLoss(Loss):
     original implementation (arXiv 2005.12729, section 3). v is the value head's output at the row that predicts the
     label.
 
-    Streams: `returns`; `old_values`, v when the label was sampled.
+    The streams are `returns` and `old_values`, which is v when the label was sampled.
 
-    `num_tokens`: the labels. Metrics, as means over the labels: `value` and `return`, in units of reward;
-    `value_error`, `(v - returns)^2`; `clip_fraction`, the fraction of labels whose error is that of the clipped value.
+    `num_tokens` is the number of labels. The metrics are means over the labels: `value` and `return`, in units of
+    reward; `value_error`, `(v - returns)^2`; and `clip_fraction`, the fraction of labels whose error is that of the
+    clipped value.
 
     Args:
         epsilon: maximum distance of v from `old_values` before it is clipped, in units of reward; above 0.

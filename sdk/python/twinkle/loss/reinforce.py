@@ -17,8 +17,8 @@ class ReinforceLoss(PolicyLoss):
     With the advantages of `twinkle.advantage.RLOOAdvantage`, repeated for each label of a sequence, this is RLOO,
     arXiv 2402.14740.
 
-    `num_tokens`: the sequences, or the labels with 'token-mean'. Streams: `advantages`; `ref_logps` if beta is not 0;
-    `old_logps`, only for metrics. For metrics see `PolicyLoss`.
+    `num_tokens` is the number of sequences, or the number of labels with 'token-mean'. The streams are `advantages`;
+    `ref_logps` if beta is not 0; and `old_logps`, only for metrics. For metrics see `PolicyLoss`.
 
     Args:
         loss_agg_mode: see `PPOLoss`; the default sums over a sequence, which gives its log-probability.

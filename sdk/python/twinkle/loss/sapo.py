@@ -18,7 +18,7 @@ class SAPOLoss(PolicyLoss):
     arXiv 2511.20347, equations 5 and 6. On policy its gradient equals that of the unclipped ratio; it decays as r moves
     away from 1, faster for a larger tau.
 
-    `num_tokens`: the sequences. Streams and metrics: see `PolicyLoss`.
+    `num_tokens` is the number of sequences. For streams and metrics see `PolicyLoss`.
 
     Args:
         beta: see `PolicyLoss`.

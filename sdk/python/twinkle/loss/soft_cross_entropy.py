@@ -12,7 +12,7 @@ class SoftCrossEntropyLoss(Loss):
     position. Labels only mark the positions that count. Streams: `target_ids`, int64 [R, K]; `target_weights`, float32
     [R, K], of any sign and sum; a weight of 0 disables a candidate.
 
-    `num_tokens`: the labels with 'mean', 0 with 'sum'. It has no metrics.
+    `num_tokens` is the number of labels with 'mean' and 0 with 'sum'. There are no metrics.
 
     Args:
         ignore_index: label value to ignore, in addition to -100.

@@ -20,7 +20,7 @@ class GSM8KAccuracyReward(AnswerReward):
     """
 
     def score(self, completion: str, ground_truth: Any) -> float:
-        """Return 1.0 if both numbers are equal, else 0.0."""
+        """Return 1.0 if both answers are equal as numbers or, if one is not a number, as text; else 0.0."""
         truth = str(ground_truth)
         answer, expected = gsm8k_answer(completion), gsm8k_answer(truth) or truth.strip()
         if answer is None:

@@ -23,7 +23,7 @@ class RemoteIterator:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
-    """Settings that a worker takes over from the program."""
+    """Settings that the program passes to each worker."""
 
     folder: str
     """Working directory of the program; used if the worker's machine has it."""

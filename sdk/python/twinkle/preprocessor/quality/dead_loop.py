@@ -49,7 +49,7 @@ class DeadLoopFilter(QualityFilter):
         self.max_line_share, self.max_equal_turns = max_line_share, max_equal_turns
 
     def drop_of(self, row: Row) -> Drop | None:
-        """Return the first repetition."""
+        """Return a `Drop` for the first repetition, or None."""
         turns = [(index, message) for index, message in enumerate(messages_of(row)) if message['role'] == 'assistant']
         for index, message in turns:
             for text in texts_of(message, index):

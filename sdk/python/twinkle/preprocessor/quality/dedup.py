@@ -60,13 +60,13 @@ class DedupFilter(QualityFilter):
         self.begin_pass()
 
     def begin_pass(self) -> None:
-        """Reset the counters and forget all rows."""
+        """Reset the counters and remove all recorded rows."""
         super().begin_pass()
         self._exact: OrderedDict[bytes, int] = OrderedDict()
         self._near = NearIndex(self.threshold, self.near_memory)
 
     def drop_of(self, row: Row) -> Drop | None:
-        """Return the earlier row that this one duplicates; otherwise remember this row and return None."""
+        """Return a `Drop` that names the earlier row if this row is a duplicate; otherwise record the row."""
         compared = {name: row[name] for name in self.columns if row.get(name) is not None}
         if not compared:
             raise InvalidRow(self.columns[0], f'is missing; the row needs at least one of {", ".join(self.columns)}')

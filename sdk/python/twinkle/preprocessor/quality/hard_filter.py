@@ -49,7 +49,7 @@ class HardFilter(QualityFilter):
         self.max_broken_share = max_broken_share
 
     def drop_of(self, row: Row) -> Drop | None:
-        """Return the first bound that the row violates."""
+        """Return a `Drop` for the first bound that the row violates, or None."""
         messages = messages_of(row)
         if len(messages) < self.min_messages:
             return Drop('too_few_messages', f'{len(messages)} messages, minimum {self.min_messages}')

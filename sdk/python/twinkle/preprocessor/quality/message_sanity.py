@@ -40,7 +40,7 @@ class MessageSanityFilter(QualityFilter):
         self.is_final_call_allowed = is_final_call_allowed
 
     def drop_of(self, row: Row) -> Drop | None:
-        """Return the first problem of the chat."""
+        """Return a `Drop` for the first problem of the chat, or None."""
         messages = messages_of(row)
         if not messages:
             return Drop('no_messages')

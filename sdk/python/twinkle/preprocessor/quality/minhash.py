@@ -68,7 +68,7 @@ class NearIndex:
         return (-negative_row, best) if best >= self._threshold else None
 
     def add(self, row_index: int, sketch: Signature, guard: bytes) -> None:
-        """Add a text and remove the oldest ones above the limit."""
+        """Add a text; the oldest text is removed if the limit is reached."""
         while len(self._seen) >= self._memory:
             oldest, (oldest_sketch, _) = self._seen.popitem(last=False)
             self._remove(oldest, oldest_sketch)

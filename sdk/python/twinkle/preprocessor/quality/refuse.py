@@ -64,7 +64,7 @@ class RefuseFilter(QualityFilter):
         self._beginnings = tuple(_plain(phrase) for phrase in phrases)
 
     def drop_of(self, row: Row) -> Drop | None:
-        """Return the first answer that is a refusal."""
+        """Return a `Drop` for the first answer that is a refusal, or None."""
         answers = [
             (index, content_of(message, index))
             for index, message in enumerate(messages_of(row))

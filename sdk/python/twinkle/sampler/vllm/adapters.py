@@ -99,7 +99,6 @@ def _corner(slot: int, location: TensorLocation) -> tuple[int | slice, ...]:
 
 
 def _layers_of(plan: Plan) -> list[LayerPlan]:
-    """Return the layers of a plan, in order."""
     return [layer for parts in plan.modules.values() for layer in parts if layer is not None]
 
 

@@ -129,7 +129,6 @@ class MediaLoader:
         return Video(images, float(rate))
 
     def _bytes(self, source: Any, field_path: str) -> bytes:
-        """Return the content of a file."""
         if isinstance(source, bytes | bytearray | memoryview):
             content = bytes(cast(Any, source))
         elif isinstance(source, str | Path):
