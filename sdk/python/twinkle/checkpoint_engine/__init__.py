@@ -1,8 +1,9 @@
 """Weight transfer formats: manifests, packing, chunks, digests, deltas and PEFT folders.
 
-A *state* is a single byte sequence that contains an adapter's tensors and, optionally, the data that its trainer needs
-to resume. A `WeightManifest` describes it. The checkpoint service, trainers and samplers use this package. It does not
-depend on services. `load_transport` imports torch and opens connections; everything else does neither.
+A *state* is a single byte sequence that contains the weights of an adapter or a model and, optionally, the data that
+its trainer needs to resume. A `WeightManifest` describes a state. The checkpoint service, trainers and samplers use
+this package, which does not depend on services. Only `load_transport` imports torch, and only the transports that it
+returns open connections.
 """
 
 from twinkle.checkpoint_engine.assembler import Assembler, ChunkVerifier

@@ -1,7 +1,8 @@
 """Small messages between the two processes of a transfer, authenticated with a secret that both have.
 
-Each message is its length (4 bytes, little-endian), HMAC-SHA256 of the sender's side, its number and the message, and
-the message. A message that is forged, altered, repeated or reordered ends the channel. Messages are not encrypted.
+A message is sent as its length (4 bytes, little-endian), a tag and its content. The tag is HMAC-SHA256 of the sender's
+side, the number of the message and its content. A message that is forged, altered, repeated or reordered is an error
+that ends the transfer. Messages are not encrypted.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
 """Transports that move the bytes of a state between two processes, outside the connection that announces the state.
 
-The sender prepares a rendezvous, and sends it to the receiver over a connection that authenticates both. Both join it,
-the sender sends pieces, and both complete the transfer. The bytes are neither encrypted nor authenticated, so the
-receiver must verify the digest of the state. `group_transports` and `memory_transports` have the implementations, which
+The sender prepares a rendezvous, and sends it to the receiver over a connection that authenticates both. The receiver
+connects, the sender sends pieces, and both complete the transfer. The bytes are neither encrypted nor authenticated, so
+the receiver must verify the digest of the state. The implementations in `group_transports` and `memory_transports`
 import torch; this module does not.
 """
 

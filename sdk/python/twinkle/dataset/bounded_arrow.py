@@ -132,7 +132,7 @@ def _rows_of(batch: Any, types: tuple[Any, Any], bounds: RowBounds) -> Iterator[
 
 @contextmanager
 def _readable(path: Path, kind: str) -> Generator[None]:
-    """Convert the errors of a file that does not have its format; errors of the disk are raised unchanged."""
+    """Convert the errors of a malformed file to `UnreadableFile`; disk errors are raised unchanged."""
     try:
         yield
     except (pa.ArrowException, UnicodeDecodeError, OverflowError) as error:

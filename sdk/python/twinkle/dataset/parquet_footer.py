@@ -1,6 +1,6 @@
 """Sizes of the columns in a Parquet file, read from its footer.
 
-pyarrow aborts the process if it is asked for the metadata of a damaged column: `RowGroupMetaData.column` does not catch
+pyarrow aborts the process when the metadata of a damaged column are read: `RowGroupMetaData.column` does not catch
 the exceptions of its C++ library (pyarrow 26). The footer has the fields of
 https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thrift, in the encoding of
 https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md.

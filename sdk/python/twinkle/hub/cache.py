@@ -34,7 +34,7 @@ def build_once(target: Path, build: Callable[[Path], None]) -> Path:
 
     Args:
         target: a folder in the cache.
-        build: function that fills an empty folder, its argument; if it raises an error, `target` is not created.
+        build: function that fills the empty folder that it receives. If it raises an error, `target` is not created.
 
     Concurrency: if several processes need the folder, one of them builds it and the others wait.
     """

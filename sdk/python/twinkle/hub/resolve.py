@@ -1,4 +1,4 @@
-"""Find models, datasets and plugins: as an alias, a local path, in the mirror, in the caches, and on the network."""
+"""Find models, datasets and plugins by alias or local path, in the mirror, in the caches, or on the network."""
 
 import json
 import os

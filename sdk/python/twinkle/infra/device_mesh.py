@@ -259,7 +259,7 @@ class DeviceMesh:
     def get_collect_ranks(self) -> list[int]:
         """Return the ranks whose results together form a batch's result, in data-rank order.
 
-        There is one rank per data rank: in the last pipeline stage, the first along every other axis.
+        Each data rank is represented by its first rank in the last pipeline stage.
         """
         found: dict[int, int] = {}
         for rank in self.get_pp_last_ranks():
@@ -269,7 +269,7 @@ class DeviceMesh:
     def get_reading_ranks(self) -> list[int]:
         """Return the ranks whose shares together form a batch, in data-rank order.
 
-        There is one rank per data rank: the first along every other axis.
+        Each data rank is represented by its lowest rank.
         """
         found: dict[int, int] = {}
         for rank in sorted(int(rank) for rank in self.mesh.flat):

@@ -61,9 +61,9 @@ def remote_class(
 ) -> Callable[[type[_Class]], type[_Class]]:
     """Return a class decorator that adds `remote_group` and `device_mesh` to the constructor's arguments.
 
-    In mode 'ray', a constructor with `remote_group` creates the component in the group's workers. The created object
-    belongs to a subclass, whose public methods and properties use the component. Otherwise, a constructor that declares
-    `device_mesh` receives it; for other classes, a mesh of one rank is accepted and ignored.
+    In mode 'ray', a constructor with `remote_group` creates the component in the group's workers. The returned object
+    is an instance of a subclass, whose public methods and properties call the component. Otherwise, a constructor that
+    declares `device_mesh` receives it; for other classes, a mesh of one rank is accepted and ignored.
 
     Args:
         execute: which workers of a group create the component: 'all', or the first one ('first' and 'peer').

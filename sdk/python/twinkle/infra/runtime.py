@@ -20,7 +20,7 @@ class Workers(Protocol):
 
     @property
     def groups(self) -> Mapping[str, Any]:
-        """Workers of each group, by its name."""
+        """Workers of each group, by the group's name."""
         ...
 
     def close(self) -> None:

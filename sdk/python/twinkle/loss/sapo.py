@@ -15,8 +15,8 @@ from twinkle.loss.policy import PolicyLoss
 class SAPOLoss(PolicyLoss):
     """`- 4 / tau * sigmoid(tau (r - 1)) * A`: a soft gate instead of clipping.
 
-    arXiv 2511.20347, equations 5 and 6. On policy its gradient equals that of the unclipped ratio; it decays as r moves
-    away from 1, faster for a larger tau.
+    arXiv 2511.20347, equations 5 and 6. On policy, the gradient equals that of the unclipped ratio. It decays as r
+    moves away from 1, faster for a larger tau.
 
     `num_tokens` is the number of sequences. For streams and metrics see `PolicyLoss`.
 

@@ -30,8 +30,8 @@ def gradient_norm(gradients: Sequence[Tensor], *, norm_type: float = 2.0, diviso
     """Return the norm over all elements of the divided gradient; 0.0 without gradients.
 
     Args:
-        gradients: tensors on one device, or shards of this rank (`DTensor`); then every rank must make the same call.
-            They are not modified.
+        gradients: tensors on one device, or shards of this rank (`DTensor`). They are not modified. With shards, every
+            rank must make the same call.
         norm_type: p of the p-norm, at least 1; infinity is the largest magnitude.
         divisor: divisor of the gradients, at least 1.
 
@@ -91,7 +91,8 @@ def check_norm_type(norm_type: float) -> None:
     """Validate the p of a p-norm.
 
     Raises:
-        ValueError: the value is not a number of at least 1; smaller ones give no norm, and their roots overflow.
+        ValueError: the value is not a number of at least 1. Smaller values do not define a norm, and their roots
+            overflow.
     """
     if not norm_type >= 1.0:
         raise ValueError(f'norm_type must be a number of at least 1 or infinity, got {norm_type}')

@@ -62,8 +62,8 @@ class RolloutOptions(TypedDict, total=False):
 class MultiTurnRollout:
     """Samples multi-turn chats. Sampled tokens are never tokenized again.
 
-    All chats of a call take each turn together. Set `sampling_params.max_tokens`: the turns of all chats that can take
-    this many tokens then run as one batch.
+    All chats of a call advance together, one turn at a time. Set `sampling_params.max_tokens`, so that the turns of all
+    chats with space for this many tokens run as one batch.
 
     With a seed, all results are a function of the seed, the inputs and the weights. In the first turn, chats with the
     same prompt are samples of one request, whether they come from one trajectory or several. In a later turn `t`, chat

@@ -68,7 +68,7 @@ class FormChecker:
 
         Args:
             form: the form.
-            owner: owner of the request. At most one form per owner competes with those of other owners.
+            owner: owner of the request. Owners take turns: at most one form of each owner waits for the process.
 
         Raises:
             InvalidSamplingParams: the form cannot be compiled within the limits.
