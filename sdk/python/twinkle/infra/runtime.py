@@ -88,9 +88,9 @@ def initialize(
     """Set the runtime settings and seed the random number generators.
 
     Args:
-        mode: 'local' runs in this process, or in the processes that torchrun started; 'ray' runs the components of
-            each group in worker processes on a Ray cluster: that of the environment variable RAY_ADDRESS, or a new one
-            on this machine.
+        mode: 'local' runs in this process, or in the processes that torchrun started. 'ray' runs the components of
+            each group in worker processes on a Ray cluster. The environment variable RAY_ADDRESS names the cluster; if
+            it is unset, Ray starts on this machine.
         seed: seed of `random`, numpy and, if it is already imported, torch.
         full_determinism: whether torch raises an error for nondeterministic algorithms.
         groups: named groups that components can be placed on. In mode 'ray', each rank is a worker process;

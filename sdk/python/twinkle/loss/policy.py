@@ -16,8 +16,8 @@ from twinkle.loss.options import check_number, check_whole
 from twinkle.loss.reporting import as_numbers, mean_of
 
 AGGREGATIONS = ('token-mean', 'seq-mean-token-mean', 'seq-mean-token-sum')
-"""Reductions of label losses: the mean over all labels; the mean over each sequence, then over sequences; or the
-sum over each sequence, then the mean over sequences."""
+"""Reductions of label losses, in this order: the mean over all labels; the mean over each sequence and then over
+sequences; the sum over each sequence and then the mean over sequences."""
 
 LOG_RATIO_LIMIT = 20.0
 """Limit of log ratios, beyond which the gradient is 0. float32 overflows at e^89, and a single infinite ratio would
@@ -53,17 +53,22 @@ class PolicyLoss(Loss):
     estimator `q/p - log(q/p) - 1` with the reference's probability q (DeepSeekMath, arXiv 2402.03300, equation 4). H is
     the entropy of the distribution that predicts the label.
 
-    Streams: `advantages`; `old_logps`, without which the batch is on policy with r = 1; `ref_logps` if beta is not 0.
-    A positive advantage makes a token more likely.
+    The stream `advantages` is required; a positive advantage makes a token more likely. `ref_logps` is required if beta
+    is not 0. Without `old_logps`, the batch is treated as sampled from the current policy, with r = 1.
 
     A `correction` multiplies the surrogate by a weight computed from `k = p_old / p_sampler`, with p_sampler from the
     stream `sampler_logps`; without `old_logps`, p_old is p without gradient. See `twinkle.loss.off_policy`.
 
-    Metrics, as means over the labels: `ratio` (r); `approx_kl` (`r - 1 - log r`, in nats, distance from the sampling
-    policy); `clip_fraction` (fraction of labels whose gradient was clipped, if the loss clips); `ref_kl` (kl, in nats,
-    if beta is not 0); `entropy` (H, in nats, if its coefficient is not 0). With a correction also `sampler_ratio` (k),
-    `sampler_kl` (`k - 1 - log k`, in nats, distance of the trainer from the sampler) and `corrected_fraction` (fraction
-    of labels whose weight differs from k).
+    The metrics are means over the labels:
+
+    - `ratio`: r.
+    - `approx_kl`: `r - 1 - log r`, in nats; the distance from the sampling policy.
+    - `clip_fraction`, if the loss clips: fraction of labels whose gradient was clipped.
+    - `ref_kl`, if beta is not 0: kl, in nats.
+    - `entropy`, if its coefficient is not 0: H, in nats.
+    - `sampler_ratio`, with a correction: k.
+    - `sampler_kl`, with a correction: `k - 1 - log k`, in nats; the distance of the trainer from the sampler.
+    - `corrected_fraction`, with a correction: fraction of labels whose weight differs from k.
 
     Args:
         beta: factor of the divergence from the reference, at least 0.

@@ -12,12 +12,14 @@ from twinkle.metric.grpo import checked_range
 class DPOMetric(CountingMetric):
     """Reports preferences in pairs of features, the chosen one first: features 0 and 1, 2 and 3, and so on.
 
-    `logps/chosen` and `logps/rejected` are log-probabilities of whole responses, as means over pairs. With `ref_logps`
-    also: `logps/ref_chosen` and `logps/ref_rejected`, those under the reference model; the implicit rewards
-    `rewards/chosen` and `rewards/rejected`, beta times the log-ratio to the reference (Rafailov et al. 2023,
-    arXiv:2305.18290, eq. 5 without the constant); `rewards/margins`, their difference; and `rewards/accuracies`, the
-    fraction of pairs with a positive margin. A pair is skipped if a feature has no label, and so is a last feature
+    The values are means over pairs. A pair is skipped if one of its features has no label, and so is a last feature
     without a partner.
+
+    - Always: `logps/chosen` and `logps/rejected`, the log-probabilities of whole responses.
+    - With `ref_logps`: `logps/ref_chosen` and `logps/ref_rejected`, the log-probabilities under the reference model;
+      `rewards/chosen` and `rewards/rejected`, the implicit rewards, which are beta times the log-ratio to the reference
+      (Rafailov et al. 2023, arXiv:2305.18290, eq. 5 without the constant); `rewards/margins`, their difference; and
+      `rewards/accuracies`, the fraction of pairs with a positive margin.
 
     Args:
         beta: beta of the loss, positive.

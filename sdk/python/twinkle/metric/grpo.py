@@ -20,15 +20,19 @@ _LARGEST_EXPONENT = 700.0
 class GRPOMetric(CountingMetric):
     """Reports the current probabilities of the sampled tokens, compared with earlier probabilities.
 
-    It always reports `train/mean_new_logp` and `train/policy_confidence`, its exponential. If the pass computed
-    entropies, for a loss or because of `is_entropy_measured`: `train/entropy`, the mean entropy over labels. With
-    `old_logps`: `train/mean_old_logp`, `train/logp_diff_mean`, `train/approx_kl` (the estimator k3 of the divergence of
-    old from new: Schulman 2020, "Approximating KL Divergence"), `train/token_kl_max`, `train/token_ratio_mean` and
-    `train/token_ratio_max`. With `advantages` too: `train/clip_ratio` and its parts `_low` and `_high`, the fraction of
-    tokens whose ratio is outside `[1 - epsilon, 1 + epsilon_high]` on the side that the advantage favors, where PPO's
-    gradient is zero (arXiv:1707.06347, eq. 7). With `ref_logps`: `train/ref_kl`, k3 of the new policy from the
-    reference. With `sampler_logps`: `train/sampler_kl`, k3 of the sampling engine from the new policy, and
-    `train/sampler_ratio_max`.
+    - Always: `train/mean_new_logp`, and `train/policy_confidence`, which is its exponential.
+    - If the pass computed entropies, for a loss or because of `is_entropy_measured`: `train/entropy`, the mean over
+      labels.
+    - With `old_logps`: `train/mean_old_logp`, `train/logp_diff_mean`, `train/approx_kl` (the estimator k3 of the
+      divergence of old from new: Schulman 2020, "Approximating KL Divergence"), `train/token_kl_max`,
+      `train/token_ratio_mean` and `train/token_ratio_max`.
+    - With `old_logps` and `advantages`: `train/clip_ratio_low`, the fraction of tokens with a ratio below `1 - epsilon`
+      and a negative advantage; `train/clip_ratio_high`, the fraction with a ratio above `1 + epsilon_high` and a
+      positive advantage; and their sum `train/clip_ratio`. PPO's gradient is zero for these tokens (arXiv:1707.06347,
+      eq. 7).
+    - With `ref_logps`: `train/ref_kl`, k3 of the new policy from the reference.
+    - With `sampler_logps`: `train/sampler_kl`, k3 of the sampling engine from the new policy, and
+      `train/sampler_ratio_max`.
 
     Args:
         epsilon: lower clip range, positive.

@@ -15,9 +15,10 @@ from twinkle.metric.grpo import checked_range
 class PPOValueMetric(CountingMetric):
     """Reports the quality of PPO's critic, over batches whose features have the stream `returns`.
 
-    `train/value_mean`, `train/return_mean`, and `train/explained_variance`: 1 minus the ratio of the variances of
-    the error and of the returns, omitted if all returns are equal. With `old_values`, `train/value_clip_ratio`: the
-    fraction of values further than `epsilon` from the old values. With `advantages`, `train/advantage_mean` and `_std`.
+    - Always: `train/value_mean`, `train/return_mean`, and `train/explained_variance`, which is 1 minus the ratio of the
+      variances of the error and of the returns; it is omitted if all returns are equal.
+    - With `old_values`: `train/value_clip_ratio`, the fraction of values further than `epsilon` from the old values.
+    - With `advantages`: `train/advantage_mean` and `train/advantage_std`.
 
     Args:
         epsilon: clip range of the value loss, positive.

@@ -17,8 +17,8 @@ class TrainMetric(CountingMetric):
     """Reports throughput and the last step.
 
     It reports `learning_rate` and `step_count` of the last step, `grad_norm` as the mean over steps, and
-    `elapsed_seconds`, `tokens_per_second` and `steps_per_second` since the last report; a rate is left out while there
-    was nothing to count. After a restart the clock continues from the saved state: the downtime does not count, and a
+    `elapsed_seconds`, `tokens_per_second` and `steps_per_second` since the last report. A rate is omitted if there were
+    no tokens or no steps. After a restart, the clock continues from the saved state: the downtime does not count, and a
     replayed batch counts with the time of its replay.
 
     Args:

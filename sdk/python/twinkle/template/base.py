@@ -175,8 +175,9 @@ class Template(ReadsMedia):
 
         Raises:
             InvalidTrajectory: a field is malformed. The error names it, such as `messages[1].role`.
-            ExampleTooLong: the chat has more than `max_length` tokens and must not be cut: every chat under 'raise',
-                prompts also under 'right' and 'split', and chats with media under all strategies except 'delete'.
+            ExampleTooLong: the chat has more than `max_length` tokens and must not be cut. This applies to every chat
+                under 'raise', to prompts under 'right' and 'split', and to chats with media under all strategies except
+                'delete'.
             TemplateError: 'split' gave several features or 'delete' gave none; use `batch_encode` instead.
         """
         features = self.batch_encode([trajectory], add_generation_prompt=add_generation_prompt)

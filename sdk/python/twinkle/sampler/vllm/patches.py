@@ -160,8 +160,8 @@ def _create_grammar(self: Any, request: Any) -> Any:
 def _is_cleared(_: KVCacheConfig) -> bool:
     """Return True, so that vLLM clears blocks of keys and values before assigning them to a sequence.
 
-    On a CPU, attention multiplies the unused part of a block by 0, and 0 times NaN is NaN: after one adapter with NaN
-    weights, all results of the engine would be NaN.
+    On a CPU, attention multiplies the unused part of a block by 0, and 0 times NaN is NaN. A request with NaN weights
+    would therefore leave NaN in blocks that later requests reuse, and their results would be NaN.
     """
     return True
 
