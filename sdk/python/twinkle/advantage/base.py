@@ -57,8 +57,9 @@ class GroupAdvantage(Advantage):
         Args:
             rewards: one number per completion; completions of one prompt are adjacent.
             num_generations: completions per prompt; 1 treats the batch as one group.
-            scale: divisor of the advantages: the sample standard deviation of the rewards of the group or of the
-                batch, or none. Advantages of a group of equal rewards are always 0.
+            scale: divisor of the advantages. 'group' and 'batch' divide by the sample standard deviation of the rewards
+                of the group or of the batch; 'none' does not divide. Advantages of a group of equal rewards are
+                always 0.
 
         Raises:
             InvalidAdvantageInput: rewards are empty, too large, not finite or not one-dimensional; they cannot be

@@ -58,7 +58,7 @@ class GAEAdvantage(Advantage):
             lengths: number of tokens of each completion, at least 1.
             old_logps: natural log-probability of each token under the policy that sampled it.
             ref_logps: natural log-probability of each token under the reference model.
-            kl_coef: factor of the penalty, at least 0; a positive one requires both log-probabilities.
+            kl_coef: factor of the penalty, at least 0; a positive factor requires both log-probabilities.
             masks: true for tokens that count; the estimator must be called with the same masks. None counts all tokens.
 
         Raises:

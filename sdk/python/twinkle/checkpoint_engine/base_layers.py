@@ -33,7 +33,7 @@ def check_fit(base: Shapes | None, adapter: Shapes, config: LoraConfig, *, max_r
     """Check an adapter against a base model.
 
     Args:
-        base: result of `layer_shapes`. None: unknown; only the ranks are checked.
+        base: result of `layer_shapes`. None: the shapes are unknown, so only the adapter itself is checked.
         adapter: shape of each tensor of the adapter, by canonical name.
         config: configuration of the adapter.
         max_rank: highest allowed rank.

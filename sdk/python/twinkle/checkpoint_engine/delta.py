@@ -1,8 +1,8 @@
 """Lossless deltas between two states with the same tensors: the XOR of their bytes, split into planes and compressed.
 
-Weights change little in a training step. Signs and exponents rarely change, so the planes of the upper bytes are
-nearly all zero. docs/weights.md describes the format. With the same version of zstd, equal states give equal deltas, so
-an interrupted transfer can be resumed.
+Each plane has the bytes of one position in all elements of a block. Weights change little in a training step: signs and
+exponents rarely change, so the planes of the upper bytes are nearly all zero. docs/weights.md describes the format.
+With the same version of zstd, equal states give equal deltas, so an interrupted transfer can be resumed.
 """
 
 from collections.abc import Iterator

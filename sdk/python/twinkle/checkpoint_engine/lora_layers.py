@@ -82,10 +82,10 @@ def adapter_layers(shapes: Shapes, config: LoraConfig) -> list[AdapterLayer]:
 
 
 def tensor_paths_of(paths: Sequence[str]) -> dict[str, str]:
-    """Return the path in the names of the tensors of each adapted weight, by the weight's path.
+    """Map the path of each adapted weight to the path in the names of its tensors.
 
-    PEFT wraps a module of experts once for each of its stacked weights. The last wrapper has the path of the module,
-    and each one before it is its `base_layer`.
+    PEFT wraps a module of experts once for each of its stacked weights. The wrapper of the last weight has the path of
+    the module. Each other wrapper is the `base_layer` of the wrapper of the next weight.
     """
     found: dict[str, str] = {}
     nested: dict[str, str] = {}
@@ -97,7 +97,7 @@ def tensor_paths_of(paths: Sequence[str]) -> dict[str, str]:
 
 
 def _weight_paths(tensor_paths: Sequence[str], config: LoraConfig) -> dict[str, str]:
-    """Return the path of each stacked weight, by its path in the names of the tensors."""
+    """Map the path in the names of the tensors to the path of each stacked weight."""
     modules = dict.fromkeys(path.replace(f'.{NESTED}', '') for path in tensor_paths if is_expert_tensor(path))
     found: dict[str, str] = {}
     for module in modules:

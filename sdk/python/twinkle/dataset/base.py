@@ -41,7 +41,7 @@ class BaseDataset(ABC, Generic[RowsT]):
         """Open the dataset.
 
         Args:
-            dataset_meta: source of the first rows. Default: none, rows are added with `add_dataset`.
+            dataset_meta: source of the first rows. Default: none; rows are then added with `add_dataset`.
             template: the same as `set_template` with an instance. Default: none.
 
         Raises:
@@ -115,7 +115,7 @@ class BaseDataset(ABC, Generic[RowsT]):
         Args:
             preprocess_func: a registered name, a class, an instance, or a function from columns to columns (mappings
                 of a name to one value per row).
-            dataset_meta: which of several added datasets to change. Default: the only one.
+            dataset_meta: the dataset to change, required if several were added. Default: the only dataset.
             init_args: arguments of the constructor, for names and classes. Default: none.
             hints: options of `map` in other libraries; options without effect here are logged.
 
@@ -143,7 +143,7 @@ class BaseDataset(ABC, Generic[RowsT]):
 
         Args:
             filter_func: a registered name, a class, an instance, or a function from a row to a boolean.
-            dataset_meta: which of several added datasets to change. Default: the only one.
+            dataset_meta: the dataset to change, required if several were added. Default: the only dataset.
             init_args: arguments of the constructor, for names and classes. Default: none.
             hints: options of `filter` in other libraries; options without effect here are logged.
 

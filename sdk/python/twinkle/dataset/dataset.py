@@ -51,7 +51,9 @@ class Dataset(BaseDataset[Sequence[Row]]):
         return (self._read(index, row) for index, row in enumerate(self._rows))
 
     def to_hf(self) -> Any:
-        """Return the rows as a `datasets.Dataset`; unchanged rows of an Arrow table share it, others are copied.
+        """Return the rows as a `datasets.Dataset`.
+
+        Unchanged rows of an Arrow table share its memory; others are copied.
 
         Raises:
             MissingLibrary: `datasets` is not installed.

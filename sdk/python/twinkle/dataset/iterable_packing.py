@@ -29,7 +29,7 @@ class IterablePackingDataset(IterableDataset):
         """Open the dataset.
 
         Args:
-            dataset_meta: source of the first rows. Default: none, rows are added with `add_dataset`.
+            dataset_meta: source of the first rows. Default: none; rows are then added with `add_dataset`.
             packing_interval: number of new examples per round of packing, at least 1. More examples waste fewer tokens
                 and need more memory. Default: 128.
             packing_num_proc: at least 1. Packing always uses one process; larger values only log a warning. Default: 1.

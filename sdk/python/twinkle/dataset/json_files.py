@@ -83,14 +83,14 @@ class _Text:
         self._held_bytes = 0
 
     def peek(self) -> str:
-        """Return the next character that is not a space; empty at the end of the file."""
+        """Return the next character that is not whitespace; empty at the end of the file."""
         self._position = _after_spaces(self._text, self._position)
         while self._position == len(self._text) and self._read():
             self._position = _after_spaces(self._text, 0)
         return self._text[self._position : self._position + 1]
 
     def take(self, character: str) -> bool:
-        """Skip spaces, and then `character` if it follows; return whether it was skipped."""
+        """Skip whitespace, and then `character` if it follows; return whether `character` was skipped."""
         is_next = self.peek() == character
         self._position += is_next
         return is_next

@@ -12,7 +12,7 @@ def mixed_order(sizes: Sequence[int], *, is_interleaved: bool) -> list[RowRefere
 
     Args:
         sizes: number of rows of each dataset.
-        is_interleaved: take rows in turn; an exhausted dataset is skipped.
+        is_interleaved: whether to take rows in turn; an exhausted dataset is skipped.
     """
     parts = [[(part, row) for row in range(size)] for part, size in enumerate(sizes)]
     if not is_interleaved:

@@ -44,7 +44,7 @@ class PackingDataset(Dataset):
         """Load the rows.
 
         Args:
-            dataset_meta: source of the first rows. Default: none, rows are added with `add_dataset`.
+            dataset_meta: source of the first rows. Default: none; rows are then added with `add_dataset`.
             packing_num_proc: at least 1. Packing always uses one process; larger values only log a warning. Default: 1.
             template: the same as `set_template` with an instance. Default: none.
 

@@ -64,7 +64,7 @@ def encode_rows(template: Template, rows: Sequence[Row], *, begin: int, is_promp
         template: converts chats to tokens.
         rows: the rows of a batch.
         begin: index of the first row in the dataset.
-        is_prompt: end with the opening of an assistant turn and omit the labels.
+        is_prompt: whether to end with the opening of an assistant turn and to omit the labels.
 
     Raises:
         InvalidExample: a row cannot be encoded; the error names the row and the field.

@@ -45,7 +45,7 @@ def load_bounded_rows(
         meta: source of the rows, without `data`.
         bounds: limits on the rows in memory. Rows before the slice are counted, too; later ones are not read.
         is_local_allowed: see `load_rows`.
-        download_limit_bytes: maximum size of all files of a repository that is downloaded. Default: no limit.
+        download_limit_bytes: maximum total size of the files of a downloaded repository. Default: no limit.
 
     Raises:
         HubError: see `load_rows`.

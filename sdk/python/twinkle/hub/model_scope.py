@@ -39,7 +39,7 @@ def fetch(name: str, *, repo_type: str, patterns: Sequence[str] | None, check: C
         name: `org/name`.
         repo_type: 'model' or 'dataset'.
         patterns: patterns of the files to download; None downloads all files.
-        check: is called with the sizes of all files before a download, and may raise an error.
+        check: called with the sizes of all files before a download, and may raise an error.
 
     Raises:
         RepositoryMissing: the repository does not exist or is not accessible.

@@ -57,7 +57,7 @@ def download(hub_id: HubId, *, kind: Kind, patterns: tuple[str, ...] | None, lim
         hub_id: the repository; a bare id means Hugging Face.
         kind: 'models' or 'datasets'.
         patterns: patterns of the files to download; None downloads all files.
-        limit_bytes: maximum size of all files of the repository. Default: no limit.
+        limit_bytes: maximum total size of the files of the repository. Default: no limit.
 
     Raises:
         DownloadTooLarge: the files are larger than the limit.

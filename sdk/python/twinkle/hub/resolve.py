@@ -68,7 +68,7 @@ def resolve_dataset(dataset_id: str, *, is_local_allowed: bool = True, download_
     Args:
         dataset_id: `hf://org/name`, `ms://org/name`, a bare id, a folder or a file.
         is_local_allowed: whether a path is accepted; a service with untrusted callers sets False. Default: True.
-        download_limit_bytes: maximum size of all files of a repository that is downloaded. Default: no limit.
+        download_limit_bytes: maximum total size of the files of a downloaded repository. Default: no limit.
 
     Raises:
         DownloadTooLarge: the repository has more bytes than the limit.

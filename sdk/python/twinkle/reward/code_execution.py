@@ -81,7 +81,7 @@ class CodeExecutionReward(AnswerReward):
 def program_of(completion: str) -> str | None:
     """Return the last closed fenced block after the thinking: one marked as Python, or else an unmarked one.
 
-    Blocks in other languages are ignored. None: there is no such block.
+    Blocks in other languages are ignored. Return None if there is no such block.
     """
     blocks = _fenced_blocks(after_thinking(completion))
     programs = [text for language, text in blocks if language in _PYTHON]

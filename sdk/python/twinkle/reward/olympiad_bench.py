@@ -28,10 +28,10 @@ _DECAY = 5.0
 class OlympiadBenchAccuracyReward(AnswerReward):
     r"""Correctness of the boxed answers, from 0 to 1.
 
-    One expected answer: 1 if the last boxed answer is equal, as text without formatting or as a number within the
-    tolerance. Another number scores `near_miss * exp(-5 * relative error)`, and other text 0. Several expected answers
-    (`is_multiple_answer` in `user_data`): the number of correct answers, divided by the number of expected or given
-    answers, whichever is larger.
+    With one expected answer, the score is 1 if the last boxed answer is equal, as text without formatting or as a
+    number within the tolerance. Another number scores `near_miss * exp(-5 * relative error)`, and other text scores 0.
+    With several expected answers (`is_multiple_answer` in `user_data`), the score is the number of correct answers
+    divided by the number of expected or of given answers, using the larger number.
 
     Args:
         ground_truth_key: key of the answers in `user_data`; several answers are separated by commas.
@@ -117,7 +117,7 @@ class OlympiadBenchFormatReward(TextReward):
     r"""Clarity of the answer, from 0 to 1.
 
     A `\boxed{...}` in the text after the thinking scores 0.4, plus 0.3 if the last one starts within the last 200
-    characters. To this, 0.3 is added if all boxed answers are equal, or subtracted if three or more differ.
+    characters. To this score, 0.3 is added if all boxed answers are equal, or subtracted if three or more differ.
     """
 
     def score(self, completion: str) -> float:

@@ -67,9 +67,10 @@ def run_program(source: str, stdin: str = '', limits: SandboxLimits | None = Non
     open connections, modify files, or read files other than Python's and its folder. All processes of its process group
     are stopped at the end.
 
-    Not isolated: programs share the kernel, the CPUs and the clock with other processes. They can see the installed
-    packages, the host name, the load of the machine, and whether a guessed path exists. A kernel vulnerability breaks
-    the sandbox. To run code from an attacker, rather than from a model in training, use a virtual machine.
+    The isolation is incomplete: programs share the kernel, the CPUs and the clock with other processes. They can see
+    the installed packages, the host name, the load of the machine, and whether a guessed path exists. A kernel
+    vulnerability breaks the sandbox. To run code from an attacker, rather than from a model in training, use a virtual
+    machine.
 
     Raises:
         SandboxUnavailable: this machine does not support a wall that `limits` requires; nothing was run.

@@ -38,7 +38,8 @@ class RolloutOptions(TypedDict, total=False):
     """Options of `MultiTurnRollout`."""
 
     env: EnvFactory
-    """Creates the environment of one sample, such as a class. Default: a `ToolEnv`, or `SingleTurn` without tools."""
+    """Class or function that creates the environment of one sample. Default: a `ToolEnv`, or `SingleTurn` without
+    tools."""
     parse_tool_call: ParseCalls
     """Finds the tool calls in a message of the model. Default: the template's parser."""
     max_turns: int

@@ -1,4 +1,4 @@
-"""Patches of vLLM 0.32. We know of no upstream issues for these defects; review the patches with each new version.
+"""Patches of vLLM 0.32. No upstream issues are known for these defects. Review the patches with each new version.
 
 * On a CPU, LoRA applies the last slot's adapter to rows of the base model while every slot is in use. The patch skips
   these rows and multiplies once per adapter. LoRA on the head breaks the log-probabilities of prompts, so heads are

@@ -21,7 +21,10 @@ def sequence_seed(seed: int, sequence_index: int) -> int:
 
 
 class CheckedParams(SamplingParams):
-    """Parameters with checked structured output. vLLM would repeat the check per sequence, while all requests wait."""
+    """Parameters with checked structured output.
+
+    vLLM would repeat the check for each sequence and delay all requests.
+    """
 
     def _validate_structured_outputs(self, *_: Any) -> None:
         """Skip the check."""
