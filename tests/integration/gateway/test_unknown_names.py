@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fixtures.gateway_process import gateway_process
 from fixtures.gateway_upstream import Upstream
-from fixtures.growth import growth, measure
+from fixtures.growth import Sizes, growth, measure
 from fixtures.running_gateway import RunningGateway, bearer, running_gateway
 from services.kit.telemetry import TelemetryConfig
 
@@ -27,6 +27,8 @@ CALLS = 800
 MIN_GROWTH = CALLS // 4
 """Number of new items or objects that counts as growth."""
 CONCURRENT = 20
+END_SECONDS = 30.0
+"""Timeout for the end of cancelled calls on a busy machine."""
 _REFUSALS = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED}
 KNOWN = '/twinkle.api.model.v1.AdapterService/GetAdapter'
 
@@ -97,7 +99,18 @@ async def test_no_object_of_the_gateway_grows_with_made_up_names(running: Runnin
         await _call_all(running.channel, client, range(WARM_UP), secret=secret)
         before = measure()
         await _call_all(running.channel, client, range(WARM_UP, WARM_UP + CALLS), secret=secret)
-        assert growth(before, measure(), minimum=MIN_GROWTH) == []
+        assert await _lasting_growth(before) == []
+
+
+async def _lasting_growth(before: Sizes) -> list[str]:
+    """Return the growth that remains after the server has ended the calls that clients cancelled."""
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + END_SECONDS
+    found = growth(before, measure(), minimum=MIN_GROWTH)
+    while found and loop.time() < give_up_at:
+        await asyncio.sleep(0)
+        found = growth(before, measure(), minimum=MIN_GROWTH)
+    return found
 
 
 def _free_port() -> int:

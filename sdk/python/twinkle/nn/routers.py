@@ -88,7 +88,8 @@ def _is_normalized(router: Any) -> bool | None:
     generator = torch.Generator().manual_seed(0)
     x_TD = torch.randn(_PROBED_ROWS, router.weight.shape[1], generator=generator).to(router.weight)
     output = router(x_TD)
-    if not isinstance(output, tuple) or len(output) != 3:
+    # Routers of some models return the same values in another order.
+    if not isinstance(output, tuple) or len(output) != 3 or output[2].dtype != torch.int64:
         return None
     logits_TE, weights_TA, index_TA = output
     for is_normalized in (False, True):

@@ -30,7 +30,7 @@ class FsdpSharding:
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self._mesh = mesh
-        self._layers: list[nn.Module] = []
+        self._layers: Sequence[nn.Module] = ()
         self._backbone: Any = None
         self._embedding: Any = None
         self._head: Any = None
