@@ -173,8 +173,8 @@ def load_pretrained(
             Each rank then reads only its shards.
 
     Raises:
-        UnsupportedModel: the model has no language model that predicts the next token, or its attention cannot be
-            replaced.
+        UnsupportedModel: the model has no language model that predicts the next token, its attention cannot be
+            replaced, or it is divided and the folder has different values for tied weights.
         OSError: the folder does not contain a model.
     """
     config = AutoConfig.from_pretrained(path, local_files_only=True)
@@ -183,7 +183,9 @@ def load_pretrained(
     try:
         if divide is not None:
             loader = _divided_class(loader, config, divide)
-        return loader.from_pretrained(path, dtype=dtype, attn_implementation=attention, local_files_only=True)
+        model = loader.from_pretrained(path, dtype=dtype, attn_implementation=attention, local_files_only=True)
+    except UnsupportedModel:
+        raise
     except (KeyError, ValueError) as error:
         name = (config.architectures or [type(config).__name__])[0]
         problem = f'{type(error).__name__}: {error}'.split('\n')[0]
@@ -191,6 +193,12 @@ def load_pretrained(
             f'{name} (model_type {config.model_type!r}) is not supported: loading it with packed attention failed with '
             f'{problem}'
         ) from error
+    if divide is not None and _is_tied(config) and _head_of(model).weight is not _embedding_of(model).weight:
+        raise UnsupportedModel(
+            'the folder has different values for the embedding and the output head, but its configuration ties them; '
+            'set tie_word_embeddings to false in config.json'
+        )
+    return model
 
 
 def _divided_class(loader: Any, config: Any, divide: Callable[[PreTrainedModel], object]) -> type[PreTrainedModel]:
@@ -201,14 +209,26 @@ def _divided_class(loader: Any, config: Any, divide: Callable[[PreTrainedModel],
     class Divided(plain):
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
-            if getattr(self.config.get_text_config(), 'tie_word_embeddings', False):
+            if _is_tied(config):
                 # Transformers ties weights after it has read them, but FSDP must know one parameter with two names.
-                self.get_output_embeddings().weight = self.get_input_embeddings().weight
+                _head_of(self).weight = _embedding_of(self).weight
             divide(cast('PreTrainedModel', self))
             self.__class__ = plain
 
     Divided.__name__, Divided.__qualname__, Divided.__module__ = plain.__name__, plain.__qualname__, plain.__module__
     return Divided
+
+
+def _is_tied(config: Any) -> bool:
+    return bool(getattr(config.get_text_config(), 'tie_word_embeddings', False))
+
+
+def _embedding_of(model: Any) -> Any:
+    return model.get_input_embeddings()
+
+
+def _head_of(model: Any) -> Any:
+    return model.get_output_embeddings()
 
 
 def packed_attention_of(config: Any) -> str | dict[str, str]:
