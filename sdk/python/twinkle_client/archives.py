@@ -31,7 +31,7 @@ _RESUMABLE = frozenset({'CHUNK_CORRUPT', 'IN_USE', 'STREAM_OUT_OF_ORDER'})
 
 
 def ignore_progress(done: int, total: int) -> None:
-    """Ignore the progress of a transfer."""
+    """Do nothing; the default of `report`."""
 
 
 class _ReplacedError(Exception):

@@ -1,9 +1,9 @@
-"""Errors of failed calls: a small tree, with one class for each way in which a program may react.
+"""Errors of failed calls, with one class for each way in which a program may react.
 
 Error:
  ├─ RetryableError > BusyError    retry after `retry_after`, if it is set; the client has already retried
  ├─ UsageError > NotFoundError, ConflictError, StateError, QuotaError, NotSupportedError
- ├─ AccessError                   the API key is missing, unknown, or lacks the permission
+ ├─ AccessError                   the API key is missing, unknown, or lacks a scope
  ├─ DeadlineError                 no response in time; also a TimeoutError
  ├─ CancelledError                the request was cancelled, by this or another authorized client
  └─ ServerError                   a defect of the service, or data that was damaged in transit
@@ -44,7 +44,7 @@ _REQUEST_ID_KEY = 'x-request-id'
 
 
 class Disposition(StrEnum):
-    """Assumption that a program may make about a failed request."""
+    """Effect of a failed request, and whether the request may be repeated."""
 
     REFUSED = 'REFUSED'
     """Nothing changed. The same request fails again until something else changes."""
@@ -123,7 +123,7 @@ class Error(Exception):
 
     @property
     def request_id(self) -> str:
-        """Id of the call, to quote in a report."""
+        """Id of the call, which helps the operator to find it in the logs."""
         return self._facts.request_id
 
     @property
@@ -182,7 +182,7 @@ class CancelledError(Error):
 
 
 class ServerError(Error):
-    """The service has a defect, or data was damaged."""
+    """The service has a defect, or data was damaged in transit."""
 
 
 _CLASSES: dict[grpc.StatusCode, type[Error]] = {

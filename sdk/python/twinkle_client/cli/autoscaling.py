@@ -1,4 +1,4 @@
-"""Changes of the number of samplers of a running stack, as its load requires."""
+"""Automatic changes of the number of samplers of a running stack, according to its load."""
 
 import threading
 import time
@@ -29,11 +29,11 @@ class Autoscaler:
     """
 
     def __init__(self, state: StackState, scaling: Scaling, *, report: Report, say: Callable[[str], object]) -> None:
-        """Describe the task.
+        """Initialize without starting the thread.
 
         Args:
             state: The running stack.
-            scaling: When the number changes.
+            scaling: Conditions under which the number changes.
             report: Callback for the events of samplers.
             say: Callback for the reasons of changes, and for failures.
         """
@@ -52,7 +52,7 @@ class Autoscaler:
         self._thread.start()
 
     def close(self) -> None:
-        """Begin no more changes, and wait for a while until the change in progress has ended."""
+        """Start no further change, and wait a limited time for the change in progress."""
         self._stopped.set()
         self._thread.join(_END_SECONDS)
 
@@ -85,7 +85,7 @@ class Autoscaler:
                 self._reset()
 
     def _pause(self, problem: str) -> None:
-        """Report a failure, unless its cause is that the stack is being stopped, and wait for a while."""
+        """Report a failure and wait before the next check. While the stack is being stopped, nothing is reported."""
         self._reset()
         current = StackState.load(self._folder)
         if not self._stopped.is_set() and current is not None and current.is_reachable():
@@ -106,7 +106,7 @@ class Autoscaler:
         return False
 
     def _repeat_drains(self, state: StackState, ready: Iterable[pb.Replica], fleet: FleetAdministration) -> None:
-        """Drain the samplers that are leaving but ready, because the gateway was restarted before they knew of it."""
+        """Drain the samplers that are leaving but ready, because a gateway restart lost the drain request."""
         leaving = {service.address for service in state.services if service.is_leaving}
         for replica in ready:
             if replica.address in leaving:

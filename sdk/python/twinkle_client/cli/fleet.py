@@ -161,7 +161,7 @@ def _wait_until_left(fleet: FleetAdministration, replica_id: str) -> None:
 
 
 def _wait_until_removed(folder: Path, address: str) -> None:
-    """Wait for a while until the service that left from this address has exited, so that its resources are free."""
+    """Wait a limited time until the drained service at this address has exited, so that its resources are free."""
     end = time.monotonic() + _EXIT_SECONDS
     while (state := StackState.load(folder)) is not None and time.monotonic() < end:
         if not any(item.is_leaving and item.address == address for item in state.services):

@@ -32,7 +32,7 @@ class StartReport:
 
 
 class Restarts:
-    """Schedule of the restarts of exited services: soon, or later if a service could not start.
+    """Schedule of the restarts of exited services, with longer pauses if a service could not start.
 
     Each service is restarted for as long as the stack runs. A service that keeps exiting must not stop the others. The
     pauses after successful starts are short: a service that crashes whenever it runs certain work skips that work after
@@ -43,7 +43,7 @@ class Restarts:
         self._last: dict[str, float] = {}
         """Time of the last restart by service."""
         self._failures: Counter[str] = Counter()
-        """Number of restarts in a row after which the service did not become ready, by service."""
+        """Number of consecutive restarts after which the service did not become ready, by service."""
 
     def seconds_until_due(self, service: str, now: float) -> float:
         """Return the seconds until the restart of an exited service is due; 0 if it is due now."""

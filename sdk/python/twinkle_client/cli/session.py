@@ -60,7 +60,7 @@ def exit_on_interrupt(note: str) -> Iterator[None]:
     """Exit with status 130 and a one-line message on Ctrl-C.
 
     Args:
-        note: State after the interrupt, or how to continue.
+        note: Second half of the message: the state after the interrupt, or how to continue.
     """
     try:
         yield

@@ -25,7 +25,7 @@ def trace(
     last: Annotated[bool, typer.Option('--last', help='Show the latest trace.')] = False,
     state_dir: LocalStateDirOption = None,
 ) -> None:
-    """Show the timeline of a call across all services."""
+    """Show the timeline of a call across all services, or list the latest traces."""
     folder = (state_dir or default_state_dir()) / 'traces'
     traces = _traces(folder, trace_id)
     if not traces:

@@ -37,7 +37,9 @@ _HINTS: dict[str, tuple[Any, ...]] = {
 
 
 class Dataset:
-    """A dataset on the server, created by the first method call. A method returns when the server has applied it.
+    """A dataset on the server, created by the first method call.
+
+    Each method returns when the server has applied the change.
 
     Args:
         dataset_meta: Source of the dataset; a string is its id.

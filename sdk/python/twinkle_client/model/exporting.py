@@ -40,8 +40,8 @@ class ExportingVerbs(ModelHandle):
         Args:
             checkpoint_dir: Path of the checkpoint, `twinkle://<run>/weights/<name>`, as returned by `save`; or its
                 name within the adapter's run.
-            hub_model_id: `hf://<owner>/<name>`; a new repository is private. Or `file:///<folder>` below the
-                operator's export folder.
+            hub_model_id: `hf://<owner>/<name>`, where a new repository is private; or `file:///<folder>`, a folder
+                below the operator's export folder.
             hub_token: Token with write access to the hub. Unset: `HF_TOKEN`. The server stores it encrypted until
                 the export ends.
             async_upload: Return as soon as the server has accepted the export. False: wait until it ends, with a

@@ -30,9 +30,9 @@ class Run(Protocol):
 class OperationLog:
     """Numbers and sends an adapter's operations.
 
-    Operations are numbered in the order in which they start. A refused operation returns its number. If the client
-    cannot tell whether a number was used, it queries the service before it takes the next number. On a stream, a
-    refused operation fails all operations started after it.
+    Operations are numbered in the order in which they start. The number of a refused operation is used again. If the
+    client cannot tell whether a number was used, it queries the service before it assigns the next number. On a
+    stream, a refused operation fails all operations started after it.
 
     Args:
         connection: Connection to the gateway.

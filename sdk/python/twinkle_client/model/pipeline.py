@@ -8,7 +8,7 @@ from twinkle_client.rpc import Connection, LoopThread, remote_method
 
 
 class Pipeline:
-    """Sends operations on a stream inside a `with` or `async with` block, which waits at its end for the results."""
+    """Sends operations on one stream inside a `with` or `async with` block, and waits for all results at its end."""
 
     def __init__(self, connection: Connection, operations: OperationLog) -> None:
         self._connection = connection

@@ -28,7 +28,7 @@ class EstimateOutput(TypedDict):
 
 
 class PlanningVerbs(ModelHandle):
-    """Methods that need no adapter."""
+    """Methods that estimate the cost of a run before its adapter is created."""
 
     @remote_method
     async def estimate(

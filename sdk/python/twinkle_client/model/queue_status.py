@@ -41,7 +41,7 @@ async def queue_status_shown(query: Query) -> AsyncIterator[None]:
 
 
 async def show_queue_status(query: Query, terminal: TextIO, *, delay: float, refresh: float) -> None:
-    """Refresh the status line until cancelled, then clear it.
+    """Refresh the status line until this coroutine is cancelled, then clear the line.
 
     Args:
         query: Fetches the record of the operation.

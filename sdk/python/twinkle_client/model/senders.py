@@ -74,7 +74,8 @@ class _PendingOperation:
 class StreamSender:
     """Sends operations on one stream, without waiting for the results of earlier ones.
 
-    A broken stream is reopened until the connection's retry timeout, and pending operations are resent in order.
+    A broken stream is reopened until the connection's retry timeout has passed, and pending operations are resent in
+    order.
     For an operation that it has already applied, the service returns the recorded result.
     """
 

@@ -82,7 +82,7 @@ class TrainingVerbs(ModelHandle):
 
     @remote_method
     async def forward(self, inputs: Inputs, *, adapter_name: str | None = None, **options: Any) -> ForwardOutput:
-        """Compute log-probabilities, and keep the state that `calculate_loss` and `backward` need."""
+        """Compute log-probabilities; the server keeps the state that `calculate_loss` and `backward` need."""
         verb = operation_pb2.Forward(**forward_fields(inputs, options))
         return forward_output(await self._run(adapter_name, forward=verb))
 
@@ -96,7 +96,7 @@ class TrainingVerbs(ModelHandle):
     async def backward(
         self, *, logprob_gradients: Sequence[Any] = (), adapter_name: str | None = None
     ) -> ForwardOutput:
-        """Add the gradient of the last `forward` to the accumulated one.
+        """Compute the gradient for the last `forward`, and add it to the accumulated gradient.
 
         Args:
             logprob_gradients: Gradient of a custom loss with respect to the log-probability of each label, one float

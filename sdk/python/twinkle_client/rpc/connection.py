@@ -30,7 +30,7 @@ _Request = TypeVar('_Request', bound=Message)
 _Response = TypeVar('_Response')
 
 _QUESTION_TIMEOUT = timedelta(seconds=5)
-"""Timeout of the request for the services that respond."""
+"""Timeout of `GetServerInfo`, which reports the services that respond to the gateway."""
 DEFAULT_RETRY_TIMEOUT = timedelta(seconds=120)
 """Enough time for a service to restart and restore its state."""
 _TRANSPORT_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -83,7 +83,7 @@ class Connection:
         ca: Path of a PEM file of CA certificates that verify a server with TLS. Empty: the system's certificates.
 
     Raises:
-        ValueError: `ca` cannot be used.
+        ValueError: The server uses TLS, and the file `ca` cannot be read or contains no certificate.
     """
 
     def __init__(
@@ -142,8 +142,8 @@ class Connection:
         Args:
             call: Method of a stub.
             request: Message to send. It may be sent more than once.
-            service: Service that is reported if it is unavailable while the stream is silent. Empty: none, for
-                streams that are usually silent.
+            service: Service that is reported if it is unavailable while the stream is silent. Empty: nothing is
+                reported; use this for streams that are usually silent.
 
         Raises:
             Error: See `twinkle_client.errors`.
@@ -284,7 +284,7 @@ def _client_span(request_type: type[Message]) -> Iterator[_CallContext]:
 
 @cache
 def _full_method(request_type: type[Message]) -> str:
-    """Return 'package.Service/Method' of a request type; no two methods share one."""
+    """Return 'package.Service/Method' of a request type; each method has a different request type."""
     descriptor: Any = request_type.DESCRIPTOR
     for service in descriptor.file.services_by_name.values():
         for method in service.methods:

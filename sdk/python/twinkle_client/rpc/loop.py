@@ -25,8 +25,8 @@ _EXIT_TIMEOUT_SECONDS = 5.0
 class LoopThread:
     """One client's access to the loop thread of the process.
 
-    Coroutines start in the order they are submitted and see the submitter's context variables. Stopping cancels the
-    tasks of this client only. A client cannot be used in a child of `os.fork`, where it counts as stopped.
+    Coroutines start in the order in which they are submitted, and run with the submitter's context variables. Stopping
+    cancels the tasks of this client only. After `os.fork`, the child process cannot use the client.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class LoopThread:
         """Start `coroutine` and return a future; cancelling the future cancels the coroutine.
 
         Raises:
-            RuntimeError: The client has been stopped.
+            RuntimeError: The client has been stopped, or was created before a fork of this process.
         """
         context = copy_context()
         context.run(_owner.set, self)
@@ -114,7 +114,7 @@ class _SharedLoop:
 
     @property
     def is_open(self) -> bool:
-        """Whether coroutines can be submitted: not after `close`, and not in a forked child, which has no thread."""
+        """Whether coroutines can be submitted; False after `close`, and in a forked child, which has no loop thread."""
         return not self.loop.is_closed() and self._process_id == os.getpid()
 
     @property

@@ -1,4 +1,4 @@
-"""Retries while a service is unavailable, and one warning per outage, regardless of how many calls wait.
+"""Retries while a service is unavailable, and one warning per outage, even if many calls wait.
 
 The gateway continues a running response once its service is back. Until then the stream is silent. Because streams are
 also silent while a slow model computes, the client asks the gateway which services respond.
@@ -27,7 +27,7 @@ _FIRST_DELAY = 0.2
 _LAST_DELAY = 5.0
 """Maximum delay between attempts in seconds; `_FIRST_DELAY` is the initial delay."""
 _WORK_SECONDS = 10.0
-"""Duration after which a failed attempt counts as work of the server; connecting alone may take several seconds."""
+"""Minimum duration of a failed attempt that begins a new outage. Connecting alone may take several seconds."""
 _UNREPORTED_SECONDS = 1.0
 """Outages that end within this time are not reported."""
 
@@ -84,7 +84,7 @@ class Outages:
 
 
 class Silence:
-    """Watches the streams of a connection.
+    """Detects streams that are silent because their service is unavailable.
 
     Args:
         ask: Returns the names of the services that do not respond.
@@ -145,7 +145,7 @@ class _Stream:
         self._last = self._clock()
 
     def is_silent(self) -> bool:
-        """Return whether no message arrived for a while."""
+        """Return whether no message has arrived for `_SILENT_SECONDS`."""
         return self._clock() - self._last >= _SILENT_SECONDS
 
 
@@ -196,12 +196,12 @@ class Backoff:
             Error: `error` itself, if it is not retryable or the outage has lasted too long.
         """
         now = self._clock()
-        # The server worked during a long attempt, so the failure of that attempt begins a new outage.
+        # The server was available during a long attempt, so the failure of that attempt begins a new outage.
         if self._end is None or now - self._resumed > max(self._seconds / 2, _WORK_SECONDS):
             self._end, self._delay = now + self._seconds, _FIRST_DELAY
             self._begin = self._resumed
         if not (may_retry or isinstance(error, RetryableError)) or now >= self._end:
-            # The cause would be grpc's error, which repeats the message and contains addresses.
+            # `from None` hides grpc's error, which repeats the message and contains addresses.
             raise error from None
         delay = max(self._delay, error.retry_after.total_seconds() if error.retry_after else 0.0)
         self._delay = min(2 * self._delay, _LAST_DELAY)

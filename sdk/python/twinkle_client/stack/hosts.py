@@ -75,7 +75,7 @@ class ServiceProcess(Protocol):
     def end(self, *, grace_seconds: float) -> bool:
         """Terminate the process, kill it if it does not exit in time, and return whether it exited by itself.
 
-        For a process that is not running, release the resources that it has left.
+        If the process is not running, only release its resources.
         """
         ...
 
@@ -84,7 +84,7 @@ class Place(Protocol):
     """Reserved resources for a process."""
 
     def start(self, command: Command) -> ServiceProcess:
-        """Start the process; the place now belongs to it, and `ServiceProcess.end` releases it.
+        """Start the process in this place; `ServiceProcess.end` releases the place.
 
         Raises:
             StackError: The process could not be started; the place is released.
@@ -117,7 +117,7 @@ class ProcessHost(Protocol):
         ...
 
     def end_unrecorded(self) -> None:
-        """End all processes and places of the stack on other machines that were not ended by their records."""
+        """End the remaining processes of the stack on other machines and release their places, even without a record."""
         ...
 
 

@@ -19,7 +19,7 @@ from twinkle_client.stack.state import StackState
 from twinkle_client.stack.state_folder import check_free_space, folder_problem, locked, make_private
 
 _REVIVAL_SECONDS = 30.0
-"""Longest wait of a restart for resources of a cluster, which delays other programs; restarts are repeated."""
+"""Longest wait of a restart for a cluster's resources. It is short, because the wait delays other programs."""
 _STOP_WAIT_SECONDS = 60.0
 """Longest wait of `stop_stack` for a restart in progress."""
 
@@ -101,7 +101,7 @@ def revive_stack(state_dir: Path, *, report: Report, waiting: Collection[str] = 
 
 
 def _with_current_addresses(state: StackState, spawner: Spawner) -> StackState:
-    """Return the stack with the addresses that its processes report; an interrupted start leaves old ones on record."""
+    """Return the stack with the addresses that its processes report; an interrupted start leaves outdated ones."""
     for service in state.services:
         address = read_address(spawner.address_file(service.name))
         if address and address != service.address and service.is_running():

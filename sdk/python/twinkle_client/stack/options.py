@@ -87,7 +87,7 @@ class StackOptions:
     sampler_count: int = 1
     """Number of samplers per base model at the start."""
     autoscaling: Scaling | None = None
-    """When `twinkle up` changes the number of samplers, or None if it does not. `start_stack` does not change it."""
+    """Conditions under which `twinkle up` changes the number of samplers. None: never. `start_stack` ignores them."""
     tls: bool = False
     """Whether clients and services use TLS, with certificates created in the state folder."""
     min_free_bytes: int = 256 << 20

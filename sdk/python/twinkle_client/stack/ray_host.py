@@ -28,7 +28,7 @@ from twinkle_client.stack.spawning import service_of, write_private
 NAMESPACE = 'twinkle'
 """Ray namespace of the actors of all stacks."""
 _START_SECONDS = 60.0
-"""Time limit of the start of a process, for which its machine may have to wait for a disk."""
+"""Time limit for the start of a process, which may have to wait for a slow disk."""
 _CALL_SECONDS = 10.0
 """Time limit of a call that an actor answers at once."""
 _END_WITH_PARENT = (
@@ -37,7 +37,7 @@ _END_WITH_PARENT = (
     'os.getppid() == int(sys.argv[1]) or sys.exit(1)\n'  # the parent may have ended before
     'os.execv(sys.executable, [sys.executable, *sys.argv[2:]])\n'
 )
-"""Program that runs the program in its arguments, after the id of the parent. At the parent's end, it gets SIGTERM."""
+"""Program with the arguments PARENT_ID PROGRAM...; it runs PROGRAM, which receives SIGTERM when the parent ends."""
 
 
 class ServiceActor:
@@ -105,7 +105,7 @@ class RayProcess:
         try:
             return _result(self._find().exit_status.remote())
         except (GetTimeoutError, ActorUnavailableError):
-            # A machine that does not answer may come back; Ray reports it as lost after some time.
+            # A machine that does not respond may respond again later; Ray reports a lost machine after some time.
             return None
         except _LOST:
             return KILLED_STATUS
@@ -195,7 +195,7 @@ class RayHost:
         return place
 
     def end_unrecorded(self) -> None:
-        """Kill all actors that are left, with or without a record; their processes receive SIGTERM."""
+        """Kill all remaining actors of the stack, with or without a record; their processes receive SIGTERM."""
         for found in cast('Any', ray.util).list_named_actors(all_namespaces=True):
             if found['namespace'] == NAMESPACE and found['name'].startswith(f'{self._prefix}-'):
                 # An actor that another program ends at the same time is no longer found.
@@ -203,7 +203,7 @@ class RayHost:
                     ray.kill(cast('Any', ray).get_actor(found['name'], namespace=NAMESPACE))
 
     def _resources_of(self, name: str, count: int) -> dict[str, Any]:
-        """Return Ray's options for the resources of a process, or for this machine."""
+        """Return the options with which Ray reserves a process's resources, or places the process on this machine."""
         service = service_of(name)
         if service not in PLACED:
             node = cast('Any', ray).get_runtime_context().get_node_id()
@@ -282,7 +282,7 @@ def find_cluster(address: str, resources: Mapping[str, Mapping[str, float]]) -> 
 
 
 def _connect(address: str) -> None:
-    """Connect to a cluster, unless this program is connected.
+    """Connect to a cluster, unless this program is already connected.
 
     Raises:
         StackError: The cluster cannot be reached.

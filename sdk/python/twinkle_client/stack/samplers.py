@@ -109,7 +109,7 @@ def remove_ended(state_dir: Path) -> None:
 
 
 def _cleaned(state: StackState) -> StackState:
-    """Return the stack without samplers that have exited for good, and with all addresses of those that are ready."""
+    """Return the stack without samplers that have exited permanently, and with the addresses of ready samplers."""
     for service in state.services:
         if service_of(service.name) == 'sampler' and (service.is_leaving or not service.address):
             if not service.is_running():
@@ -146,7 +146,7 @@ def _settings_of_new(state: StackState, spawner: Spawner, engine: str, base_mode
 
 
 def _spawn_sampler(spawner: Spawner, state_dir: Path, settings: dict[str, Any], place: Place) -> str:
-    """Start a sampler's process at a place and record it; return its name."""
+    """Start a sampler's process in a reserved place and record it; return its name."""
     try:
         with locked(state_dir, seconds=_LOCK_SECONDS):
             state = _reachable_stack(state_dir)

@@ -13,7 +13,7 @@ _USED_SHARE = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """When samplers are added to a running stack and removed from it. The numbers are per base model."""
+    """Conditions under which samplers are added to or removed from a running stack. The numbers are per base model."""
 
     max_samplers: int
     """Maximum number of samplers. The number at the start is the minimum."""
@@ -68,7 +68,7 @@ class ScalingRule:
         """Return 1 if a sampler is missing, -1 if one is superfluous, and otherwise 0.
 
         Args:
-            loads: Load of each ready sampler. Without one, samplers are starting, and their number does not change.
+            loads: Load of each ready sampler. Empty while the first samplers start; the result is then 0.
             now: Seconds of a clock that does not go back.
         """
         self._short_since = _since(self._short_since, now, is_true=_is_short(loads))
@@ -87,7 +87,7 @@ class ScalingRule:
 
 
 def _since(begin: float | None, now: float, *, is_true: bool) -> float | None:
-    """Return since when a condition has been true; None if it is false."""
+    """Return the time since which a condition has been true; None if it is false."""
     if not is_true:
         return None
     return now if begin is None else begin
@@ -99,7 +99,7 @@ def _is_short(loads: Sequence[EngineLoad]) -> bool:
 
 
 def _is_ample(loads: Sequence[EngineLoad]) -> bool:
-    """Return whether no request waits, and all samplers but the largest would have slots and memory to spare."""
+    """Return whether no request waits, and the load uses little of the samplers that remain without the largest one."""
     if len(loads) < 2 or any(load.waiting_sequence_count for load in loads):
         return False
     capacities = sorted(load.max_sequence_count for load in loads)

@@ -60,7 +60,7 @@ class Spawner:
             report: Callback for events of services.
             host: Starts the processes. Default: on this machine.
             restart_limit: Maximum number of restarts of each process that is killed by a signal while this program
-                waits. A service that recovers work which crashes it skips that work after a few restarts.
+                waits. A service that crashes on recovered work skips that work after a few restarts.
             on_restart: Called after each restart, because the process id has changed.
         """
         self._folder = folder
@@ -205,7 +205,7 @@ def _exit_text(status: int) -> str:
 
 
 def end_service(service: ServiceState, report: Report) -> None:
-    """Stop a service, or release what an exited one has left."""
+    """Stop a service, or release the resources of a service that has exited."""
     if service.is_running():
         report(service.name, 'stopping')
         service.process.end(grace_seconds=STOP_GRACE_SECONDS)

@@ -104,7 +104,7 @@ class Launch:
         return self._placement is not None and bool(self._placement.resources[service].get('GPU'))
 
     def current_state(self, *, http_address: str = '') -> StackState:
-        """Return the started services; the stack counts as up once it has the gateway's address."""
+        """Return the record of the started services; a stack is up once its record has the gateway's address."""
         started = [self._spawner.state_of(name) for name in self._spawner.started]
         services = tuple(sorted(started, key=lambda item: (SERVICES.index(service_of(item.name)), item.name)))
         state = StackState.create(
