@@ -1,7 +1,7 @@
 """A client of the churn benchmark: `python -m benchmarks.churn_worker ADDRESS MODEL SEED LOG`, with `TWINKLE_API_KEY`.
 
 It runs life cycles of adapters until it is killed, and appends one line of JSON per cycle to LOG. First it deletes the
-adapters and checkpoints of a killed client with the same key, as a user does who starts a program again.
+adapters and checkpoints of a killed client with the same key, as a restarted user program would.
 """
 
 import json

@@ -34,7 +34,7 @@ def run_recipe(
         name: Name of the recipe's module.
         about: Description for `--help`: the docstring of the module.
         settings: Settings by name, see `read_recipe`.
-        train: Function that does the work.
+        train: Function that runs the recipe.
     """
     recipe = read_recipe(name, about or '', settings)
     for number in (signal.SIGTERM, signal.SIGHUP):
