@@ -13,7 +13,7 @@ class NumberedTemplate(Template):
     """Numbers the messages of the user, so that the model can refer to them."""
 
     def format_trajectory(self, trajectory: Mapping[str, Any]) -> Trajectory:
-        """Return the chat as the model sees it. The library computes the labels from the result."""
+        """Return the chat that the model receives. The library computes the labels from the result."""
         chat, number = super().format_trajectory(trajectory), 0
         for message in chat['messages']:
             if message['role'] == 'user':

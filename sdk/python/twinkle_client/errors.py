@@ -142,7 +142,7 @@ class RetryableError(Error):
 
 
 class BusyError(RetryableError):
-    """A queue is full."""
+    """A queue is full, or a rate limit is reached; retry after `retry_after`."""
 
 
 class UsageError(Error):
@@ -162,7 +162,7 @@ class StateError(UsageError):
 
 
 class QuotaError(UsageError):
-    """A quota or size limit is reached."""
+    """A quota or size limit is reached, and waiting alone does not help."""
 
 
 class NotSupportedError(UsageError):

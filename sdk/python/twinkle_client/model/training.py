@@ -73,9 +73,9 @@ class TrainingVerbs(ModelHandle):
 
     @remote_method
     async def forward_only(self, inputs: Inputs, *, adapter_name: str | None = None, **options: Any) -> ForwardOutput:
-        """Compute log-probabilities and loss without a gradient or a change of state.
+        """Compute log-probabilities and loss without a gradient.
 
-        The arguments are those of `forward_backward`.
+        Only the evaluation metrics change; see `add_metric`. The arguments are those of `forward_backward`.
         """
         verb = operation_pb2.ForwardOnly(loss=own_loss(options), **forward_fields(inputs, options))
         return forward_output(await self._run(adapter_name, forward_only=verb))

@@ -117,7 +117,7 @@ class ProcessHost(Protocol):
         ...
 
     def end_unrecorded(self) -> None:
-        """End the remaining processes of the stack on other machines and release their places, even without a record."""
+        """End the remaining processes of the stack on other machines and release their places, even if unrecorded."""
         ...
 
 
