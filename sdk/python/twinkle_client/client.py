@@ -51,8 +51,8 @@ class TwinkleClient:
             base_url: `http://host:port`, `https://...`, `grpc://...` or `host:port`. Unset: `TWINKLE_SERVER_URL`,
                 or the local stack started by `twinkle up`.
             api_key: Unset or empty: `TWINKLE_API_KEY`, or the local stack's key.
-            session_heartbeat_interval: Time between heartbeats; a number is in seconds. Unset: the gateway's
-                interval.
+            session_heartbeat_interval: Time between heartbeats, at most the gateway's interval; a number is in
+                seconds. Unset: the gateway's interval.
             retry_timeout: Calls are retried for this long while the server is unavailable.
             ca: PEM file of CA certificates that verify a server with TLS. Unset: the local stack's CA for that stack,
                 `TWINKLE_CA` for other servers, or the system's certificates.
@@ -188,7 +188,7 @@ class TwinkleClient:
                 from the catalogue, which may not yet contain the newest checkpoints.
 
         Raises:
-            TypeError: A filter is unknown, or a label is not a string.
+            TypeError: A filter is unknown, a label is not a string, or a time is not a datetime.
             ValueError: `end_time` is not later than `begin_time`.
         """
         if filters:

@@ -78,7 +78,7 @@ class UpOptions:
         """Return the fields of `StackOptions` given on the command line.
 
         Args:
-            scaling: `autoscaling` of the configuration file, whose other fields stay.
+            scaling: `autoscaling` of the configuration file; `--max-samplers` replaces only its maximum.
         """
         models = [_absolute_model(model) for model in self.models or []]
         chosen: dict[str, Any] = {

@@ -102,6 +102,7 @@ class Sampler:
             ValueError: An argument cannot be sent.
             NotFoundError: The model, adapter or version does not exist.
             StateError: The adapter has no version yet.
+            RetryableError: The version did not arrive within `wait`, or the samplers stayed unavailable.
         """
         params = convert.sampling_params(sampling_params, num_samples=num_samples)
         ref = self._adapter(adapter_name, adapter)

@@ -234,4 +234,4 @@ def _ray_host() -> Any:
     except ModuleNotFoundError as error:
         if error.name != 'ray':
             raise
-        raise StackError("Ray is not installed; install it with `pip install 'twinkle[ray]'`") from None
+        raise StackError("Ray is not installed; install it with `pip install 'twinkle-grpc[ray]'`") from None
