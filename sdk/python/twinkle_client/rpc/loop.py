@@ -45,7 +45,7 @@ class LoopThread:
         """Start `coroutine` and return a future; cancelling the future cancels the coroutine.
 
         Raises:
-            RuntimeError: The client has been stopped, or was created before a fork of this process.
+            RuntimeError: The client has been stopped, or this process was forked after the client was created.
         """
         context = copy_context()
         context.run(_owner.set, self)

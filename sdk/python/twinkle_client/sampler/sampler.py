@@ -100,8 +100,8 @@ class Sampler:
 
         Raises:
             ValueError: An argument cannot be sent.
-            NotFoundError: The model, adapter or version does not exist.
-            StateError: The adapter has no version yet.
+            NotFoundError: The model, adapter or version does not exist, or the adapter has no published version.
+            StateError: The samplers cannot use the adapter's weights.
             RetryableError: The version did not arrive within `wait`, or the samplers stayed unavailable.
         """
         params = convert.sampling_params(sampling_params, num_samples=num_samples)
@@ -191,7 +191,7 @@ class Sampler:
             adapter: See `sample`.
 
         Raises:
-            NotFoundError: The adapter or version does not exist.
+            NotFoundError: The adapter or version does not exist, or the adapter has no published version.
             RetryableError: The version was not loaded within `wait`.
             StateError: The weights do not fit the model, or belong to a full-parameter run that this sampler is not
                 configured to follow.
