@@ -59,6 +59,8 @@ def _start(options: StackOptions, *, report: Report) -> StackState:
 def revive_stack(state_dir: Path, *, report: Report, waiting: Collection[str] = ()) -> StackState | None:
     """Restart the exited services of a running stack with the same configurations and addresses.
 
+    On a cluster, a trainer may start on another machine; the gateway is then restarted with its new address.
+
     Args:
         state_dir: State folder of the stack.
         report: Called with a service and an event.
@@ -129,7 +131,11 @@ def _follow_moved_trainers(state: StackState, spawner: Spawner) -> StackState:
 
 
 def stop_stack(state_dir: Path, *, report: Report) -> bool:
-    """Stop a stack, last service first; return whether there was one."""
+    """Stop a stack, last service first; return whether there was one.
+
+    Raises:
+        StackBusyError: Another program is starting or stopping services.
+    """
     if not state_dir.is_dir():
         return False
     with locked(state_dir, seconds=_STOP_WAIT_SECONDS):
