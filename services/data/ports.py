@@ -80,11 +80,12 @@ class ExportedFile(Protocol):
 class DatasetStore(Protocol):
     """Stores datasets by id. The use cases check which tenant owns a dataset."""
 
-    def get(self, dataset_id: str) -> Dataset | None:
-        """Return a dataset's description; None if it does not exist.
+    def get(self, tenant_id: str, dataset_id: str) -> Dataset | None:
+        """Return the description of a tenant's dataset; None if the tenant has no such dataset.
 
         Raises:
-            StoredDataDamaged: The stored description is damaged.
+            StoredDataDamaged: The stored description is damaged, and the dataset belongs to the tenant or to an unknown
+                tenant.
         """
         ...
 

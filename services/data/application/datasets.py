@@ -271,8 +271,8 @@ def dataset_of(store: DatasetStore, caller: Caller, dataset_id: str) -> Dataset:
         StoredDataDamaged: The stored description of the dataset is damaged.
     """
     require_scope(caller, 'data')
-    dataset = store.get(dataset_id)
-    if dataset is None or dataset.tenant_id != caller.tenant_id:
+    dataset = store.get(caller.tenant_id, dataset_id)
+    if dataset is None:
         raise DatasetNotFound(dataset_id)
     return dataset
 

@@ -51,10 +51,11 @@ class DiskDatasets:
         """Folders whose files were compared with their digests since the start."""
         self._remove_incomplete()
 
-    def get(self, dataset_id: str) -> Dataset | None:
-        if dataset_id in self._damaged:
+    def get(self, tenant_id: str, dataset_id: str) -> Dataset | None:
+        if dataset_id in self._damaged and self._damaged[dataset_id] in (tenant_id, None):
             raise StoredDataDamaged('dataset', dataset_id)
-        return self._known.get(dataset_id)
+        dataset = self._known.get(dataset_id)
+        return dataset if dataset is not None and dataset.tenant_id == tenant_id else None
 
     def of_tenant(self, tenant_id: str) -> list[Dataset]:
         return [dataset for dataset in self._known.values() if dataset.tenant_id == tenant_id]

@@ -50,12 +50,14 @@ class EngineControl:
     async def pause(self, caller: Caller, mode: PauseMode) -> None:
         """Pause the engine. New requests are refused from this call until `resume`.
 
-        If the call is cancelled before the engine is paused, requests are admitted again.
+        If the call is cancelled before the engine is paused, requests are admitted again, unless the engine was already
+        paused or asleep.
 
         Raises:
             ScopeMissing: The caller is not an operator.
         """
         require_scope(caller, 'operator')
+        was_open = self._admission.is_open
         self._admission.close()
         is_paused = False
         try:
@@ -67,7 +69,7 @@ class EngineControl:
             await self._engine.pause()
             is_paused = True
         finally:
-            if not is_paused:
+            if was_open and not is_paused:
                 self._admission.open()
 
     async def resume(self, caller: Caller) -> None:

@@ -103,7 +103,7 @@ async def test_damage_to_any_stored_file_is_reported_or_has_no_effect(tmp_path: 
 
 @pytest.mark.parametrize('name', ['record.json', 'revision-1/rows.jsonl', 'revision-1/row_offsets.npy'])
 async def test_damaged_dataset_can_be_deleted_by_its_owner(tmp_path: Path, name: str) -> None:
-    """A dataset with any damaged file can be deleted by its owner only, and does not exist afterwards."""
+    """A dataset with any damaged file can be deleted by its owner, and does not exist for others and afterwards."""
     async with serving_data(tmp_path) as service:
         dataset_id = (await service.create(chats(chat('u', 'a')))).dataset_id
     path = tmp_path / 'data' / 'datasets' / dataset_id / name
@@ -111,7 +111,12 @@ async def test_damaged_dataset_can_be_deleted_by_its_owner(tmp_path: Path, name:
     request = wire.DeleteDatasetRequest(dataset_id=dataset_id)
     async with serving_data(tmp_path) as service:
         other = service.as_tenant('bob')
-        assert (await refusal_of(other.datasets.DeleteDataset(request, metadata=other.metadata))).reason
+        reading = wire.GetDatasetRequest(dataset_id=dataset_id)
+        for call in (
+            other.datasets.DeleteDataset(request, metadata=other.metadata),
+            other.datasets.GetDataset(reading, metadata=other.metadata),
+        ):
+            assert (await refusal_of(call)).reason == 'DATASET_NOT_FOUND'
         assert path.exists()
         await service.datasets.DeleteDataset(request, metadata=service.metadata)
         assert not path.parent.exists()

@@ -95,7 +95,8 @@ def adapter_ref(
     if version is not None and min_version is not None:
         raise ValueError('version and min_version cannot be combined; pass one of them')
     if (version is not None or min_version is not None) and (not adapter or is_checkpoint):
-        raise ValueError('a version requires an adapter; pass adapter_name')
+        problem = 'leave it out for a checkpoint' if is_checkpoint else 'pass adapter_name'
+        raise ValueError(f'a version requires an adapter that publishes versions; {problem}')
     if not adapter:
         return None
     timeout = None

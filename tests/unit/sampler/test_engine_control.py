@@ -1,0 +1,34 @@
+"""Pauses of the engine that are cancelled."""
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from fixtures.fake_sampler_engine import FakeSamplerEngine
+from services.kit.caller import Caller
+from services.sampler.application.admission import Admission
+from services.sampler.application.engine_control import EngineControl, PauseMode
+from services.sampler.domain.running_requests import RunningRequest, RunningRequests
+
+OPERATOR = Caller(tenant_id='operator', scopes=frozenset({'operator'}))
+
+
+@pytest.mark.parametrize('is_paused', [False, True])
+async def test_cancelled_pause_restores_the_earlier_state(*, is_paused: bool) -> None:
+    """A cancelled pause admits requests again, unless an earlier pause refuses them."""
+    engine = FakeSamplerEngine()
+    admission = Admission(engine, slots=1, queue_limit=1)
+    control = EngineControl(engine, admission, RunningRequests())
+    async with admission.slot(RunningRequest(tenant_id='a', request_id='one')):
+        if is_paused:
+            await control.pause(OPERATOR, PauseMode.KEEP)
+        waiting = asyncio.create_task(control.pause(OPERATOR, PauseMode.WAIT))
+        await asyncio.sleep(0)
+        assert not admission.is_open
+        waiting.cancel()
+        with suppress(asyncio.CancelledError):
+            await waiting
+        assert admission.is_open is not is_paused
+    await control.resume(OPERATOR)
+    assert admission.is_open
