@@ -59,10 +59,9 @@ async def test_address_of_another_server_is_used_unchanged(body: bytes) -> None:
         await reader.readuntil(b'\r\n\r\n')
         writer.write(b'HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s' % (len(body), body))
         await writer.drain()
-        writer.close()
 
-    async with await asyncio.start_server(answer, '127.0.0.1', 0) as server:
-        address = f'http://127.0.0.1:{server.sockets[0].getsockname()[1]}'
+    async with _serving(answer, '127.0.0.1', connections=1) as port:
+        address = f'http://127.0.0.1:{port}'
         assert await asyncio.to_thread(grpc_address, address) == address
 
 
@@ -71,10 +70,9 @@ async def test_silent_server_is_queried_until_the_timeout() -> None:
 
     async def stay_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
-        writer.close()
 
-    async with await asyncio.start_server(stay_silent, '127.0.0.1', 0) as server:
-        address = f'http://127.0.0.1:{server.sockets[0].getsockname()[1]}'
+    async with _serving(stay_silent, '127.0.0.1', connections=1) as port:
+        address = f'http://127.0.0.1:{port}'
         assert await asyncio.to_thread(grpc_address, address, timeout=timedelta(milliseconds=50)) == address
 
 
