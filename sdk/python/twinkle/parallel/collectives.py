@@ -1,5 +1,7 @@
 """Exchange of Python objects between the processes of a program."""
 
+import pickle
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -58,3 +60,53 @@ def broadcast(value: _Value | None, *, group: dist.ProcessGroup, source: int = 0
     values: list[Any] = [value]
     dist.broadcast_object_list(values, group_src=source, group=group)
     return values[0]
+
+
+def run_on_rank(
+    call: str,
+    work: Callable[[], _Value],
+    *,
+    failures: tuple[type[Exception], ...],
+    rank: int = 0,
+    group: dist.ProcessGroup | None = None,
+) -> _Value:
+    """Call `work` on one rank only; return its result, or raise its exception, on all ranks.
+
+    Args:
+        call: description of the call, equal on all ranks.
+        work: function of the rank; its result is pickled.
+        failures: exceptions of `work` that all ranks raise. Any other exception ends its process.
+        rank: number of the rank in the group.
+        group: process group; None for all ranks of the program.
+
+    Raises:
+        CallsDiffer, RuntimeError: see `all_gather`.
+    """
+    outcome = outcome_of(work, failures) if dist.get_rank(group) == rank else None
+    outcomes: list[Any] = all_gather(call, outcome, group=group)
+    return result_or_raise(outcomes[rank])
+
+
+def outcome_of(work: Callable[[], Any], failures: tuple[type[Exception], ...]) -> tuple[Any, Exception | None]:
+    """Return the result of `work`, or one of the given exceptions, in a form that can be pickled."""
+    try:
+        return work(), None
+    except failures as error:
+        return None, _picklable(error)
+
+
+def result_or_raise(outcome: tuple[Any, Exception | None]) -> Any:
+    """Return the result of an `outcome_of`, or raise its exception."""
+    value, error = outcome
+    if error is not None:
+        raise error
+    return value
+
+
+def _picklable(error: Exception) -> Exception:
+    """Return the exception, or a RuntimeError with its type and message if it cannot be pickled."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - own bytes
+    except (pickle.PicklingError, TypeError, AttributeError):
+        return RuntimeError(f'{type(error).__name__}: {error}')
+    return error

@@ -1,18 +1,16 @@
 """Shares of a batch: each process of a program passes a share, and all processes train on the whole batch."""
 
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
-import torch.distributed as dist
 from torch import Tensor
 
 from twinkle.hub import HubError
 from twinkle.infra import DeviceMesh
 from twinkle.model.engine.joint_pass import LOSS_FAILURES
 from twinkle.model.errors import TrainerError
-from twinkle.parallel import all_gather
+from twinkle.parallel import all_gather, outcome_of, result_or_raise, run_on_rank
 
 _Value = TypeVar('_Value')
 _FAILURES = (*LOSS_FAILURES, TrainerError, HubError, OSError)
@@ -77,8 +75,8 @@ class TorchShares:
         Raises:
             ValueError: processes that must pass the same share passed different ones.
         """
-        outcomes = all_gather(call, _outcome_of(lambda: list(make())))
-        values: list[list[_Value]] = [_result_or_raise(outcome) for outcome in outcomes]
+        outcomes = all_gather(call, outcome_of(lambda: list(make()), _FAILURES))
+        values: list[list[_Value]] = [result_or_raise(outcome) for outcome in outcomes]
         self._check_copies(call, values)
         shares = [values[rank] for rank in self._mesh.get_reading_ranks()]
         own = self._mesh.data_rank
@@ -99,8 +97,7 @@ class TorchShares:
 
     def on_first(self, call: str, work: Callable[[], _Value]) -> _Value:
         """Run `work` in the first process."""
-        outcomes: list[Any] = all_gather(call, _outcome_of(work) if dist.get_rank() == 0 else None)
-        return _result_or_raise(outcomes[0])
+        return run_on_rank(call, work, failures=_FAILURES)
 
 
 def _is_equal(one: Any, other: Any) -> bool:
@@ -112,26 +109,3 @@ def _is_equal(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray | Tensor) or isinstance(other, np.ndarray | Tensor):
         return np.array_equal(np.asarray(one), np.asarray(other))
     return bool(one == other)
-
-
-def _outcome_of(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    try:
-        return work(), None
-    except _FAILURES as error:
-        return None, _picklable(error)
-
-
-def _result_or_raise(outcome: tuple[Any, Exception | None]) -> Any:
-    value, error = outcome
-    if error is not None:
-        raise error
-    return value
-
-
-def _picklable(error: Exception) -> Exception:
-    """Return the exception, or a RuntimeError with its type and message if it cannot be pickled."""
-    try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301 - own bytes
-    except (pickle.PicklingError, TypeError, AttributeError):
-        return RuntimeError(f'{type(error).__name__}: {error}')
-    return error
