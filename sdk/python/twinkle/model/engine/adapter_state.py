@@ -13,6 +13,7 @@ from twinkle.data_format import LoraConfig, LossOutput
 from twinkle.loss import CrossEntropyLoss, Loss, LossBatch
 from twinkle.metric import LossMetric, Metric, TrainMetric
 from twinkle.model.engine.optimization import ComponentChoice, Optimization
+from twinkle.model.engine.owner import AdapterOwner
 from twinkle.model.engine.value_head import ValueHead
 from twinkle.nn import FullWeights, LoraWeights
 from twinkle.processor import InputProcessor, PackedBatch
@@ -63,6 +64,8 @@ class AdapterState:
     adapter_id: str
     weights: LoraWeights | FullWeights
     optimization: Optimization
+    owner: AdapterOwner | None = None
+    """Rank that holds the gradient and the optimizer's state; None if every rank does."""
     value_head: ValueHead | None = None
     """Value head; None until a loss that learns values is set."""
     loss: Loss = field(default_factory=CrossEntropyLoss)
@@ -88,11 +91,16 @@ class AdapterState:
 
     @classmethod
     def create(
-        cls, adapter_id: str, weights: LoraWeights | FullWeights, *, gradient_accumulation_steps: int
+        cls,
+        adapter_id: str,
+        weights: LoraWeights | FullWeights,
+        *,
+        gradient_accumulation_steps: int,
+        owner: AdapterOwner | None = None,
     ) -> 'AdapterState':
         """Return a new adapter's state: AdamW with torch's defaults, cross-entropy and no schedule."""
         optimization = Optimization.begin(ComponentChoice('AdamW', {}), weights.named_parameters())
-        return cls(adapter_id, weights, optimization, gradient_accumulation_steps=gradient_accumulation_steps)
+        return cls(adapter_id, weights, optimization, owner, gradient_accumulation_steps=gradient_accumulation_steps)
 
     @property
     def config(self) -> LoraConfig | None:
@@ -143,6 +151,11 @@ class AdapterState:
         """Whether batches are accumulated, but fewer than an optimizer step needs."""
         return 0 < self.batch_count < self.gradient_accumulation_steps
 
+    @property
+    def is_held_here(self) -> bool:
+        """Whether this rank holds the gradient and the optimizer's state."""
+        return self.owner is None or self.owner.is_this_rank
+
     def named_parameters(self) -> dict[str, Tensor]:
         """Return all trained tensors in a fixed order: A and B of each layer, then the value head."""
         head = {} if self.value_head is None else self.value_head.named_parameters()
@@ -152,9 +165,16 @@ class AdapterState:
         """Return the tensors of `named_parameters`."""
         return list(self.named_parameters().values())
 
+    def replace_optimization(self, optimization: Optimization) -> None:
+        """Replace optimizer and schedule; only the owner keeps the optimizer's state."""
+        if not self.is_held_here:
+            optimization.optimizer.state.clear()
+        self.optimization = optimization
+
     def add_value_head(self, head: ValueHead) -> None:
         """Add a value head to the trained parameters; the state of optimizer and schedule is preserved."""
-        self.optimization = self.optimization.extended({**self.named_parameters(), **head.named_parameters()})
+        parameters = {**self.named_parameters(), **head.named_parameters()}
+        self.replace_optimization(self.optimization.extended(parameters))
         self.value_head = head
 
     @contextmanager

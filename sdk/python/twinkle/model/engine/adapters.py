@@ -7,6 +7,8 @@ import torch
 
 from twinkle.data_format import LoraConfig
 from twinkle.model.engine.adapter_state import AdapterState
+from twinkle.model.engine.owner import AdapterOwner
+from twinkle.model.engine.pass_group import PassGroup, SoloPassGroup
 from twinkle.model.errors import AdapterExists, InvalidArgument, ModelLeased, UnknownAdapter
 from twinkle.nn import FullWeights, LoraWeights, PackedModel
 
@@ -16,10 +18,12 @@ class AdapterTable:
 
     Args:
         model: model shared by all adapters.
+        group: ranks that have equal tables; None for this process alone.
     """
 
-    def __init__(self, model: PackedModel) -> None:
+    def __init__(self, model: PackedModel, *, group: PassGroup | None = None) -> None:
         self.model = model
+        self.group = SoloPassGroup() if group is None else group
         self._adapters: dict[str, AdapterState] = {}
 
     @property
@@ -55,7 +59,12 @@ class AdapterTable:
         weights = LoraWeights.create(
             self.model.targets, replace(config, seed=seed), seed=seed, device=str(self.model.device), is_trainable=True
         )
-        state = AdapterState.create(adapter_id, weights, gradient_accumulation_steps=gradient_accumulation_steps)
+        state = AdapterState.create(
+            adapter_id,
+            weights,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            owner=self._next_owner(),
+        )
         self._adapters[adapter_id] = state
         return state
 
@@ -94,6 +103,14 @@ class AdapterTable:
         del self._adapters[adapter_id]
         if isinstance(weights, FullWeights):
             weights.release()
+
+    def _next_owner(self) -> AdapterOwner | None:
+        """Return the rank that owns the fewest parameters, and of several such ranks the first, for a LoRA adapter."""
+        loads = [0] * self.group.size
+        for state in self._adapters.values():
+            if state.owner is not None:
+                loads[state.owner.rank] += state.weights.parameter_count
+        return self.group.owner(loads.index(min(loads)))
 
     def _check_free(self, adapter_id: str) -> None:
         if adapter_id in self._adapters:

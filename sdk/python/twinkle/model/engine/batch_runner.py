@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from twinkle.model.engine.joint_pass import BackwardFailed, run_joint_pass
 from twinkle.model.engine.memory import OutOfMemoryInShardedPass, is_out_of_memory, release_memory
 from twinkle.model.engine.parts import BatchCutter
-from twinkle.model.engine.pass_group import PassGroup, PassOutcome, SoloPassGroup
+from twinkle.model.engine.pass_group import PassGroup, PassOutcome
 from twinkle.model.engine.pass_outputs import Segment
 from twinkle.model.engine.rounds import ItemRun, Worklist
 from twinkle.nn import FullWeights, PackedModel
@@ -22,13 +22,13 @@ class BatchRunner:
     Args:
         model: model shared by all adapters.
         max_pass_tokens: maximum number of rows of a shared pass.
-        group: ranks that share the passes; None for this process alone.
+        group: ranks that share the passes.
     """
 
-    def __init__(self, model: PackedModel, *, max_pass_tokens: int, group: PassGroup | None = None) -> None:
+    def __init__(self, model: PackedModel, *, max_pass_tokens: int, group: PassGroup) -> None:
         self._model = model
         self._max_pass_tokens = max_pass_tokens
-        self.group = SoloPassGroup() if group is None else group
+        self._group = group
         self.cutter = BatchCutter(model, max_pass_tokens=max_pass_tokens)
 
     def run(self, runs: Sequence[ItemRun]) -> None:
@@ -68,17 +68,17 @@ class BatchRunner:
 
     def _run_alike(self, runs: Sequence[ItemRun]) -> None:
         work = Worklist(self._model, runs, cutter=self.cutter, max_pass_tokens=self._max_pass_tokens)
-        while passes := work.next_round(self.group.size):
+        while passes := work.next_round(self._group.size):
             segments = [
                 [Segment(piece.run.purpose, piece.part.batch, piece.dropout) for piece in pieces] for pieces in passes
             ]
-            rank, mine = self.group.rank, None
+            rank, mine = self._group.rank, None
             if rank < len(passes):
                 mine = self._attempt(segments[rank])
             elif self._model.sharding is not None and self._model.sharding.needs_every_rank:
                 # The other ranks wait for this one in each layer, so it repeats a pass.
                 self._attempt(segments[0], is_repeated=True)
-            finished = list(zip(passes, self.group.exchange(mine, segments), strict=True))
+            finished = list(zip(passes, self._group.exchange(mine, segments), strict=True))
             # From the last pass to the first, because `divide` puts its passes in front of the others.
             for pieces, outcome in reversed(finished):
                 if outcome is None:

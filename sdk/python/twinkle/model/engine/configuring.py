@@ -26,7 +26,8 @@ class Configuring(AdapterTable):
             InvalidComponentOptions: an option is unknown or out of range.
         """
         state = self.adapter(adapter_id)
-        state.optimization = Optimization.begin(ComponentChoice(optimizer, options), state.named_parameters())
+        choice = ComponentChoice(optimizer, options)
+        state.replace_optimization(Optimization.begin(choice, state.named_parameters()))
 
     def set_lr_scheduler(self, adapter_id: str, scheduler: Any, /, **options: Any) -> None:
         """Replace the schedule; raises like `set_optimizer`."""

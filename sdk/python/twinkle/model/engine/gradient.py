@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from twinkle.model.engine.adapter_state import AdapterState
+from twinkle.model.engine.owner import AdapterOwner
 from twinkle.model.engine.results import ClipOptions
 from twinkle.model.errors import AdapterNotReady, LossNotFinite
 from twinkle.module import GradientNotFinite, clip_by_norm, clip_by_value
@@ -92,10 +93,37 @@ def total_gradient(state: AdapterState, gradient: Sequence[Tensor], *, is_finite
     return totals
 
 
-def accumulate(state: AdapterState, totals: Sequence[Tensor], *, divisor: int) -> None:
-    """Store a `total_gradient`; `divisor` is the batch's contribution to the divisor of the sum."""
-    for parameter, total in zip(state.parameters(), totals, strict=True):
-        parameter.grad = total
+def total_on_owner(
+    owner: AdapterOwner, state: AdapterState, gradient: Sequence[Tensor] | None, *, is_finite: bool = False
+) -> list[Tensor] | None:
+    """Return the `total_gradient` on the owner, and None on the other ranks; every rank must call it.
+
+    Raises:
+        LossNotFinite: the sum is not finite; all ranks raise it.
+    """
+    totals: list[Tensor] = []
+
+    def add() -> None:
+        totals.extend(total_gradient(state, gradient or (), is_finite=is_finite))
+
+    if state.batch_count or not is_finite:
+        owner.run(f'added a gradient to {state.adapter_id}', add)
+    elif owner.is_this_rank:
+        add()
+    return totals if owner.is_this_rank else None
+
+
+def accumulate(state: AdapterState, totals: Sequence[Tensor] | None, *, divisor: int) -> None:
+    """Count a batch and store its `total_gradient`, which only the owner of the adapter has.
+
+    Args:
+        state: state of the adapter.
+        totals: sum of the gradients; None on ranks that do not hold it.
+        divisor: contribution of the batch to the divisor of the sum.
+    """
+    if totals is not None:
+        for parameter, total in zip(state.parameters(), totals, strict=True):
+            parameter.grad = total
     state.batch_count += 1
     state.divisor += divisor
 
@@ -116,6 +144,12 @@ def clip_gradient(state: AdapterState, limits: ClipOptions) -> float:
         raise AdapterNotReady(state.adapter_id, 'a finite gradient; clear this one with zero_grad') from error
     state.grad_norm = norm
     return norm
+
+
+def clip_on_owner(owner: AdapterOwner, state: AdapterState, limits: ClipOptions) -> float:
+    """Run `clip_gradient` on the owner, and return the norm on all ranks; every rank must call it."""
+    state.grad_norm = owner.run(f'clipped {state.adapter_id}', lambda: clip_gradient(state, limits))
+    return state.grad_norm
 
 
 def apply_gradient(state: AdapterState, changes: Mapping[str, Any]) -> float:
@@ -141,6 +175,20 @@ def apply_gradient(state: AdapterState, changes: Mapping[str, Any]) -> float:
             parameter.grad = total
     state.step_count += 1
     return used
+
+
+def apply_on_owner(owner: AdapterOwner, state: AdapterState, changes: Mapping[str, Any]) -> float:
+    """Run `apply_gradient` on the owner, which sends the new weights to the other ranks; every rank must call it."""
+    rate, groups = owner.run(
+        f'stepped {state.adapter_id}',
+        lambda: (apply_gradient(state, changes), state.optimization.copy_groups()),
+        updated=state.parameters(),
+    )
+    if not owner.is_this_rank:
+        # Some optimizers count in their groups.
+        state.optimization.replace_groups(groups)
+        state.step_count += 1
+    return rate
 
 
 def _set_values(state: AdapterState, values: Sequence[Mapping[str, Any]]) -> None:

@@ -49,7 +49,7 @@ class PassResult:
     more: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
     """Other requested outputs."""
     gradient: Sequence[Tensor] | None = None
-    """Gradient in the order of the adapter's parameters; None without training."""
+    """Gradient in the order of the adapter's parameters; None without training, and on ranks other than its owner."""
     seconds: float = 0.0
     """The adapter's share of the pass's duration, by tokens."""
     padding_token_count: int = 0

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from twinkle.model.engine.joint_pass import PassResult
+from twinkle.model.engine.owner import AdapterOwner
 from twinkle.model.engine.pass_outputs import Segment
 
 PassOutcome = Sequence[PassResult | Exception] | None
@@ -37,7 +38,8 @@ class PassGroup(Protocol):
             passes: segments of each pass, at most `size` passes.
 
         Returns:
-            Outcomes with gradients in float32 on the devices of the parameters.
+            Outcomes. Gradients are in float32 on the devices of the parameters. Only the owner of an adapter receives
+            them; if it has no owner, all ranks do.
 
         Raises:
             RuntimeError: a rank was lost; the group cannot be used any longer.
@@ -46,6 +48,10 @@ class PassGroup(Protocol):
 
     def agree(self, error: Exception | None) -> Exception | None:
         """Return the error of the first rank that has one. Every rank calls it after work that all ranks repeat."""
+        ...
+
+    def owner(self, rank: int) -> AdapterOwner | None:
+        """Return a rank as the owner of an adapter; None if there is one rank, which holds everything."""
         ...
 
 
@@ -62,3 +68,8 @@ class SoloPassGroup:
     def agree(self, error: Exception | None) -> Exception | None:
         """Return the error."""
         return error
+
+    def owner(self, rank: int) -> AdapterOwner | None:
+        """Return None."""
+        del rank
+        return None

@@ -53,6 +53,8 @@ class Persistence(AdapterTable):
         self._check_free(adapter_id)
         if snapshot.full_parameters is not None and self._adapters:
             raise ModelLeased()
-        state = restored_adapter(adapter_id, snapshot, self.model)
+        # Full-parameter runs have no owner; see `create_full_adapter`.
+        owner = self._next_owner() if snapshot.full_parameters is None else None
+        state = restored_adapter(adapter_id, snapshot, self.model, owner=owner)
         self._adapters[adapter_id] = state
         return state

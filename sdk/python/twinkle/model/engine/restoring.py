@@ -15,6 +15,7 @@ from twinkle.loss import LOSSES
 from twinkle.metric import METRICS
 from twinkle.model.engine.adapter_state import AdapterState, ConfiguredMetric
 from twinkle.model.engine.optimization import ComponentChoice, Optimization
+from twinkle.model.engine.owner import AdapterOwner
 from twinkle.model.engine.snapshot import GRADIENT, OPTIMIZER, RANDOM_STATE, AdapterSnapshot, trainer_state
 from twinkle.model.engine.value_head import ValueHead
 from twinkle.model.errors import SnapshotMismatch
@@ -51,8 +52,10 @@ def restore_snapshot(
         _set_value_head(state, head)
 
 
-def restored_adapter(adapter_id: str, snapshot: AdapterSnapshot, model: PackedModel) -> AdapterState:
-    """Create an adapter from a whole snapshot.
+def restored_adapter(
+    adapter_id: str, snapshot: AdapterSnapshot, model: PackedModel, *, owner: AdapterOwner | None
+) -> AdapterState:
+    """Create an adapter from a whole snapshot; all ranks have it, and the owner keeps gradient and optimizer state.
 
     Raises:
         SnapshotMismatch: the snapshot is incomplete, malformed, or of another model.
@@ -64,7 +67,10 @@ def restored_adapter(adapter_id: str, snapshot: AdapterSnapshot, model: PackedMo
     try:
         weights = _weights(snapshot, model)
         state = AdapterState.create(
-            adapter_id, weights, gradient_accumulation_steps=int(numbers['gradient_accumulation_steps'])
+            adapter_id,
+            weights,
+            gradient_accumulation_steps=int(numbers['gradient_accumulation_steps']),
+            owner=owner,
         )
         _configure(state, numbers['configuration'])
         _TrainerPart.build(state, snapshot, hidden_size=model.config.hidden_size).apply_to(state)
@@ -166,12 +172,14 @@ class _TrainerPart:
     def apply_to(self, state: AdapterState) -> None:
         """Apply the state to the adapter."""
         state.drop_gradient()
-        state.optimization, state.value_head = self.optimization, self.value_head
+        state.replace_optimization(self.optimization)
+        state.value_head = self.value_head
         state.weights.dropout_generator.set_state(self.random_state)
         for name, value in self.counters.items():
             setattr(state, name, value)
-        for name, parameter in state.named_parameters().items():
-            parameter.grad = self.gradient.get(name)
+        if state.is_held_here:
+            for name, parameter in state.named_parameters().items():
+                parameter.grad = self.gradient.get(name)
 
 
 def _count(name: str, value: Any) -> int:

@@ -51,7 +51,7 @@ class ItemRun:
 
     @property
     def gradient(self) -> Sequence[Tensor] | None:
-        """Sum of the gradients of all parts; None without training and after a refusal."""
+        """Sum of the gradients of all parts; None without training, after a refusal, and if another rank owns it."""
         if self.refusal is not None:
             return None
         return self._sum.total() if self.shards is None else self.shards

@@ -15,6 +15,7 @@ from torch import Tensor
 from twinkle.data_format import LoraConfig, TensorData
 from twinkle.model.engine.adapter_state import AdapterState, ConfiguredMetric
 from twinkle.model.engine.optimization import ComponentChoice
+from twinkle.model.engine.owner import owned_tensors
 from twinkle.model.errors import AdapterNotReady, SnapshotMismatch
 from twinkle.module import optimizer_state, scheduler_state
 from twinkle.nn import FullWeights, tensor_data_of
@@ -106,12 +107,18 @@ def _snapshot_of(state: AdapterState, trainer: Mapping[str, TensorData] | None) 
 
 
 def _trainer_tensors(state: AdapterState, more: Mapping[str, Any]) -> dict[str, TensorData]:
-    saved = optimizer_state(state.optimizer)
-    parameters = state.named_parameters()
+    saved, owner = optimizer_state(state.optimizer), state.owner
+    held = {
+        **{GRADIENT + name: item.grad for name, item in state.named_parameters().items() if item.grad is not None},
+        **{OPTIMIZER + name: tensor for name, tensor in saved.tensors.items()},
+    }
+    optimizer_numbers = saved.numbers
+    if owner is not None:
+        held = owned_tensors(owner, f'copied the tensors of {state.adapter_id}', held)
+        optimizer_numbers = owner.run(f'copied the numbers of {state.adapter_id}', lambda: saved.numbers)
     tensors: dict[str, Tensor] = {
         RANDOM_STATE: state.weights.dropout_generator.get_state(),
-        **{GRADIENT + name: item.grad for name, item in parameters.items() if item.grad is not None},
-        **{OPTIMIZER + name: tensor for name, tensor in saved.tensors.items()},
+        **held,
         **({} if state.value_head is None else state.value_head.named_parameters()),
     }
     numbers = {
@@ -122,7 +129,7 @@ def _trainer_tensors(state: AdapterState, more: Mapping[str, Any]) -> dict[str, 
         'grad_norm': state.grad_norm,
         'gradient_accumulation_steps': state.gradient_accumulation_steps,
         'optimizer': _choice_json(state.optimizer_choice),
-        'optimizer_numbers': dict(saved.numbers),
+        'optimizer_numbers': dict(optimizer_numbers),
         'lr_scheduler': None if state.scheduler_choice is None else _choice_json(state.scheduler_choice),
         'lr_scheduler_state': {} if state.scheduler is None else scheduler_state(state.scheduler),
         **more,

@@ -11,7 +11,7 @@ from twinkle.data_format import LayerHealth, StepResult
 from twinkle.metric import StepFacts
 from twinkle.model.engine.adapter_state import AdapterState
 from twinkle.model.engine.adapters import AdapterTable
-from twinkle.model.engine.gradient import apply_gradient, clip_gradient
+from twinkle.model.engine.gradient import apply_gradient, apply_on_owner, clip_gradient, clip_on_owner
 from twinkle.model.engine.reports import step_result
 from twinkle.model.engine.results import ClipOptions, StepOptions
 from twinkle.model.errors import AdapterNotReady, InvalidArgument, InvalidStepOptions
@@ -55,7 +55,9 @@ class Stepping(AdapterTable):
         """
         limits = ClipOptions(max_grad_norm=max_grad_norm, norm_type=norm_type, max_grad_value=max_grad_value)
         state = self._with_gradient(adapter_id)
-        return None if state.is_accumulating else clip_gradient(state, limits)
+        if state.is_accumulating:
+            return None
+        return clip_gradient(state, limits) if state.owner is None else clip_on_owner(state.owner, state, limits)
 
     def step(
         self,
@@ -134,7 +136,10 @@ class Stepping(AdapterTable):
             _check_rate(state)
         _check_schedule(state)
         gradients = _gradients(state) if is_health_returned else None
-        clip_gradient(state, limits)
+        if state.owner is None:
+            clip_gradient(state, limits)
+        else:
+            clip_on_owner(state.owner, state, limits)
         result = _step(state, changes, gradients=gradients)
         state.drop_gradient()
         if state.scheduler is not None:
@@ -164,17 +169,27 @@ def _step(
     if state.is_accumulating:
         return step_result(state, is_applied=False)
     before = None if gradients is None else _copies(state)
-    rate = apply_gradient(state, changes)
+    owner = state.owner
+    rate = apply_gradient(state, changes) if owner is None else apply_on_owner(owner, state, changes)
     facts = StepFacts(learning_rate=rate, step_count=state.step_count, grad_norm=state.grad_norm)
     for metric in state.train_metrics:
         metric.accumulate_step(facts)
     layers: tuple[LayerHealth, ...] = ()
     if gradients is not None and before is not None:
-        after = {name: tensor.detach() for name, tensor in state.named_parameters().items()}
-        layers = tuple(measure_health(gradients, before, after, divisor=max(state.divisor, 1)))
+        if owner is None:
+            layers = _health(state, gradients, before)
+        else:
+            layers = owner.run(f'measured {state.adapter_id}', lambda: _health(state, gradients, before))
     return StepResult(
         is_applied=True, grad_norm=state.grad_norm, learning_rate=rate, step_count=state.step_count, layers=layers
     )
+
+
+def _health(
+    state: AdapterState, gradients: Mapping[str, Tensor | None], before: Mapping[str, Tensor]
+) -> tuple[LayerHealth, ...]:
+    after = {name: tensor.detach() for name, tensor in state.named_parameters().items()}
+    return tuple(measure_health(gradients, before, after, divisor=max(state.divisor, 1)))
 
 
 def _gradients(state: AdapterState) -> dict[str, Tensor | None]:

@@ -1,17 +1,24 @@
 """`PassGroup` of the ranks of a `torch.distributed` process group."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from twinkle.model.engine.joint_pass import PassResult
+from twinkle.model.engine.adapter_state import AdapterState
+from twinkle.model.engine.joint_pass import LOSS_FAILURES, PassResult
+from twinkle.model.engine.owner import AdapterOwner
 from twinkle.model.engine.pass_group import PassOutcome
 from twinkle.model.engine.pass_outputs import Segment
-from twinkle.parallel import all_gather
+from twinkle.model.errors import TrainerError
+from twinkle.parallel import all_gather, outcome_of, result_or_raise
+
+_Value = TypeVar('_Value')
+_FAILURES = (*LOSS_FAILURES, TrainerError)
+"""Exceptions of an owner that all ranks raise."""
 
 _LOCAL_FIELDS = ('batch', 'gradient')
 """Fields of a result that are not pickled: every rank has the batch, and gradients are sent as tensors."""
@@ -46,8 +53,8 @@ class TorchPassGroup:
         messages: list[_Message] = all_gather(f'ran passes of {names}', _message_of(mine), group=self._group)
         # The last round may have fewer passes than ranks.
         return [
-            self._complete(owner, message, mine, segments)
-            for owner, (message, segments) in enumerate(zip(messages, passes, strict=False))
+            self._complete(runner, message, mine, segments)
+            for runner, (message, segments) in enumerate(zip(messages, passes, strict=False))
         ]
 
     def agree(self, error: Exception | None) -> Exception | None:
@@ -55,11 +62,29 @@ class TorchPassGroup:
         errors = all_gather('ended a pass', error, group=self._group)
         return next((item for item in errors if item is not None), None)
 
-    def _complete(self, owner: int, message: _Message, mine: PassOutcome, segments: Sequence[Segment]) -> PassOutcome:
-        """Return the outcome of a pass, with the gradients that its owner sends to the other ranks."""
+    def owner(self, rank: int) -> AdapterOwner | None:
+        """Return a rank as the owner of an adapter."""
+        return TorchAdapterOwner(self, rank)
+
+    def broadcast(self, tensors: Sequence[Tensor], *, source: int) -> None:
+        """Overwrite tensors with those of the rank `source`. Every rank calls it with equal shapes and dtypes."""
+        for dtype in sorted({tensor.dtype for tensor in tensors}, key=str):
+            alike = [tensor.detach() for tensor in tensors if tensor.dtype == dtype]
+            flat = torch.cat([tensor.reshape(-1) for tensor in alike]).to(self._device)
+            dist.broadcast(flat, group_src=source, group=self._group)
+            if source != self.rank:
+                for tensor, part in zip(alike, flat.split([tensor.numel() for tensor in alike]), strict=True):
+                    tensor.copy_(part.view(tensor.shape))
+
+    def gather(self, call: str, value: _Value) -> list[_Value]:
+        """Return the values of all ranks; see `all_gather`."""
+        return all_gather(call, value, group=self._group)
+
+    def _complete(self, runner: int, message: _Message, mine: PassOutcome, segments: Sequence[Segment]) -> PassOutcome:
+        """Return the outcome of a pass, with the gradients that its rank sends to the owners of the adapters."""
         if message is None:
             return None
-        own = mine if owner == self.rank else None
+        own = mine if runner == self.rank else None
         outcomes: list[PassResult | Exception] = []
         for index, (item, segment) in enumerate(zip(message, segments, strict=True)):
             if isinstance(item, Exception):
@@ -70,21 +95,58 @@ class TorchPassGroup:
             if values.pop('has_gradient'):
                 result = None if own is None else own[index]
                 sent = result.gradient if isinstance(result, PassResult) else None
-                gradient = self._broadcast(owner, sent, segment.purpose.state.parameters())
+                gradient = self._deliver(runner, sent, segment.purpose.state)
             outcomes.append(PassResult(batch=segment.batch, gradient=gradient, **values))
         return outcomes
 
-    def _broadcast(self, owner: int, mine: Sequence[Tensor] | None, parameters: Sequence[Tensor]) -> list[Tensor]:
-        """Send an adapter's gradient from its owner to all ranks, as one float32 tensor of all its parameters."""
+    def _deliver(self, runner: int, mine: Sequence[Tensor] | None, state: AdapterState) -> Sequence[Tensor] | None:
+        """Send a gradient from the rank that ran the pass to the adapter's owner, or to all ranks without an owner.
+
+        It is sent as one float32 tensor of all parameters.
+        """
+        target = None if state.owner is None else state.owner.rank
+        if target == runner or (target is not None and self.rank not in (runner, target)):
+            return mine
+        parameters = state.parameters()
         if mine is None:
             flat = torch.empty(sum(parameter.numel() for parameter in parameters), device=self._device)
         else:
             flat = torch.cat([tensor.reshape(-1) for tensor in mine]).to(self._device)
-        dist.broadcast(flat, group_src=owner, group=self._group)
+        if target is None:
+            dist.broadcast(flat, group_src=runner, group=self._group)
+        elif mine is None:
+            dist.recv(flat, group_src=runner, group=self._group)
+        else:
+            dist.send(flat, group_dst=target, group=self._group)
+            return None
         parts = flat.split([parameter.numel() for parameter in parameters])
         return [
             part.view(parameter.shape).to(parameter.device) for part, parameter in zip(parts, parameters, strict=True)
         ]
+
+
+@dataclass(frozen=True)
+class TorchAdapterOwner:
+    """Rank of a `TorchPassGroup`. Implements `AdapterOwner`."""
+
+    group: TorchPassGroup
+    rank: int
+
+    @property
+    def is_this_rank(self) -> bool:
+        """Whether this process is the owner."""
+        return self.rank == self.group.rank
+
+    def run(self, call: str, work: Callable[[], _Value], *, updated: Sequence[Tensor] = ()) -> _Value:
+        """Call `work` on the owner, and send its outcome and the updated tensors to the other ranks."""
+        outcomes = self.group.gather(call, outcome_of(work, _FAILURES) if self.is_this_rank else None)
+        # Comparing the calls comes first, because a broadcast of different calls would wait for the other ranks.
+        self.broadcast(updated)
+        return result_or_raise(outcomes[self.rank])
+
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        """Overwrite the tensors of the other ranks with those of the owner."""
+        self.group.broadcast(tensors, source=self.rank)
 
 
 def _message_of(outcome: PassOutcome) -> _Message:

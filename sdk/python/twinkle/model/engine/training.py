@@ -12,7 +12,7 @@ from twinkle.loss import InvalidLossInput, Loss
 from twinkle.model.engine.adapter_state import AdapterState, PendingForward
 from twinkle.model.engine.adapters import AdapterTable
 from twinkle.model.engine.batch_runner import BatchRunner
-from twinkle.model.engine.gradient import accumulate, total_gradient
+from twinkle.model.engine.gradient import accumulate, total_gradient, total_on_owner
 from twinkle.model.engine.joint_pass import LOSS_FAILURES, completed_gradients, gradients_of, has_loss, loss_of
 from twinkle.model.engine.memory import OutOfMemoryInShardedPass, is_out_of_memory
 from twinkle.model.engine.pass_group import PassGroup
@@ -45,8 +45,8 @@ class Training(AdapterTable):
     """
 
     def __init__(self, model: PackedModel, *, max_pass_tokens: int, group: PassGroup | None = None) -> None:
-        super().__init__(model)
-        self._runner = BatchRunner(model, max_pass_tokens=max_pass_tokens, group=group)
+        super().__init__(model, group=group)
+        self._runner = BatchRunner(model, max_pass_tokens=max_pass_tokens, group=self.group)
 
     def check_features(self, adapter_id: str, features: Sequence[InputFeature]) -> PackedBatch:
         """Validate a batch as a training method would, without running it.
@@ -209,7 +209,8 @@ class Training(AdapterTable):
             lambda: gradients_of([state], [values], by_outputs=by_outputs, more_inputs=more_inputs), pending.batch
         )
         (gradient,) = partial if sharding is None else completed_gradients([state], partial, sharding)
-        totals = total_gradient(state, gradient)
+        owner = state.owner
+        totals = total_gradient(state, gradient) if owner is None else total_on_owner(owner, state, gradient)
         combined = forward_result((), [result], metrics=state.train_metrics)
         accumulate(state, totals, divisor=result.output['num_tokens'] if by_outputs is None else 0)
         return combined
@@ -236,7 +237,7 @@ class Training(AdapterTable):
                 raise OutOfMemoryInShardedPass(f'a pass of {batch.token_count} tokens needs more memory') from raised
             error = BatchTooLarge(batch.token_count, batch.token_count - 1)
             error.__cause__ = raised
-        error = self._runner.group.agree(error)
+        error = self.group.agree(error)
         if error is not None:
             raise error
         return cast('_Result', result)
@@ -277,9 +278,11 @@ def _finish(run: ItemRun, item: BatchItem) -> BatchResult | Exception:
     metrics = () if missing else state.metrics(is_training=item.is_training)
     warnings = run.purpose.warnings(item.features, missing=missing)
     try:
-        if gradient is not None:
-            # The gradient of a single pass was already checked; sums may overflow.
-            is_finite = len(run.results) == 1 and run.shards is None
+        # The gradient of a single pass was already checked; sums may overflow.
+        is_finite = len(run.results) == 1 and run.shards is None
+        if item.is_training and state.owner is not None:
+            totals = total_on_owner(state.owner, state, gradient, is_finite=is_finite)
+        elif gradient is not None:
             totals = total_gradient(state, gradient, is_finite=is_finite)
         result = forward_result(
             item.features, run.results, metrics=metrics, warnings=warnings, is_divided=run.is_divided
@@ -287,7 +290,7 @@ def _finish(run: ItemRun, item: BatchItem) -> BatchResult | Exception:
     except (LossNotFinite, MetricFailed) as error:
         run.refuse(error)
         return error
-    if totals is not None:
+    if item.is_training:
         accumulate(state, totals, divisor=sum(result.output['num_tokens'] for result in run.results))
     return result
 
