@@ -1,7 +1,7 @@
 """Exchange of Python objects between the processes of a program."""
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -44,6 +44,12 @@ def all_gather(call: str, value: _Value, *, group: dist.ProcessGroup | None = No
         _differences.append(error)
         raise error
     return [message[1] for message in messages]
+
+
+def agreed_errors(errors: Sequence[Exception | None], *, group: dist.ProcessGroup) -> list[Exception | None]:
+    """Return the error of each adapter's loss on the first rank that has one. All ranks of a pass must call it."""
+    found = all_gather('calculated losses', list(errors), group=group)
+    return [next((error for error in own if error is not None), None) for own in zip(*found, strict=True)]
 
 
 def broadcast(value: _Value | None, *, group: dist.ProcessGroup, source: int = 0) -> _Value:

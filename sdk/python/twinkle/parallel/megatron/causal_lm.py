@@ -23,10 +23,10 @@ from twinkle.parallel.megatron.configuration import check_supported, head_size_o
 from twinkle.parallel.megatron.layers import Pack
 from twinkle.parallel.megatron.pipeline import FromPreviousStage, ToAllStages
 from twinkle.parallel.megatron.ranks import MegatronRanks
-from twinkle.parallel.megatron.sequence import gathered_rows, own_rows
 from twinkle.parallel.megatron.sharding import MegatronSharding, ShardedHead
 from twinkle.parallel.megatron.stage import LINEARS, StageBuilder, padded_vocabulary, stage_layers
 from twinkle.parallel.megatron.weights import FolderWeights
+from twinkle.parallel.rows import gathered_rows, own_rows
 
 _EMBEDDING = 'model.embed_tokens.weight'
 _HEAD = 'lm_head'
@@ -142,9 +142,9 @@ class MegatronCausalLM(PackedModel):
         """Layers of this rank whose arithmetic an external kernel can replace, in the model's order."""
         return [module for module in self._block.modules() if isinstance(module, KernelLayer)]
 
-    def padded_count(self, row_count: int) -> int:
+    def padded_count(self, *row_counts: int) -> int:
         """Return the number of rows of a pass with padding, which sequence-parallel ranks can divide."""
-        count = super().padded_count(row_count)
+        count = super().padded_count(*row_counts)
         while self._ranks.is_sequence_parallel and count % self._ranks.tensor.size():
             count = super().padded_count(count + 1)
         return count

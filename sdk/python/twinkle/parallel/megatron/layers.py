@@ -20,7 +20,7 @@ from twinkle.nn import SequenceSpan
 from twinkle.nn.attention import SEQUENCES_ARGUMENT, packed_attention
 from twinkle.nn.gated_mlp import SiluGate
 from twinkle.parallel.megatron.ranks import MegatronRanks
-from twinkle.parallel.megatron.sequence import gathered_rows, summed_rows
+from twinkle.parallel.rows import gathered_rows, summed_rows
 
 _mappings = cast('Any', tensor_parallel)
 

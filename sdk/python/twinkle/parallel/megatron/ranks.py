@@ -1,12 +1,12 @@
 """Process groups of a mesh with tensor and pipeline parallelism."""
 
 from dataclasses import dataclass
-from typing import cast
 
 import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from twinkle.infra import DeviceMesh
+from twinkle.parallel.mesh_groups import axis_group, equal_group
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,12 @@ class MegatronRanks:
     @classmethod
     def of(cls, mesh: DeviceMesh) -> 'MegatronRanks':
         """Create the groups; `torch.distributed` must be initialized with one rank per rank of the mesh."""
-        ranks = range(mesh.world_size)
         return cls(
-            tensor=_group(mesh, 'tp'),
-            pipeline=_group(mesh, 'pp'),
-            data=_group(mesh, 'dp'),
-            model=_own_group([[r for r in ranks if mesh.axis_rank('dp', r) == dp] for dp in range(mesh.dp_world_size)]),
-            alone=_group(mesh, 'cp'),
+            tensor=axis_group(mesh, 'tp'),
+            pipeline=axis_group(mesh, 'pp'),
+            data=axis_group(mesh, 'dp'),
+            model=equal_group(mesh, 'dp'),
+            alone=axis_group(mesh, 'cp'),
             # One rank has nothing to divide.
             is_sequence_parallel=mesh.sequence_parallel and mesh.tp_world_size > 1,
         )
@@ -49,15 +48,3 @@ class MegatronRanks:
     def is_last_stage(self) -> bool:
         """Whether this rank has the last layers."""
         return self.pipeline.rank() == self.pipeline.size() - 1
-
-
-def _group(mesh: DeviceMesh, axis: str) -> dist.ProcessGroup:
-    """Return this rank's group along an axis."""
-    lists = {tuple(mesh.get_dim_ranks(axis, rank)): None for rank in range(mesh.world_size)}
-    return _own_group([list(ranks) for ranks in lists])
-
-
-def _own_group(lists: list[list[int]]) -> dist.ProcessGroup:
-    """Return this rank's group; every rank creates all groups, in the same order."""
-    own, _ = dist.new_subgroups_by_enumeration(lists)
-    return cast('dist.ProcessGroup', own)

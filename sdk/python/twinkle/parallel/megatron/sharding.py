@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from twinkle.parallel.collectives import all_gather
+from twinkle.parallel.collectives import agreed_errors
 from twinkle.parallel.megatron.ranks import MegatronRanks
 
 
@@ -97,8 +97,7 @@ class MegatronSharding:
 
     def agree(self, errors: Sequence[Exception | None]) -> list[Exception | None]:
         """Return the errors of the first rank that has one, for each adapter. All ranks of a pass must call it."""
-        found = all_gather('calculated losses', list(errors), group=self._ranks.model)
-        return [next((error for error in own if error is not None), None) for own in zip(*found, strict=True)]
+        return agreed_errors(errors, group=self._ranks.model)
 
     def gathered(self, parameter: Tensor) -> Tensor:
         """Return the full tensor of a weight of this stage. Every rank must call it."""

@@ -1,4 +1,4 @@
-"""Exchange of rows between sequence-parallel ranks; each rank holds consecutive rows of a pack.
+"""Exchange of rows between ranks that each hold the same number of rows of a pass.
 
 Megatron-core has the same functions, but they allocate their results on the current GPU, so they do not run on CPUs.
 """
