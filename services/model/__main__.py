@@ -183,6 +183,7 @@ def replay_environment(config: ModelConfig) -> ReplayEnvironment:
         'gradient_sum': 'tree',
         'layer_parts': config.mesh.tp,
         'pass_tokens': config.pass_tokens,
+        'row_parts': config.mesh.ulysses,
         # torchrun sets the variable, so the default of torch depends on the launcher.
         'thread_count': config.thread_count or int(os.environ.get('OMP_NUM_THREADS') or os.cpu_count() or 1),
         'torch': version('torch'),
@@ -214,7 +215,11 @@ def load_options(config: ModelConfig) -> LoadOptions:
         patches=config.patches,
         is_megatron=config.backend == 'megatron',
         mesh=DeviceMesh.from_sizes(
-            dp_size=config.mesh.dp, fsdp_size=config.mesh.fsdp, tp_size=config.mesh.tp, pp_size=config.mesh.pp
+            dp_size=config.mesh.dp,
+            fsdp_size=config.mesh.fsdp,
+            ulysses_size=config.mesh.ulysses,
+            tp_size=config.mesh.tp,
+            pp_size=config.mesh.pp,
         ),
         silence_seconds=config.workers.silence_seconds,
     )

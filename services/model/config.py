@@ -19,6 +19,8 @@ class MeshConfig(BaseModel):
     """Number of groups of processes, each with a copy of the frozen weights, that share the passes of a batch."""
     fsdp: int = Field(default=1, ge=1, le=256)
     """Number of processes that share one copy of the frozen weights, and the passes of a batch."""
+    ulysses: int = Field(default=1, ge=1, le=256)
+    """Number of processes that divide the rows of each pass, and with `fsdp` also the frozen weights."""
     tp: int = Field(default=1, ge=1, le=256)
     """Number of processes that divide each layer, with Megatron-core."""
     pp: int = Field(default=1, ge=1, le=256)
@@ -26,8 +28,9 @@ class MeshConfig(BaseModel):
 
     @model_validator(mode='after')
     def _check_axes(self) -> 'MeshConfig':
-        if self.fsdp > 1 and self.is_model_parallel:
-            raise ValueError('fsdp does not compose with tp and pp; use dp with them')
+        alone = [name for name, size in (('fsdp', self.fsdp), ('ulysses', self.ulysses)) if size > 1]
+        if alone and self.is_model_parallel:
+            raise ValueError(f'{alone[0]} does not compose with tp and pp; use dp with them')
         return self
 
     @property
@@ -38,7 +41,7 @@ class MeshConfig(BaseModel):
     @property
     def process_count(self) -> int:
         """Number of processes of the mesh."""
-        return self.dp * self.fsdp * self.tp * self.pp
+        return self.dp * self.fsdp * self.ulysses * self.tp * self.pp
 
     @property
     def pass_count(self) -> int:
@@ -77,9 +80,9 @@ class ModelConfig(ServiceConfig):
     """Patches of the base model: a mapping from the name of each patch to its options, in the order in which they are
     applied. The samplers of the same base model need the same patches."""
     mesh: MeshConfig = MeshConfig()
-    """The `dp` x `fsdp` x `tp` x `pp` processes that share the model. On CPUs of one kind and with an equal
-    `thread_count`, adapters are bitwise the same for all sizes except `tp`, which changes the rounding. The sizes can
-    be changed while the service is stopped."""
+    """The `dp` x `fsdp` x `ulysses` x `tp` x `pp` processes that share the model. On CPUs of one kind and with an equal
+    `thread_count`, adapters are bitwise the same for all sizes except `tp` and `ulysses`, which change the rounding.
+    The sizes can be changed while the service is stopped."""
     backend: Literal['transformers', 'megatron'] = 'transformers'
     """Library that runs the layers. A mesh with `tp` or `pp` processes requires 'megatron'."""
     workers: WorkersConfig = WorkersConfig()
@@ -163,7 +166,14 @@ class ModelConfig(ServiceConfig):
         is_megatron = self.backend == 'megatron'
         if self.mesh.is_model_parallel and not is_megatron:
             raise ValueError("mesh: tp and pp require backend: 'megatron'")
-        refused = {'mesh.fsdp': self.mesh.fsdp > 1, 'patches': self.patches, 'full_parameters': self.full_parameters}
+        if self.full_parameters and self.mesh.ulysses > 1:
+            raise ValueError('full_parameters: not supported with mesh.ulysses; leave it out')
+        refused = {
+            'mesh.fsdp': self.mesh.fsdp > 1,
+            'mesh.ulysses': self.mesh.ulysses > 1,
+            'patches': self.patches,
+            'full_parameters': self.full_parameters,
+        }
         names = [name for name, is_set in refused.items() if is_set]
         if is_megatron and names:
             raise ValueError(f"{' and '.join(names)}: not supported with backend: 'megatron'; leave it out")

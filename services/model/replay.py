@@ -36,8 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for assignment in options.set:
         config_arguments += ['--set', assignment]
     config = load_config(ModelConfig, config_arguments)
-    if config.mesh.tp > 1:
-        _print('cannot be replayed: the results were computed with mesh.tp > 1, and one process rounds differently')
+    rounding = [name for name, size in (('tp', config.mesh.tp), ('ulysses', config.mesh.ulysses)) if size > 1]
+    if rounding:
+        _print(f'cannot be replayed: results of mesh.{rounding[0]} > 1 have another rounding than those of one process')
         return 2
     try:
         replayed = asyncio.run(_replay(config, options.journal, options.adapter))
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _replay(config: ModelConfig, folder: Path, adapter_id: str | None) -> ReplayResult:
-    # One process computes the same results as any mesh without `tp`.
+    # One process computes the same results as the mesh without `tp` and `ulysses` that wrote the journal.
     backend = await load_backend(config.model_copy(update={'mesh': MeshConfig()}))
     try:
         return await replay_folder(folder, backend, adapter_id)

@@ -47,7 +47,7 @@ async def test_kills_at_every_failpoint_do_not_change_results(tmp_path: Path, ti
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['sharded', 'pipeline', 'tensor'])
+@pytest.mark.parametrize('name', ['sharded', 'pipeline', 'tensor', 'rows'])
 async def test_lost_processes_of_a_mesh_do_not_change_results(tmp_path: Path, tiny_llama_dir: Path, name: str) -> None:
     """Results equal those of an undisturbed service although a rank is killed, a rank is stopped and the launcher dies.
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(300)
     'mesh',
     [
         '{"fsdp_size": 2}',
-        *(pytest.param(f'{{"{axis}_size": 2}}', marks=pytest.mark.slow) for axis in ('dp', 'tp', 'pp')),
+        *(pytest.param(f'{{"{axis}_size": 2}}', marks=pytest.mark.slow) for axis in ('dp', 'ulysses', 'tp', 'pp')),
     ],
 )
 def test_a_mesh_fulfils_the_contract_of_one_process(mesh: str) -> None:

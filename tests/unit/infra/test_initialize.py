@@ -36,8 +36,10 @@ def test_impossible_sizes_are_refused(sizes: dict[str, int]) -> None:
         ({'dp_size': 2}, ValueError, 'torchrun --nproc_per_node=2'),
         ({'fsdp_size': 4, 'dp_size': 2}, ValueError, 'dp=2 x fsdp=4'),
         ({'pp_size': 2, 'tp_size': 2}, ValueError, 'pp=2 x tp=2'),
-        ({'ulysses_size': 2}, NotSupportedYet, 'ulysses_size'),
+        ({'ulysses_size': 2}, ValueError, 'ulysses=2'),
+        ({'cp_size': 2}, NotSupportedYet, 'cp_size'),
         ({'fsdp_size': 2, 'tp_size': 2}, NotSupportedYet, 'fsdp_size does not compose'),
+        ({'ulysses_size': 2, 'pp_size': 2}, NotSupportedYet, 'ulysses_size does not compose'),
         ({'ep_size': 2, 'dp_size': 2}, NotSupportedYet, 'ep_size'),
         ({'vpp_size': 2}, NotSupportedYet, 'vpp_size'),
         ({'sequence_parallel': True}, NotSupportedYet, 'sequence_parallel needs tp_size'),
@@ -111,9 +113,15 @@ def test_devices_of_workers_are_refused(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ('ranks', 'axes'),
-    [([[1, 0]], ('dp', 'fsdp')), ([[0, 3], [2, 1]], ('pp', 'tp')), ([[0, 1], [2, 4]], ('dp', 'tp'))],
+    [
+        ([[1, 0]], ('dp', 'fsdp')),
+        ([[0, 3], [2, 1]], ('pp', 'tp')),
+        ([[0, 1], [2, 4]], ('dp', 'tp')),
+        # Ranks 2 and 5 run passes together, but would have other numbers among the ranks with their `ulysses` index.
+        ([[[0, 1], [2, 5]], [[3, 4], [6, 7]]], ('dp', 'fsdp', 'ulysses')),
+    ],
 )
-def test_ranks_in_another_order_are_refused(ranks: list[list[int]], axes: tuple[str, str]) -> None:
+def test_ranks_in_another_order_are_refused(ranks: list[Any], axes: tuple[str, ...]) -> None:
     """Ranks must ascend along each axis, because process groups sort their ranks."""
     mesh = twinkle.DeviceMesh(ranks, axes)
     with pytest.raises(ValueError, match='ascending order along each axis'):

@@ -7,8 +7,8 @@ from twinkle.infra.errors import NotSupportedYet
 
 _VARIABLES = ('RANK', 'MASTER_ADDR', 'MASTER_PORT')
 """Environment variables that torchrun sets in addition to WORLD_SIZE."""
-_SUPPORTED_AXES = ('dp', 'fsdp', 'tp', 'pp')
-"""Axes that may have several ranks. `fsdp` does not compose with `tp` and `pp`."""
+_SUPPORTED_AXES = ('dp', 'fsdp', 'ulysses', 'tp', 'pp')
+"""Axes that may have several ranks. `fsdp` and `ulysses` do not compose with `tp` and `pp`."""
 
 
 def process_count() -> int:
@@ -39,7 +39,8 @@ def program_mesh(device_mesh: DeviceMesh | None) -> DeviceMesh | None:
 
     Raises:
         ValueError: the mesh does not have one rank per process, or the launcher did not set the variables of torchrun.
-        NotSupportedYet: an axis with several ranks is not supported, or `fsdp` is combined with `tp` or `pp`.
+        NotSupportedYet: an axis with several ranks is not supported, or `fsdp` or `ulysses` is combined with `tp` or
+            `pp`.
     """
     count = process_count()
     if device_mesh is not None:
@@ -63,7 +64,8 @@ def check_mesh(mesh: DeviceMesh, count: int, *, group: str | None = None) -> Non
 
     Raises:
         ValueError: the mesh has another number of ranks, or they are in another order.
-        NotSupportedYet: an axis with several ranks is not supported, or `fsdp` is combined with `tp` or `pp`.
+        NotSupportedYet: an axis with several ranks is not supported, or `fsdp` or `ulysses` is combined with `tp` or
+            `pp`.
     """
     _check_axes(mesh)
     if mesh.world_size != count and group is not None:
@@ -83,6 +85,10 @@ def check_mesh(mesh: DeviceMesh, count: int, *, group: str | None = None) -> Non
     lines = [mesh.get_reading_ranks()]
     if is_complete:
         lines += [mesh.get_dim_ranks(axis, rank) for axis in mesh.mesh_dim_names for rank in ranks]
+    if is_complete and mesh.ulysses_world_size > 1:
+        # Ranks that run a pass together need the same number in their process groups of the data ranks.
+        by_data = sorted(ranks, key=mesh.get_data_rank_from_global_rank)
+        lines += [[rank for rank in by_data if mesh.axis_rank('ulysses', rank) == index] for index in ranks]
     if not is_complete or any(line != sorted(line) for line in lines):
         raise ValueError(
             f'the mesh must contain the ranks from 0 to {count - 1} in ascending order along each axis, got '
@@ -98,8 +104,9 @@ def _check_axes(mesh: DeviceMesh) -> None:
         raise NotSupportedYet(f'{others[0]}_size is not supported yet; use {names}')
     if mesh.sequence_parallel and mesh.tp_world_size == 1:
         raise NotSupportedYet('sequence_parallel needs tp_size of at least 2; leave it out')
-    if mesh.fsdp_world_size > 1 and mesh.is_model_parallel:
-        raise NotSupportedYet('fsdp_size does not compose with tp_size and pp_size yet; use dp_size with them')
+    alone = [axis for axis in ('fsdp', 'ulysses') if mesh.axis_size(axis) > 1]
+    if alone and mesh.is_model_parallel:
+        raise NotSupportedYet(f'{alone[0]}_size does not compose with tp_size and pp_size; use dp_size with them')
 
 
 def _axes_of(mesh: DeviceMesh) -> str:

@@ -29,8 +29,9 @@ class TransformersModel(ConfiguringVerbs, TrainingVerbs, SteppingVerbs, SavingVe
     Args:
         model_id: hub id or folder.
         device_mesh: mesh with one rank per process. `dp` ranks share the passes of a batch; `fsdp` ranks also share
-            one copy of the frozen weights. `tp` ranks divide each layer and `pp` ranks the layers, as in
-            `MegatronModel`. None: the mesh of `initialize`, or `dp` over all processes.
+            one copy of the frozen weights. `ulysses` ranks divide the rows of each pass. `tp` ranks divide each layer
+            and `pp` ranks the layers, as in `MegatronModel`. None: the mesh of `initialize`, or `dp` over all
+            processes.
         mixed_precision: 'no' loads the frozen weights in float32, 'bf16' in bfloat16; adapters are float32.
         device: torch device; None uses 'cuda' if it is available, else 'cpu'. Processes of one
             machine use different GPUs if there are enough.
@@ -43,7 +44,7 @@ class TransformersModel(ConfiguringVerbs, TrainingVerbs, SteppingVerbs, SavingVe
         NotSupportedYet: an axis with several ranks is not supported, or an option is in `unsupported`.
         InvalidArgument: `mixed_precision` is unknown.
         ValueError: the mesh does not have one rank per process.
-        UnsupportedModel: the model is not supported, or its weights cannot be divided as the mesh describes.
+        UnsupportedModel: the model is not supported, or its weights or rows cannot be divided as the mesh describes.
         ImportError: the mesh has `tp` or `pp` ranks, and the extra 'megatron' is not installed.
         ModelNotFound: the id does not resolve to a model.
     """

@@ -23,6 +23,7 @@ from twinkle.nn.lora_weights import LoraWeights
 from twinkle.nn.media import MediaSpan
 from twinkle.nn.packed_model import PackedModel
 from twinkle.nn.peft_files import TensorShard, load_adapter, save_adapter, tensor_data_of, tensor_of, tensor_view_of
+from twinkle.nn.row_layout import RowLayout, RowRanks
 from twinkle.nn.sharding import BaseSharding
 from twinkle.nn.spans import AdapterSpan, SequenceSpan
 
@@ -50,6 +51,8 @@ __all__ = [
     'PackedModel',
     'RoutingShape',
     'RowDropout',
+    'RowLayout',
+    'RowRanks',
     'SequenceSpan',
     'TensorShard',
     'UnknownParameters',

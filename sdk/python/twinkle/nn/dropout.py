@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from twinkle.nn.rows import MIN_ROWS, pad_rows
+
 _SEED_LIMIT = 2**62
 """Exclusive limit of the seed of a pass."""
 _LAYER_STRIDE = 1_000_003
@@ -17,6 +19,8 @@ class RowDropout:
 
     probability: float
     seed: int
+    part: tuple[int, int, int] | None = None
+    """Begin and end of the rows of this rank, and the number of all rows; None if this rank has all rows."""
 
     @classmethod
     def sample(cls, probability: float, generator: torch.Generator) -> 'RowDropout':
@@ -31,8 +35,22 @@ class RowDropout:
         """
         return RowDropout(self.probability, (2 * self.seed + 1 + index) % _SEED_LIMIT)
 
+    def of_rows(self, begin: int, end: int, *, row_count: int) -> 'RowDropout':
+        """Return the dropout of rows `[begin, end)` of the adapter's `row_count` rows, if other ranks have the rest."""
+        return RowDropout(self.probability, self.seed, (begin, end, row_count))
+
     def mask(self, x: Tensor, *, layer: int) -> Tensor:
-        """Return the factors for `x`: 0 or `1 / (1 - probability)`. Every call returns the same mask."""
+        """Return the factors for `x`: 0 or `1 / (1 - probability)`. Every call returns the same mask.
+
+        For a part of the rows, the random numbers of all rows exist during the call.
+        """
         generator = torch.Generator(device=x.device).manual_seed(self.seed + layer * _LAYER_STRIDE)
-        uniform = torch.rand(x.shape, generator=generator, device=x.device)
+        if self.part is None:
+            uniform = torch.rand(x.shape, generator=generator, device=x.device)
+        else:
+            begin, end, row_count = self.part
+            # Layers pad few rows, so a rank with all rows would sample the numbers of the padding, too.
+            shape = (max(row_count, MIN_ROWS), *x.shape[1:])
+            uniform = torch.rand(shape, generator=generator, device=x.device)[begin:end]
+            uniform = pad_rows(uniform, x.shape[0])
         return (uniform >= self.probability).to(x.dtype).div_(1.0 - self.probability)

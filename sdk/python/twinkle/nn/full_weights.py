@@ -31,13 +31,15 @@ class FullWeights:
 
     Raises:
         UnknownParameters: a name matches no parameter.
-        UnsupportedModel: the weights are not float32, `tp` or `pp` ranks divide the layers, or the model has a vision
-            or audio tower.
+        UnsupportedModel: the weights are not float32, `tp` or `pp` ranks divide the layers, `ulysses` ranks divide the
+            rows, or the model has a vision or audio tower.
     """
 
     def __init__(self, model: PackedModel, target_modules: Sequence[str] = (), *, seed: int = 0) -> None:
         if model.media is not None:
             raise UnsupportedModel('full-parameter training supports only text models; give a LoraConfig')
+        if model.row_ranks is not None:
+            raise UnsupportedModel('full-parameter training does not support ulysses_size; use dp_size and fsdp_size')
         chosen = select_parameters(model.base_parameters, target_modules)
         self.is_sharded = model.sharding is not None
         """Whether the parameters are shards of this rank."""

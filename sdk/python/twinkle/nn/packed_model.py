@@ -23,6 +23,7 @@ from twinkle.nn.head_weights import HeadAdapter, HeadWeights
 from twinkle.nn.kernel_layer import KernelLayer
 from twinkle.nn.kv_cache import CacheSize, KVCache
 from twinkle.nn.media import MediaSpan
+from twinkle.nn.row_layout import RowLayout, RowRanks, rank_row_count
 from twinkle.nn.rows import pad_rows, padded_row_count
 from twinkle.nn.sharding import BaseSharding
 from twinkle.nn.spans import AdapterSpan, SequenceSpan, check_spans
@@ -62,7 +63,9 @@ class PackedModel(ABC):
     ) -> None:
         self.config = config
         self.sharding: BaseSharding | None = None
-        """Division of the frozen weights among several ranks; None if this process has all weights."""
+        """Division of the model among several ranks; None if this process has all of it."""
+        self.row_ranks: RowRanks | None = None
+        """Ranks that divide the rows of each pass; None if this process runs all rows."""
         self.head_layer, self.head_path = head, head_path
         self.layers = dict(layers)
         """Module path to `(in_features, out_features)`, in the model's order, without the output head."""
@@ -72,8 +75,11 @@ class PackedModel(ABC):
         self._logit_scale = _logit_scale_of(config)
 
     @abstractmethod
-    def _run(self, ids: Tensor, position_ids: Tensor, sequences: Sequence[SequenceSpan], media: Any) -> Tensor:
-        """Return float [T, D], the result of all layers except the head, for int64 [T] ids that are padded."""
+    def _run(self, ids: Tensor, position_ids: Tensor, sequences: Any, media: Any) -> Tensor:
+        """Return float [T, D], the result of all layers except the head, for int64 [T] ids that are padded.
+
+        The attention layers receive `sequences`, the spans of the sequences or the result of `RowRanks.for_attention`.
+        """
 
     @property
     @abstractmethod
@@ -162,7 +168,8 @@ class PackedModel(ABC):
             float [T, D], after the final norm.
 
         Raises:
-            PackError: the spans do not fit the rows, or media was given to a text model.
+            PackError: the spans do not fit the rows, or media was given to a text model; or ranks divide the rows, and
+                a sequence has a cache or experts are recorded or replaced.
         """
         row_count = input_ids_T.shape[0]
         if row_count == 0 or position_ids_T.shape[-1:] != input_ids_T.shape:
@@ -170,14 +177,35 @@ class PackedModel(ABC):
         if self.media is None and (media or position_ids_T.dim() != 1):
             raise PackError('this model reads only text; leave media out and give one position per token')
         check_spans(row_count, sequences, adapters)
+        if self.row_ranks is not None:
+            if routing is not None:
+                raise PackError('experts can be neither recorded nor replaced while ulysses ranks divide the rows')
+            return self._run_own_rows(self.row_ranks, input_ids_T, position_ids_T, sequences, adapters)
         padded_count = self.padded_count(row_count)
         ids = pad_rows(input_ids_T, padded_count)
         with self._active.activate(Pass(adapters, row_count=padded_count, routing=routing)):
             return self._run(ids, position_ids_T, sequences, media)[:row_count]
 
-    def padded_count(self, row_count: int) -> int:
-        """Return the number of rows of a pass with padding."""
-        return padded_row_count(row_count, self._widths)
+    def _run_own_rows(
+        self,
+        ranks: RowRanks,
+        ids_T: Tensor,
+        position_ids_T: Tensor,
+        sequences: Sequence[SequenceSpan],
+        adapters: Sequence[AdapterSpan],
+    ) -> Tensor:
+        """Run the layers on the rows of this rank, and return the rows of all ranks."""
+        layout = RowLayout.of(len(ids_T), adapters, ranks, widths=self._widths, device=ids_T.device)
+        received = ranks.for_attention(layout, sequences)
+        with self._active.activate(Pass(layout.adapters, row_count=layout.row_count)):
+            own_ND = self._run(layout.own(ids_T), layout.own(position_ids_T), received, ())
+        return ranks.all_rows(own_ND, layout)
+
+    def padded_count(self, *row_counts: int) -> int:
+        """Return the number of rows with padding of a pass of adapters with these numbers of rows, on all ranks."""
+        if self.row_ranks is not None:
+            return self.row_ranks.size * rank_row_count(row_counts, self.row_ranks.size, self._widths)
+        return padded_row_count(sum(row_counts), self._widths)
 
     def logits(self, hidden_RD: Tensor, *, adapters: Sequence[AdapterSpan] = ()) -> Tensor:
         """Return float32 [R, V], the logits of some rows. All of them are materialized, so pass few rows.

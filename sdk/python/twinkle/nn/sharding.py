@@ -1,4 +1,4 @@
-"""Interface between a model and the sharding of its frozen weights among ranks, implemented in `twinkle.parallel`."""
+"""Interface between a model and its division among ranks, implemented in `twinkle.parallel`."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 
 class BaseSharding(Protocol):
-    """Frozen weights of a model that are divided among ranks: each rank has a part of every layer, or some layers.
+    """Model that is divided among ranks: each rank has a part of every layer, some layers, or some rows of each pass.
 
     If `needs_every_rank`, all ranks must run the same number of passes. Otherwise, the ranks of a copy of the model run
     the same passes. Every backward pass must reach every layer.

@@ -9,15 +9,21 @@ from twinkle.parallel.collectives import (
     run_on_rank,
 )
 from twinkle.parallel.fsdp import FsdpSharding
+from twinkle.parallel.mesh_groups import axis_group, equal_group
 from twinkle.parallel.process_group import join_alone, join_ranks, program_store
 from twinkle.parallel.rank_watch import RankWatch
+from twinkle.parallel.ulysses import check_divisible, divide_rows
 
 __all__ = [
     'CallsDiffer',
     'FsdpSharding',
     'RankWatch',
     'all_gather',
+    'axis_group',
     'broadcast',
+    'check_divisible',
+    'divide_rows',
+    'equal_group',
     'join_alone',
     'join_ranks',
     'outcome_of',

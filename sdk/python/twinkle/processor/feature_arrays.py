@@ -114,7 +114,11 @@ class FeatureReader:
     def _routed_experts(self, length: int) -> Ints:
         name = 'routed_experts'
         if self.routing is None:
-            raise self._error(name, 'cannot be used: the routers of the base model have a fixed choice; remove it')
+            raise self._error(
+                name,
+                'cannot be used: the routers of the base model have a fixed choice, or ulysses ranks divide the rows; '
+                'remove it',
+            )
         layers, choices, experts = self.routing
         values = self._as_integers(name, self._array(name, None))
         if values.shape != (length, layers, choices):

@@ -108,7 +108,7 @@ def run_joint_pass(
         raise BackwardFailed from error
     # The check that gradients are finite synchronized with the device, so its work is complete.
     seconds = time.perf_counter() - begin
-    padded_count = model.padded_count(sum(segment.batch.token_count for segment in segments))
+    padded_count = model.padded_count(*(segment.batch.token_count for segment in segments))
     return [run.refusal or _result_of(run, runs, seconds=seconds, padded_count=padded_count) for run in runs]
 
 

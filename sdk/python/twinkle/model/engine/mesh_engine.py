@@ -15,7 +15,15 @@ from twinkle.infra import DeviceMesh, NotSupportedYet, process_count
 from twinkle.model.engine.torch_pass_group import TorchPassGroup
 from twinkle.model.engine.trainer_engine import TrainerEngine
 from twinkle.nn import PackedCausalLM, UnsupportedModel
-from twinkle.parallel import FsdpSharding, join_alone, join_ranks
+from twinkle.parallel import (
+    FsdpSharding,
+    axis_group,
+    check_divisible,
+    divide_rows,
+    equal_group,
+    join_alone,
+    join_ranks,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +54,7 @@ def load_on_mesh(
     Raises:
         ValueError: the device does not fit the processes.
         UnsupportedModel: the model is not supported, or its weights cannot be divided as the mesh describes.
-        NotSupportedYet: Megatron-core is required on a mesh with `fsdp` ranks.
+        NotSupportedYet: Megatron-core is required on a mesh with `fsdp` or `ulysses` ranks.
         ImportError: Megatron-core is needed and not installed; the extra is 'megatron'.
     """
     if process_count() > 1 and torch.device(options.device).index is not None:
@@ -55,19 +63,39 @@ def load_on_mesh(
             'number out, so that each process uses another GPU'
         )
     join_ranks(torch.device(options.device).type)
-    if options.is_megatron and mesh is not None and mesh.fsdp_world_size > 1:
-        raise NotSupportedYet('MegatronModel does not support fsdp_size yet; use dp_size, tp_size and pp_size')
+    _refuse_axes_of_transformers(mesh, options)
     if options.is_megatron or (mesh is not None and mesh.is_model_parallel):
         return _load_megatron(folder, mesh or DeviceMesh.from_sizes(dp_size=1), options, **load_options)
-    sharding = None
-    if mesh is not None and mesh.fsdp_world_size > 1:
-        # The ranks of the program's mesh ascend along `dp`, then `fsdp`.
-        ranks = torch.arange(mesh.world_size).view(mesh.dp_world_size, mesh.fsdp_world_size)
-        kind = torch.device(options.device).type
-        sharding = FsdpSharding(torch_meshes.DeviceMesh(kind, ranks, mesh_dim_names=('replicate', 'shard')))
-    model = PackedCausalLM.load(folder, device=options.device, sharding=sharding, **load_options)
-    group = TorchPassGroup() if mesh is not None and mesh.world_size > 1 else None
+    row_ranks = 1 if mesh is None else mesh.ulysses_world_size
+    if row_ranks > 1:
+        check_divisible(folder, row_ranks)
+    model = PackedCausalLM.load(
+        folder, device=options.device, sharding=_sharding_of(mesh, options.device), **load_options
+    )
+    if mesh is not None and row_ranks > 1:
+        divide_rows(model, axis_group(mesh, 'ulysses'))
+    group = None
+    if mesh is not None and mesh.data_world_size > 1:
+        group = TorchPassGroup(equal_group(mesh, 'ulysses') if row_ranks > 1 else None)
     return TrainerEngine(model, max_pass_tokens=options.max_pass_tokens, group=group)
+
+
+def _sharding_of(mesh: DeviceMesh | None, device: str) -> FsdpSharding | None:
+    """Return the division of the weights of a mesh; None if they are whole on every rank."""
+    if mesh is None or mesh.fsdp_world_size == 1:
+        return None
+    # The ranks of the program's mesh ascend along `dp`, then `fsdp`, then `ulysses`. Ranks that divide the rows of a
+    # pass also divide the weights.
+    ranks = torch.arange(mesh.world_size).view(mesh.dp_world_size, -1)
+    axes = ('replicate', 'shard')
+    return FsdpSharding(torch_meshes.DeviceMesh(torch.device(device).type, ranks, mesh_dim_names=axes))
+
+
+def _refuse_axes_of_transformers(mesh: DeviceMesh | None, options: EngineOptions) -> None:
+    axes = ('fsdp', 'ulysses')
+    found = [axis for axis in axes if options.is_megatron and mesh is not None and mesh.axis_size(axis) > 1]
+    if found:
+        raise NotSupportedYet(f'MegatronModel does not support {found[0]}_size; use dp_size, tp_size and pp_size')
 
 
 def _load_megatron(

@@ -74,7 +74,10 @@ class BatchCutter:
 
     def _check_recordable(self, batch: PackedBatch) -> None:
         if self._limits.routing is None:
-            raise InvalidArgument('routed_experts cannot be returned: the base model has no routers that report them')
+            raise InvalidArgument(
+                'routed_experts cannot be returned: the base model has no routers that report them, or '
+                'ulysses ranks divide the rows'
+            )
         if batch.token_count != sum(batch.feature_lengths):
             raise InvalidArgument('routed_experts cannot be returned for masked tokens; remove tokens with a mask of 0')
 

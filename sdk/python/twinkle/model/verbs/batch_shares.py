@@ -62,8 +62,8 @@ class TorchShares:
     """Shares of all processes of a torchrun program. Implements `BatchShares`.
 
     Args:
-        mesh: mesh of the processes. Processes that differ only in `tp` and `pp` pass the same share, or only the first
-            of them passes it.
+        mesh: mesh of the processes. Processes that differ only in `tp`, `pp` and `ulysses` pass the same share, or only
+            the first of them passes it.
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:
@@ -84,15 +84,15 @@ class TorchShares:
         return [value for share in shares for value in share], slice(begin, begin + len(shares[own]))
 
     def _check_copies(self, call: str, values: Sequence[Sequence[Any]]) -> None:
-        if not self._mesh.is_model_parallel:
+        if self._mesh.world_size == self._mesh.data_world_size:
             return
         readers = self._mesh.get_reading_ranks()
         for rank, value in enumerate(values):
             reader = readers[self._mesh.get_data_rank_from_global_rank(rank)]
             if value and not _is_equal(value, values[reader]):
                 raise ValueError(
-                    f'ranks {reader} and {rank} {call} with different values; ranks that differ only in tp and pp '
-                    'must pass the same examples: use DataLoader, or the data_rank of the mesh'
+                    f'ranks {reader} and {rank} {call} with different values; ranks that differ only in tp, pp and '
+                    'ulysses must pass the same examples: use DataLoader, or the data_rank of the mesh'
                 )
 
     def on_first(self, call: str, work: Callable[[], _Value]) -> _Value:
