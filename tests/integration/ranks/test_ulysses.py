@@ -103,6 +103,7 @@ def _check_close(line: dict[str, Any], *, is_half: bool = False) -> None:
     assert line['is_isolated'], line['mesh']
 
 
+@pytest.mark.slow
 def test_program_saves_an_adapter_for_every_other_trainer(model_dir: Path, tmp_path: Path) -> None:
     """An adapter that four processes train is loaded by peft, and resumed by one process."""
     done = run_ranks(row_ranks_program.__file__, model_dir, tmp_path, count=4)

@@ -59,7 +59,8 @@ class _SummedRows(Function):
 
 def _gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     whole = x.new_empty((x.shape[0] * group.size(), *x.shape[1:]))
-    dist.all_gather_into_tensor(whole, x.contiguous(), group=group)
+    # Newer releases of torch deprecate the variant that writes into one tensor.
+    dist.all_gather(list(whole.chunk(group.size())), x.contiguous(), group=group)
     return whole
 
 

@@ -257,7 +257,7 @@ def _summed(flat: Tensor, group: dist.ProcessGroup) -> Tensor:
     for other in others:
         total = total + other
     whole = torch.empty_like(padded)
-    dist.all_gather_into_tensor(whole, total.contiguous(), group=group)
+    dist.all_gather(list(whole.chunk(size)), total.contiguous(), group=group)
     return whole[: flat.numel()]
 
 
