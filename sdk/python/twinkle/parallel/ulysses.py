@@ -43,7 +43,7 @@ def check_divisible(folder: str | os.PathLike[str], size: int) -> None:
 
 
 def divide_rows(model: PackedCausalLM, group: dist.ProcessGroup) -> None:
-    """Divide the rows of each pass among the ranks of a group. Every rank must call it, after `shard_base`.
+    """Divide the rows of each pass among the ranks of a group. Every rank must call it, after the model is loaded.
 
     Args:
         model: model to change in place.
