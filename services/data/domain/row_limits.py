@@ -24,7 +24,7 @@ class DecodedLimits:
 
 
 class DecodedBytes:
-    """Counts the rows that all requests have in memory. Concurrency: threads may share an instance."""
+    """Counts the bytes of the rows that all requests have in memory. Concurrency: threads may share an instance."""
 
     def __init__(self, limits: DecodedLimits) -> None:
         self.limits = limits

@@ -1,4 +1,4 @@
-"""Models that Megatron-core cannot run are refused by name before their weights are read."""
+"""Models, options and sizes that Megatron-core cannot run are refused before weights are read."""
 
 from typing import Any
 

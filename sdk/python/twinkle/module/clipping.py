@@ -118,5 +118,5 @@ def _norm(gradients: Sequence[Tensor], norm_type: float) -> float:
 
 def _total_norm(gradients: Sequence[Tensor], norm_type: float) -> float:
     norm = torch.nn.utils.get_total_norm(gradients, norm_type=norm_type)
-    # The number of a DTensor may be that of this rank's shard alone.
+    # `float` of a DTensor may return the norm of this rank's shard only.
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)

@@ -92,7 +92,7 @@ class FsdpSharding:
         return True
 
     def agree(self, errors: Sequence[Exception | None]) -> list[Exception | None]:
-        """Return the errors: the ranks run different passes."""
+        """Return the errors unchanged: each rank runs its own passes, so the ranks need not agree."""
         return list(errors)
 
     def complete(self, gradients: Sequence[tuple[str, Tensor]]) -> list[Tensor]:

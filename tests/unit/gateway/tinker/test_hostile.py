@@ -1,4 +1,4 @@
-"""Invalid bodies of Tinker API requests: each causes a client error, and no operation is submitted."""
+"""Arbitrary bodies of Tinker API requests never cause a server error or a status that the SDK retries."""
 
 import json
 from collections.abc import AsyncIterator
@@ -65,7 +65,7 @@ async def api() -> AsyncIterator[TinkerApi]:
 
 
 def check_response(response: Any) -> None:
-    """Assert that a response is not a server error and has a detail that a client can show."""
+    """Assert that a response has no status of a server error or a retry, and that errors have a detail."""
     assert response.status_code < 500, response.text
     assert response.status_code not in {408, 409, 429}
     if response.status_code >= 400:

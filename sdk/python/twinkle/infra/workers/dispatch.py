@@ -108,7 +108,7 @@ def _slices(
             tuple(value[cut] if _is_batch(value) else value for value in args),
             {name: value[cut] if _is_batch(value) else value for name, value in named.items()},
         )
-        # An empty batch is sent to the first worker, which treats it like a component in one process.
+        # An empty batch is sent to the first worker, which handles it as a component without workers would.
         calls.append(own if end > begin or (size == 0 and begin == 0 and not calls) else None)
     return calls
 
