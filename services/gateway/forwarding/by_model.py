@@ -127,8 +127,8 @@ class ModelForwarder(grpc.GenericRpcHandler):
         """Return a handler that calls the services of a base model in turn, until one has carried out the request.
 
         An empty response means that the service had nothing to do, so the next one is called. A takeover ends with the
-        first response, which is empty if there were no runs to take over. The result is empty if a service responded
-        but none had anything to do; if all services fail, the first error is raised.
+        first response, which is empty if there were no runs to take over. If no service carried out the request, the
+        first error is raised, because the service that failed may be the one to carry it out.
         """
         is_once = method.name == _TAKE_OVER
         base_model_path = paths_of(method)['base_model']
@@ -143,9 +143,9 @@ class ModelForwarder(grpc.GenericRpcHandler):
                     failures.append(error)
                 if response or (is_once and response is not None):
                     return response
-            if response is None:
+            if failures:
                 await _fail(failures[0], context)
-            return response or b''
+            return b''
 
         return _grpc.unary_unary_rpc_method_handler(handle)
 

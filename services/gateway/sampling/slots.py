@@ -103,7 +103,9 @@ class FairSlots(Generic[Item]):
             return None
         tenant = min(eligible, key=lambda name: (self._shares.start_of(name), self._running[name]))
         item = self._waiting[tenant].popleft()
-        self._drop_empty(tenant)
+        self._waiting.move_to_end(tenant)
+        if not self._waiting[tenant]:
+            del self._waiting[tenant]
         cost = self._cost_of(item)
         self._shares.serve(tenant, cost=cost)
         self._running[tenant] += cost
@@ -122,7 +124,8 @@ class FairSlots(Generic[Item]):
         if item not in waiting:
             return False
         waiting.remove(item)
-        self._drop_empty(tenant_id)
+        if not waiting:
+            del self._waiting[tenant_id]
         return True
 
     def clear_waiting(self) -> list[Item]:
@@ -130,12 +133,6 @@ class FairSlots(Generic[Item]):
         items = [item for waiting in self._waiting.values() for item in waiting]
         self._waiting.clear()
         return items
-
-    def _drop_empty(self, tenant_id: str) -> None:
-        if self._waiting[tenant_id]:
-            self._waiting.move_to_end(tenant_id)
-        else:
-            del self._waiting[tenant_id]
 
 
 @dataclass(eq=False)

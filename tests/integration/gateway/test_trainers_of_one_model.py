@@ -121,6 +121,11 @@ class Deployment:
         request = adapter_service_pb2.TakeOverRequest(base_model=self.base_model, trainer='ended')
         return self.adapters.TakeOver(request, metadata=ADMIN)
 
+    def end_lease(self) -> Any:
+        """Start a call of EndLease, which any of the trainers may carry out."""
+        request = adapter_service_pb2.EndLeaseRequest(base_model=self.base_model)
+        return self.adapters.EndLease(request, metadata=ADMIN)
+
     async def listed(self) -> list[str]:
         """Return the ids of all adapters, once both trainers respond."""
         while True:
@@ -239,6 +244,7 @@ async def test_runs_of_a_killed_trainer_continue_bitwise_at_the_other_one(tiny_l
         assert new in deployment.at_other()
         repeated = await failure_of(deployment.create(f'r{ids.index(moving)}'))
         assert repeated.code is grpc.StatusCode.UNAVAILABLE
+        assert (await failure_of(deployment.end_lease())).code is grpc.StatusCode.UNAVAILABLE
         waiting = await tinker.post('forward_backward', {'model_id': model_id, 'seq_id': 2, **TINKER_BATCH})
 
         assert (await deployment.take_over()).adapter_count == len(ids) - len(others) + 1

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.gateway.fleet.rules import Replica, ReplicaLoad, ReplicaReport, ReplicaState
-from services.gateway.sampling.slots import SLACK, FairShares, ReplicaQueue, ReplicaSlots, Slot, equal_weight
+from services.gateway.sampling.slots import (
+    SLACK,
+    FairShares,
+    FairSlots,
+    ReplicaQueue,
+    ReplicaSlots,
+    Slot,
+    equal_weight,
+)
 from services.kit.errors import Draining, QueueFull
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -67,6 +75,15 @@ def test_tenant_without_slots_is_not_locked_out() -> None:
         queue.add(Slot(tenant, 1))
     assert [slot.tenant_id for slot in queue.grant()] == ['b', 'c']
     assert queue.grant() == []
+
+
+def test_cancelled_item_does_not_count_as_service() -> None:
+    """A tenant that cancels a waiting item keeps its place before tenants that came later."""
+    slots = FairSlots[str]()
+    for tenant, item in (('a', 'a-1'), ('a', 'a-2'), ('b', 'b-1')):
+        slots.add(tenant, item)
+    assert slots.remove('a', 'a-1')
+    assert [slots.take(lambda _: True) for _ in range(3)] == ['a-2', 'b-1', None]
 
 
 @given(st.lists(st.tuples(st.sampled_from('abc'), st.integers(1, 5), st.integers(0, 3)), max_size=60))
