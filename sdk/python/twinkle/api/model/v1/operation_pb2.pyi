@@ -245,7 +245,9 @@ Global___ForwardOptions: _TypeAlias = ForwardOptions  # noqa: Y015
 
 @_typing.final
 class ForwardOnly(_message.Message):
-    """Computes log-probabilities and the loss, without a gradient or a change of state."""
+    """Computes log-probabilities and the loss, without a gradient. The weights and the optimizer do not change; the results
+    are added to the evaluation metrics.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
