@@ -220,6 +220,14 @@ def test_several_base_models_keep_their_order(tmp_path: Path) -> None:
         StackOptions(state_dir=tmp_path).with_file(path)
 
 
+@pytest.mark.parametrize('text', ['trainer_count: 0', 'trainer_count: two', 'trainer_count: true'])
+def test_invalid_number_of_trainers_is_refused(text: str, tmp_path: Path) -> None:
+    """A stack has at least one trainer per base model."""
+    (tmp_path / 'stack.yaml').write_text(text)
+    with pytest.raises(ValueError, match='trainer_count must be'):
+        StackOptions(state_dir=tmp_path).with_file(tmp_path / 'stack.yaml')
+
+
 def test_several_base_models_must_equal_the_running_ones(tmp_path: Path) -> None:
     """`twinkle up` fails if the running stack has other base models or another order."""
     StackState.create(tmp_path, base_model='tiny', more_models=('other',), services=(_service('gateway'),)).save()

@@ -53,6 +53,9 @@ class UpOptions:
         list[str] | None,
         typer.Option('--model', help='Hub id, built-in name or folder of a base model. Repeatable.'),
     ] = None
+    trainers: Annotated[
+        int | None, typer.Option('--trainers', min=1, max=64, help='Model services per base model. Default: 1.')
+    ] = None
     samplers: Annotated[
         int | None, typer.Option('--samplers', min=0, max=64, help='Samplers per base model. Default: 1.')
     ] = None
@@ -84,6 +87,7 @@ class UpOptions:
         chosen: dict[str, Any] = {
             'base_model': models[0] if models else None,
             'more_models': tuple(models[1:]) if models else None,
+            'trainer_count': self.trainers,
             'sampler_count': self.samplers,
             'engine': self.engine or None,
             'tls': self.tls or None,
@@ -249,10 +253,14 @@ def _run(options: StackOptions, *, is_detached: bool) -> None:
             folders = [fetch(base_model) for base_model in options.base_models]
             if not options.ray_address:
                 samplers = scaling.max_samplers if scaling else options.sampler_count
-                warn_of_memory(folders, copies=mesh_size(options.services.get('model', {})) + samplers)
+                trainers = options.trainer_count * mesh_size(options.services.get('model', {}))
+                warn_of_memory(folders, copies=trainers + samplers)
             with console.status('starting the services and loading the model'):
                 state = start_stack(options, report=StartReport())
             _print_address(state)
+            for trainer in _stopped_trainers(state):
+                text = f'{trainer} of an earlier start is not running; move its runs with `twinkle fleet take-over`'
+                console.print(f'[yellow]{text}[/yellow]', soft_wrap=True)
             if scaling is not None:
                 scaler = Autoscaler(state, scaling, report=StartReport(), say=print_plain)
                 scaler.start()
@@ -263,6 +271,13 @@ def _run(options: StackOptions, *, is_detached: bool) -> None:
         except KeyboardInterrupt:
             console.print('\nStopping')
             _stop(options.state_dir)
+
+
+def _stopped_trainers(state: StackState) -> list[str]:
+    """Return the names of the trainers that have a journal in the state folder but are not part of the stack."""
+    started = {service.name for service in state.services}
+    folders = [path.parent.name for path in (state.state_dir / 'data').glob('model*/journal')]
+    return sorted(name for name in folders if name not in started)
 
 
 def _stop(folder: Path) -> bool:

@@ -27,6 +27,7 @@ _SCALARS: Mapping[str, tuple[type, str]] = {
     'listen': (str, 'a string'),
     'http_listen': (str, 'a string'),
     'engine': (str, 'a string'),
+    'trainer_count': (int, 'an integer'),
     'sampler_count': (int, 'an integer'),
     'tls': (bool, 'true or false'),
     'min_free_bytes': (int, 'an integer'),
@@ -76,7 +77,7 @@ class StackOptions:
     state_dir: Path
     base_model: str = DEFAULT_MODEL
     more_models: tuple[str, ...] = ()
-    """Additional base models; each has a separate model service and samplers."""
+    """Additional base models; each has separate trainers and samplers."""
     listen: str = '127.0.0.1:0'
     """gRPC address of the gateway. The other services use free ports. The default is a free port on loopback, or, on
     a Ray cluster, on the address of this machine."""
@@ -84,6 +85,8 @@ class StackOptions:
     """HTTP address of the gateway, for OpenAI and Tinker clients. The default is that of `listen`. Empty: no HTTP."""
     engine: str = 'auto'
     """Sampler engine, one of `ENGINES`."""
+    trainer_count: int = 1
+    """Number of model services per base model. A run stays with one of them."""
     sampler_count: int = 1
     """Number of samplers per base model at the start."""
     autoscaling: Scaling | None = None
@@ -113,6 +116,8 @@ class StackOptions:
         object.__setattr__(self, 'base_model', base_model_id(self.base_model))
         if self.engine not in ENGINES:
             raise ValueError(f'engine must be one of {", ".join(ENGINES)}, got {self.engine!r}')
+        if self.trainer_count < 1:
+            raise ValueError(f'trainer_count must be at least 1, got {self.trainer_count}')
         if self.sampler_count < 0:
             raise ValueError(f'sampler_count must be at least 0, got {self.sampler_count}')
         if not all(isinstance(name, str) and name for name in self.more_models):  # pyright: ignore[reportUnnecessaryIsInstance] (a file may hold anything)
@@ -144,9 +149,9 @@ class StackOptions:
     def with_file(self, path: Path) -> 'StackOptions':
         """Return these options, overridden by those of a YAML file.
 
-        The file may contain `base_model`, `more_models`, `listen`, `http_listen`, `engine`, `sampler_count`, `tls`,
-        `min_free_bytes`, `full_parameters`, `patches`, `ray_address`, `resources`, `autoscaling`, and a mapping for
-        each service.
+        The file may contain `base_model`, `more_models`, `listen`, `http_listen`, `engine`, `trainer_count`,
+        `sampler_count`, `tls`, `min_free_bytes`, `full_parameters`, `patches`, `ray_address`, `resources`,
+        `autoscaling`, and a mapping for each service.
 
         Raises:
             ValueError: The file is not a YAML mapping, or it or a service's mapping has an unknown key or an invalid

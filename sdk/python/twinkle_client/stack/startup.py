@@ -1,6 +1,7 @@
 """The start of one stack: its processes and their configurations."""
 
 import importlib
+import itertools
 import os
 import secrets
 from collections.abc import Collection, Mapping, Sequence
@@ -33,6 +34,8 @@ class Launch:
             raise StackError('resources: only a Ray cluster reserves them; set ray_address, or use --ray')
         self._placement = find_cluster(options.ray_address, options.resources) if options.ray_address else None
         self._host = open_host(self._placement, self._folder)
+        # Trainer and samplers must load the same model, so both get the patches.
+        self._patches = {'patches': dict(options.patches)} if options.patches else {}
         self._spawner = Spawner(
             self._folder, report, host=self._host, restart_limit=_START_RESTARTS, on_restart=self._save
         )
@@ -51,8 +54,12 @@ class Launch:
         self._start('checkpoint', {'base_models': list(options.base_models)})
         self._start('data', {'base_models': list(options.base_models)})
         addresses = {f'{name}_address': spawner.wait_for(name) for name in ('checkpoint', 'data')}
+        # The first trainers of all base models come first, so that their names do not depend on the number of trainers.
+        for number in range(options.trainer_count):
+            for base_model in options.base_models:
+                self._start_trainer(base_model, number, addresses)
         for base_model in options.base_models:
-            self._start_model(base_model, addresses, gateway=internal or self._on_all_machines(gateway))
+            self._start_samplers(base_model, addresses, gateway=internal or self._on_all_machines(gateway))
         for name in spawner.started:
             if service_of(name) == 'model':
                 spawner.wait_for(name)
@@ -78,21 +85,40 @@ class Launch:
         """Return the address at which all processes of the stack can reach a listener on this machine."""
         return listen if reachable(listen) == listen else f'{self._host.address}:{listen.rpartition(":")[2]}'
 
-    def _start_model(self, base_model: str, addresses: Mapping[str, str], *, gateway: str) -> None:
-        """Start the model service and the samplers of one base model."""
-        options, index = self._options, self._options.base_models.index(base_model)
-        # Trainer and samplers must load the same model, so both get the patches.
-        patches = {'patches': dict(options.patches)} if options.patches else {}
-        processes = len(options.base_models) * mesh_size(options.services.get('model', {}))
+    def _start_trainer(self, base_model: str, number: int, addresses: Mapping[str, str]) -> None:
+        """Start one of the model services of a base model; `number` counts from 0."""
+        options = self._options
+        processes = len(options.base_models) * options.trainer_count * mesh_size(options.services.get('model', {}))
         threads = max(1, _trainer_threads() // processes)
-        model = {'base_model': base_model, **addresses, **patches, 'thread_count': threads}
+        model = {'base_model': base_model, **addresses, **self._patches, 'thread_count': threads}
         model = {**model, 'full_parameters': True} if options.full_parameters else model
         # A process that reserves a GPU of a cluster uses it.
         model = {**model, 'device': 'cuda'} if self._has_gpu('model') else model
-        self._start(numbered('model', index + 1), model)
+        peers = self._trainer_folders(base_model)
+        model = {**model, 'peer_trainers': peers} if len(peers) > 1 else model
+        self._start(self._trainer_name(base_model, number), model)
+
+    def _trainer_name(self, base_model: str, number: int) -> str:
+        models = self._options.base_models
+        return numbered('model', number * len(models) + models.index(base_model) + 1)
+
+    def _trainer_folders(self, base_model: str) -> dict[str, str]:
+        """Return the state folders of a base model's trainers by name.
+
+        Trainers of an earlier start with more trainers are included, so that an operator can move their runs.
+        """
+        names = (self._trainer_name(base_model, number) for number in itertools.count())
+        folders = ((name, _data_folder(self._folder, name)) for name in names)
+        started = itertools.islice(folders, self._options.trainer_count)
+        earlier = itertools.takewhile(lambda item: item[1].exists(), folders)
+        return {name: str(folder) for name, folder in itertools.chain(started, earlier)}
+
+    def _start_samplers(self, base_model: str, addresses: Mapping[str, str], *, gateway: str) -> None:
+        """Start the samplers of one base model."""
+        options, index = self._options, self._options.base_models.index(base_model)
         shared = {'base_model': base_model, 'checkpoint_address': addresses['checkpoint_address']}
         sampler = {**shared, 'engine': options.engine_of(base_model), 'gateways': [gateway]}
-        torch = {**patches, **({'device': 'cuda'} if self._has_gpu('sampler') else {})}
+        torch = {**self._patches, **({'device': 'cuda'} if self._has_gpu('sampler') else {})}
         sampler = {**sampler, 'torch': torch} if torch else sampler
         if index == 0:
             # Samplers that are added later use this configuration, even if the stack starts without samplers.
@@ -171,7 +197,11 @@ class Launch:
 
 def service_paths(folder: Path, spawner: Spawner, name: str) -> dict[str, str]:
     """Return the configured paths of a process."""
-    return {'state_dir': str(folder / 'data' / name), 'address_file': str(spawner.address_file(name))}
+    return {'state_dir': str(_data_folder(folder, name)), 'address_file': str(spawner.address_file(name))}
+
+
+def _data_folder(folder: Path, name: str) -> Path:
+    return folder / 'data' / name
 
 
 def numbered(service: str, number: int) -> str:
