@@ -113,6 +113,11 @@ def _feature(message: input_feature_pb2.InputFeature, field: str, vocabulary_siz
     for name, dtypes in _PER_TOKEN.items():
         if name in present:
             feature[name] = _per_token(present[name], f'{field}.{name}', dtypes, len(ids))
+    if 'routed_experts' in present:
+        # The engine checks the shape and the values, which depend on the base model.
+        feature['routed_experts'] = tensor_from_proto(
+            message.routed_experts, f'{field}.routed_experts', dtypes=('uint8', *_INTEGERS), dimensions=3
+        )
     for name, tensor in sorted(message.extra_tensors.items()):
         feature[name] = _extra_tensor(name, tensor, f'{field}.extra_tensors', len(ids), vocabulary_size)
     return feature

@@ -113,6 +113,7 @@ def _set_outcome(message: operation_result_pb2.OperationResult, outcome: domain.
                     logprobs=[tensor_to_proto(array) for array in outcome.logps],
                     metrics=outcome.metrics,
                     values=[tensor_to_proto(array) for array in outcome.values],
+                    routed_experts=map(tensor_to_proto, outcome.routed_experts),
                 )
             )
         case StepResult():

@@ -50,6 +50,7 @@ def _options(message: wire.ForwardOptions, field: str, *, example_count: int) ->
         is_adapter_disabled=message.is_adapter_disabled,
         is_logprobs_returned=message.is_logprobs_returned if message.HasField('is_logprobs_returned') else True,
         micro_batch_size=micro_batch_size,
+        is_routed_experts_returned=message.is_routed_experts_returned,
     )
 
 

@@ -126,6 +126,9 @@ def _forward(message: wire.ForwardResult) -> ForwardResult:
         logps=[tensor_data_from_proto(tensor, 'logprobs').to_numpy() for tensor in message.logprobs],
         metrics=dict(message.metrics),
         values=[tensor_data_from_proto(tensor, 'values').to_numpy() for tensor in message.values],
+        routed_experts=[
+            tensor_data_from_proto(tensor, 'routed_experts').to_numpy() for tensor in message.routed_experts
+        ],
     )
 
 

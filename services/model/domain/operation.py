@@ -24,6 +24,7 @@ class ForwardOptions:
     is_adapter_disabled: bool = False
     is_logprobs_returned: bool = True
     micro_batch_size: int | None = None
+    is_routed_experts_returned: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,6 +65,22 @@ def test_extra_streams_are_sent_by_name() -> None:
     assert back['teacher_topk_logps'].shape == (2, 2)
 
 
+def test_experts_are_sent_for_the_first_unmasked_tokens() -> None:
+    """Experts of the first tokens are sent without those of masked tokens, in the smallest dtype."""
+    feature = {
+        'input_ids': [7, 8, 0, 9],
+        'attention_mask': [1, 0, 1, 1],
+        'routed_experts': [[[5, 1]], [[2, 3]], [[255, 0]]],
+    }
+    sent = feature_from_proto(features_to_proto([feature]).features[0])['routed_experts']
+    assert sent.dtype == np.uint8
+    assert sent.tolist() == [[[5, 1]], [[255, 0]]]
+    large = features_to_proto([{**feature, 'routed_experts': [[[256, 1]]]}]).features[0]
+    assert feature_from_proto(large)['routed_experts'].dtype == np.int32
+    with pytest.raises(ValueError, match=r'features\[0\].routed_experts has 5 rows'):
+        features_to_proto([{**feature, 'routed_experts': [[[0, 1]]] * 5}])
+
+
 def test_per_label_stream_is_aligned_with_the_labels() -> None:
     """A per-label stream has one number for each label that is not ignored; ignored labels get 0.0."""
     feature = {'input_ids': [1, 2, 3], 'labels': [-100, 3, 4]}

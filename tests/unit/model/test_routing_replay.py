@@ -17,7 +17,6 @@ from twinkle.model.engine import BatchItem, ForwardOptions, TrainerEngine
 from twinkle.model.errors import InvalidArgument
 from twinkle.nn import ExpertRouting, PackedCausalLM, PackError, RoutingShape
 from twinkle.processor import InvalidFeatures
-from twinkle_client.convert import features_to_proto
 
 LORA = LoraConfig(r=4, seed=1, target_modules=('all-linear', 'all-experts'))
 RECORDED = ForwardOptions(more_outputs=('routed_experts',))
@@ -101,6 +100,20 @@ def test_replayed_experts_stay_when_the_routers_change(engine):
     assert replayed.loss != free.loss
 
 
+def test_experts_of_the_first_tokens_only(engine):
+    """The routers choose the experts of the last tokens if fewer rows than tokens are given."""
+    recorded = engine.forward_only('a', features(), options=RECORDED)
+    experts = recorded.outputs['routed_experts']
+    perturb(engine)
+    free = engine.forward_only('a', features(), options=RECORDED).outputs['routed_experts']
+    partial = [own[:5] for own in experts]
+    replayed = engine.forward_only('a', features(routed_experts=partial), options=RECORDED).outputs['routed_experts']
+    for own, given, chosen in zip(replayed, experts, free, strict=True):
+        assert np.array_equal(own[:5], given[:5])
+        assert np.array_equal(own[5:, 0], chosen[5:, 0]), 'the first layer does not depend on other experts'
+        assert not np.array_equal(own, given)
+
+
 def test_activations_are_recomputed_with_the_replayed_experts(folder):
     """Gradient checkpointing gives bitwise the gradients of stored activations."""
     weights = []
@@ -119,7 +132,8 @@ def test_activations_are_recomputed_with_the_replayed_experts(folder):
 @pytest.mark.parametrize(
     ('change', 'problem'),
     [
-        (lambda own: own[:-1], r'must have shape \[20, 2, 2\]'),
+        (lambda own: np.concatenate([own, own[:1]]), r'must have shape \[20, 2, 2\]'),
+        (lambda own: own[:0], 'must have shape'),
         (lambda own: own[:, :1], 'must have shape'),
         (lambda own: np.where(own == own[0, 0, 0], 8, own), 'contains 8; experts are 0 to 7'),
         (lambda own: own - 9, 'experts are 0 to 7'),
@@ -136,8 +150,8 @@ def test_wrong_experts_are_refused_by_name(engine, change, problem):
         engine.forward_backward('a', features(routed_experts=[change(experts[0]), experts[1]]))
 
 
-def test_other_models_and_services_refuse_experts(tiny_llama_dir, engine):
-    """Models without experts, masked tokens and services refuse them by name."""
+def test_other_models_refuse_experts(tiny_llama_dir, engine):
+    """Models without experts refuse them by name, and masked tokens cannot report them."""
     dense = TrainerEngine(PackedCausalLM.load(tiny_llama_dir))
     dense.create_adapter('a', LoraConfig(r=2, seed=1))
     with pytest.raises(InvalidArgument, match='routed_experts'):
@@ -149,8 +163,6 @@ def test_other_models_and_services_refuse_experts(tiny_llama_dir, engine):
     with pytest.raises(InvalidArgument, match='masked tokens'):
         engine.forward_only('a', features(attention_mask=masks), options=RECORDED)
     engine.forward_backward('a', features(attention_mask=masks, routed_experts=experts))
-    with pytest.raises(ValueError, match='routed_experts'):
-        features_to_proto(features(routed_experts=experts))
 
 
 def test_user_program_replays_experts(folder):

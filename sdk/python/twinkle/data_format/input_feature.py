@@ -76,7 +76,8 @@ class InputFeature(TypedDict, total=False):
     """int [N, F]. 1 for the frames of each clip, which come first, and 0 for the padding."""
     routed_experts: npt.NDArray[np.integer[Any]]
     """int [T, layers, experts per token]. Experts that the pass uses instead of those that the routers choose
-    (routing replay). The routers compute their weights."""
+    (routing replay). The routers compute their weights. With fewer than T rows, they are the experts of the first
+    tokens, and the routers choose the experts of the others."""
     messages: list[dict[str, Any]]
     """Chat from which the feature was encoded, for rewards. Never sent to the trainer."""
     user_data: list[tuple[str, str]]

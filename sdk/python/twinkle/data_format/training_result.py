@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,9 @@ class ForwardResult:
     """Values that the loss reports, by name."""
     values: Sequence[npt.NDArray[np.float32]] = ()
     """N arrays, float32 [T]: outputs of the value head, 0.0 where the label is ignored. Empty without a value head."""
+    routed_experts: Sequence[npt.NDArray[np.integer[Any]]] = ()
+    """N arrays, integers [T, layers with experts, experts per token]: experts of each token. Empty unless requested
+    from a service; in process, they are one of `BatchResult.outputs`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -112,6 +112,7 @@ class FeatureReader:
         return MediaFields(self.feature, self.media, self._error).read(input_ids[kept], is_produced[kept])
 
     def _routed_experts(self, length: int) -> Ints:
+        """Return [T, L, A], with -1 in the last rows if experts are given for the first tokens only."""
         name = 'routed_experts'
         if self.routing is None:
             raise self._error(
@@ -121,15 +122,17 @@ class FeatureReader:
             )
         layers, choices, experts = self.routing
         values = self._as_integers(name, self._array(name, None))
-        if values.shape != (length, layers, choices):
-            raise self._error(name, f'must have shape {[length, layers, choices]}, got {list(values.shape)}')
+        if values.shape[1:] != (layers, choices) or not 1 <= len(values) <= length:
+            wanted = f'must have shape {[length, layers, choices]}, or fewer rows for the first tokens'
+            raise self._error(name, f'{wanted}; got {list(values.shape)}')
         if values.min() < 0 or values.max() >= experts:
             wrong = int(values.min()) if values.min() < 0 else int(values.max())
             raise self._error(name, f'contains {wrong}; experts are 0 to {experts - 1}')
         ordered = np.sort(values, axis=-1)
         if (ordered[..., 1:] == ordered[..., :-1]).any():
             raise self._error(name, 'contains an expert twice for one token and layer')
-        return values
+        free = np.full((length - len(values), layers, choices), -1)
+        return np.concatenate([values, free])
 
     def _labels(self, length: int, *, last: int) -> Ints:
         if not self.needs.is_pooled or length == 1 or np.shape(self.feature.get('labels')) != (1,):

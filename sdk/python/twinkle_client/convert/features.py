@@ -9,10 +9,11 @@ import numpy.typing as npt
 from twinkle.api.data.v1 import input_feature_pb2 as pb
 from twinkle.api.tensor.v1 import tensor_pb2
 from twinkle.data_format import EXTRA_STREAMS, IGNORE_INDEX, InputFeature, StreamSpec
-from twinkle_client.convert.tensors import matrix, tensor_from_proto, tensor_to_proto, vector
+from twinkle_client.convert.tensors import expert_indices, matrix, tensor_from_proto, tensor_to_proto, vector
 
 _INTEGERS = ('position_ids', 'labels', 'completion_mask')
 _FLOATS = ('loss_weights', 'advantages', 'old_logps', 'ref_logps')
+_EXPERTS = 'routed_experts'
 _EXTRA_FLOATS = tuple(name for name, spec in EXTRA_STREAMS.items() if spec.kind == 'float' and not spec.is_wide)
 PER_LABEL = (*_FLOATS, *_EXTRA_FLOATS)
 """Fields that can be passed separately from the features, one entry per feature."""
@@ -65,10 +66,6 @@ def _feature_to_proto(feature: Mapping[str, Any], per_label: Mapping[str, Any], 
             raise ValueError(
                 f'{field}.{name}: services do not support images, videos and audio yet; train in process instead'
             )
-    if feature.get('routed_experts') is not None:
-        raise ValueError(
-            f'{field}.routed_experts: services do not support routing replay yet; train in process instead'
-        )
     tokens = vector(feature['input_ids'], np.int32, field=f'{field}.input_ids')
     is_kept = _kept(feature, len(tokens), field)
     tensors = {'input_ids': tensor_to_proto(tokens[is_kept])}
@@ -77,6 +74,12 @@ def _feature_to_proto(feature: Mapping[str, Any], per_label: Mapping[str, Any], 
             array = vector(feature[name], np.float32 if name in _FLOATS else np.int32, field=f'{field}.{name}')
             _check_length(array, len(tokens), f'{field}.{name}')
             tensors[name] = tensor_to_proto(array[is_kept])
+    if feature.get(_EXPERTS) is not None:
+        experts = expert_indices(feature[_EXPERTS], field=f'{field}.{_EXPERTS}')
+        if len(experts) > len(tokens):
+            raise ValueError(f'{field}.{_EXPERTS} has {len(experts)} rows, but input_ids has {len(tokens)} elements')
+        # Experts may be given for the first tokens only.
+        tensors[_EXPERTS] = tensor_to_proto(experts[is_kept[: len(experts)]])
     extra = _extra_tensors(feature, is_kept, field)
     for name, value in per_label.items():
         labels = tensors.get('labels')
@@ -124,9 +127,9 @@ def _numbers(value: Any) -> Any:
 def _extra_tensors(
     feature: Mapping[str, Any], is_kept: npt.NDArray[np.bool_], field: str
 ) -> dict[str, tensor_pb2.Tensor]:
-    unknown = sorted(set(feature) - {'input_ids', *_INTEGERS, *_FLOATS, *_CLIENT_ONLY, *EXTRA_STREAMS})
+    unknown = sorted(set(feature) - {'input_ids', _EXPERTS, *_INTEGERS, *_FLOATS, *_CLIENT_ONLY, *EXTRA_STREAMS})
     if unknown:
-        known = ', '.join((*_INTEGERS, *_FLOATS, *EXTRA_STREAMS))
+        known = ', '.join((*_INTEGERS, *_FLOATS, _EXPERTS, *EXTRA_STREAMS))
         raise ValueError(f'{field}.{unknown[0]} is not read by any loss; known fields are {known}')
     return {
         name: tensor_to_proto(_extra(feature[name], spec, is_kept, f'{field}.{name}'))
@@ -144,7 +147,7 @@ def _extra(value: Any, spec: StreamSpec, is_kept: npt.NDArray[np.bool_], field: 
 def feature_from_proto(feature: pb.InputFeature) -> InputFeature:
     """Return the example of a message, with read-only arrays."""
     result: dict[str, Any] = {'input_ids': tensor_from_proto(feature.input_ids)}
-    for name in (*_INTEGERS, *_FLOATS):
+    for name in (*_INTEGERS, *_FLOATS, _EXPERTS):
         if feature.HasField(cast(Any, name)):
             result[name] = tensor_from_proto(getattr(feature, name))
     result.update({name: tensor_from_proto(tensor) for name, tensor in feature.extra_tensors.items()})

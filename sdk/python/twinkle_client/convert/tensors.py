@@ -65,6 +65,16 @@ def matrix(value: Any, dtype: type[np.int32 | np.float32], *, field: str) -> npt
     return _numbers(value, dtype, dimensions=2, field=field)
 
 
+def expert_indices(value: Any, *, field: str) -> npt.NDArray[Any]:
+    """Convert lists, an array or a tensor to a three-dimensional array: uint8 if all values fit, otherwise int32.
+
+    Raises:
+        ValueError: The value does not have three dimensions or is not an integer.
+    """
+    array = _numbers(value, np.int32, dimensions=3, field=field)
+    return array.astype(np.uint8) if array.size and array.min() >= 0 and array.max() < 1 << 8 else array
+
+
 def _numbers(value: Any, dtype: type[np.int32 | np.float32], *, dimensions: int, field: str) -> npt.NDArray[Any]:
     array = np.asarray(value)
     if array.ndim == dimensions + 1 and array.shape[0] == 1:

@@ -14,7 +14,7 @@ from twinkle_client.dataloader.handle import BatchHandle, loader_state
 from twinkle_client.model.receipt import Receipt, receipt_of
 
 _log = logging.getLogger('twinkle_client')
-_OPTIONS = frozenset({'temperature', 'disable_lora', 'return_logps', 'micro_batch_size'})
+_OPTIONS = frozenset({'temperature', 'disable_lora', 'return_logps', 'return_routed_experts', 'micro_batch_size'})
 
 Inputs = Sequence[Mapping[str, Any]] | Mapping[str, Any] | BatchHandle
 
@@ -33,6 +33,9 @@ class ForwardOutput(TypedDict):
     values: list[npt.NDArray[np.float32]]
     """N arrays [T] from the value head, which `set_loss('PPOValueLoss')` adds; 0.0 where the label is ignored.
     Empty without a value head, or if `logps` are not requested."""
+    routed_experts: list[npt.NDArray[np.integer[Any]]]
+    """N arrays [T, layers with experts, experts per token]: experts of each token, which a later feature can replay.
+    Empty unless requested."""
     receipt: Receipt
     """Resources used by the operation."""
     next_cursor: dict[str, Any] | None
@@ -45,7 +48,8 @@ def forward_fields(inputs: Inputs, options: Mapping[str, Any]) -> dict[str, Any]
     Args:
         inputs: One or more features or chats, or a loader's `BatchHandle`.
         options: The fields of `convert.features.PER_LABEL` with one entry per example, and `temperature`,
-            `disable_lora`, `return_logps` and `micro_batch_size`, the maximum number of examples in one pass.
+            `disable_lora`, `return_logps`, `return_routed_experts` and `micro_batch_size`, the maximum number of
+            examples in one pass.
 
     Raises:
         TypeError: An option is unknown.
@@ -62,6 +66,7 @@ def forward_fields(inputs: Inputs, options: Mapping[str, Any]) -> dict[str, Any]
             is_adapter_disabled=bool(options.get('disable_lora', False)),
             is_logprobs_returned=options.get('return_logps'),
             micro_batch_size=options.get('micro_batch_size'),
+            is_routed_experts_returned=bool(options.get('return_routed_experts', False)),
         ),
     }
 
@@ -95,6 +100,7 @@ def forward_output(result: operation_result_pb2.OperationResult) -> ForwardOutpu
         logps=[cast(Any, tensor_from_proto(logprobs)) for logprobs in forward.logprobs],
         metrics=dict(forward.metrics),
         values=[cast(Any, tensor_from_proto(values)) for values in forward.values],
+        routed_experts=[tensor_from_proto(experts) for experts in forward.routed_experts],
         receipt=receipt_of(result),
         next_cursor=loader_state(result.next_cursor) if result.HasField('next_cursor') else None,
     )

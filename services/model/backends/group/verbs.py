@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from services.model.domain import operation as verbs
 from services.model.domain import result as results
 from twinkle.data_format import ForwardResult, StepResult
@@ -11,10 +13,11 @@ from twinkle.model.engine import BatchResult, ForwardOptions, StepOptions, Train
 
 def forward_options(options: verbs.ForwardOptions, *, learns_values: bool) -> ForwardOptions:
     """Convert forward options; an adapter with a value head returns values together with log-probabilities."""
+    values = ('values',) if learns_values and options.is_logprobs_returned else ()
     return ForwardOptions(
         temperature=options.temperature,
         is_adapter_disabled=options.is_adapter_disabled,
-        more_outputs=('values',) if learns_values and options.is_logprobs_returned else (),
+        more_outputs=(*values, 'routed_experts') if options.is_routed_experts_returned else values,
         micro_batch_size=options.micro_batch_size,
     )
 
@@ -22,12 +25,15 @@ def forward_options(options: verbs.ForwardOptions, *, learns_values: bool) -> Fo
 def forward_outcome(result: BatchResult, options: verbs.ForwardOptions | None) -> ForwardResult:
     """Return the result to record. It contains log-probabilities and values only if they were requested."""
     is_requested = options is not None and options.is_logprobs_returned
+    experts = result.outputs.get('routed_experts', ())
     return ForwardResult(
         loss=result.loss,
         num_tokens=result.num_tokens,
         logps=result.logps if is_requested else (),
         metrics=result.metrics,
         values=result.values if is_requested else (),
+        # The contract has no 16-bit integers.
+        routed_experts=[own if own.dtype == np.uint8 else own.astype(np.int32) for own in experts] if experts else (),
     )
 
 

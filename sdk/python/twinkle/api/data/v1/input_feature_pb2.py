@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from twinkle.api.tensor.v1 import tensor_pb2 as twinkle_dot_api_dot_tensor_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'twinkle/api/data/v1/input_feature.proto\x12\x13twinkle.api.data.v1\x1a\"twinkle/api/tensor/v1/tensor.proto\"\xc8\x04\n\x0cInputFeature\x12\x30\n\tinput_ids\x18\x01 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x12\x33\n\x0cposition_ids\x18\x02 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x12-\n\x06labels\x18\x03 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x12\x33\n\x0closs_weights\x18\x04 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x12\x31\n\nadvantages\x18\x05 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x12\x30\n\told_logps\x18\x06 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x12\x30\n\tref_logps\x18\x07 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x12\x36\n\x0f\x63ompletion_mask\x18\x08 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x12J\n\rextra_tensors\x18\t \x03(\x0b\x32\x33.twinkle.api.data.v1.InputFeature.ExtraTensorsEntry\x1aR\n\x11\x45xtraTensorsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12,\n\x05value\x18\x02 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor:\x02\x38\x01\"C\n\x0c\x46\x65\x61tureBatch\x12\x33\n\x08\x66\x65\x61tures\x18\x01 \x03(\x0b\x32!.twinkle.api.data.v1.InputFeatureb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'twinkle/api/data/v1/input_feature.proto\x12\x13twinkle.api.data.v1\x1a\"twinkle/api/tensor/v1/tensor.proto\"\xff\x04\n\x0cInputFeature\x12\x30\n\tinput_ids\x18\x01 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x12\x33\n\x0cposition_ids\x18\x02 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x12-\n\x06labels\x18\x03 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x12\x33\n\x0closs_weights\x18\x04 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x12\x31\n\nadvantages\x18\x05 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x12\x30\n\told_logps\x18\x06 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x12\x30\n\tref_logps\x18\x07 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x12\x36\n\x0f\x63ompletion_mask\x18\x08 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x12J\n\rextra_tensors\x18\t \x03(\x0b\x32\x33.twinkle.api.data.v1.InputFeature.ExtraTensorsEntry\x12\x35\n\x0erouted_experts\x18\n \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x1aR\n\x11\x45xtraTensorsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12,\n\x05value\x18\x02 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor:\x02\x38\x01\"C\n\x0c\x46\x65\x61tureBatch\x12\x33\n\x08\x66\x65\x61tures\x18\x01 \x03(\x0b\x32!.twinkle.api.data.v1.InputFeatureb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,9 +35,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INPUTFEATURE_EXTRATENSORSENTRY']._loaded_options = None
   _globals['_INPUTFEATURE_EXTRATENSORSENTRY']._serialized_options = b'8\001'
   _globals['_INPUTFEATURE']._serialized_start=101
-  _globals['_INPUTFEATURE']._serialized_end=685
-  _globals['_INPUTFEATURE_EXTRATENSORSENTRY']._serialized_start=603
-  _globals['_INPUTFEATURE_EXTRATENSORSENTRY']._serialized_end=685
-  _globals['_FEATUREBATCH']._serialized_start=687
-  _globals['_FEATUREBATCH']._serialized_end=754
+  _globals['_INPUTFEATURE']._serialized_end=740
+  _globals['_INPUTFEATURE_EXTRATENSORSENTRY']._serialized_start=658
+  _globals['_INPUTFEATURE_EXTRATENSORSENTRY']._serialized_end=740
+  _globals['_FEATUREBATCH']._serialized_start=742
+  _globals['_FEATUREBATCH']._serialized_end=809
 # @@protoc_insertion_point(module_scope)

@@ -21,8 +21,8 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class InputFeature(_message.Message):
-    """A tokenized example of T tokens. Every tensor has T rows. The tensors of all fields except `extra_tensors` have one
-    dimension.
+    """A tokenized example of T tokens. Every tensor except `routed_experts` has T rows. The tensors of all fields except
+    `extra_tensors` and `routed_experts` have one dimension.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -57,6 +57,7 @@ class InputFeature(_message.Message):
     REF_LOGPS_FIELD_NUMBER: _builtins.int
     COMPLETION_MASK_FIELD_NUMBER: _builtins.int
     EXTRA_TENSORS_FIELD_NUMBER: _builtins.int
+    ROUTED_EXPERTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def input_ids(self) -> _tensor_pb2.Tensor:
         """int32 [T]. Token ids, each in [0, vocabulary_size). Required."""
@@ -109,6 +110,14 @@ class InputFeature(_message.Message):
         - "teacher_logits": float32 [T, V] for a vocabulary of V tokens.
         """
 
+    @_builtins.property
+    def routed_experts(self) -> _tensor_pb2.Tensor:
+        """uint8, int32 or int64 [K, L, A]. For each of the first K tokens and of the L layers with experts, the A experts
+        that the pass uses, in any order, instead of those that the router chooses (routing replay). The router computes
+        their weights, and chooses the experts of the other tokens. 1 <= K <= T. Refused if the base model has no layers
+        with experts.
+        """
+
     def __init__(
         self,
         *,
@@ -121,10 +130,11 @@ class InputFeature(_message.Message):
         ref_logps: _tensor_pb2.Tensor | None = ...,
         completion_mask: _tensor_pb2.Tensor | None = ...,
         extra_tensors: _abc.Mapping[_builtins.str, _tensor_pb2.Tensor] | None = ...,
+        routed_experts: _tensor_pb2.Tensor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["advantages", b"advantages", "completion_mask", b"completion_mask", "input_ids", b"input_ids", "labels", b"labels", "loss_weights", b"loss_weights", "old_logps", b"old_logps", "position_ids", b"position_ids", "ref_logps", b"ref_logps"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["advantages", b"advantages", "completion_mask", b"completion_mask", "input_ids", b"input_ids", "labels", b"labels", "loss_weights", b"loss_weights", "old_logps", b"old_logps", "position_ids", b"position_ids", "ref_logps", b"ref_logps", "routed_experts", b"routed_experts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advantages", b"advantages", "completion_mask", b"completion_mask", "extra_tensors", b"extra_tensors", "input_ids", b"input_ids", "labels", b"labels", "loss_weights", b"loss_weights", "old_logps", b"old_logps", "position_ids", b"position_ids", "ref_logps", b"ref_logps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advantages", b"advantages", "completion_mask", b"completion_mask", "extra_tensors", b"extra_tensors", "input_ids", b"input_ids", "labels", b"labels", "loss_weights", b"loss_weights", "old_logps", b"old_logps", "position_ids", b"position_ids", "ref_logps", b"ref_logps", "routed_experts", b"routed_experts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -31,7 +31,7 @@ from twinkle.api.model.v1 import training_config_pb2 as twinkle_dot_api_dot_mode
 from twinkle.api.tensor.v1 import tensor_pb2 as twinkle_dot_api_dot_tensor_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$twinkle/api/model/v1/operation.proto\x12\x14twinkle.api.model.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a!twinkle/api/data/v1/dataset.proto\x1a\'twinkle/api/data/v1/input_feature.proto\x1a!twinkle/api/data/v1/message.proto\x1a*twinkle/api/model/v1/training_config.proto\x1a\"twinkle/api/tensor/v1/tensor.proto\"t\n\x0bLoadedBatch\x12\x33\n\x08\x66\x65\x61tures\x18\x01 \x01(\x0b\x32!.twinkle.api.data.v1.FeatureBatch\x12\x30\n\x0bnext_cursor\x18\x02 \x01(\x0b\x32\x1b.twinkle.api.data.v1.Cursor\"\x80\x01\n\x0bLoaderBatch\x12\x11\n\tloader_id\x18\x01 \x01(\t\x12+\n\x06\x63ursor\x18\x02 \x01(\x0b\x32\x1b.twinkle.api.data.v1.Cursor\x12\x31\n\x06loaded\x18\x03 \x01(\x0b\x32!.twinkle.api.model.v1.LoadedBatch\"#\n\x0bSampleBatch\x12\x14\n\x0csequence_ids\x18\x01 \x03(\t\"H\n\x0fTrajectoryBatch\x12\x35\n\x0ctrajectories\x18\x01 \x03(\x0b\x32\x1f.twinkle.api.data.v1.Trajectory\"\x87\x02\n\x05\x42\x61tch\x12\x35\n\x08\x66\x65\x61tures\x18\x01 \x01(\x0b\x32!.twinkle.api.data.v1.FeatureBatchH\x00\x12\x13\n\tupload_id\x18\x02 \x01(\tH\x00\x12\x33\n\x06loader\x18\x03 \x01(\x0b\x32!.twinkle.api.model.v1.LoaderBatchH\x00\x12\x34\n\x07samples\x18\x04 \x01(\x0b\x32!.twinkle.api.model.v1.SampleBatchH\x00\x12=\n\x0ctrajectories\x18\x05 \x01(\x0b\x32%.twinkle.api.model.v1.TrajectoryBatchH\x00\x42\x08\n\x06source\"\xc7\x01\n\x0e\x46orwardOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x1b\n\x13is_adapter_disabled\x18\x02 \x01(\x08\x12!\n\x14is_logprobs_returned\x18\x03 \x01(\x08H\x01\x88\x01\x01\x12\x1d\n\x10micro_batch_size\x18\x04 \x01(\x05H\x02\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x17\n\x15_is_logprobs_returnedB\x13\n\x11_micro_batch_size\"\xa0\x01\n\x0b\x46orwardOnly\x12*\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x1b.twinkle.api.model.v1.Batch\x12\x35\n\x07options\x18\x02 \x01(\x0b\x32$.twinkle.api.model.v1.ForwardOptions\x12.\n\x04loss\x18\x03 \x01(\x0b\x32 .twinkle.api.model.v1.LossConfig\"l\n\x07\x46orward\x12*\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x1b.twinkle.api.model.v1.Batch\x12\x35\n\x07options\x18\x02 \x01(\x0b\x32$.twinkle.api.model.v1.ForwardOptions\"\x0f\n\rCalculateLoss\"D\n\x08\x42\x61\x63kward\x12\x38\n\x11logprob_gradients\x18\x01 \x03(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\"\xa4\x01\n\x0f\x46orwardBackward\x12*\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x1b.twinkle.api.model.v1.Batch\x12\x35\n\x07options\x18\x02 \x01(\x0b\x32$.twinkle.api.model.v1.ForwardOptions\x12.\n\x04loss\x18\x03 \x01(\x0b\x32 .twinkle.api.model.v1.LossConfig\"\x92\x01\n\x0c\x43lipGradNorm\x12\x1a\n\rmax_grad_norm\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\tnorm_type\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x1b\n\x0emax_grad_value\x18\x03 \x01(\x01H\x02\x88\x01\x01\x42\x10\n\x0e_max_grad_normB\x0c\n\n_norm_typeB\x11\n\x0f_max_grad_value\"\x84\x01\n\x04Step\x12\x1a\n\rlearning_rate\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\x12is_health_returned\x18\x02 \x01(\x08\x12\x32\n\x11optimizer_options\x18\x03 \x01(\x0b\x32\x17.google.protobuf.StructB\x10\n\x0e_learning_rate\"\n\n\x08ZeroGrad\"\x08\n\x06LrStep\"\x93\x02\n\x0f\x43lipGradAndStep\x12\x1a\n\rmax_grad_norm\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\tnorm_type\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x1b\n\x0emax_grad_value\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x1a\n\x12is_health_returned\x18\x04 \x01(\x08\x12\x1a\n\rlearning_rate\x18\x05 \x01(\x01H\x03\x88\x01\x01\x12\x32\n\x11optimizer_options\x18\x06 \x01(\x0b\x32\x17.google.protobuf.StructB\x10\n\x0e_max_grad_normB\x0c\n\n_norm_typeB\x11\n\x0f_max_grad_valueB\x10\n\x0e_learning_rate\"&\n\x0f\x43\x61lculateMetric\x12\x13\n\x0bis_training\x18\x01 \x01(\x08\"J\n\tConfigure\x12=\n\x0ftraining_config\x18\x01 \x01(\x0b\x32$.twinkle.api.model.v1.TrainingConfig\"\xeb\x02\n\x04Save\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1d\n\x15is_optimizer_included\x18\x02 \x01(\x08\x12\x1c\n\x14is_overwrite_allowed\x18\x03 \x01(\x08\x12&\n\x03ttl\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12#\n\x16\x63onsumed_train_samples\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x43\n\ruser_metadata\x18\x06 \x03(\x0b\x32,.twinkle.api.model.v1.Save.UserMetadataEntry\x12\x1f\n\x12stored_bytes_limit\x18\x07 \x01(\x03H\x01\x88\x01\x01\x1a\x33\n\x11UserMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x19\n\x17_consumed_train_samplesB\x15\n\x13_stored_bytes_limit\">\n\x04Load\x12\x17\n\x0f\x63heckpoint_path\x18\x01 \x01(\t\x12\x1d\n\x15is_optimizer_included\x18\x02 \x01(\x08\"_\n\x0ePublishVersion\x12\x11\n\tis_pinned\x18\x01 \x01(\x08\x12\x30\n\x05\x64type\x18\x02 \x01(\x0e\x32\x1c.twinkle.api.tensor.v1.DtypeH\x00\x88\x01\x01\x42\x08\n\x06_dtype\"\x1a\n\x04Undo\x12\x12\n\nstep_count\x18\x01 \x01(\x05\"\x1c\n\x0c\x45xportMerged\x12\x0c\n\x04name\x18\x01 \x01(\t\"O\n\x0bUploadToHub\x12\x17\n\x0f\x63heckpoint_path\x18\x01 \x01(\t\x12\x14\n\x0chub_model_id\x18\x02 \x01(\t\x12\x11\n\thub_token\x18\x03 \x01(\t\"\xaf\x08\n\tOperation\x12\x12\n\nadapter_id\x18\x01 \x01(\t\x12\x17\n\x0fsequence_number\x18\x02 \x01(\x03\x12\x39\n\x0c\x66orward_only\x18\n \x01(\x0b\x32!.twinkle.api.model.v1.ForwardOnlyH\x00\x12\x30\n\x07\x66orward\x18\x0b \x01(\x0b\x32\x1d.twinkle.api.model.v1.ForwardH\x00\x12=\n\x0e\x63\x61lculate_loss\x18\x0c \x01(\x0b\x32#.twinkle.api.model.v1.CalculateLossH\x00\x12\x32\n\x08\x62\x61\x63kward\x18\r \x01(\x0b\x32\x1e.twinkle.api.model.v1.BackwardH\x00\x12\x41\n\x10\x66orward_backward\x18\x0e \x01(\x0b\x32%.twinkle.api.model.v1.ForwardBackwardH\x00\x12<\n\x0e\x63lip_grad_norm\x18\x0f \x01(\x0b\x32\".twinkle.api.model.v1.ClipGradNormH\x00\x12*\n\x04step\x18\x10 \x01(\x0b\x32\x1a.twinkle.api.model.v1.StepH\x00\x12\x33\n\tzero_grad\x18\x11 \x01(\x0b\x32\x1e.twinkle.api.model.v1.ZeroGradH\x00\x12/\n\x07lr_step\x18\x12 \x01(\x0b\x32\x1c.twinkle.api.model.v1.LrStepH\x00\x12\x43\n\x12\x63lip_grad_and_step\x18\x13 \x01(\x0b\x32%.twinkle.api.model.v1.ClipGradAndStepH\x00\x12\x41\n\x10\x63\x61lculate_metric\x18\x14 \x01(\x0b\x32%.twinkle.api.model.v1.CalculateMetricH\x00\x12\x34\n\tconfigure\x18\x15 \x01(\x0b\x32\x1f.twinkle.api.model.v1.ConfigureH\x00\x12*\n\x04save\x18\x16 \x01(\x0b\x32\x1a.twinkle.api.model.v1.SaveH\x00\x12*\n\x04load\x18\x17 \x01(\x0b\x32\x1a.twinkle.api.model.v1.LoadH\x00\x12?\n\x0fpublish_version\x18\x18 \x01(\x0b\x32$.twinkle.api.model.v1.PublishVersionH\x00\x12*\n\x04undo\x18\x19 \x01(\x0b\x32\x1a.twinkle.api.model.v1.UndoH\x00\x12;\n\rexport_merged\x18\x1a \x01(\x0b\x32\".twinkle.api.model.v1.ExportMergedH\x00\x12:\n\rupload_to_hub\x18\x1b \x01(\x0b\x32!.twinkle.api.model.v1.UploadToHubH\x00\x42\x06\n\x04verbb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$twinkle/api/model/v1/operation.proto\x12\x14twinkle.api.model.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a!twinkle/api/data/v1/dataset.proto\x1a\'twinkle/api/data/v1/input_feature.proto\x1a!twinkle/api/data/v1/message.proto\x1a*twinkle/api/model/v1/training_config.proto\x1a\"twinkle/api/tensor/v1/tensor.proto\"t\n\x0bLoadedBatch\x12\x33\n\x08\x66\x65\x61tures\x18\x01 \x01(\x0b\x32!.twinkle.api.data.v1.FeatureBatch\x12\x30\n\x0bnext_cursor\x18\x02 \x01(\x0b\x32\x1b.twinkle.api.data.v1.Cursor\"\x80\x01\n\x0bLoaderBatch\x12\x11\n\tloader_id\x18\x01 \x01(\t\x12+\n\x06\x63ursor\x18\x02 \x01(\x0b\x32\x1b.twinkle.api.data.v1.Cursor\x12\x31\n\x06loaded\x18\x03 \x01(\x0b\x32!.twinkle.api.model.v1.LoadedBatch\"#\n\x0bSampleBatch\x12\x14\n\x0csequence_ids\x18\x01 \x03(\t\"H\n\x0fTrajectoryBatch\x12\x35\n\x0ctrajectories\x18\x01 \x03(\x0b\x32\x1f.twinkle.api.data.v1.Trajectory\"\x87\x02\n\x05\x42\x61tch\x12\x35\n\x08\x66\x65\x61tures\x18\x01 \x01(\x0b\x32!.twinkle.api.data.v1.FeatureBatchH\x00\x12\x13\n\tupload_id\x18\x02 \x01(\tH\x00\x12\x33\n\x06loader\x18\x03 \x01(\x0b\x32!.twinkle.api.model.v1.LoaderBatchH\x00\x12\x34\n\x07samples\x18\x04 \x01(\x0b\x32!.twinkle.api.model.v1.SampleBatchH\x00\x12=\n\x0ctrajectories\x18\x05 \x01(\x0b\x32%.twinkle.api.model.v1.TrajectoryBatchH\x00\x42\x08\n\x06source\"\xeb\x01\n\x0e\x46orwardOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x1b\n\x13is_adapter_disabled\x18\x02 \x01(\x08\x12!\n\x14is_logprobs_returned\x18\x03 \x01(\x08H\x01\x88\x01\x01\x12\x1d\n\x10micro_batch_size\x18\x04 \x01(\x05H\x02\x88\x01\x01\x12\"\n\x1ais_routed_experts_returned\x18\x05 \x01(\x08\x42\x0e\n\x0c_temperatureB\x17\n\x15_is_logprobs_returnedB\x13\n\x11_micro_batch_size\"\xa0\x01\n\x0b\x46orwardOnly\x12*\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x1b.twinkle.api.model.v1.Batch\x12\x35\n\x07options\x18\x02 \x01(\x0b\x32$.twinkle.api.model.v1.ForwardOptions\x12.\n\x04loss\x18\x03 \x01(\x0b\x32 .twinkle.api.model.v1.LossConfig\"l\n\x07\x46orward\x12*\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x1b.twinkle.api.model.v1.Batch\x12\x35\n\x07options\x18\x02 \x01(\x0b\x32$.twinkle.api.model.v1.ForwardOptions\"\x0f\n\rCalculateLoss\"D\n\x08\x42\x61\x63kward\x12\x38\n\x11logprob_gradients\x18\x01 \x03(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\"\xa4\x01\n\x0f\x46orwardBackward\x12*\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x1b.twinkle.api.model.v1.Batch\x12\x35\n\x07options\x18\x02 \x01(\x0b\x32$.twinkle.api.model.v1.ForwardOptions\x12.\n\x04loss\x18\x03 \x01(\x0b\x32 .twinkle.api.model.v1.LossConfig\"\x92\x01\n\x0c\x43lipGradNorm\x12\x1a\n\rmax_grad_norm\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\tnorm_type\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x1b\n\x0emax_grad_value\x18\x03 \x01(\x01H\x02\x88\x01\x01\x42\x10\n\x0e_max_grad_normB\x0c\n\n_norm_typeB\x11\n\x0f_max_grad_value\"\x84\x01\n\x04Step\x12\x1a\n\rlearning_rate\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\x12is_health_returned\x18\x02 \x01(\x08\x12\x32\n\x11optimizer_options\x18\x03 \x01(\x0b\x32\x17.google.protobuf.StructB\x10\n\x0e_learning_rate\"\n\n\x08ZeroGrad\"\x08\n\x06LrStep\"\x93\x02\n\x0f\x43lipGradAndStep\x12\x1a\n\rmax_grad_norm\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\tnorm_type\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x1b\n\x0emax_grad_value\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x1a\n\x12is_health_returned\x18\x04 \x01(\x08\x12\x1a\n\rlearning_rate\x18\x05 \x01(\x01H\x03\x88\x01\x01\x12\x32\n\x11optimizer_options\x18\x06 \x01(\x0b\x32\x17.google.protobuf.StructB\x10\n\x0e_max_grad_normB\x0c\n\n_norm_typeB\x11\n\x0f_max_grad_valueB\x10\n\x0e_learning_rate\"&\n\x0f\x43\x61lculateMetric\x12\x13\n\x0bis_training\x18\x01 \x01(\x08\"J\n\tConfigure\x12=\n\x0ftraining_config\x18\x01 \x01(\x0b\x32$.twinkle.api.model.v1.TrainingConfig\"\xeb\x02\n\x04Save\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1d\n\x15is_optimizer_included\x18\x02 \x01(\x08\x12\x1c\n\x14is_overwrite_allowed\x18\x03 \x01(\x08\x12&\n\x03ttl\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12#\n\x16\x63onsumed_train_samples\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x43\n\ruser_metadata\x18\x06 \x03(\x0b\x32,.twinkle.api.model.v1.Save.UserMetadataEntry\x12\x1f\n\x12stored_bytes_limit\x18\x07 \x01(\x03H\x01\x88\x01\x01\x1a\x33\n\x11UserMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x19\n\x17_consumed_train_samplesB\x15\n\x13_stored_bytes_limit\">\n\x04Load\x12\x17\n\x0f\x63heckpoint_path\x18\x01 \x01(\t\x12\x1d\n\x15is_optimizer_included\x18\x02 \x01(\x08\"_\n\x0ePublishVersion\x12\x11\n\tis_pinned\x18\x01 \x01(\x08\x12\x30\n\x05\x64type\x18\x02 \x01(\x0e\x32\x1c.twinkle.api.tensor.v1.DtypeH\x00\x88\x01\x01\x42\x08\n\x06_dtype\"\x1a\n\x04Undo\x12\x12\n\nstep_count\x18\x01 \x01(\x05\"\x1c\n\x0c\x45xportMerged\x12\x0c\n\x04name\x18\x01 \x01(\t\"O\n\x0bUploadToHub\x12\x17\n\x0f\x63heckpoint_path\x18\x01 \x01(\t\x12\x14\n\x0chub_model_id\x18\x02 \x01(\t\x12\x11\n\thub_token\x18\x03 \x01(\t\"\xaf\x08\n\tOperation\x12\x12\n\nadapter_id\x18\x01 \x01(\t\x12\x17\n\x0fsequence_number\x18\x02 \x01(\x03\x12\x39\n\x0c\x66orward_only\x18\n \x01(\x0b\x32!.twinkle.api.model.v1.ForwardOnlyH\x00\x12\x30\n\x07\x66orward\x18\x0b \x01(\x0b\x32\x1d.twinkle.api.model.v1.ForwardH\x00\x12=\n\x0e\x63\x61lculate_loss\x18\x0c \x01(\x0b\x32#.twinkle.api.model.v1.CalculateLossH\x00\x12\x32\n\x08\x62\x61\x63kward\x18\r \x01(\x0b\x32\x1e.twinkle.api.model.v1.BackwardH\x00\x12\x41\n\x10\x66orward_backward\x18\x0e \x01(\x0b\x32%.twinkle.api.model.v1.ForwardBackwardH\x00\x12<\n\x0e\x63lip_grad_norm\x18\x0f \x01(\x0b\x32\".twinkle.api.model.v1.ClipGradNormH\x00\x12*\n\x04step\x18\x10 \x01(\x0b\x32\x1a.twinkle.api.model.v1.StepH\x00\x12\x33\n\tzero_grad\x18\x11 \x01(\x0b\x32\x1e.twinkle.api.model.v1.ZeroGradH\x00\x12/\n\x07lr_step\x18\x12 \x01(\x0b\x32\x1c.twinkle.api.model.v1.LrStepH\x00\x12\x43\n\x12\x63lip_grad_and_step\x18\x13 \x01(\x0b\x32%.twinkle.api.model.v1.ClipGradAndStepH\x00\x12\x41\n\x10\x63\x61lculate_metric\x18\x14 \x01(\x0b\x32%.twinkle.api.model.v1.CalculateMetricH\x00\x12\x34\n\tconfigure\x18\x15 \x01(\x0b\x32\x1f.twinkle.api.model.v1.ConfigureH\x00\x12*\n\x04save\x18\x16 \x01(\x0b\x32\x1a.twinkle.api.model.v1.SaveH\x00\x12*\n\x04load\x18\x17 \x01(\x0b\x32\x1a.twinkle.api.model.v1.LoadH\x00\x12?\n\x0fpublish_version\x18\x18 \x01(\x0b\x32$.twinkle.api.model.v1.PublishVersionH\x00\x12*\n\x04undo\x18\x19 \x01(\x0b\x32\x1a.twinkle.api.model.v1.UndoH\x00\x12;\n\rexport_merged\x18\x1a \x01(\x0b\x32\".twinkle.api.model.v1.ExportMergedH\x00\x12:\n\rupload_to_hub\x18\x1b \x01(\x0b\x32!.twinkle.api.model.v1.UploadToHubH\x00\x42\x06\n\x04verbb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -51,45 +51,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BATCH']._serialized_start=676
   _globals['_BATCH']._serialized_end=939
   _globals['_FORWARDOPTIONS']._serialized_start=942
-  _globals['_FORWARDOPTIONS']._serialized_end=1141
-  _globals['_FORWARDONLY']._serialized_start=1144
-  _globals['_FORWARDONLY']._serialized_end=1304
-  _globals['_FORWARD']._serialized_start=1306
-  _globals['_FORWARD']._serialized_end=1414
-  _globals['_CALCULATELOSS']._serialized_start=1416
-  _globals['_CALCULATELOSS']._serialized_end=1431
-  _globals['_BACKWARD']._serialized_start=1433
-  _globals['_BACKWARD']._serialized_end=1501
-  _globals['_FORWARDBACKWARD']._serialized_start=1504
-  _globals['_FORWARDBACKWARD']._serialized_end=1668
-  _globals['_CLIPGRADNORM']._serialized_start=1671
-  _globals['_CLIPGRADNORM']._serialized_end=1817
-  _globals['_STEP']._serialized_start=1820
-  _globals['_STEP']._serialized_end=1952
-  _globals['_ZEROGRAD']._serialized_start=1954
-  _globals['_ZEROGRAD']._serialized_end=1964
-  _globals['_LRSTEP']._serialized_start=1966
-  _globals['_LRSTEP']._serialized_end=1974
-  _globals['_CLIPGRADANDSTEP']._serialized_start=1977
-  _globals['_CLIPGRADANDSTEP']._serialized_end=2252
-  _globals['_CALCULATEMETRIC']._serialized_start=2254
-  _globals['_CALCULATEMETRIC']._serialized_end=2292
-  _globals['_CONFIGURE']._serialized_start=2294
-  _globals['_CONFIGURE']._serialized_end=2368
-  _globals['_SAVE']._serialized_start=2371
-  _globals['_SAVE']._serialized_end=2734
-  _globals['_SAVE_USERMETADATAENTRY']._serialized_start=2633
-  _globals['_SAVE_USERMETADATAENTRY']._serialized_end=2684
-  _globals['_LOAD']._serialized_start=2736
-  _globals['_LOAD']._serialized_end=2798
-  _globals['_PUBLISHVERSION']._serialized_start=2800
-  _globals['_PUBLISHVERSION']._serialized_end=2895
-  _globals['_UNDO']._serialized_start=2897
-  _globals['_UNDO']._serialized_end=2923
-  _globals['_EXPORTMERGED']._serialized_start=2925
-  _globals['_EXPORTMERGED']._serialized_end=2953
-  _globals['_UPLOADTOHUB']._serialized_start=2955
-  _globals['_UPLOADTOHUB']._serialized_end=3034
-  _globals['_OPERATION']._serialized_start=3037
-  _globals['_OPERATION']._serialized_end=4108
+  _globals['_FORWARDOPTIONS']._serialized_end=1177
+  _globals['_FORWARDONLY']._serialized_start=1180
+  _globals['_FORWARDONLY']._serialized_end=1340
+  _globals['_FORWARD']._serialized_start=1342
+  _globals['_FORWARD']._serialized_end=1450
+  _globals['_CALCULATELOSS']._serialized_start=1452
+  _globals['_CALCULATELOSS']._serialized_end=1467
+  _globals['_BACKWARD']._serialized_start=1469
+  _globals['_BACKWARD']._serialized_end=1537
+  _globals['_FORWARDBACKWARD']._serialized_start=1540
+  _globals['_FORWARDBACKWARD']._serialized_end=1704
+  _globals['_CLIPGRADNORM']._serialized_start=1707
+  _globals['_CLIPGRADNORM']._serialized_end=1853
+  _globals['_STEP']._serialized_start=1856
+  _globals['_STEP']._serialized_end=1988
+  _globals['_ZEROGRAD']._serialized_start=1990
+  _globals['_ZEROGRAD']._serialized_end=2000
+  _globals['_LRSTEP']._serialized_start=2002
+  _globals['_LRSTEP']._serialized_end=2010
+  _globals['_CLIPGRADANDSTEP']._serialized_start=2013
+  _globals['_CLIPGRADANDSTEP']._serialized_end=2288
+  _globals['_CALCULATEMETRIC']._serialized_start=2290
+  _globals['_CALCULATEMETRIC']._serialized_end=2328
+  _globals['_CONFIGURE']._serialized_start=2330
+  _globals['_CONFIGURE']._serialized_end=2404
+  _globals['_SAVE']._serialized_start=2407
+  _globals['_SAVE']._serialized_end=2770
+  _globals['_SAVE_USERMETADATAENTRY']._serialized_start=2669
+  _globals['_SAVE_USERMETADATAENTRY']._serialized_end=2720
+  _globals['_LOAD']._serialized_start=2772
+  _globals['_LOAD']._serialized_end=2834
+  _globals['_PUBLISHVERSION']._serialized_start=2836
+  _globals['_PUBLISHVERSION']._serialized_end=2931
+  _globals['_UNDO']._serialized_start=2933
+  _globals['_UNDO']._serialized_end=2959
+  _globals['_EXPORTMERGED']._serialized_start=2961
+  _globals['_EXPORTMERGED']._serialized_end=2989
+  _globals['_UPLOADTOHUB']._serialized_start=2991
+  _globals['_UPLOADTOHUB']._serialized_end=3070
+  _globals['_OPERATION']._serialized_start=3073
+  _globals['_OPERATION']._serialized_end=4144
 # @@protoc_insertion_point(module_scope)

@@ -204,6 +204,7 @@ class ForwardOptions(_message.Message):
     IS_ADAPTER_DISABLED_FIELD_NUMBER: _builtins.int
     IS_LOGPROBS_RETURNED_FIELD_NUMBER: _builtins.int
     MICRO_BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    IS_ROUTED_EXPERTS_RETURNED_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """Temperature, which divides the logits before log-probabilities are computed. Positive and finite. Defaults to 1."""
     is_adapter_disabled: _builtins.bool
@@ -216,6 +217,10 @@ class ForwardOptions(_message.Message):
     batch refuses a smaller number. The division changes how gradients are rounded. If unset, passes are limited by
     their number of tokens only.
     """
+    is_routed_experts_returned: _builtins.bool
+    """Whether to return the experts of each token; see ForwardResult. Refused if the base model has no layers with
+    experts.
+    """
     def __init__(
         self,
         *,
@@ -223,10 +228,11 @@ class ForwardOptions(_message.Message):
         is_adapter_disabled: _builtins.bool = ...,
         is_logprobs_returned: _builtins.bool | None = ...,
         micro_batch_size: _builtins.int | None = ...,
+        is_routed_experts_returned: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_is_logprobs_returned", b"_is_logprobs_returned", "_micro_batch_size", b"_micro_batch_size", "_temperature", b"_temperature", "is_logprobs_returned", b"is_logprobs_returned", "micro_batch_size", b"micro_batch_size", "temperature", b"temperature"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_is_logprobs_returned", b"_is_logprobs_returned", "_micro_batch_size", b"_micro_batch_size", "_temperature", b"_temperature", "is_adapter_disabled", b"is_adapter_disabled", "is_logprobs_returned", b"is_logprobs_returned", "micro_batch_size", b"micro_batch_size", "temperature", b"temperature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_is_logprobs_returned", b"_is_logprobs_returned", "_micro_batch_size", b"_micro_batch_size", "_temperature", b"_temperature", "is_adapter_disabled", b"is_adapter_disabled", "is_logprobs_returned", b"is_logprobs_returned", "is_routed_experts_returned", b"is_routed_experts_returned", "micro_batch_size", b"micro_batch_size", "temperature", b"temperature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__is_logprobs_returned: _TypeAlias = _typing.Literal["is_logprobs_returned"]  # noqa: Y015
     _WhichOneofArgType__is_logprobs_returned: _TypeAlias = _typing.Literal["_is_logprobs_returned", b"_is_logprobs_returned"]  # noqa: Y015

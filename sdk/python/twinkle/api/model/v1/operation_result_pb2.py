@@ -28,7 +28,7 @@ from twinkle.api.data.v1 import dataset_pb2 as twinkle_dot_api_dot_data_dot_v1_d
 from twinkle.api.tensor.v1 import tensor_pb2 as twinkle_dot_api_dot_tensor_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+twinkle/api/model/v1/operation_result.proto\x12\x14twinkle.api.model.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\x1a!twinkle/api/data/v1/dataset.proto\x1a\"twinkle/api/tensor/v1/tensor.proto\"\x85\x02\n\rForwardResult\x12\x0c\n\x04loss\x18\x01 \x01(\x01\x12\x13\n\x0blabel_count\x18\x02 \x01(\x03\x12/\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x12\x41\n\x07metrics\x18\x04 \x03(\x0b\x32\x30.twinkle.api.model.v1.ForwardResult.MetricsEntry\x12-\n\x06values\x18\x05 \x03(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"y\n\x0bLayerHealth\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x11\n\tgrad_norm\x18\x02 \x01(\x01\x12\x13\n\x0bweight_norm\x18\x03 \x01(\x01\x12\x17\n\x0frelative_update\x18\x04 \x01(\x01\x12\x1b\n\x13non_finite_location\x18\x05 \x01(\t\"\xa4\x01\n\nStepResult\x12\x12\n\nis_applied\x18\x01 \x01(\x08\x12\x16\n\tgrad_norm\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x15\n\rlearning_rate\x18\x03 \x01(\x01\x12\x12\n\nstep_count\x18\x04 \x01(\x03\x12\x31\n\x06layers\x18\x05 \x03(\x0b\x32!.twinkle.api.model.v1.LayerHealthB\x0c\n\n_grad_norm\"}\n\x0cMetricResult\x12>\n\x06values\x18\x01 \x03(\x0b\x32..twinkle.api.model.v1.MetricResult.ValuesEntry\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"I\n\nSaveResult\x12\x17\n\x0f\x63heckpoint_path\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x0e\n\x06\x66older\x18\x03 \x01(\t\"D\n\rPublishResult\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\"\xaa\x01\n\nLoadResult\x12\x12\n\nstep_count\x18\x01 \x01(\x03\x12#\n\x16\x63onsumed_train_samples\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12(\n\x1bgradient_accumulation_steps\x18\x03 \x01(\x05H\x01\x88\x01\x01\x42\x19\n\x17_consumed_train_samplesB\x1e\n\x1c_gradient_accumulation_steps\"\xe1\x01\n\x07Receipt\x12\x13\n\x0btoken_count\x18\x01 \x01(\x03\x12\x1b\n\x13padding_token_count\x18\x02 \x01(\x03\x12.\n\x0b\x64\x65vice_time\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\nqueue_time\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rrequest_bytes\x18\x05 \x01(\x03\x12\x12\n\npass_count\x18\x06 \x01(\x05\x12\x1a\n\x12pass_adapter_count\x18\x07 \x01(\x05\"\xb3\x04\n\x0fOperationResult\x12\x12\n\nadapter_id\x18\x01 \x01(\t\x12\x17\n\x0fsequence_number\x18\x02 \x01(\x03\x12#\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x12\x36\n\x07\x66orward\x18\x04 \x01(\x0b\x32#.twinkle.api.model.v1.ForwardResultH\x00\x12\x30\n\x04step\x18\x05 \x01(\x0b\x32 .twinkle.api.model.v1.StepResultH\x00\x12\x34\n\x06metric\x18\x06 \x01(\x0b\x32\".twinkle.api.model.v1.MetricResultH\x00\x12\x30\n\x04save\x18\x07 \x01(\x0b\x32 .twinkle.api.model.v1.SaveResultH\x00\x12\x36\n\x07publish\x18\x08 \x01(\x0b\x32#.twinkle.api.model.v1.PublishResultH\x00\x12\x30\n\x04load\x18\x0c \x01(\x0b\x32 .twinkle.api.model.v1.LoadResultH\x00\x12.\n\x07receipt\x18\t \x01(\x0b\x32\x1d.twinkle.api.model.v1.Receipt\x12\x10\n\x08warnings\x18\n \x03(\t\x12\x13\n\x0bis_replayed\x18\x0b \x01(\x08\x12\x30\n\x0bnext_cursor\x18\r \x01(\x0b\x32\x1b.twinkle.api.data.v1.CursorB\t\n\x07outcomeb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+twinkle/api/model/v1/operation_result.proto\x12\x14twinkle.api.model.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\x1a!twinkle/api/data/v1/dataset.proto\x1a\"twinkle/api/tensor/v1/tensor.proto\"\xbc\x02\n\rForwardResult\x12\x0c\n\x04loss\x18\x01 \x01(\x01\x12\x13\n\x0blabel_count\x18\x02 \x01(\x03\x12/\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x12\x41\n\x07metrics\x18\x04 \x03(\x0b\x32\x30.twinkle.api.model.v1.ForwardResult.MetricsEntry\x12-\n\x06values\x18\x05 \x03(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x12\x35\n\x0erouted_experts\x18\x06 \x03(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"y\n\x0bLayerHealth\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x11\n\tgrad_norm\x18\x02 \x01(\x01\x12\x13\n\x0bweight_norm\x18\x03 \x01(\x01\x12\x17\n\x0frelative_update\x18\x04 \x01(\x01\x12\x1b\n\x13non_finite_location\x18\x05 \x01(\t\"\xa4\x01\n\nStepResult\x12\x12\n\nis_applied\x18\x01 \x01(\x08\x12\x16\n\tgrad_norm\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x15\n\rlearning_rate\x18\x03 \x01(\x01\x12\x12\n\nstep_count\x18\x04 \x01(\x03\x12\x31\n\x06layers\x18\x05 \x03(\x0b\x32!.twinkle.api.model.v1.LayerHealthB\x0c\n\n_grad_norm\"}\n\x0cMetricResult\x12>\n\x06values\x18\x01 \x03(\x0b\x32..twinkle.api.model.v1.MetricResult.ValuesEntry\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"I\n\nSaveResult\x12\x17\n\x0f\x63heckpoint_path\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x0e\n\x06\x66older\x18\x03 \x01(\t\"D\n\rPublishResult\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\"\xaa\x01\n\nLoadResult\x12\x12\n\nstep_count\x18\x01 \x01(\x03\x12#\n\x16\x63onsumed_train_samples\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12(\n\x1bgradient_accumulation_steps\x18\x03 \x01(\x05H\x01\x88\x01\x01\x42\x19\n\x17_consumed_train_samplesB\x1e\n\x1c_gradient_accumulation_steps\"\xe1\x01\n\x07Receipt\x12\x13\n\x0btoken_count\x18\x01 \x01(\x03\x12\x1b\n\x13padding_token_count\x18\x02 \x01(\x03\x12.\n\x0b\x64\x65vice_time\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\nqueue_time\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rrequest_bytes\x18\x05 \x01(\x03\x12\x12\n\npass_count\x18\x06 \x01(\x05\x12\x1a\n\x12pass_adapter_count\x18\x07 \x01(\x05\"\xb3\x04\n\x0fOperationResult\x12\x12\n\nadapter_id\x18\x01 \x01(\t\x12\x17\n\x0fsequence_number\x18\x02 \x01(\x03\x12#\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x12\x36\n\x07\x66orward\x18\x04 \x01(\x0b\x32#.twinkle.api.model.v1.ForwardResultH\x00\x12\x30\n\x04step\x18\x05 \x01(\x0b\x32 .twinkle.api.model.v1.StepResultH\x00\x12\x34\n\x06metric\x18\x06 \x01(\x0b\x32\".twinkle.api.model.v1.MetricResultH\x00\x12\x30\n\x04save\x18\x07 \x01(\x0b\x32 .twinkle.api.model.v1.SaveResultH\x00\x12\x36\n\x07publish\x18\x08 \x01(\x0b\x32#.twinkle.api.model.v1.PublishResultH\x00\x12\x30\n\x04load\x18\x0c \x01(\x0b\x32 .twinkle.api.model.v1.LoadResultH\x00\x12.\n\x07receipt\x18\t \x01(\x0b\x32\x1d.twinkle.api.model.v1.Receipt\x12\x10\n\x08warnings\x18\n \x03(\t\x12\x13\n\x0bis_replayed\x18\x0b \x01(\x08\x12\x30\n\x0bnext_cursor\x18\r \x01(\x0b\x32\x1b.twinkle.api.data.v1.CursorB\t\n\x07outcomeb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,25 +40,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_METRICRESULT_VALUESENTRY']._loaded_options = None
   _globals['_METRICRESULT_VALUESENTRY']._serialized_options = b'8\001'
   _globals['_FORWARDRESULT']._serialized_start=198
-  _globals['_FORWARDRESULT']._serialized_end=459
-  _globals['_FORWARDRESULT_METRICSENTRY']._serialized_start=413
-  _globals['_FORWARDRESULT_METRICSENTRY']._serialized_end=459
-  _globals['_LAYERHEALTH']._serialized_start=461
-  _globals['_LAYERHEALTH']._serialized_end=582
-  _globals['_STEPRESULT']._serialized_start=585
-  _globals['_STEPRESULT']._serialized_end=749
-  _globals['_METRICRESULT']._serialized_start=751
-  _globals['_METRICRESULT']._serialized_end=876
-  _globals['_METRICRESULT_VALUESENTRY']._serialized_start=831
-  _globals['_METRICRESULT_VALUESENTRY']._serialized_end=876
-  _globals['_SAVERESULT']._serialized_start=878
-  _globals['_SAVERESULT']._serialized_end=951
-  _globals['_PUBLISHRESULT']._serialized_start=953
-  _globals['_PUBLISHRESULT']._serialized_end=1021
-  _globals['_LOADRESULT']._serialized_start=1024
-  _globals['_LOADRESULT']._serialized_end=1194
-  _globals['_RECEIPT']._serialized_start=1197
-  _globals['_RECEIPT']._serialized_end=1422
-  _globals['_OPERATIONRESULT']._serialized_start=1425
-  _globals['_OPERATIONRESULT']._serialized_end=1988
+  _globals['_FORWARDRESULT']._serialized_end=514
+  _globals['_FORWARDRESULT_METRICSENTRY']._serialized_start=468
+  _globals['_FORWARDRESULT_METRICSENTRY']._serialized_end=514
+  _globals['_LAYERHEALTH']._serialized_start=516
+  _globals['_LAYERHEALTH']._serialized_end=637
+  _globals['_STEPRESULT']._serialized_start=640
+  _globals['_STEPRESULT']._serialized_end=804
+  _globals['_METRICRESULT']._serialized_start=806
+  _globals['_METRICRESULT']._serialized_end=931
+  _globals['_METRICRESULT_VALUESENTRY']._serialized_start=886
+  _globals['_METRICRESULT_VALUESENTRY']._serialized_end=931
+  _globals['_SAVERESULT']._serialized_start=933
+  _globals['_SAVERESULT']._serialized_end=1006
+  _globals['_PUBLISHRESULT']._serialized_start=1008
+  _globals['_PUBLISHRESULT']._serialized_end=1076
+  _globals['_LOADRESULT']._serialized_start=1079
+  _globals['_LOADRESULT']._serialized_end=1249
+  _globals['_RECEIPT']._serialized_start=1252
+  _globals['_RECEIPT']._serialized_end=1477
+  _globals['_OPERATIONRESULT']._serialized_start=1480
+  _globals['_OPERATIONRESULT']._serialized_end=2043
 # @@protoc_insertion_point(module_scope)

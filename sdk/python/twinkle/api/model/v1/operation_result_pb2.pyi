@@ -53,6 +53,7 @@ class ForwardResult(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     VALUES_FIELD_NUMBER: _builtins.int
+    ROUTED_EXPERTS_FIELD_NUMBER: _builtins.int
     loss: _builtins.float
     """Loss of the batch, as the loss defines it: a weighted sum, unless its reduction is MEAN."""
     label_count: _builtins.int
@@ -73,6 +74,12 @@ class ForwardResult(_message.Message):
         label is ignored. Empty if the adapter has no value head or the operation did not request log-probabilities.
         """
 
+    @_builtins.property
+    def routed_experts(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Tensor]:
+        """Experts of each token: uint8 or int32 [T, L, A] for each example, for L layers with experts and A experts per
+        token. Empty if the operation did not request them.
+        """
+
     def __init__(
         self,
         *,
@@ -81,10 +88,11 @@ class ForwardResult(_message.Message):
         logprobs: _abc.Iterable[_tensor_pb2.Tensor] | None = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         values: _abc.Iterable[_tensor_pb2.Tensor] | None = ...,
+        routed_experts: _abc.Iterable[_tensor_pb2.Tensor] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["label_count", b"label_count", "logprobs", b"logprobs", "loss", b"loss", "metrics", b"metrics", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["label_count", b"label_count", "logprobs", b"logprobs", "loss", b"loss", "metrics", b"metrics", "routed_experts", b"routed_experts", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
