@@ -54,6 +54,7 @@ def params_from_proto(message: sampling_pb2.SamplingParams) -> SamplingParams:
         'frequency_penalty': message.frequency_penalty,
         'structured_output': _form(message.structured_output) if message.HasField('structured_output') else None,
         'prompt_probe': _probe(message.prompt_probe) if message.HasField('prompt_probe') else None,
+        'return_routed_experts': message.is_routed_experts_returned,
     }
     try:
         return SamplingParams.from_dict(values)

@@ -4,6 +4,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from services.sampler.application.prompt_runner import PromptRun, PromptRunner
 from services.sampler.domain.generation import (
@@ -27,6 +31,7 @@ class CompletedSequence:
     logprobs: list[TopTokens] = field(default_factory=list[TopTokens])
     text: str = ''
     version_spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
+    routed_experts: npt.NDArray[np.integer[Any]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,3 +118,4 @@ def _collect(sequence: CompletedSequence, event: GenerationEvent) -> None:
         sequence.text += event.text
         sequence.stop_reason = event.stop_reason
         sequence.version_spans = event.version_spans
+        sequence.routed_experts = event.routed_experts

@@ -72,7 +72,11 @@ def _token_events(event: TokenEvent) -> list[GenerationEvent]:
     if event.stop_reason is not None:
         text = '' if event.tokens else event.text
         finished = SequenceFinished(
-            sequence_index=index, stop_reason=event.stop_reason, version_spans=event.version_spans, text=text
+            sequence_index=index,
+            stop_reason=event.stop_reason,
+            version_spans=event.version_spans,
+            text=text,
+            routed_experts=event.routed_experts,
         )
         events.append(finished)
     return events

@@ -92,6 +92,7 @@ class TorchEngine:
             max_sequences=options.limits.max_sequences,
             engine='torch',
             can_sleep=False,
+            can_report_experts=self._model.routing is not None,
         )
 
     @property

@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from services.kit.errors import InvalidField
 from services.sampler.domain.adapter import VersionKey
@@ -125,6 +129,8 @@ class SequenceFinished:
     version_spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
     text: str = ''
     """Remaining text that was not contained in earlier events."""
+    routed_experts: npt.NDArray[np.integer[Any]] | None = None
+    """See `SampledSequence` of the library; None if they were not requested."""
 
 
 GenerationEvent = PromptComputed | TokensSampled | SequenceFinished
@@ -146,6 +152,8 @@ class EngineFacts:
     """Name of the engine, 'torch' or 'vllm'."""
     can_sleep: bool = True
     """Whether the engine can release its memory while it sleeps."""
+    can_report_experts: bool = False
+    """Whether the engine can report the experts of each token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,13 +179,16 @@ def spans_of(version: int, token_count: int) -> list[VersionSpan]:
 
 
 def check_fits(prompt_tokens: int, params: SamplingParams, facts: EngineFacts) -> None:
-    """Check that a prompt and its new tokens fit the context, and that its probe fits the prompt.
+    """Check that a prompt and its new tokens fit the context, and that the engine can report all requested values.
 
     Raises:
         ContextExceeded: Prompt and `max_tokens` exceed the context.
         InvalidField: `min_tokens` is larger than the number of tokens that may be sampled, or `prompt_probe` does not
-            fit the prompt's length or the vocabulary.
+            fit the prompt's length or the vocabulary, or the engine cannot report experts.
     """
+    if params.return_routed_experts and not facts.can_report_experts:
+        problem = 'needs the torch engine and a mixture of experts with softmax routers; leave it out'
+        raise InvalidField('params.is_routed_experts_returned', problem)
     available = facts.context_tokens - prompt_tokens
     max_tokens = 1 if params.max_tokens is None else params.max_tokens
     if max_tokens > available:

@@ -21,6 +21,14 @@ FACTS = EngineFacts(
 )
 
 
+def test_experts_need_an_engine_that_reports_them() -> None:
+    """A request for experts is refused by name unless the engine can report them."""
+    params = SamplingParams(max_tokens=1, return_routed_experts=True)
+    check_fits(2, params, replace(FACTS, can_report_experts=True))
+    with pytest.raises(InvalidField, match='is_routed_experts_returned'):
+        check_fits(2, params, FACTS)
+
+
 def key(name: str, version: int = 1, tenant: str = 'alice') -> VersionKey:
     return VersionKey(AdapterKey(tenant, name), version)
 

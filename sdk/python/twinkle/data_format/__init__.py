@@ -19,6 +19,7 @@ from twinkle.data_format.sampling import (
     StopReason,
     StructuredOutput,
     VersionSpan,
+    extended_experts,
 )
 from twinkle.data_format.streams import EXTRA_STREAMS, STREAMS, StreamSpec
 from twinkle.data_format.tensor import DTYPE_NAMES, TensorData
@@ -76,6 +77,7 @@ __all__ = [
     'VisionSpec',
     'base_model_id',
     'boxed_answers',
+    'extended_experts',
     'media_spec',
     'pack_user_data',
     'pack_value',

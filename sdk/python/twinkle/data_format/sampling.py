@@ -5,6 +5,9 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
+
 from twinkle.data_format.input_feature import InputFeature
 from twinkle.data_format.prompt_probe import ProbeResult, PromptProbe
 
@@ -108,6 +111,8 @@ class SamplingParams:
     """Form that the completion must have. If None, it is not constrained."""
     prompt_probe: PromptProbe | None = None
     """Values to compute at the positions of the prompt, if any."""
+    return_routed_experts: bool = False
+    """Whether to return the experts of each token, for routing replay in training. Needs a mixture of experts."""
 
     def __post_init__(self) -> None:
         """Validate the values.
@@ -189,12 +194,29 @@ class SampledSequence:
     """The new tokens as text, without special tokens."""
     version_spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
     """Adapter versions that sampled the tokens, in order. The spans cover all tokens."""
+    routed_experts: npt.NDArray[np.integer[Any]] | None = None
+    """int [P + N - 1, layers with experts, experts per token]: experts of the P tokens of the prompt and the N new ones
+    except the last, which was not computed. None unless requested."""
     new_input_feature: InputFeature | None = None
     """Prompt and completion as a training feature, with labels only for the completion."""
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the field `name`, or `default` if there is no such field."""
         return getattr(self, name) if name in self.__dataclass_fields__ else default
+
+
+def extended_experts(
+    earlier: npt.NDArray[np.integer[Any]] | None, sampled: npt.NDArray[np.integer[Any]] | None
+) -> npt.NDArray[np.integer[Any]] | None:
+    """Return the experts of a prompt and its completion.
+
+    Args:
+        earlier: experts of the first tokens of the prompt, which are kept because earlier turns were sampled with them.
+        sampled: see `SampledSequence.routed_experts`.
+    """
+    if earlier is None or sampled is None:
+        return sampled if earlier is None else earlier
+    return np.concatenate([earlier, sampled[len(earlier) :]])
 
 
 @dataclass(frozen=True, kw_only=True)

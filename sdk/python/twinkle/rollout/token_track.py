@@ -5,10 +5,12 @@ Legend: T is the number of tokens so far.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from twinkle.data_format import IGNORE_INDEX, InputFeature, SampledSequence, VersionSpan
+from twinkle.data_format import IGNORE_INDEX, InputFeature, SampledSequence, VersionSpan, extended_experts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +24,8 @@ class TokenTrack:
     """[T]: natural log-probability of a sampled token; 0 for other tokens."""
     version_spans: tuple[VersionSpan, ...] = field(default=())
     """Ranges of sampled tokens with the version that sampled them."""
+    routed_experts: npt.NDArray[np.integer[Any]] | None = field(default=None, compare=False)
+    """Experts of the first tokens; see `InputFeature`. None: the sampler did not return them."""
 
     @classmethod
     def of_prompt(cls, token_ids: Sequence[int]) -> 'TokenTrack':
@@ -56,6 +60,7 @@ class TokenTrack:
             is_sampled=(*self.is_sampled, *[True] * len(tokens)),
             logps=(*self.logps, *(float(entry[0][1]) for entry in logprobs)),
             version_spans=(*self.version_spans, *spans),
+            routed_experts=extended_experts(self.routed_experts, sequence.routed_experts),
         )
 
     def with_unsampled(self, token_ids: Sequence[int]) -> 'TokenTrack':
@@ -76,7 +81,7 @@ class TokenTrack:
         old_logps = np.zeros(count, dtype=np.float32)
         labels[:-1] = np.where(is_sampled[1:], ids[1:], IGNORE_INDEX)
         old_logps[:-1] = np.array(self.logps[1:], dtype=np.float32)
-        return InputFeature(
+        feature = InputFeature(
             input_ids=ids,
             attention_mask=np.ones(count, dtype=np.int32),
             position_ids=np.arange(count, dtype=np.int32),
@@ -85,3 +90,6 @@ class TokenTrack:
             completion_mask=is_sampled.astype(np.int32),
             old_logps=old_logps,
         )
+        if self.routed_experts is not None:
+            feature['routed_experts'] = self.routed_experts
+        return feature

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from twinkle.data_format import InputFeature, SampledSequence, SampleResponse, StopReason
+from twinkle.data_format import InputFeature, SampledSequence, SampleResponse, StopReason, extended_experts
 from twinkle.sampler.engine import EngineEvent, PromptEvent
 from twinkle.template import Template
 
@@ -31,6 +31,7 @@ class ResponseBuilder:
             decoded=sequence.decoded + event.text,
             stop_reason=event.stop_reason or sequence.stop_reason,
             version_spans=event.version_spans or sequence.version_spans,
+            routed_experts=event.routed_experts,
         )
 
     def build(self, template: Template) -> SampleResponse:
@@ -55,6 +56,9 @@ class ResponseBuilder:
         old_logps[: length - count] = self._prompt.get('old_logps', 0.0)
         old_logps[length - count - 1 : length - 1] = [entry[0][1] for entry in sequence.logprobs]
         feature['old_logps'] = old_logps
+        experts = extended_experts(self._prompt.get('routed_experts'), sequence.routed_experts)
+        if experts is not None:
+            feature['routed_experts'] = experts
         if 'messages' in feature:
             turn = cast('dict[str, Any]', {'role': 'assistant', 'content': sequence.decoded})
             feature['messages'] = [*feature['messages'], turn]

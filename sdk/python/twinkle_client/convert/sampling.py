@@ -52,6 +52,7 @@ def sampling_params(
         frequency_penalty=values.frequency_penalty,
         structured_output=_structured_output(values.structured_output),
         prompt_probe=_probe(values.prompt_probe) if values.prompt_probe else None,
+        is_routed_experts_returned=values.return_routed_experts,
     )
 
 

@@ -16,6 +16,7 @@ from twinkle.data_format import (
     SampleResponse,
     StopReason,
     VersionSpan,
+    extended_experts,
 )
 from twinkle_client.convert import tensor_from_proto
 
@@ -40,6 +41,8 @@ class SampleDelta:
     """Adapter version that generated the tokens, 0 for the base model; None at the end."""
     stop_reason: StopReason | None
     """Reason for the end of the sequence; None before the end."""
+    routed_experts: npt.NDArray[np.integer[Any]] | None = None
+    """See `SampledSequence.routed_experts`; None before the end."""
 
 
 def sample_response(response: sampler_service_pb2.SampleBatchResponse, *, prompt: Any) -> SampleResponse:
@@ -87,6 +90,7 @@ def end_from_proto(finished: sampling_pb2.SequenceFinished) -> SampleDelta:
         logprobs=[],
         version=None,
         stop_reason=_STOP_REASONS.get(finished.stop_reason, StopReason.ERROR),
+        routed_experts=tensor_from_proto(finished.routed_experts) if finished.HasField('routed_experts') else None,
     )
 
 
@@ -119,6 +123,10 @@ def completion_feature(prompt: Any, prompt_ids: npt.NDArray[Any], sequence: Samp
         ),
         length=len(input_ids),
     )
+    earlier = fields.get('routed_experts') if fields.get('input_ids') is not None else None
+    experts = extended_experts(earlier, sequence.routed_experts)
+    if experts is not None:
+        feature['routed_experts'] = experts
     if fields.get('messages'):
         feature['messages'] = [*fields['messages'], {'role': 'assistant', 'content': sequence.decoded}]
     if fields.get('user_data'):
@@ -147,6 +155,7 @@ def _sequence(sequence: sampling_pb2.SampledSequence, *, prompt: Any, prompt_ids
             VersionSpan(version=span.version, begin_token=span.begin_token, end_token=span.end_token)
             for span in sequence.version_spans
         ],
+        routed_experts=tensor_from_proto(sequence.routed_experts) if sequence.HasField('routed_experts') else None,
     )
     return replace(sampled, new_input_feature=completion_feature(prompt, prompt_ids, sampled))
 

@@ -16,6 +16,8 @@ class Admission:
     """Maximum number of tokens of one sequence, including its prompt."""
     is_text_known: bool
     """Whether the engine can convert tokens to text."""
+    is_routing_known: bool = False
+    """Whether the engine can report the experts of tokens."""
 
     def check(self, prompt: Sequence[int], params: SamplingParams) -> int:
         """Check a request and return the maximum number of new tokens per sequence.
@@ -57,6 +59,9 @@ class Admission:
             raise InvalidSamplingParams(
                 'min_tokens', f'must be at most {max_new_tokens}, the number of new tokens, got {params.min_tokens}'
             )
+        if params.return_routed_experts and not self.is_routing_known:
+            problem = 'only the torch engine supports it, for mixtures of experts with softmax routers; leave it out'
+            raise InvalidSamplingParams('return_routed_experts', problem)
         if params.stop_strings and not self.is_text_known:
             raise InvalidSamplingParams('stop', 'this engine has no tokenizer; use stop token ids instead of strings')
         if '' in params.stop_strings:

@@ -19,7 +19,7 @@ from twinkle.sampler.engine.admission import Admission
 from twinkle.sampler.engine.continuation import Replay, check_continued, replay
 from twinkle.sampler.engine.detokenize import IncrementalDetokenizer, TokenDecoder
 from twinkle.sampler.engine.events import aborted_event, last_event, version_spans
-from twinkle.sampler.engine.pack import PackItem, adapter_spans, pack
+from twinkle.sampler.engine.pack import adapter_spans, items_of, pack
 from twinkle.sampler.engine.prompt_scores import PromptScores
 from twinkle.sampler.engine.request import (
     EngineAdapter,
@@ -30,6 +30,7 @@ from twinkle.sampler.engine.request import (
     SequenceSoFar,
     TokenEvent,
 )
+from twinkle.sampler.engine.routed_experts import experts_of, record, recording_of
 from twinkle.sampler.engine.scheduler import PrefillChunk, Scheduler, SchedulerLimits, StepPlan
 from twinkle.sampler.engine.sequence import SampleGroup, Sequence
 from twinkle.sampler.engine.stopping import StopDetector, StopRules
@@ -92,6 +93,7 @@ class SamplerEngine:
             vocab_size=model.vocab_size,
             context_tokens=model.cache_size.longest(memory_bytes, limit=context),
             is_text_known=tokenizer is not None,
+            is_routing_known=model.routing is not None,
         )
         self._scheduler = Scheduler(
             SchedulerLimits(
@@ -294,29 +296,19 @@ class SamplerEngine:
 
     def _forward(self, plan: StepPlan) -> tuple[Tensor, list[range]]:
         """Return the hidden states of all rows, and the rows of each decode, replay and prompt chunk."""
-        items = [
-            PackItem(token_ids=sequence.tokens[-1:], cache=sequence.cache, request=sequence.group.request)
-            for sequence in plan.decodes
-        ]
-        for chunk in plan.replays:
-            sequence = chunk.sequence
-            begin = len(sequence.tokens) - sequence.uncomputed_count
-            token_ids = sequence.tokens[begin : begin + chunk.row_count]
-            sequence.uncomputed_count -= chunk.row_count
-            request = sequence.group.request
-            items.append(PackItem(token_ids=token_ids, cache=sequence.cache, request=request, is_by_row=True))
-        for chunk in plan.prefills:
-            request = chunk.group.request
-            token_ids = request.prompt_token_ids[chunk.begin : chunk.end]
-            items.append(PackItem(token_ids=token_ids, cache=chunk.group.cache, request=request))
+        items = items_of(plan)
         packed = pack(items, device=self._model.device)
+        routing = None if self._model.routing is None else recording_of(items, self._model.routing)
         hidden_TD = self._model.hidden(
             packed.input_ids,
             packed.position_ids,
             sequences=packed.sequences,
             adapters=packed.adapters,
             media=packed.media,
+            routing=routing,
         )
+        if routing is not None:
+            record(items, packed.item_rows, routing)
         return hidden_TD, packed.item_rows
 
     def _record_prompt_rows(self, chunk: PrefillChunk, hidden_RD: Tensor) -> None:
@@ -339,7 +331,10 @@ class SamplerEngine:
         if group.max_new_tokens == 0:
             self._scheduler.start(group, [])
             del self._unfinished[request.request_id]
-            return events + [last_event(request, index, StopReason.LENGTH) for index in group.sample_indices]
+            experts = experts_of(group)
+            return events + [
+                last_event(request, index, StopReason.LENGTH, experts=experts) for index in group.sample_indices
+            ]
         rules = self._stop_rules(request, group.max_new_tokens)
         sequences = [self._sequence(group, index, rules) for index in group.sample_indices]
         group.cache = None
@@ -390,6 +385,7 @@ class SamplerEngine:
             version=request.version,
             stop_reason=decision.reason,
             version_spans=version_spans(request, len(sequence.tokens)) if decision.reason else [],
+            routed_experts=experts_of(sequence.group, sequence) if decision.reason else None,
         )
 
     def _close(self, sequence: Sequence) -> None:

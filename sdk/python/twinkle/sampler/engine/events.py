@@ -1,12 +1,18 @@
 """Events that end a sequence without a new token."""
 
 from twinkle.data_format import StopReason, VersionSpan
-from twinkle.sampler.engine.request import EngineRequest, TokenEvent
+from twinkle.sampler.engine.request import EngineRequest, Experts, TokenEvent
 from twinkle.sampler.engine.sequence import SampleGroup
 
 
 def last_event(
-    request: EngineRequest, sequence_index: int, reason: StopReason, *, token_count: int = 0, text: str = ''
+    request: EngineRequest,
+    sequence_index: int,
+    reason: StopReason,
+    *,
+    token_count: int = 0,
+    text: str = '',
+    experts: Experts | None = None,
 ) -> TokenEvent:
     """Return the event that ends a sequence of `token_count` tokens without a new token."""
     return TokenEvent(
@@ -16,6 +22,7 @@ def last_event(
         version=request.version,
         stop_reason=reason,
         version_spans=version_spans(request, token_count),
+        routed_experts=experts,
     )
 
 

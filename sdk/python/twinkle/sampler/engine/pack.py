@@ -10,7 +10,8 @@ from torch import Tensor
 
 from twinkle.nn import AdapterSpan, KVCache, MediaSpan, SequenceSpan
 from twinkle.processor import join_positions
-from twinkle.sampler.engine.request import EngineAdapter, EngineRequest
+from twinkle.sampler.engine.request import EngineAdapter, EngineRequest, Experts
+from twinkle.sampler.engine.scheduler import StepPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,8 @@ class PackItem:
     cache: KVCache
     request: EngineRequest
     """Request of the sequence."""
+    experts: list[Experts]
+    """Record to which the experts of the rows are added, if the request asks for them."""
     is_by_row: bool = False
     """Whether to compute attention row by row, for bitwise the same keys and values as during sampling."""
 
@@ -38,6 +41,33 @@ class Pack:
     media: list[MediaSpan]
     item_rows: list[range]
     """Rows of each item, in input order."""
+
+
+def items_of(plan: StepPlan) -> list[PackItem]:
+    """Return the rows of each decode, replay and prompt chunk of a step, and count the replayed ones as computed."""
+    items = [
+        PackItem(
+            token_ids=sequence.tokens[-1:],
+            cache=sequence.cache,
+            request=sequence.group.request,
+            experts=sequence.experts,
+        )
+        for sequence in plan.decodes
+    ]
+    for chunk in plan.replays:
+        sequence = chunk.sequence
+        begin = len(sequence.tokens) - sequence.uncomputed_count
+        token_ids = sequence.tokens[begin : begin + chunk.row_count]
+        sequence.uncomputed_count -= chunk.row_count
+        request, experts = sequence.group.request, sequence.experts
+        items.append(
+            PackItem(token_ids=token_ids, cache=sequence.cache, request=request, experts=experts, is_by_row=True)
+        )
+    for chunk in plan.prefills:
+        group = chunk.group
+        token_ids = group.request.prompt_token_ids[chunk.begin : chunk.end]
+        items.append(PackItem(token_ids=token_ids, cache=group.cache, request=group.request, experts=group.experts))
+    return items
 
 
 def pack(items: Sequence[PackItem], *, device: str | torch.device) -> Pack:

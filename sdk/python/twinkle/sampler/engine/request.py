@@ -1,7 +1,7 @@
 """The engine's requests and events, as values."""
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
 TopTokens = list[tuple[int, float]]
 """`(token_id, natural log-probability)`, most likely first."""
+
+
+Experts = npt.NDArray[np.integer[Any]]
+"""int [T, layers with experts, experts per token]: experts of T tokens."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,9 @@ class TokenEvent:
     """Reason for the end; set only in the last event of the sequence."""
     version_spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
     """Version spans of the sequence; set together with `stop_reason`."""
+    routed_experts: Experts | None = None
+    """See `SampledSequence.routed_experts`; set together with `stop_reason`. None: not requested, or the sequence was
+    aborted."""
 
 
 EngineEvent = PromptEvent | TokenEvent

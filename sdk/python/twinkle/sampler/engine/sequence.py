@@ -5,7 +5,7 @@ from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from twinkle.sampler.engine.request import EngineRequest
+from twinkle.sampler.engine.request import EngineRequest, Experts
 
 if TYPE_CHECKING:
     from twinkle.sampler.engine.continuation import Replay
@@ -33,6 +33,8 @@ class SampleGroup:
     """Number of prompt tokens whose keys and values are in `cache`."""
     cache: Any = None
     """`KVCache` of the prompt while it is being computed."""
+    experts: list[Experts] = field(default_factory=list[Experts])
+    """Experts of the computed tokens of the prompt, if the request asks for them; see `routed_experts.py`."""
     is_parked: bool = False
     """Whether the sequences are parked: they keep their memory and are not computed."""
 
@@ -63,5 +65,7 @@ class Sequence:
     rules: 'StopRules'
     stop_detector: 'StopDetector'
     tokens: list[int] = field(default_factory=list[int])
+    experts: list[Experts] = field(default_factory=list[Experts])
+    """Experts of the computed tokens that follow the prompt, if the request asks for them."""
     uncomputed_count: int = 1
     """Number of newest tokens that are not in the cache: 1, or more if another engine started the sequence."""

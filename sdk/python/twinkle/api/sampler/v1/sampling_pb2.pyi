@@ -226,6 +226,7 @@ class SamplingParams(_message.Message):
     FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
     STRUCTURED_OUTPUT_FIELD_NUMBER: _builtins.int
     PROMPT_PROBE_FIELD_NUMBER: _builtins.int
+    IS_ROUTED_EXPERTS_RETURNED_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     """Maximum number of new tokens, at least 0. 0 returns only log-probabilities of the prompt. If unset, the model's
     context is the limit.
@@ -262,6 +263,10 @@ class SamplingParams(_message.Message):
     """Value subtracted from the logit of each token that was sampled before, -2 to 2. Defaults to 0."""
     frequency_penalty: _builtins.float
     """Value subtracted from the logit of each token for each time that it was sampled before, -2 to 2. Defaults to 0."""
+    is_routed_experts_returned: _builtins.bool
+    """Whether to return the experts of each token, for routing replay in training. Refused with INVALID_ARGUMENT by
+    samplers that cannot report them: vLLM, and base models that are not mixtures of experts.
+    """
     @_builtins.property
     def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Strings that end a sequence, at most 64 with 1 to 256 characters each. The string is removed from the text, but its
@@ -302,10 +307,11 @@ class SamplingParams(_message.Message):
         frequency_penalty: _builtins.float | None = ...,
         structured_output: Global___StructuredOutput | None = ...,
         prompt_probe: Global___PromptProbe | None = ...,
+        is_routed_experts_returned: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_prompt_top_logprob_count", b"_prompt_top_logprob_count", "_repetition_penalty", b"_repetition_penalty", "_sample_count", b"_sample_count", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprob_count", b"_top_logprob_count", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "prompt_probe", b"prompt_probe", "prompt_top_logprob_count", b"prompt_top_logprob_count", "repetition_penalty", b"repetition_penalty", "sample_count", b"sample_count", "seed", b"seed", "structured_output", b"structured_output", "temperature", b"temperature", "top_k", b"top_k", "top_logprob_count", b"top_logprob_count", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_prompt_top_logprob_count", b"_prompt_top_logprob_count", "_repetition_penalty", b"_repetition_penalty", "_sample_count", b"_sample_count", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprob_count", b"_top_logprob_count", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "is_eos_ignored", b"is_eos_ignored", "is_prompt_logprobs_returned", b"is_prompt_logprobs_returned", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "prompt_probe", b"prompt_probe", "prompt_top_logprob_count", b"prompt_top_logprob_count", "repetition_penalty", b"repetition_penalty", "sample_count", b"sample_count", "seed", b"seed", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "structured_output", b"structured_output", "temperature", b"temperature", "top_k", b"top_k", "top_logprob_count", b"top_logprob_count", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_prompt_top_logprob_count", b"_prompt_top_logprob_count", "_repetition_penalty", b"_repetition_penalty", "_sample_count", b"_sample_count", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprob_count", b"_top_logprob_count", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "is_eos_ignored", b"is_eos_ignored", "is_prompt_logprobs_returned", b"is_prompt_logprobs_returned", "is_routed_experts_returned", b"is_routed_experts_returned", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "prompt_probe", b"prompt_probe", "prompt_top_logprob_count", b"prompt_top_logprob_count", "repetition_penalty", b"repetition_penalty", "sample_count", b"sample_count", "seed", b"seed", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "structured_output", b"structured_output", "temperature", b"temperature", "top_k", b"top_k", "top_logprob_count", b"top_logprob_count", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
     _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
@@ -529,6 +535,7 @@ class SampledSequence(_message.Message):
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     VERSION_SPANS_FIELD_NUMBER: _builtins.int
+    ROUTED_EXPERTS_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     """Id of the sequence, by which a trainer can refer to it."""
     stop_reason: Global___StopReason.ValueType
@@ -553,6 +560,13 @@ class SampledSequence(_message.Message):
     def version_spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___VersionSpan]:
         """Versions that sampled the tokens, in order. The spans cover all tokens."""
 
+    @_builtins.property
+    def routed_experts(self) -> _tensor_pb2.Tensor:
+        """Experts of the tokens of the prompt and of the new tokens except the last one, which was not computed: uint8 or
+        int32 [P + N - 1, L, A], for P tokens of the prompt, N new tokens, L layers with experts and A experts per token.
+        Unset if they were not requested, or if the sequence was aborted.
+        """
+
     def __init__(
         self,
         *,
@@ -563,10 +577,11 @@ class SampledSequence(_message.Message):
         top_logprobs: Global___TopLogprobs | None = ...,
         text: _builtins.str = ...,
         version_spans: _abc.Iterable[Global___VersionSpan] | None = ...,
+        routed_experts: _tensor_pb2.Tensor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "routed_experts", b"routed_experts", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "sequence_id", b"sequence_id", "stop_reason", b"stop_reason", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "version_spans", b"version_spans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "routed_experts", b"routed_experts", "sequence_id", b"sequence_id", "stop_reason", b"stop_reason", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "version_spans", b"version_spans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -693,6 +708,7 @@ class SequenceFinished(_message.Message):
     SEQUENCE_ID_FIELD_NUMBER: _builtins.int
     VERSION_SPANS_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    ROUTED_EXPERTS_FIELD_NUMBER: _builtins.int
     sequence_index: _builtins.int
     """Index of the sequence, from 0 to sample_count - 1."""
     stop_reason: Global___StopReason.ValueType
@@ -705,6 +721,10 @@ class SequenceFinished(_message.Message):
     def version_spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___VersionSpan]:
         """Versions that sampled the tokens, in order. The spans cover all tokens."""
 
+    @_builtins.property
+    def routed_experts(self) -> _tensor_pb2.Tensor:
+        """See SampledSequence."""
+
     def __init__(
         self,
         *,
@@ -713,10 +733,11 @@ class SequenceFinished(_message.Message):
         sequence_id: _builtins.str = ...,
         version_spans: _abc.Iterable[Global___VersionSpan] | None = ...,
         text: _builtins.str = ...,
+        routed_experts: _tensor_pb2.Tensor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["routed_experts", b"routed_experts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence_id", b"sequence_id", "sequence_index", b"sequence_index", "stop_reason", b"stop_reason", "text", b"text", "version_spans", b"version_spans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["routed_experts", b"routed_experts", "sequence_id", b"sequence_id", "sequence_index", b"sequence_index", "stop_reason", b"stop_reason", "text", b"text", "version_spans", b"version_spans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

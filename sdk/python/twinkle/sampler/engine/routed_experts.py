@@ -1,0 +1,34 @@
+"""Experts of the computed tokens, which a request can ask for; see `twinkle.nn.expert_routing`.
+
+The prompt's experts are recorded once for all sequences of a group, and those of sampled tokens with each sequence.
+"""
+
+from collections.abc import Sequence as Items
+
+import numpy as np
+
+from twinkle.nn import ExpertRouting, RoutingShape
+from twinkle.sampler.engine.pack import PackItem
+from twinkle.sampler.engine.request import Experts
+from twinkle.sampler.engine.sequence import SampleGroup, Sequence
+
+
+def recording_of(items: Items[PackItem], shape: RoutingShape | None) -> ExpertRouting | None:
+    """Return the recording of a step, or None if no request of the step asks for experts."""
+    is_requested = any(item.request.params.return_routed_experts for item in items)
+    return ExpertRouting(shape) if shape is not None and is_requested else None
+
+
+def record(items: Items[PackItem], item_rows: Items[range], routing: ExpertRouting) -> None:
+    """Append the experts of a computed step to the records of the requests that ask for them."""
+    chosen_TLA = routing.chosen(max(rows.stop for rows in item_rows)).cpu().numpy()
+    for item, rows in zip(items, item_rows, strict=True):
+        if item.request.params.return_routed_experts:
+            item.experts.append(chosen_TLA[rows.start : rows.stop])
+
+
+def experts_of(group: SampleGroup, sequence: Sequence | None = None) -> Experts | None:
+    """Return the experts of a group's prompt and of a sequence's tokens; None if the request does not ask for them."""
+    if not group.request.params.return_routed_experts:
+        return None
+    return np.concatenate([*group.experts, *(sequence.experts if sequence else ())])
