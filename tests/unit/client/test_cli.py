@@ -235,7 +235,7 @@ def test_checkpoint_commands_have_one_prefix(word: str) -> None:
 
 @pytest.fixture
 def _restored_time_zone() -> Iterator[None]:
-    """Reload the time zone at the end. This fixture is set up before `monkeypatch`, so it is torn down after it."""
+    """Reload the time zone after `monkeypatch`, which is set up later, has restored the environment."""
     yield
     time.tzset()
 

@@ -222,7 +222,7 @@ def test_parameter_groups_are_sent() -> None:
 
 
 def test_patterns_with_another_meaning_are_refused() -> None:
-    """A name before a longer name that it matches is refused, because a message matches the longest name first."""
+    """A longer name after a shorter one that covers it is refused, because the service prefers the longest match."""
     message = lora_config({'rank_pattern': {'layers.1.q': 5, 'q': 2}, 'alpha_pattern': {'v': 3.0}})
     assert (dict(message.rank_pattern), dict(message.alpha_pattern)) == ({'layers.1.q': 5, 'q': 2}, {'v': 3.0})
     with pytest.raises(ValueError, match=r"alpha_pattern\['layers\.1\.q'\]"):

@@ -26,7 +26,7 @@ EPOCHS = 3
 
 
 def refuse_some(value: int) -> int:
-    """Return the value, or raise for some values like a function that meets invalid data."""
+    """Return the value, or raise ValueError for the values that stand for invalid data."""
     if value % 7 == 3:
         raise ValueError(value)
     return value

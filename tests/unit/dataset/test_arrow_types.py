@@ -124,7 +124,7 @@ class Unlimited:
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a file, which must be JSON values."""
+    """Return the rows of a file, and check that they are JSON values."""
     rows = list(bounded_rows(path, Unlimited()))
     assert json.loads(json.dumps(rows)) == rows
     return rows

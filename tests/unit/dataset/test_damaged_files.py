@@ -1,4 +1,4 @@
-"""Damaged Parquet and Arrow files are refused, or read as rows; they never end the process."""
+"""Damaged Parquet and Arrow files are refused or read as rows, and never crash the process."""
 
 import random
 from collections.abc import Callable
@@ -54,7 +54,7 @@ WRITERS: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize('suffix', WRITERS)
 def test_file_with_changed_bytes_is_refused_or_read(tmp_path: Path, suffix: str) -> None:
-    """A changed byte leads to rows, to a refusal by the bounds or to an error about the file, and nothing else."""
+    """Reading a file with a changed byte gives rows, or raises the error of the bounds or a DatasetError."""
     path, rng = tmp_path / f'rows.{suffix}', random.Random(0)
     WRITERS[suffix](path)
     content, refused = path.read_bytes(), 0

@@ -51,7 +51,7 @@ def test_encoded_rows_keep_their_other_columns(tiny_llama_dir: Path) -> None:
 
 @pytest.mark.parametrize('name', ['rows.csv', 'folder/rows.JSONL', 'rows.parquet'])
 def test_name_of_a_missing_file_is_no_hub_dataset(name: str) -> None:
-    """An id with the suffix of a data file is the name of a file, which must exist."""
+    """An id with the suffix of a data file is treated as a path, and a missing file is refused."""
     with pytest.raises(DatasetError, match=f"there is no file '{name}' in /"):
         Dataset(DatasetMeta(name))
 

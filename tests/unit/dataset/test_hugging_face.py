@@ -48,7 +48,7 @@ def address_of(table: Any) -> int:
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_all_kinds_of_hf_datasets_are_read(kind: Any) -> None:
-    """A dataset, a shuffled dataset, a stream and a split of several give the expected rows."""
+    """Datasets, shuffled datasets, streams and single splits give their rows, and an unknown split is refused."""
     source = hf_dataset()
     shuffled = source.shuffle(seed=3)
     assert list(kind(DatasetMeta(data=source))) == CHATS

@@ -117,7 +117,7 @@ def test_devices_of_workers_are_refused(options: dict[str, Any]) -> None:
         ([[1, 0]], ('dp', 'fsdp')),
         ([[0, 3], [2, 1]], ('pp', 'tp')),
         ([[0, 1], [2, 4]], ('dp', 'tp')),
-        # Ranks 2 and 5 run passes together, but would have other numbers among the ranks with their `ulysses` index.
+        # All axes ascend, but the ranks with `ulysses` index 1 are 1, 5, 4 and 7 in the order of the mesh.
         ([[[0, 1], [2, 5]], [[3, 4], [6, 7]]], ('dp', 'fsdp', 'ulysses')),
     ],
 )

@@ -37,7 +37,7 @@ def nested(path: Path, content: bytes) -> bytes:
 
 
 def repeated_fields(message_type: Any, depth: int = 5) -> Iterator[tuple[Path, Any]]:
-    """Yield the repeated fields of a message type and its submessages, with the path of the message of each field."""
+    """Yield the repeated fields of a message type and its submessages, each with the path of its message."""
     for field in message_type.fields if depth else ():
         if field.is_repeated:
             yield (), field

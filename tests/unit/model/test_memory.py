@@ -181,7 +181,7 @@ def test_other_errors_are_raised_unchanged(limited, make_feature):
 @pytest.mark.parametrize('error', ERRORS, ids=['cuda', 'cpu', 'python'])
 @pytest.mark.parametrize('verb', ['forward', 'forward_only', 'forward_backward'])
 def test_memory_that_runs_out_in_a_sharded_pass_is_no_refusal(limited, make_feature, error, verb):
-    """Exhausted memory in a sharded pass raises an error that does not count as out of memory and refuses no batch."""
+    """Exhausted memory in a sharded pass raises OutOfMemoryInShardedPass instead of refusing the batch."""
     engine = new_engine(limited, 'a')
     limited.sharding, limited.max_rows, limited.error = WholeSharding(), 8, error
     with pytest.raises(OutOfMemoryInShardedPass) as caught:

@@ -1,4 +1,4 @@
-"""Owners of adapters: their choice, and what the other ranks hold."""
+"""Owners of adapters: how they are chosen, and the state that the other ranks keep."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from twinkle.nn import PackedCausalLM
 
 @dataclass(frozen=True)
 class _Owner:
-    """Owner in a group that this process cannot reach."""
+    """Owner of an adapter in a group without communication."""
 
     rank: int
     is_this_rank: bool
@@ -33,7 +33,7 @@ class _Owner:
 
 @dataclass(frozen=True)
 class _Group:
-    """One of three ranks, which makes no passes."""
+    """Group of three ranks, seen from one of them, without communication or passes."""
 
     rank: int
     size: int = 3
@@ -68,7 +68,7 @@ def test_owner_is_the_rank_that_owns_the_fewest_parameters(model: PackedCausalLM
 
 
 def test_one_process_and_full_parameter_runs_have_no_owner(model: PackedCausalLM) -> None:
-    """Every rank of a full-parameter run holds everything."""
+    """An engine without a group and a full-parameter run have no owner, because each process keeps the whole state."""
     alone, ranks = TrainerEngine(model), TrainerEngine(model, group=_Group(rank=1))
     alone.create_adapter('a', LoraConfig(r=2, seed=0))
     assert alone.adapter('a').owner is None
@@ -81,7 +81,7 @@ def test_one_process_and_full_parameter_runs_have_no_owner(model: PackedCausalLM
 def test_other_ranks_restore_everything_but_gradient_and_optimizer_state(model, make_feature, optimizer) -> None:
     """The owner of a restored adapter has the moments and the gradient of the snapshot, and the others have none.
 
-    Adagrad allocates its state when it is built.
+    This includes Adagrad, which allocates its state as soon as it is built.
     """
     alone = TrainerEngine(model)
     alone.create_adapter('a', LoraConfig(r=2, seed=0))
@@ -112,7 +112,7 @@ def test_other_ranks_restore_everything_but_gradient_and_optimizer_state(model, 
 
 
 def test_every_rank_refuses_a_snapshot_with_wrong_moments(model, make_feature) -> None:
-    """Ranks that would not keep the moments check them, too, so that all ranks refuse the snapshot."""
+    """All ranks refuse a snapshot with wrong moments, even those that would not keep the moments."""
     alone = TrainerEngine(model)
     alone.create_adapter('a', LoraConfig(r=2, seed=0))
     alone.forward_backward('a', [make_feature()])

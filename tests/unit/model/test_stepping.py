@@ -86,7 +86,7 @@ def test_health_is_measured_on_request(ready):
 
 
 def test_a_step_whose_schedule_is_at_its_end_is_refused_up_front(ready, make_feature):
-    """A step is refused without changes when the schedule has no steps left, and possible with a new schedule."""
+    """A step is refused without changes when the schedule has no steps left, and succeeds with a new schedule."""
     ready.set_lr_scheduler('a', 'OneCycleLR', max_lr=0.1, total_steps=2)
     for _ in range(2):
         ready.clip_grad_and_step('a')

@@ -132,7 +132,7 @@ def test_a_large_batch_runs_in_parts(model, make_feature):
 
 @pytest.mark.parametrize(('micro_batch_size', 'max_pass_tokens'), [(1, 10), (2, 20), (3, 30)])
 def test_micro_batches_are_passes_of_so_many_examples(model, make_feature, micro_batch_size, max_pass_tokens):
-    """`micro_batch_size` divides a batch of equal lengths exactly as a token limit of as many examples does."""
+    """`micro_batch_size` gives bitwise the gradients of a token limit that fits as many examples."""
     batch = [make_feature(10, index) for index in range(7)]
     expected, divided = TrainerEngine(model, max_pass_tokens=max_pass_tokens), TrainerEngine(model)
     for engine in (expected, divided):

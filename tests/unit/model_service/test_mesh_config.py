@@ -13,7 +13,7 @@ REQUIRED = {'base_model': 'org/tiny', 'checkpoint_address': 'localhost:1', 'list
 
 
 def test_counts_of_processes_and_passes() -> None:
-    """Processes that divide the layers or the rows run one pass together."""
+    """All ranks of a mesh are processes; those that divide layers or rows among them run one pass together."""
     config = ModelConfig(**REQUIRED, backend='megatron', mesh={'dp': 2, 'tp': 3, 'pp': 2})
     assert (config.mesh.process_count, config.mesh.pass_count) == (12, 2)
     config = ModelConfig(**REQUIRED, mesh={'dp': 2, 'fsdp': 2, 'ulysses': 4})
@@ -22,7 +22,7 @@ def test_counts_of_processes_and_passes() -> None:
 
 @pytest.mark.parametrize(('axis', 'name'), [('tp', 'layer_parts'), ('ulysses', 'row_parts')])
 def test_axes_that_change_the_rounding_are_recorded(axis: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The environment of a journal contains the axis, and one process does not replay the journal."""
+    """The replay environment contains the size of the axis, and the replay tool refuses such a mesh."""
     config = ModelConfig(**REQUIRED, backend='megatron' if axis == 'tp' else 'transformers', mesh={axis: 2})
     assert replay_environment(config)[name] == 2
     given = {**REQUIRED, 'backend': config.backend, f'mesh.{axis}': 2}

@@ -297,7 +297,7 @@ class _SlowJournal(MemoryJournal):
         """Process that uses the journal."""
 
     async def accept(self, operation: Operation) -> None:
-        """Record the operation after other tasks have run, unless the process crashes until then."""
+        """Record the operation after other tasks have run, unless the process crashes before then."""
         for _ in range(200):
             await asyncio.sleep(0)
         assert self.process is not None

@@ -64,9 +64,9 @@ async def _check_moved(journal: SqliteJournal, trained: Adapter) -> None:
 
 
 async def test_everything_is_moved_and_both_journals_stay_usable(tmp_path: Path) -> None:
-    """The adapters are in one journal only, after restarts too, and no journal creates one of them again.
+    """Adapters are moved completely, stay moved after a restart, and their ids stay in use in both journals.
 
-    Until the takeover is reported as complete, a repeated call returns them again, because they may not be registered.
+    A repeated call returns them until the takeover is completed, because the caller may not have registered them yet.
     """
     trained = await _fill(tmp_path / 'a')
     journal = await _open(tmp_path / 'b', peer=tmp_path / 'a')
@@ -105,7 +105,7 @@ async def test_runs_move_on_when_their_new_trainer_ends(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('failpoint', TAKEOVER_FAILPOINTS)
 async def test_takeover_that_was_killed_is_completed_once(tmp_path: Path, failpoint: str) -> None:
-    """The ended trainer cannot start in between, no other trainer can continue, and a repeat loses nothing."""
+    """Only the same trainer can complete a killed takeover, and the ended trainer can start only afterwards."""
     trained = await _fill(tmp_path / 'a')
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, '-m', 'fixtures.taking_over', tmp_path / 'b', tmp_path / 'a'),
@@ -129,7 +129,7 @@ async def test_takeover_that_was_killed_is_completed_once(tmp_path: Path, failpo
 
 
 async def test_interrupted_takeover_is_completed_by_the_successor(tmp_path: Path) -> None:
-    """If the trainer that was taking over ends too, only the trainer that takes over its runs can continue."""
+    """If the trainer that takes over ends too, the takeover is completed by the trainer that takes over from it."""
     trained = await _fill(tmp_path / 'a')
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, '-m', 'fixtures.taking_over', tmp_path / 'b', tmp_path / 'a'),

@@ -1,4 +1,4 @@
-"""Two operations with one number: the later one waits for the earlier one, and is refused if that one succeeds."""
+"""The later of two operations with one number waits for the earlier one, and is refused if that succeeds."""
 
 import asyncio
 

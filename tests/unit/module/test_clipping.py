@@ -38,7 +38,7 @@ def test_a_gradient_within_the_limit_is_unchanged():
 
 @pytest.mark.parametrize('divisor', [1, 7])
 def test_the_limit_holds_for_the_divided_gradient(divisor):
-    """The limit applies to the divided gradient, and the reported norm is divided."""
+    """The limit and the returned norm refer to the gradient after division by `divisor`."""
     clipped = gradients()
     before = gradient_norm(gradients()) / divisor
     assert clip_by_norm(clipped, max_norm=0.01, divisor=divisor) == pytest.approx(before)

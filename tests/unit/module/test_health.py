@@ -22,7 +22,7 @@ GRADIENTS = tensors([[2.0, 4.0]], [[4.0], [0.0]], [[0.0, 0.0]])
 
 
 def test_layer_norms_and_ratio():
-    """A and B of a layer are measured together, gradients are divided, and the update is relative to the weights."""
+    """Norms cover A and B of a layer, gradients are divided by `divisor`, and updates are relative to the weights."""
     after = tensors([[3.0, 3.0]], [[4.0], [4.0]], [[2.0, 0.0]])
     first, second = measure_health(GRADIENTS, BEFORE, after, divisor=2)
     assert (first.path, second.path) == ('model.layers.0.q_proj', 'model.layers.1.q_proj')

@@ -15,7 +15,7 @@ HEAD, EMBEDDING = 'lm_head.weight', 'model.embed_tokens.weight'
 
 
 def test_a_model_is_divided_before_its_weights_are_read(tiny_llama_dir: Path) -> None:
-    """The model is on the meta device when it is divided, with tied weights as one parameter, and is then complete."""
+    """`divide` gets a model on the meta device with tied weights as one parameter; weights are loaded afterwards."""
     seen: list[tuple[str, bool]] = []
 
     def divide(model: PreTrainedModel) -> None:

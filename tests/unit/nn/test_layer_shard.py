@@ -29,7 +29,7 @@ def weights() -> LoraWeights:
 @pytest.mark.parametrize('dropout', [None, RowDropout(0.5, seed=7)], ids=['no dropout', 'dropout'])
 @pytest.mark.parametrize('axis', [0, 1], ids=['outputs', 'inputs'])
 def test_parts_give_the_whole_layer(weights: LoraWeights, axis: int, dropout: RowDropout | None) -> None:
-    """Outputs are joined or added, and the gradients of the adapter and of the inputs are added."""
+    """The outputs and gradients of all parts, joined or added, equal those of the whole layer."""
     generator = torch.Generator().manual_seed(3)
     whole = nn.Linear(INPUTS, OUTPUTS, bias=False).requires_grad_(requires_grad=False)
     x = torch.randn(ROWS, INPUTS, generator=generator)

@@ -21,7 +21,7 @@ UNSUPPORTED: dict[str, dict[str, Any]] = {
     'chunked_attention': {'layer_types': ['chunked_attention', 'full_attention']},
     'linear_attention': {'layer_types': ['linear_attention', 'full_attention']},
 }
-"""Fields of a configuration, by a word of the refusal."""
+"""Unsupported fields of a configuration, by a word of the error message."""
 LEAKING = ('bert', 'bloom', 'mamba', 'recurrent_gemma', 'rwkv', 'xglm')
 """Architectures that mix sequences: encoders, biases by distance, recurrent layers, and positions over a pack."""
 RIGHT = ('deepseek_v3', 'gemma3_text', 'qwen3', 'qwen3_5_text', 'qwen3_moe')
@@ -138,7 +138,7 @@ def test_leaks_below_every_tolerance_are_found(is_backward: bool, is_bitwise: bo
     ('rows', 'finding'), [(slice(70, 75), 'a pack differs'), (slice(75, 108), 'a pack differs'), (0, 'decoding')]
 )
 def test_errors_in_a_few_rows_are_found(rows: slice | int, finding: str, tiny_llama_dir: Path) -> None:
-    """An error in one sequence is not hidden by the other sequences, nor an error in decoded tokens by the prompt."""
+    """An error in one sequence or in a decoded token is found even if all other rows are correct."""
 
     def disturb(layer: object, arguments: object, output: torch.Tensor) -> torch.Tensor:
         del layer, arguments

@@ -15,7 +15,7 @@ LAYERS = {'layer': (8, 8)}
 
 @dataclass(frozen=True)
 class Ranks:
-    """Number of one rank and of all ranks; a layout needs nothing else."""
+    """Group of ranks with the two fields that a layout reads."""
 
     rank: int
     size: int
@@ -63,7 +63,7 @@ def test_ranks_run_every_row_once(size: int, bounds: list[tuple[int, int]]) -> N
 
 
 def test_rows_of_an_adapter_do_not_depend_on_the_other_adapters() -> None:
-    """A rank runs the same rows of an adapter, at any place of the adapter in a pass."""
+    """A rank runs the same rows of an adapter, wherever the adapter's rows are in a pass."""
     for rank in range(3):
         alone = layouts_of(20, spans_of((0, 20)), size=3)[rank]
         beside = layouts_of(57, spans_of((0, 7), (7, 30), (30, 50), (50, 57)), size=3)[rank]

@@ -32,7 +32,7 @@ VISION = {
     ],
 )
 def test_model_is_refused_by_its_configuration(config: dict[str, Any], size: int, message: str, tmp_path: Path) -> None:
-    """The folder has no weights, so the refusal comes before they are loaded."""
+    """Unsuitable models are refused by their configuration, even if the folder has no weights."""
     folder = build_tiny_model(tmp_path)
     (folder / 'model.safetensors').unlink()
     if config:
@@ -47,7 +47,7 @@ def test_model_is_accepted(tmp_path: Path) -> None:
 
 
 def test_megatron_is_refused(tmp_path: Path) -> None:
-    """Megatron-core does not run the layers of ranks that divide rows."""
+    """`ulysses_size` is refused together with Megatron-core before the model is read."""
     options = EngineOptions(device='cpu', max_pass_tokens=8, is_megatron=True)
     with pytest.raises(NotSupportedYet, match='MegatronModel does not support ulysses_size'):
         load_on_mesh(tmp_path, DeviceMesh.from_sizes(ulysses_size=2), options)
@@ -64,7 +64,7 @@ class FirstOfTwo:
 
 
 def test_passes_that_need_all_rows_are_refused(tmp_path: Path) -> None:
-    """Decoding with a cache, chosen experts and full-parameter runs are refused; a pass is padded on each rank."""
+    """A model with divided rows refuses caches, chosen experts and full-parameter runs, and pads rows on each rank."""
     group: Any = FirstOfTwo()
     model = PackedCausalLM.load(build_mixture(tmp_path))
     shape, token = model.routing, torch.zeros(1, dtype=torch.int64)

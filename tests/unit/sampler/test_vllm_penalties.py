@@ -117,7 +117,7 @@ def test_v2_runner_loads_and_applies_the_penalties(configs: dict[bool, VllmConfi
     assert not processor.add_request(0, PLAIN)
     assert processor.add_request(2, CONTINUED)
     processor.apply_staged_writes()
-    # Slot 0 has one row before the rows of slot 2, which are one for each visible prefix.
+    # The first row belongs to slot 0. Slot 2 has one row after the committed tokens and one after each draft token.
     rows = draft_count + 1
     context = LogitsContext(
         expanded_idx_mapping=torch.tensor([0, *[2] * rows]),

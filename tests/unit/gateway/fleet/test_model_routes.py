@@ -253,7 +253,7 @@ async def test_repeated_creation_waits_for_the_first_service_and_follows_a_takeo
 
 
 async def test_adapter_is_found_at_the_service_that_has_it() -> None:
-    """The base model does not determine the owner if several services hold it, and feeds change the owner."""
+    """If several services hold a base model, each adapter is routed to the service that has it or last reported it."""
     services, runs = Services(one={'tiny'}, two={'tiny'}), MemoryRunStore()
     await runs.save(_run('ad-1', 'tiny'))
     services.adapters['two'].add(('alice', 'ad-1'))

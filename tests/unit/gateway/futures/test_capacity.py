@@ -89,7 +89,7 @@ async def test_requests_in_memory_are_bounded_by_their_bytes() -> None:
 
 
 def test_capacity_counts_each_future_once() -> None:
-    """A future counts once until it has left as often as it entered; an accepted future is never refused."""
+    """A future that entered twice counts once until it has left twice; an accepted future is never refused."""
     capacity = FutureCapacity(Bounds(per_tenant=1, total=2))
     capacity.enter_accepted(future_at(0))
     capacity.enter_accepted(future_at(0))

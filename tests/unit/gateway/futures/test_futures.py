@@ -117,7 +117,7 @@ async def test_lane_runs_in_order_of_positions() -> None:
 
 
 async def test_missing_position_fails_the_futures_behind_it() -> None:
-    """Futures right behind a gap fail with the missing position, and a future that arrives there later is refused."""
+    """Futures behind a gap fail with an error that names the missing position; a late future for it is refused."""
     async with running_futures(patience=SHORT) as gateway:
         assert await gateway.outcome(await gateway.submit('k0', lane='ad-1', position=0)) == b'0k'
         behind = [await gateway.submit(f'k{n}', lane='ad-1', position=n) for n in (2, 3)]

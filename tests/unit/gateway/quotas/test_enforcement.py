@@ -104,7 +104,7 @@ async def test_quota_of_a_tenant_overrides_the_default_quota() -> None:
     burst=st.integers(1, 1000),
 )
 def test_token_bucket_bounds_the_tokens_that_are_used(charges: list[tuple[float, int]], rate: int, burst: int) -> None:
-    """A tenant that sends requests only without a debt uses at most the burst, the refill and its largest request."""
+    """A tenant that sends requests only while it has no debt uses at most burst, refill and its largest request."""
     bucket, now, used, largest = TokenBucket(rate=rate, burst=burst, now=0.0), 0.0, 0, 0
     for pause, count in charges:
         now += pause
@@ -117,7 +117,7 @@ def test_token_bucket_bounds_the_tokens_that_are_used(charges: list[tuple[float,
 
 
 async def test_small_debt_waits_and_large_debt_is_refused() -> None:
-    """The refusal carries the quota and the retry time; a call without a time limit waits until the debt is paid."""
+    """The refusal contains the quota and the retry time; a call without a time limit waits until the debt is paid."""
     harness = Harness(tokens_per_second=10, burst_tokens=20)
     harness.rates.charge('alice', 20)
     await harness.rates.enter('alice', patience_seconds=0.0)

@@ -42,7 +42,7 @@ class Weights:
         return int(result)
 
     async def unpin(self, adapter_id: str, version: int) -> None:
-        """Record the version; the first attempt fails if 3 divides the version."""
+        """Record the version; the first attempt fails if the version is divisible by 3."""
         if version % 3 == 0 and version not in self.unpinned:
             self.unpinned.append(version)
             raise ServiceUnreachable('checkpoint')

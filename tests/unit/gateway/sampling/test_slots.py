@@ -54,7 +54,7 @@ def test_tenants_share_by_weight_and_not_by_demand(weights: Mapping[str, float],
 
 
 def test_requests_wait_only_above_a_reported_capacity() -> None:
-    """A replica without a reported capacity gets all requests, and any other replica `SLACK` times its capacity."""
+    """A replica gets requests up to `SLACK` times its reported capacity, and all requests if it reports none."""
     queue = ReplicaQueue()
     for _ in range(100):
         queue.add(Slot('a', 1))
@@ -88,7 +88,7 @@ def test_cancelled_item_does_not_count_as_service() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from('abc'), st.integers(1, 5), st.integers(0, 3)), max_size=60))
 def test_all_requests_are_granted_and_leave_no_slot_behind(steps: list[tuple[str, int, int]]) -> None:
-    """Requests that finish in parts, or while they wait, leave no slot behind; all others are granted."""
+    """Requests that finish in parts, or while they wait, release all of their slots; all others are granted."""
     queue = ReplicaQueue()
     queue.capacity = 3
     added: list[Slot] = []
@@ -128,7 +128,7 @@ async def test_waiting_request_is_granted_or_fails_when_its_replica_leaves() -> 
 
 
 async def test_slot_of_a_cancelled_request_is_free() -> None:
-    """A request that is cancelled while it waits leaves no slot behind."""
+    """A request that is cancelled while it waits occupies no slot."""
     slots = ReplicaSlots(waiting_per_tenant=8)
     with slots.reserve(REPLICA, 'a', 5):
         with slots.reserve(REPLICA, 'a', 100) as cancelled:

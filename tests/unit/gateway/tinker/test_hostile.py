@@ -76,7 +76,7 @@ def check_response(response: Any) -> None:
 @example(route='weights_info', body={'tinker_path': []})
 @given(route=st.sampled_from(ROUTES), body=BODIES)
 async def test_wrong_values_of_known_fields_are_client_errors(api: TinkerApi, route: str, body: dict[str, Any]) -> None:
-    """A body with arbitrary values of known fields submits no request to the trainer."""
+    """Wrong values of known fields cause a client error and submit no request to the trainer."""
     check_response(await api.post(route, content=json.dumps(body)))
     assert (api.trainer.created, api.trainer.operations, api.store.futures) == ([], [], {})
 
