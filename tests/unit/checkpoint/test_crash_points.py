@@ -96,7 +96,7 @@ async def _crash_everywhere(tmp_path: Path, name: str) -> None:
 async def test_a_disk_error_at_any_step_leaves_the_old_or_the_new(
     tmp_path: Path, name: str, number: int, *, is_late: bool
 ) -> None:
-    """An action that fails at any step leaves the complete old state, and one that succeeds the new one."""
+    """A failed action leaves the complete old state, and a successful action leaves the new state."""
     has_old, action, outcomes = ACTIONS[name]
     threads = Threads('store', count=1)
     counter, step = ChangeCounter(), -1

@@ -16,7 +16,7 @@ def method(self: Any, batch: Any, weights: Any = None, *, scale: float = 1.0) ->
 @pytest.mark.parametrize('count', [1, 2, 3, 5])
 @pytest.mark.parametrize('size', [0, 1, 2, 7])
 def test_parts_are_consecutive_and_complete(count: int, size: int) -> None:
-    """The parts of a batch are in the order of the workers, contain every example once, and are not empty."""
+    """The parts of a batch contain every example once, in the order of workers; only an empty batch has empty parts."""
     options = MethodOptions(dispatch='slice')
     batch = [{'index': index} for index in range(size)]
     calls = divide(method, options, ((batch,), {'weights': np.arange(size)}), count=count, mesh=None)

@@ -86,7 +86,7 @@ def creation(request_id: str, *, limit: int | None = None) -> bytes:
 
 
 async def test_quota_of_a_tenant_overrides_the_default_quota() -> None:
-    """Set limits override the defaults, unset limits keep them, and `read` loads the changes of other gateways."""
+    """Limits of a tenant override the defaults, unset limits keep them, and `read` loads changes of other gateways."""
     harness = Harness(max_adapters=4, weight=2.0)
     assert harness.table.of('alice') == Quota(max_adapters=4, weight=2.0)
     await harness.table.put('alice', Quota(max_adapters=0, stored_bytes=5))
@@ -117,7 +117,7 @@ def test_token_bucket_bounds_the_tokens_that_are_used(charges: list[tuple[float,
 
 
 async def test_small_debt_waits_and_large_debt_is_refused() -> None:
-    """The refusal contains the quota and the retry time; a call without a time limit waits until the debt is paid."""
+    """A call waits if the debt is paid within its patience; otherwise it is refused with the quota and a retry time."""
     harness = Harness(tokens_per_second=10, burst_tokens=20)
     harness.rates.charge('alice', 20)
     await harness.rates.enter('alice', patience_seconds=0.0)
@@ -172,7 +172,7 @@ def future_of(number: int, tenant_id: str = 'alice', *, kind: str = 'sample') ->
 
 
 async def test_sampling_futures_count_together_with_direct_calls() -> None:
-    """A future in flight is never refused again, and one from before a restart is admitted even beyond the quota."""
+    """Sampling futures and direct calls share a quota that never refuses futures in flight or from before a restart."""
     harness = Harness(concurrent_samples=2)
     capacity = FutureCapacity(Bounds(per_tenant=9, total=9), gate=harness.gate)
     capacity.enter(future_of(0))

@@ -135,7 +135,7 @@ async def test_loading_call_at_a_lost_sampler_is_not_blamed(kind: str) -> None:
 
 @pytest.mark.parametrize('is_delivering', [False, True])
 async def test_last_failure_beside_another_request_counts_less(is_delivering: bool) -> None:  # noqa: FBT001
-    """The third lost sampler fails a request, unless another request without progress ran on this sampler too."""
+    """The third lost sampler fails a request, but counts as a quarter if another request without progress ran there."""
     harness = Harness('a')
     replica = await harness.dispatch.find(sampling('any'))
     suspect, other = sampling('suspect', consecutive_failures=2), sampling('other', is_delivering=is_delivering)
