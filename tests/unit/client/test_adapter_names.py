@@ -50,7 +50,7 @@ def test_adapters_of_the_base_model_come_first() -> None:
 
 
 def test_deleted_handle_loses_its_name_to_a_live_handle() -> None:
-    """The names of a deleted handle still resolve until a live handle assigns the same name."""
+    """The names of a deleted handle still resolve until another handle assigns the same name."""
     names, deleted = AdapterNames(), Handle()
     names.add(deleted, 'default', 'ad-1', base_model='tiny')
     del deleted

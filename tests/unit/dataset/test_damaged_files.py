@@ -96,7 +96,7 @@ def test_sizes_of_a_footer_equal_those_of_pyarrow(tmp_path: Path) -> None:
 
 
 def test_large_footer_is_refused(tmp_path: Path) -> None:
-    """A footer is read at once, so its size is limited."""
+    """The size of a footer is limited, because it is read in one step."""
     path = tmp_path / 'rows.parquet'
     size_bytes = MAX_FOOTER_BYTES + 1
     path.write_bytes(bytes(size_bytes) + size_bytes.to_bytes(4, 'little') + b'PAR1')

@@ -107,7 +107,7 @@ def test_text_that_is_no_list_of_objects_is_refused(text: str, problem: str, ope
 
 
 def test_long_object_of_a_list_is_refused() -> None:
-    """An object is parsed at once, so its length is limited in a bounded file."""
+    """The length of an object in a bounded file is limited, because it is parsed in one step."""
     text = '[{"a": "' + 'x' * (9 << 20) + '"}]'
     with pytest.raises(UnreadableFile, match='characters'):
         _all(rows_of_list('a', io.StringIO(text), Counted()))

@@ -40,7 +40,7 @@ async def test_tenant_over_its_limit_is_refused() -> None:
 
 
 async def test_memory_is_reserved_for_small_requests() -> None:
-    """A tenant whose large bodies use all available bytes can still send small requests, and so can all others."""
+    """A tenant whose large bodies use all available bytes can still send small requests, and so can other tenants."""
     gate = ByteGate(tenant_bytes=16 * MIB, total_bytes=64 * MIB, wait_seconds=0)
     for tenant_id in ('a', 'b', 'c', 'd', 'e'):
         assert await fill(gate, tenant_id) <= 15

@@ -87,7 +87,7 @@ def announced(tmp_path: Path) -> Storage:
 @settings(deadline=None, max_examples=50)
 @given(size=st.integers(1, 60), chunk_bytes=st.integers(1, 60), cuts=st.lists(st.integers(0, 60), max_size=4))
 def test_an_upload_resumes_after_any_cut(size: int, chunk_bytes: int, cuts: list[int]) -> None:
-    """An upload that is interrupted at any byte, with restarts, is unchanged, and is readable only when complete."""
+    """An upload that is interrupted at any byte and resumed has unchanged bytes, and is readable only when complete."""
     data = bytes(range(size))
 
     async def send(storage: Storage, end: int) -> None:

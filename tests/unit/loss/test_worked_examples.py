@@ -51,7 +51,7 @@ def test_dpo_gradient():
     ('loss_type', 'expected'), [('sigmoid', LN2), ('hinge', 1.0), ('ipo', 25.0), ('kto_pair', 0.5)]
 )
 def test_dpo_of_equal_policy_and_reference(loss_type, expected):
-    """The loss of equal policy and reference is ln 2, the full margin, (1 / (2 beta))^2 or one half, by type."""
+    """DPO of equal policy and reference has the loss ln 2, 1, (1 / (2 beta))^2 or 1/2, depending on `loss_type`."""
     loss, _ = value_and_gradient('DPOLoss', pair([-1.0], [-7.0], reference=(-1.0, -7.0)), beta=0.1, loss_type=loss_type)
     assert loss == pytest.approx(expected)
 

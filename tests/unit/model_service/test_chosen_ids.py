@@ -87,7 +87,7 @@ async def test_an_id_cannot_be_used_twice(caller: Caller, request_id: str):
 
 
 async def test_one_of_two_concurrent_requests_gets_the_id():
-    """If two requests choose the same id at once, one adapter is created and the other request is refused."""
+    """If two concurrent requests choose the same id, one adapter is created and the other request is refused."""
     service = await start(MemoryJournal(), StrictStore())
     outcomes = await asyncio.gather(create(service), create(service, BOB), return_exceptions=True)
     assert sorted(type(one).__name__ for one in outcomes) == ['Adapter', 'AdapterIdTaken']

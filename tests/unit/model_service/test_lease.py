@@ -44,7 +44,7 @@ async def park(verbs: ModelService, adapter: Adapter) -> Adapter:
 
 
 async def test_leases_are_disabled_by_default(ports: FakePorts) -> None:
-    """A lease needs the operator's permission and its own scope."""
+    """A lease needs the operator's permission and the scope `full_parameters`."""
     with pytest.raises(FullParametersDisabled):
         await ports.verbs().create_adapter(BOB, FULL)
     with pytest.raises(ScopeMissing):

@@ -73,7 +73,7 @@ def test_results_in_a_mix_are_bitwise_equal_to_results_alone(name, request):
 
 @pytest.mark.parametrize('name', FOLDERS)
 def test_half_precision_is_isolated_bitwise(name, request):
-    """Results in bfloat16 do not depend on other rows, either."""
+    """Results in bfloat16 do not depend on other rows."""
     model = PackedCausalLM.load(request.getfixturevalue(name), dtype='bfloat16')
     assert not any(isolation.deviations(model, 0, longest=120) + isolation.deviations(model, 1, longest=120))
 

@@ -119,7 +119,7 @@ def test_every_filter_accepts_any_row(rows: list[dict[str, Any]]) -> None:
 @settings(max_examples=25, deadline=None)
 @given(ROWS, st.integers(1, 4))
 def test_batches_do_not_change_the_result(rows: list[dict[str, Any]], size: int) -> None:
-    """Rows in batches give the same result as all rows at once."""
+    """Rows in several batches give the same result as in a single batch."""
     whole, streamed = QualityPreprocessor(), QualityPreprocessor()
     parts = [streamed.split(rows[begin : begin + size]) for begin in range(0, len(rows), size)]
     kept, dropped = whole.split(rows)

@@ -60,7 +60,7 @@ def test_pieces_add_up_and_never_split_a_character(text):
 
 @given(ids=st.lists(st.integers(0, 256), max_size=60))
 def test_pieces_of_any_bytes_add_up(ids):
-    """Bytes that are not valid text give the same result as decoding them at once."""
+    """Bytes that are not valid text give the same result token by token as in a single call."""
     detokenizer = IncrementalDetokenizer(TOKENIZER)
     pieces = [detokenizer.push(token) for token in ids]
     assert ''.join(pieces) + detokenizer.flush() == TOKENIZER.decode(ids)

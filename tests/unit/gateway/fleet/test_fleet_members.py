@@ -1,4 +1,4 @@
-"""The live fleet: the replica found for a request, and the watch that reports changes."""
+"""Members of the fleet: the replica found for a request, and the watch that reports changes."""
 
 import asyncio
 from datetime import timedelta

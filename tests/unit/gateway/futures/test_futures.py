@@ -154,7 +154,7 @@ async def test_position_is_not_missing_while_another_one_runs() -> None:
 
 
 async def test_waiting_futures_are_resumed_in_order() -> None:
-    """Another process over the same stores runs the unfinished futures, each once, and those of a lane in order."""
+    """Another process over the same stores runs each unfinished future once, and the futures of a lane in order."""
     stuck = Recorder()
     stuck.gate.clear()
     async with running_futures(stuck) as gateway:
