@@ -44,7 +44,7 @@ class GatedThreads(StoreThreads):
     """Largest number of functions that ran at the same time."""
 
     async def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a function in a thread."""
+        """Run a function in a thread, and return its result once the gate is open."""
 
         def gated() -> Any:
             self.running += 1

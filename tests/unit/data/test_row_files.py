@@ -29,7 +29,7 @@ def encoded(count: int, *, seed: int = 0, is_packed: bool = False) -> Table:
 
 
 def write_and_open(folder: Path, table: Table) -> tuple[RowFiles, str]:
-    """Write a table, and open its files."""
+    """Write a table, and return its open files and its digest."""
     folder.mkdir()
     digest = write_rows(folder, table)
     return RowFiles(folder), digest

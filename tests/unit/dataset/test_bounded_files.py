@@ -40,7 +40,7 @@ class Counted:
 
 
 def repeated(path: Path, values: pa.Array, *, row_count: int, **options: Any) -> Path:
-    """Write a Parquet file with one column that repeats a value, and check that it is small."""
+    """Write a Parquet file with one column that repeats a value; return its path after checking that it is small."""
     indices = pa.array([0] * row_count, pa.int32())
     column = pa.DictionaryArray.from_arrays(indices, values)
     pa_parquet.write_table(pa.table({'x': column}), path, compression='zstd', **options)
@@ -96,7 +96,7 @@ ARROW_BOMBS: dict[str, pa.Table] = {
 
 
 def arrow_file(path: Path, table: pa.Table, *, compression: str | None, is_stream: bool) -> Path:
-    """Write a table as a compressed Arrow file or stream in one batch."""
+    """Write a table as a compressed Arrow file or stream in one batch, and return the path."""
     options = pa.ipc.IpcWriteOptions(compression=compression)
     opened = pa.ipc.new_stream if is_stream else pa.ipc.new_file
     with pa.OSFile(str(path), 'wb') as sink, opened(sink, table.schema, options=options) as writer:

@@ -31,7 +31,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def make_model(folder: Path) -> Path:
-    """Write the files of a model folder."""
+    """Write the files of a model folder, and return the folder."""
     folder.mkdir(parents=True)
     for name in ('config.json', 'tokenizer.json', 'model.safetensors'):
         (folder / name).write_text('{}')
@@ -39,7 +39,7 @@ def make_model(folder: Path) -> Path:
 
 
 def make_hf_snapshot(root: Path, name: str) -> Path:
-    """Write a model to a Hugging Face cache."""
+    """Write a model to a Hugging Face cache, and return its folder."""
     repository = root / f'models--{name.replace("/", "--")}'
     (repository / 'refs').mkdir(parents=True)
     (repository / 'refs' / 'main').write_text('c0ffee')

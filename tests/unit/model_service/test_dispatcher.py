@@ -28,14 +28,14 @@ class Harness:
         self.dispatcher = Dispatcher(self.trainer, own, self.clock, batch_seconds=batch_seconds)
 
     async def adapters(self, count: int, *, tenant: str = 'alice') -> list[Adapter]:
-        """Create adapters for a tenant."""
+        """Create adapters for a tenant, and return them."""
         created = [_adapter(f'{tenant}-{index}', tenant) for index in range(count)]
         for adapter in created:
             await self.trainer.create_adapter(adapter.adapter_id, adapter.lora_config, adapter.training_config)
         return created
 
     def start(self, adapter: Adapter, verb: Verb) -> 'asyncio.Future[VerbRun]':
-        """Start a verb."""
+        """Start a verb, and return its future."""
         operation = Operation(adapter_id=adapter.adapter_id, sequence_number=1, verb=verb, fingerprint='f')
         return asyncio.ensure_future(self.dispatcher.run(adapter, operation))
 

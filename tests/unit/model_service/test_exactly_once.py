@@ -188,7 +188,7 @@ def _assert_same(one: tuple[list[Any], Any], other: tuple[list[Any], Any], where
 
 
 def _of_one_adapter(outcome: Any) -> Any:
-    """Remove an outcome with a checkpoint path, which contains the random id of the adapter."""
+    """Return the result without an outcome that has a checkpoint path, because the path contains a random id."""
     path = getattr(getattr(outcome, 'outcome', None), 'checkpoint_path', '')
     return replace(outcome, outcome=None) if path else outcome
 

@@ -15,7 +15,7 @@ from services.model.domain.journal import Snapshot
 
 
 def _opened(folder: Path) -> sqlite3.Connection:
-    """Open the database so that changes leave rows without a valid seal, as damage to the file does."""
+    """Return a connection whose changes leave rows without a valid seal, like damage to the file."""
     database = sqlite3.connect(folder / 'journal.sqlite')
     database.create_function('row_seal', -1, lambda *values: b'invalid')
     return database

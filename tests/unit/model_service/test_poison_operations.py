@@ -43,7 +43,7 @@ async def _crash_during(service: Service, *operations: Any) -> None:
 
 
 async def _serve_after_crashes(journal: Journal, store: StrictStore) -> Service:
-    """Start the service until it no longer crashes, and check the number of starts."""
+    """Start the service until it no longer crashes; return it after checking the number of starts."""
     for _ in range(MAX_ATTEMPTS - 1):
         with pytest.raises(Died):
             await start(journal, store, trainer=PoisonedTrainer(POISON))

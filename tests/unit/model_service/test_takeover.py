@@ -25,7 +25,7 @@ _TESTS = Path(__file__).parents[2]
 
 
 async def _fill(folder: Path) -> Adapter:
-    """Write a journal with an adapter that has a snapshot, two operations and a checkpoint of another one."""
+    """Write a journal with an expired adapter, and with a trained adapter, which is returned."""
     journal = await open_journal(folder)
     adapter = await add(journal, make_adapter(has_lease=True), state_of(1))
     first, second = batch_operation(1, length=LARGE), batch_operation(2, length=LARGE, seed=1)

@@ -66,7 +66,7 @@ REFUSED = {
 
 
 def build(folder: Path, config_class: type, fields: dict) -> Path:
-    """Save a random tiny model of an architecture."""
+    """Save a random tiny model of an architecture, and return the folder."""
     torch.manual_seed(0)
     transformers.AutoModelForCausalLM.from_config(config_class(**{**SIZES, **fields})).save_pretrained(folder)
     return folder

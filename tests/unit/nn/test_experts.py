@@ -252,7 +252,7 @@ def _train(engine: TrainerEngine, *, seed: int) -> None:
 
 
 def _stacked(folder: Path, target: Path, model: PackedCausalLM) -> Path:
-    """Write the model into a folder that stores the experts stacked."""
+    """Write the model to the folder `target` with stacked experts, and return this folder."""
     target.mkdir()
     (target / 'config.json').write_bytes((folder / 'config.json').read_bytes())
     own = {name: tensor.clone() for name, tensor in model.base_state()}

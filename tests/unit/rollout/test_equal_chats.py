@@ -69,7 +69,7 @@ def test_equal_tokens_with_different_images_are_separate_requests(template):
             return getattr(template, name)
 
         def encode(self, trajectory: Any, *, add_generation_prompt: bool = False) -> Any:
-            """Add pixel values, like a template for images."""
+            """Return the feature with pixel values, like a template for images."""
             feature = template.encode(trajectory, add_generation_prompt=add_generation_prompt)
             return {**feature, 'pixel_values': np.asarray(trajectory['pixels'])}
 

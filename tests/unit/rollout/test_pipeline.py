@@ -25,7 +25,7 @@ class Loop:
         self.weights = self.trained
 
     def sample(self, index: int, prompts: str) -> tuple[int, str, int]:
-        """Sample with the current weights."""
+        """Return the arguments and the number of the current weights."""
         self.is_sampling = True
         self.sample_threads.add(threading.get_ident())
         samples = index, prompts, self.weights

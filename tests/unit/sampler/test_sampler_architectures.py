@@ -36,7 +36,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def variant_of(name: str, folder: Path) -> tuple:
-    """Return the arguments of `build_tiny`."""
+    """Return the arguments of `build_tiny` for an architecture or a variant."""
     model_type, fields = VARIANTS.get(name, (name, {}))
     return model_type, folder, fields
 

@@ -89,7 +89,7 @@ async def version_of(store: VersionStore, adapter_id: str = 'ad-1', **choice) ->
 
 
 async def retry_version(store: VersionStore, **choice) -> int:
-    """Request a lease without waiting until one is granted; every refusal must be retryable."""
+    """Request a lease until it is granted after one or more retryable refusals; return its version."""
     refusals: list[VersionNotReady] = []
     for _ in range(_MAX_ITERATIONS):
         try:

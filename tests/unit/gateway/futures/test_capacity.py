@@ -23,7 +23,7 @@ class FirstAddFails(MemoryFutureStore):
         self._second = asyncio.Event()
 
     async def add_if_absent(self, future: Future) -> Future:
-        """Store all futures but the first."""
+        """Store the future, or fail in the first call after a later call has stored its future."""
         self._calls += 1
         if self._calls == 1:
             await self._second.wait()

@@ -287,7 +287,7 @@ class UnreadableLanes(MemoryFutureStore):
         self.was_read = asyncio.Event()
 
     async def next_position(self, tenant_id: str, lane: str) -> int:
-        """Fail while the store is unavailable."""
+        """Return the next position, or fail while the store is unavailable."""
         if self.is_unavailable:
             self.was_read.set()
             raise ServiceUnreachable('database')

@@ -35,7 +35,7 @@ class Server:
         self.state = state
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Open a connection."""
+        """Open a connection, and return its reader and writer."""
         return await asyncio.open_connection('127.0.0.1', self.port, limit=1 << 12)
 
 

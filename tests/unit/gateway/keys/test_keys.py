@@ -33,7 +33,7 @@ class Harness:
         self.keys = Keys(self.store, self.tenants, self.projects, verifier=self.verifier, clock=self.clock)
 
     async def issue(self, ttl: timedelta | None = None) -> IssuedKey:
-        """Create a key of the tenant alice."""
+        """Create the tenant alice, and return a new key of this tenant."""
         await self.tenants.create('alice', display_name='Alice')
         return await self.keys.create(replace(REQUEST, ttl=ttl))
 

@@ -37,7 +37,7 @@ class FakeCheckpoints:
         self.received_bytes = 0
 
     async def upload(self, order: UploadRequest, pieces: AsyncIterator[bytes], *, offset: int) -> Checkpoint:
-        """Receive the bytes of an upload."""
+        """Receive the bytes of an upload, and return its checkpoint if it is complete."""
         assert offset == 0
         async for piece in pieces:
             self.received_bytes += len(piece)
