@@ -30,7 +30,7 @@ def test_handles_have_separate_names() -> None:
 
 
 def test_synced_adapter_resolves_an_ambiguous_name() -> None:
-    """The synced adapter is chosen if exactly one of the candidates was synced."""
+    """A synced candidate is preferred for an ambiguous name, and several synced candidates are refused."""
     names, handles = AdapterNames(), [Handle(), Handle()]
     for number, handle in enumerate(handles):
         names.add(handle, 'default', f'ad-{number}', base_model='tiny')

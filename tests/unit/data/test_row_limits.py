@@ -27,7 +27,7 @@ def test_large_dataset_is_refused_by_quota(limits: dict[str, int], quota: str) -
 
 @pytest.mark.parametrize(('limits', 'other'), [({'tenant_bytes': 15}, 'alice'), ({'total_bytes': 15}, 'bob')])
 def test_rows_of_other_requests_count(limits: dict[str, int], other: str) -> None:
-    """The rows of a tenant's other requests count for the tenant, and the rows of all tenants count in total."""
+    """The open requests of a tenant share the tenant's limit, and those of all tenants share the total limit."""
     counters = decoded(**limits)
     with counters.meter(other) as first, counters.meter('alice') as second:
         first.charge(10, 1)

@@ -121,7 +121,7 @@ def test_unknown_arguments_are_refused() -> None:
 
 
 def test_filter_and_cast_change_rows() -> None:
-    """`filter` removes rows and `cast_column` converts values."""
+    """`filter` removes rows, and `cast_column` converts the values of an existing column."""
     dataset = Dataset(DatasetMeta(data={'x': ['1', '2', '3']}))
     dataset.cast_column('x', int)
     dataset.filter(lambda row: row['x'] > 1)

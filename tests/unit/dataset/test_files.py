@@ -96,7 +96,7 @@ def test_split_is_found_by_file_name(tmp_path: Path) -> None:
 
 
 def test_files_without_a_split_are_for_training(tmp_path: Path) -> None:
-    """A single file with any name is the train split."""
+    """A single file with any name is the train split, and other splits are refused."""
     write(tmp_path / 'self_cognition.jsonl', [{'x': 1}])
     assert load_rows(DatasetMeta(str(tmp_path))) == [{'x': 1}]
     with pytest.raises(DatasetError):
@@ -114,7 +114,7 @@ def test_subset_is_a_folder(tmp_path: Path) -> None:
 
 
 def test_readme_configs_define_subsets_and_splits(tmp_path: Path) -> None:
-    """The `configs` in a README define the files of subsets and splits."""
+    """The `configs` in a README define subsets and splits, and the error for an unknown one lists the known names."""
     write(tmp_path / 'a.jsonl', [{'x': 1}])
     write(tmp_path / 'b.jsonl', [{'x': 2}])
     (tmp_path / 'README.md').write_text(

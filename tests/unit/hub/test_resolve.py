@@ -145,7 +145,7 @@ def test_incomplete_downloads_are_skipped(root: Path) -> None:
 
 
 def test_dataset_is_found_in_the_mirror_or_at_its_path(root: Path) -> None:
-    """A dataset is found in the mirror, or is the path of a folder or file."""
+    """A dataset is found in the mirror by its id, or at a path; an absent path raises DatasetNotFound."""
     folder = root / 'mirror/datasets/org/rows'
     folder.mkdir(parents=True)
     file = folder / 'train.jsonl'

@@ -50,7 +50,7 @@ def test_worked_example_of_sixteen_ranks() -> None:
 
 
 def test_expert_axes_divide_the_ranks_of_a_stage() -> None:
-    """Eight ranks with ep_size 4 and ep_fsdp_size 2 form two groups of four expert ranks."""
+    """The ranks of a stage form groups along `ep`, `ep_fsdp` and `etp`; sizes that do not divide them are refused."""
     mesh = DeviceMesh.from_sizes(pp_size=2, dp_size=8, ep_size=4, ep_fsdp_size=2)
     assert [mesh.axis_rank('ep', rank) for rank in range(16)] == [0, 1, 2, 3] * 4
     assert [mesh.axis_rank('ep_fsdp', rank) for rank in range(8)] == [0] * 4 + [1] * 4

@@ -168,7 +168,7 @@ PLAIN = {
 
 
 def test_a_kernel_of_a_plugin_runs_if_the_plugin_is_allowed(model, tmp_path, monkeypatch):
-    """`hub` loads one function of a plugin by name, provided the plugin is allowed."""
+    """`hub` loads a function of an allowed plugin by name, and refuses other plugins and malformed names."""
     monkeypatch.setenv('TWINKLE_PLUGINS', '')
     code = 'import torch\ndef norm(x, weight, eps, offset):\n    return torch.zeros_like(x)\n'
     (tmp_path / '__init__.py').write_text(code)

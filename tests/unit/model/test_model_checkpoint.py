@@ -52,7 +52,7 @@ def base_dir(request: pytest.FixtureRequest, tiny_llama_dir: Path, tmp_path: Pat
 def test_resumed_run_continues_bitwise(base_dir: Path, tmp_path: Path, make_feature: Features) -> None:
     """A run resumed in another trainer continues bitwise, with its accumulated gradient, schedule and counters.
 
-    The folder is a model that transformers loads, with the log-probabilities of the trainer.
+    Transformers loads the folder as a model and computes the log-probabilities of the trainer.
     """
     features = [make_feature(10 + step, step) for step in range(6)]
     model = _full_run(base_dir)

@@ -115,7 +115,7 @@ def test_experts_of_the_first_tokens_only(engine):
 
 
 def test_activations_are_recomputed_with_the_replayed_experts(folder):
-    """Gradient checkpointing gives bitwise the gradients of stored activations."""
+    """Training with replayed experts gives bitwise the same weights with and without gradient checkpointing."""
     weights = []
     rng = np.random.default_rng(7)
     experts = [np.stack([rng.permuted(np.arange(8))[:2] for _ in range(n * 2)]).reshape(n, *SHAPE) for n in (20, 7)]
@@ -177,7 +177,7 @@ def test_user_program_replays_experts(folder):
 
 @pytest.mark.parametrize('model_type', ['mixtral', 'qwen2_moe', 'olmoe', 'deepseek_v3'])
 def test_models_whose_routers_take_part(model_type, tmp_path):
-    """Routers with softmax weights take part in recording and replay; others are recognized and not changed."""
+    """Routers with softmax weights take part in recording and replay, and other routers do not."""
     build_tiny(model_type, tmp_path)
     model = PackedCausalLM.load(tmp_path)
     is_softmax = model_type != 'deepseek_v3'

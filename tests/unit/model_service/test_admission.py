@@ -61,7 +61,7 @@ async def test_a_full_queue_refuses_its_tenant_only() -> None:
 
 
 async def test_queued_bytes_are_bounded() -> None:
-    """A few large requests fill the queue like many small ones; a single request may have any size."""
+    """The bytes of all requests in a queue are limited, but a request in an empty queue may have any size."""
     harness = Harness(operation_count=100)
     first = await harness.hold(size_bytes=900)
     with pytest.raises(QueueFull):

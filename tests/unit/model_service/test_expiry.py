@@ -328,7 +328,7 @@ async def test_job_that_fails_is_logged():
 
 
 async def test_record_of_removed_adapters_is_bounded(journal, store, clock):
-    """The directory keeps the newest records of removed adapters."""
+    """The directory keeps only the newest records of removed adapters."""
     service = await _start(journal, store, clock)
     for number in range(MAX_EXPIRED + 1):
         service.verbs.directory.expire(ExpiredAdapter(adapter_id=f'x{number}', tenant_id='alice', checkpoint_path=''))

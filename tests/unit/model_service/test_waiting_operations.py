@@ -247,7 +247,7 @@ async def test_wait_for_memory_ends_with_the_adapter_and_with_the_service(end) -
 
 
 async def test_watch_sends_recorded_and_later_outcomes() -> None:
-    """A watch returns each later outcome once, including failures but not refusals."""
+    """A watch returns recorded and new outcomes after a number once, including failures but not refusals."""
     ports = FakePorts()
     verbs = ports.verbs()
     (adapter,) = await _adapters(verbs, 1)
@@ -358,7 +358,7 @@ def test_restored_sequence_continues_with_the_next_number() -> None:
 
 
 def test_a_restored_sequence_may_have_no_record() -> None:
-    """A sequence can be restored from its last number alone."""
+    """A sequence can be restored from its last number alone; earlier operations are then not found."""
     sequence = OperationSequence.restored('a', [], 5)
     assert sequence.action_for(_operation(6, Step(), 'f')) is Action.RUN
     with pytest.raises(OperationNotFound):

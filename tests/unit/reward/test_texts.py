@@ -202,7 +202,7 @@ def test_f1_matches_squad() -> None:
 
 
 def test_length_is_punished_near_its_limit() -> None:
-    """The length penalty follows DAPO, eq. 13, with lengths from labels or from `completion_lengths`."""
+    """The penalty is that of DAPO, eq. 13; lengths come from labels or `completion_lengths` and must exist."""
     reward = LengthReward(max_length=10, cache_length=4)
     lengths = [0, 6, 7, 9, 10, 11, 99]
     assert reward(chats(*[''] * 7), completion_lengths=lengths) == [0, 0, -0.25, -0.75, -1, -1, -1]

@@ -79,7 +79,7 @@ def test_numbers_out_of_range_are_refused(options):
 
 
 def test_log_probabilities_are_renamed_to_sampler_logps():
-    """The copy has `sampler_logps` instead of `old_logps`, and the original feature is unchanged."""
+    """The copy has `sampler_logps` instead of `old_logps`, which must exist; the original feature is unchanged."""
     feature = {'input_ids': [1, 2], 'old_logps': [-0.5, 0.0]}
     assert as_sampler_logps(feature) == {'input_ids': [1, 2], 'sampler_logps': [-0.5, 0.0]}
     assert 'old_logps' in feature

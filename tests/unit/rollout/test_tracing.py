@@ -98,7 +98,7 @@ def test_invalid_trace_options_are_refused(sampler: ScriptedSampler, tmp_path: P
 
 
 def test_a_fact_of_the_environment_is_not_overwritten(sampler: ScriptedSampler) -> None:
-    """A success callback conflicts with an environment that reports a fact of the same name."""
+    """A success callback raises ValueError if the environment reports a fact of the same name."""
 
     class ReportsSuccess:
         """Environment that ends the chat after one turn and reports success."""

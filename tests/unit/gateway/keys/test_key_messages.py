@@ -14,7 +14,7 @@ from twinkle.api.gateway.v1 import key_service_pb2
 
 @pytest.mark.parametrize('tenant_id', ['', 'Upper', 'under_score', 'a' * 65, 'a\n', 'ä'])
 def test_bad_tenant_id_is_refused(tenant_id: str) -> None:
-    """A tenant id has 1 to 64 lower-case letters, digits and '-'."""
+    """A tenant id that is not 1 to 64 lower-case letters, digits and '-' is refused."""
     with pytest.raises(InvalidField) as caught:
         tenant_id_from_proto(tenant_id)
     assert caught.value.field == 'tenant_id'

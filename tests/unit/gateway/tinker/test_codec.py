@@ -125,7 +125,7 @@ def test_inconsistent_tensor_is_refused(tensor: wire.Tensor) -> None:
 
 
 def test_sparse_arrays_share_one_budget() -> None:
-    """All sparse arrays of a request share one budget of elements."""
+    """All sparse arrays of a request share one budget of elements, and an array beyond the budget is refused."""
     rows = MAX_ELEMENTS // 2
     tensor = wire.Tensor(
         sparse_csr=wire.SparseCsr(crow_indices=bytes(8 * (rows + 1))), dtype=wire.DTYPE_FLOAT32, shape=[rows, 1]
