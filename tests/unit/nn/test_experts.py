@@ -151,7 +151,7 @@ def test_recomputed_activations_and_cached_passes_are_equal(folder, model):
 
 
 def test_names_of_experts(model):
-    """`all-linear` excludes experts, and a name selects them only if it contains `experts.`; dropout is refused."""
+    """`all-linear` excludes experts; their names need the prefix `experts.`, and their dropout is refused."""
 
     def paths(targets, **fields):
         return list(LoraWeights.create(model.targets, LoraConfig(target_modules=targets, **fields), seed=0).factors)
