@@ -58,7 +58,7 @@ def make_feature(length: int = 30, seed: int = 0):
 
 
 def gradients_of(engine: TrainerEngine, name: str) -> list[bytes]:
-    """Return the accumulated gradient."""
+    """Return the accumulated gradients as bytes."""
     return [item.grad.numpy().tobytes() for item in engine.adapter(name).parameters()]
 
 
