@@ -275,7 +275,9 @@ def error_from_rpc(error: grpc.aio.AioRpcError, *, request_id: str = '') -> Erro
             # A proxy wrote the details, so only the plain status below is usable.
             pass
     code, message = error.code(), error.details() or ''
-    if code is grpc.StatusCode.INTERNAL and message == _LOST_STATUS:
+    is_lost = code is grpc.StatusCode.INTERNAL and message == _LOST_STATUS
+    # A server that is stopping cancels calls without details. A call that this client cancels raises no such error.
+    if is_lost or code is grpc.StatusCode.CANCELLED:
         code = grpc.StatusCode.UNAVAILABLE
     return _build(ErrorFacts(code=code, message=message, request_id=request_id))
 

@@ -8,7 +8,7 @@ import grpc
 
 from services.gateway.fleet.upstreams import ModelChannels
 from services.kit.caller import Caller
-from services.kit.errors import Cancelled, DomainError, ServiceUnreachable
+from services.kit.errors import ServiceUnreachable
 from services.kit.rpc.channel import forwarded_metadata
 from services.kit.rpc.context import acting_for
 from services.kit.rpc.serialized_fields import peek_text
@@ -82,13 +82,7 @@ class GrpcTrainer:
         try:
             return await call
         except grpc.aio.AioRpcError as error:
-            raise _failure(error) from error
+            raise error_from_call(error, service='model') from error
         except grpc.aio.UsageError as error:
             # The channel was closed because this gateway is stopping.
             raise ServiceUnreachable('model') from error
-
-
-def _failure(error: grpc.aio.AioRpcError) -> DomainError:
-    """Return the error of a failed call. A cancellation without details comes from a service that is stopping."""
-    failure = error_from_call(error, service='model')
-    return ServiceUnreachable('model') if isinstance(failure, Cancelled) else failure

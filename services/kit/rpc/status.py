@@ -9,7 +9,6 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from services.kit.errors import (
-    Cancelled,
     Code,
     DeadlinePassed,
     Disposition,
@@ -127,6 +126,5 @@ def error_from_call(error: grpc.aio.AioRpcError, *, service: str) -> DomainError
         return error_from_status(status)
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlinePassed()
-    if error.code() is grpc.StatusCode.CANCELLED:
-        return Cancelled()
+    # A service that is stopping cancels calls without details. A call that this process cancels raises CancelledError.
     return ServiceUnreachable(service)

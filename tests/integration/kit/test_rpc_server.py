@@ -19,7 +19,7 @@ from grpc_status import rpc_status
 from fixtures.byte_proxy import ByteProxy
 from services.kit.caller import Caller
 from services.kit.config import LimitsConfig, ServiceConfig
-from services.kit.errors import InvalidField, QueueFull, UnknownComponent
+from services.kit.errors import InvalidField, QueueFull, ServiceUnreachable, UnknownComponent
 from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.channel import open_channel
 from services.kit.rpc.context import acting_for, current_caller
@@ -29,6 +29,7 @@ from services.kit.rpc.server import Endpoint, RpcServer, default_timeouts, serve
 from services.kit.rpc.status import error_from_call
 from twinkle.api.data.v1 import dataset_service_pb2, dataset_service_pb2_grpc
 from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
+from twinkle_client.errors import RetryableError, error_from_rpc
 
 TOKEN = 'test-token'
 ALICE = Caller(tenant_id='alice')
@@ -282,6 +283,21 @@ async def test_stop_lets_running_calls_finish_and_refuses_new_ones() -> None:
         assert (await running) is not None
         await stopping
         assert (await _failure(channel, 'x')).code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_calls_that_a_stopping_server_cancels_can_be_repeated() -> None:
+    """Calls that arrive while the server stops fail like calls of a lost connection, although grpc cancels some."""
+    codes = set[grpc.StatusCode]()
+    while grpc.StatusCode.CANCELLED not in codes:
+        async with _serving() as (servicer, server, channel):
+            calls = [asyncio.ensure_future(_failure(channel, 'slow')) for _ in range(12)]
+            await asyncio.wait_for(servicer.has_started.wait(), 5)
+            await server.stop(timedelta())
+            for failure in await asyncio.gather(*calls):
+                codes.add(failure.code())
+                assert isinstance(error_from_call(failure, service='data'), ServiceUnreachable)
+                assert isinstance(error_from_rpc(failure), RetryableError)
+    assert codes <= {grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE}
 
 
 async def test_health_needs_no_credentials() -> None:

@@ -31,6 +31,7 @@ from twinkle_client.stack import (
 )
 from twinkle_client.stack.processes import start_mark
 from twinkle_client.stack.sections import problems_of
+from twinkle_client.stack.spawning import with_port
 
 runner = CliRunner()
 
@@ -105,6 +106,13 @@ def test_unusable_address_is_refused_before_the_start(field: str, tmp_path: Path
             options = replace(StackOptions(state_dir=tmp_path), **{field: address})
             with pytest.raises(StackError):
                 start_stack(options, report=_fail_on_report)
+
+
+def test_chosen_port_is_not_one_of_outgoing_connections() -> None:
+    """A port that is fixed before its process listens cannot be taken by an outgoing connection meanwhile."""
+    ports = {int(with_port('127.0.0.1:0').rpartition(':')[2]) for _ in range(20)}
+    assert len(ports) > 10
+    assert max(ports) < 32_000
 
 
 def test_start_with_too_little_free_space_is_refused(tmp_path: Path) -> None:

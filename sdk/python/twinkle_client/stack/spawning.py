@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import random
 import shutil
 import signal
 import socket
@@ -25,6 +26,10 @@ _MESH_SHUTDOWN_SECONDS = 15
 """Time after which torchrun kills processes of a mesh that do not exit; less than `STOP_GRACE_SECONDS`."""
 STOP_GRACE_SECONDS = 20.0
 """Time after which a service that does not exit is killed."""
+_STABLE_PORTS = range(20_000, 32_000)
+"""Ports below those that systems give to outgoing connections, so that a chosen port stays free until its process
+listens."""
+_PORT_ATTEMPTS = 16
 START_LIMIT_SECONDS = 600.0
 """Time limit for the start of a service, which may load a model from a slow disk."""
 
@@ -247,15 +252,19 @@ def with_port(listen: str) -> str:
     if not (host and port.isdigit() and int(port) < 1 << 16):
         raise StackError(f'invalid listen address {listen!r}; use host:port, with port 0 for a free port')
     family = socket.AF_INET6 if ':' in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host.strip('[]'), int(port)))
-            # With SO_REUSEADDR, only `listen` detects another listener on the port.
-            probe.listen()
-        except OSError as error:
-            raise StackError(f'cannot listen on {listen}: {error.strerror or error}') from None
-        return f'{host}:{probe.getsockname()[1]}'
+    candidates = [int(port)] if int(port) else [*random.sample(_STABLE_PORTS, _PORT_ATTEMPTS), 0]
+    problem = ''
+    for candidate in candidates:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host.strip('[]'), candidate))
+                # With SO_REUSEADDR, only `listen` detects another listener on the port.
+                probe.listen()
+                return f'{host}:{probe.getsockname()[1]}'
+            except OSError as error:
+                problem = error.strerror or str(error)
+    raise StackError(f'cannot listen on {listen}: {problem}')
 
 
 def write_private(path: Path, text: str) -> None:
