@@ -1,3 +1,3 @@
-"""The services of Twinkle. They meet over the wire and never import each other; `services.kit` is shared."""
+"""The services of Twinkle. They communicate over gRPC and never import each other; all of them use `services.kit`."""
 
 __all__: list[str] = []

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from services.kit.errors import BytesFull
 
 _SMALL_BYTES = 1 << 16
-"""Maximum size of small requests, which overtake larger ones: polls and heartbeats continue while large bodies wait."""
+"""Maximum size of a small request. Small requests overtake larger ones, so that polls and heartbeats continue while
+large bodies wait."""
 _RESERVED_FRACTION = 16
 """Each limit is divided by this number, and the result is reserved for small requests."""
 
@@ -36,7 +37,7 @@ class ByteGate:
         """Create an empty gate.
 
         Args:
-            tenant_bytes: Limit per tenant, reduced to 15/32 of `total_bytes` if it is larger.
+            tenant_bytes: Limit per tenant, at most half of the bytes that are not reserved for small requests.
             total_bytes: Limit of all tenants together.
             wait_seconds: Time that a request waits for free bytes before it is refused; None for no limit.
         """
@@ -53,7 +54,7 @@ class ByteGate:
 
     @property
     def largest_bytes(self) -> int:
-        """Maximum number of bytes counted for one request. A larger one excludes other large requests of its tenant."""
+        """Maximum number of bytes counted for one request. Such a request excludes other large ones of its tenant."""
         return self._tenant_bytes * (_RESERVED_FRACTION - 1) // _RESERVED_FRACTION
 
     def hold(self, tenant_id: str) -> 'Hold':

@@ -1,7 +1,8 @@
 """Certificates for development: a private certificate authority, and the certificates that it signs for each service.
 
-`python -m services.kit.certificates DIR --service gateway` creates missing certificates in a folder and lists all of
-them as JSON; `twinkle certs` prints them as text. Production deployments use their own authority.
+`python -m services.kit.certificates DIR --service gateway` creates missing certificates in a folder and lists those of
+the authority and the named services as JSON; `twinkle certs` prints them as text. Production deployments use their own
+authority.
 """
 
 import argparse
@@ -24,11 +25,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from services.kit.tls import names_in
 
 AUTHORITY = 'ca'
-"""Name of the authority's files."""
+"""Name of the authority's certificate and key files, without suffix."""
 AUTHORITY_TIME = timedelta(days=3650)
 """Validity of a new authority."""
 SERVICE_TIME = timedelta(days=365)
-"""Validity of a new certificate of a service, which ends no later than the authority's."""
+"""Validity of a new service certificate, unless the authority expires earlier."""
 _LOOPBACK = ('localhost', '127.0.0.1', '::1')
 _CLOCK_SKEW = timedelta(hours=1)
 """New certificates are backdated by this duration, so that machines with slow clocks accept them."""
@@ -43,7 +44,7 @@ class IssuedCertificate:
     """DNS names, addresses and URIs of the certificate."""
     expire_time: datetime
     is_new: bool
-    """Whether this run created it."""
+    """Whether this call created the certificate."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def make_certificates(
         now: Time from which the validity is counted; None for the current time.
 
     Returns:
-        All certificates, the authority's first.
+        The certificate of the authority, followed by those of `services`, in order.
 
     Raises:
         ValueError: A certificate is damaged or lacks a host, or the authority has expired or its key is missing.
@@ -195,7 +196,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Create the certificates that the command line names, and print all of them.
+    """Create missing certificates, and print those of the authority and the requested services as JSON.
 
     Raises:
         SystemExit: The certificates cannot be created; the message gives the reason.

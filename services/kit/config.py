@@ -105,7 +105,7 @@ class ServiceConfig(BaseModel):
 
 _Config = TypeVar('_Config', bound=ServiceConfig)
 _NOT_FIELDS = frozenset({'TWINKLE_MODEL_ID_ALIASES'})
-"""Variables of the component library that share a prefix with the fields of a service."""
+"""Environment variables of the component library that begin like the fields of a service but are not fields."""
 
 
 def keep_files_private() -> None:

@@ -10,7 +10,7 @@ RESERVE_BYTES = 64 << 20
 
 
 def check_free_space(folder: Path, size_bytes: int) -> None:
-    """Check that the disk of a folder, which need not exist, has enough space for new data.
+    """Check that the disk of a folder has enough space for new data. The folder need not exist yet.
 
     Raises:
         DiskFull: The disk would have less than `RESERVE_BYTES` of free space afterwards.

@@ -79,7 +79,7 @@ REPLACEMENT_FAILPOINTS = (
 
 
 class Failpoints:
-    """Counts how often each armed failpoint is reached."""
+    """Counts how often each armed failpoint is reached, and kills the process at the armed count."""
 
     def __init__(self, armed: Mapping[str, int], *, death: signal.Signals = signal.SIGKILL) -> None:
         """Arm failpoints: the process sends itself `death` when a failpoint is reached as often as `armed` states.

@@ -53,7 +53,7 @@ def parse_page(page_size: int, page_token: str, *, query: str, key_types: tuple[
 
 
 def page_token_after(after: SortKey | None, *, query: str) -> str:
-    """Return the token of the page after the sort key `after`; empty without a next page."""
+    """Return the token of the page that begins after the sort key `after`; empty if `after` is not set."""
     if after is None:
         return ''
     return base64.urlsafe_b64encode(json.dumps([_digest(query), after]).encode()).decode('ascii')

@@ -25,7 +25,7 @@ class Retry:
         self._pause = pause
 
     async def call(self, call: Callable[[], Awaitable[Result]]) -> Result:
-        """Return the result of `call`, repeated while it raises transient errors.
+        """Call `call` until it raises no transient error, and return its result.
 
         Raises:
             DomainError: A permanent error.

@@ -2,7 +2,7 @@
 
 SQLite checks neither the values of rows nor whether its write-ahead log is complete: a changed value is returned as if
 it had been stored, and everything after a damaged frame of the log is dropped as if it had never been committed.
-Therefore triggers store a digest of each row, its seal, in the table `row_seals`. It also contains a count of
+Therefore triggers store a digest of each row, its seal, in the table `row_seals`. The table also contains the number of
 transactions, which is copied to a small file, the mark. A database whose count is below its mark lost transactions.
 
 The mark is written after each commit and before the commit is acknowledged, but it is synced only occasionally. If
@@ -113,12 +113,12 @@ def _mark_of(digits: bytes) -> bytes:
 def prepare(connection: DatabaseConnection) -> None:
     """Prepare a new connection for writing to a sealed database."""
     connection.create_function('row_seal', -1, _row_seal, deterministic=True)
-    # Rows that REPLACE deletes lose their seals only if their triggers run.
+    # Without this setting, a REPLACE deletes rows without running the triggers that remove seals.
     _run(connection, 'PRAGMA recursive_triggers=ON')
 
 
 def install(connection: DatabaseConnection) -> None:
-    """Seal all rows and create the triggers, unless the database has them. Run this within a transaction."""
+    """Seal all rows and create the triggers, unless the triggers exist. Run this within a transaction."""
     if _run(connection, "SELECT 1 FROM sqlite_master WHERE type = 'trigger' AND name LIKE 'seal\\_%' ESCAPE '\\'"):
         return
     _run(connection, _CREATE)
@@ -150,14 +150,14 @@ def seal_again(connection: DatabaseConnection, tables: Iterable[str]) -> None:
 
 
 def forget(connection: DatabaseConnection, tables: Iterable[str], first_key: int) -> None:
-    """Remove the seals of all rows whose primary key begins with `first_key`, even if the rows no longer exist."""
+    """Remove the seals of all rows, even deleted ones, whose first primary key column has the value `first_key`."""
     for table in tables:
         statement = f"DELETE FROM {_SEALS} WHERE name = '{table}' AND (key = '{first_key}' OR key GLOB '{first_key},*')"  # noqa: S608
         _run(connection, statement)
 
 
 def remove(connection: DatabaseConnection) -> None:
-    """Drop the triggers before the schema changes. `install` seals all rows again."""
+    """Drop the triggers, so that the schema can be changed. Afterwards, `install` seals all rows again."""
     statement = "SELECT name FROM sqlite_master WHERE type = 'trigger' AND name LIKE 'seal\\_%' ESCAPE '\\'"
     for (name,) in _run(connection, statement):
         _run(connection, f'DROP TRIGGER "{name}"')
@@ -234,7 +234,7 @@ def refuse(rows: Sequence[DamagedRow], path: Path) -> NoReturn:
 def named_damage(path: str, *, wrapper: type[Exception] = sqlite3.Error) -> Iterator[None]:
     """Convert errors of a damaged database to DatabaseDamaged, which names the file.
 
-    The error in the attribute `orig` of a `wrapper` is converted, too.
+    Exceptions of the class `wrapper` contain the error of SQLite as their attribute `orig` and are converted, too.
 
     Raises:
         DatabaseDamaged: The file is damaged.

@@ -48,7 +48,7 @@ class TlsConfig(CertificateConfig):
     """PEM file with the authorities of this deployment's services. If set, other services are called over TLS, and
     their certificates must be signed by one of these authorities."""
     trusted_peers: tuple[str, ...] | None = None
-    """Names of callers, as URIs or DNS names of their certificates. Unset: `twinkle://<service>` for each service that
+    """URIs or DNS names in the certificates of trusted callers. Unset: `twinkle://<service>` for each service that
     calls this one. Empty: no client certificates are required."""
     server_names: Mapping[str, str] = {}
     """Expected DNS names in the certificates of other services, such as `{sampler: sampler.internal}`. Default: the

@@ -1,4 +1,4 @@
-"""The folder of one upload: a header, and the bytes received so far, whose number is the committed offset."""
+"""The folder of one upload: a header, and a file with the received bytes, whose size is the committed offset."""
 
 import os
 import shutil
@@ -127,13 +127,16 @@ def modified(path: Path) -> float:
 
 
 def remove_leftover(path: Path) -> None:
-    """Remove a file of an earlier layout, or an empty folder; other paths remain."""
+    """Remove a file or an empty folder of an earlier layout. A folder with content remains."""
     with suppress(OSError):
         path.rmdir() if path.is_dir() else path.unlink()
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove an upload, as far as the disk permits it: first the header, without which the upload does not exist."""
+    """Remove an upload, and the tenant's folder if it is then empty. Errors of the disk are ignored.
+
+    The header is removed first, because without a header the upload does not exist.
+    """
     with suppress(OSError):
         (folder / _HEADER_FILE).unlink()
     shutil.rmtree(folder, ignore_errors=True)

@@ -70,7 +70,7 @@ class UploadRules:
     """If True, later streams must repeat the first header, and its size counts for the quota as long as the upload
     exists. If False, each stream announces the size again, and only stored bytes count while no stream is open."""
     chunk_field: str = 'chunk.data'
-    """Field path of a chunk that exceeds the announced size."""
+    """Field path in the error about a chunk that exceeds the announced size."""
 
 
 class UploadStore:
@@ -87,7 +87,7 @@ class UploadStore:
         """Held while uploads are counted, created or removed, so that concurrent calls cannot exceed a quota."""
 
     async def open(self, tenant_id: str, header: UploadHeader) -> 'Upload':
-        """Create an upload or continue an existing one; an upload that lost bytes starts at byte 0 again.
+        """Create an upload or continue an existing one. An upload with lost or changed bytes starts at byte 0 again.
 
         Raises:
             InUse: Another stream sends this upload.
@@ -133,7 +133,10 @@ class UploadStore:
         return await run_in_store_thread(self._counted_bytes_below, self._root / _hash_of(tenant_id))
 
     async def discard_expired(self) -> None:
-        """Remove the expired uploads of all tenants, unless the disk cannot be used. An open upload does not expire."""
+        """Remove the expired uploads of all tenants, and files of earlier layouts. An open upload does not expire.
+
+        If the disk cannot be used, do nothing.
+        """
         with suppress(StoreUnavailable):
             await run_in_store_thread(self._discard_expired)
 

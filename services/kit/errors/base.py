@@ -38,7 +38,7 @@ class DomainError(Exception):
     def disposition(self) -> Disposition:
         """Assumption that the caller may make about the request.
 
-        A value set on this error takes precedence over that of its class, and that of its class over that of its code.
+        A value that was set on this error takes precedence. Otherwise the class determines it, or else the status code.
         """
         return self._disposition or disposition_by_code(self.code, has_retry_time=self.retry_after is not None)
 
@@ -66,7 +66,7 @@ def _camel(name: str) -> str:
 def domain_error(
     reason: str, message: str = '', *, disposition: Disposition | None = None
 ) -> Callable[[type[_Error]], type[_Error]]:
-    """Declare a domain error: a dataclass with a message and metadata that can be pickled.
+    """Declare a domain error: a dataclass that has a message and metadata, and that can be pickled.
 
     Args:
         reason: Name in `twinkle.api.error.v1.ErrorReason`, without the prefix.
@@ -84,7 +84,7 @@ def domain_error(
 
 
 class InvalidArgument(DomainError):
-    """The request is invalid in any state."""
+    """The request is invalid, independent of the service's state."""
 
     code = Code.INVALID_ARGUMENT
 

@@ -28,19 +28,22 @@ class Disposition(StrEnum):
     """Assumption that a caller may make about a failed request; see `twinkle.api.error.v1.Disposition`."""
 
     REFUSED = 'REFUSED'
-    """Nothing changed. The same request fails again until other state changes. An operation's number is free again."""
+    """Nothing changed, and an operation's sequence number can be used again. The same request fails again, unless
+    something else changes first."""
     RETRYABLE = 'RETRYABLE'
-    """Nothing changed. The same request may succeed later. An operation's sequence number is free again."""
+    """Nothing changed, and an operation's sequence number can be used again. The same request may succeed later."""
     FAILED = 'FAILED'
-    """The request was run and failed. An operation's number is used up; repeating the operation returns this error."""
+    """The request ran and failed. The sequence number of an operation was used, so repeating the operation returns the
+    same error."""
     INTERRUPTED = 'INTERRUPTED'
-    """The request may have taken effect. Repeating it, with the same number or request id, may succeed."""
+    """The request may have taken effect. Repeating it with the same sequence number or request id has no second
+    effect, and may succeed."""
     UNKNOWN = 'UNKNOWN'
     """The request may have taken effect. Check the state before sending another request."""
 
     @property
     def frees_number(self) -> bool:
-        """Whether nothing changed, so that the number of a failed operation can be used again."""
+        """Whether nothing changed, so that the sequence number of a failed operation can be used again."""
         return self in {Disposition.REFUSED, Disposition.RETRYABLE}
 
     @property

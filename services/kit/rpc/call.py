@@ -16,7 +16,8 @@ from services.kit.ids import new_id
 from services.kit.rpc.message_elements import check_request_elements
 
 UNKNOWN_METHOD = '_OTHER'
-"""Label of all methods that the server does not have. Otherwise, callers without credentials could create labels."""
+"""Label of all methods that the server does not have. Using their names as labels would let callers without credentials
+create any number of labels."""
 Decoder = Callable[[bytes], Any]
 """Parses the bytes of a request; raises DecodeError for invalid bytes."""
 
@@ -86,11 +87,13 @@ class Call:
     async def received(self, message: Any) -> Any:
         """Return the parsed request, or a stream of parsed requests, after checking the sizes.
 
-        Bytes are parsed here, because grpc would send its internal error message to the caller. The returned stream
-        also authenticates the caller again and counts the bytes of each message, and raises the errors of both.
+        Requests are parsed here and not by grpc, which would send its internal error message to the caller. For each
+        message, the returned stream also authenticates the caller again and counts the bytes. It raises all errors
+        during iteration.
 
         Raises:
-            MessageTooLarge, InvalidField: Immediately for a single message, during iteration for a stream.
+            MessageTooLarge: The message is larger than the limit.
+            InvalidField: The message cannot be parsed or has too many elements.
         """
         if hasattr(message, '__aiter__'):
             return self._received_stream(message)

@@ -1,4 +1,4 @@
-"""Channels between services. Calls carry the caller's identity and the trace, and are retried depending on the method.
+"""Channels between services. Each call sends the caller's identity and the trace. The method determines its retries.
 
 Channels for forwarded calls add no metadata and never retry.
 """
@@ -54,7 +54,7 @@ def open_channel(
 ) -> grpc.aio.Channel:
     """Open a channel to another service of this deployment.
 
-    Every call carries the internal token, the current trace, request id and caller (`current_caller` or `acting_for`),
+    Each call sends the internal token and the current trace, request id and caller (`current_caller` or `acting_for`),
     and records a client span.
 
     Args:

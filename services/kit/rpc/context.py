@@ -45,7 +45,7 @@ def set_request_id(request_id: str) -> None:
 
 @contextmanager
 def acting_for(caller: Caller) -> Iterator[None]:
-    """Make calls to other services in this block on behalf of `caller`; used outside a served call."""
+    """Set the caller on whose behalf this block calls other services; used outside a served call."""
     token = _caller.set(caller)
     try:
         yield

@@ -123,7 +123,7 @@ async def _write_all(responses: Any, context: grpc.aio.ServicerContext[Any, Any]
 
 
 async def _write(response: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    """Write a response. If the client has left, cancel the call, as grpc does shortly after the failed write.
+    """Write a response. If the client has disconnected, cancel the call, as grpc does shortly after the failed write.
 
     Raises:
         CancelledError: The connection is closed, or the server has stopped.

@@ -1,7 +1,8 @@
-"""The layers around every call; `server_layers` lists them, outermost first.
+"""The interceptor layers of a server, each a context manager around the handler of a call.
 
-The order matters and is tested: the outer layers map, log, count and trace the refusals of the inner ones (credentials,
-sizes, deadlines). A call without valid credentials is only counted, and logged at debug level.
+`server_layers` returns the layers, outermost first. The inner layers refuse calls, for example because of credentials,
+size or deadline. The outer layers convert these refusals to statuses, and log, count and trace them. A call without
+valid credentials is counted, but not traced, and its log line has level debug.
 """
 
 from __future__ import annotations

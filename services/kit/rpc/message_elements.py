@@ -42,7 +42,7 @@ async def check_request_elements(message: bytes, method: str) -> None:
 def check_elements(
     message: bytes, message_type: Descriptor, field: str = 'request', *, limit: int = MAX_ELEMENTS
 ) -> None:
-    """Check the number of elements of a serialized message. Damaged bytes pass, because the parser refuses them.
+    """Check the number of elements of a serialized message. Damaged bytes raise no error here; the parser refuses them.
 
     Raises:
         InvalidField: The message has too many elements; the error names `field`.

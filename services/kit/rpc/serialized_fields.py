@@ -25,7 +25,7 @@ def peek_text(data: bytes, *path: int) -> str:
         path: Field numbers from the outermost message to the text; at least one.
 
     Returns:
-        The text; empty if the field is missing. If the field occurs repeatedly, the last text, as for parsers.
+        The text; empty if the field is missing. If the field occurs several times, the last text is returned.
 
     Raises:
         UnreadableMessageError: The message cannot be read.

@@ -39,7 +39,8 @@ from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
 _log = structlog.get_logger('server')
 
 _TRANSPORT_FACTOR = 4
-"""The transport accepts messages up to this multiple of the limit, so that the error can report their size."""
+"""The transport accepts messages up to this multiple of the limit, so that the service can report the size of a message
+that it refuses."""
 _MAX_CONCURRENT_CALLS = 4096
 _MAX_DESCRIPTORS = 1 << 20
 

@@ -31,7 +31,7 @@ _FACT_BYTES = 300
 
 @error_class()
 class ForwardedError(DomainError):
-    """An error that another service returned, with that service's facts."""
+    """An error that another service returned, with the metadata that the service sent."""
 
     code: Code  # type: ignore[misc]
     reason: str  # type: ignore[misc]
@@ -59,7 +59,7 @@ class ForwardedError(DomainError):
 
 
 def status_from_error(error: DomainError) -> status_pb2.Status:
-    """Return the status of `error`: always `ErrorInfo`, then at most one of each other detail.
+    """Return the status of `error`. Its details are an `ErrorInfo`, followed by the other details that apply.
 
     Long texts are truncated, because callers control the length of some of them.
     """

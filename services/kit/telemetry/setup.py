@@ -22,7 +22,7 @@ class LogStream:
     """Text stream for log lines. Lines that cannot be written are dropped.
 
     A log file is usually on the same disk as the state. If the disk is full, a log call must neither fail the operation
-    that it describes nor end its thread.
+    that it describes nor end the calling thread.
     """
 
     def __init__(self, stream: TextIO) -> None:

@@ -34,7 +34,7 @@ _Key = tuple[str, str]
 
 
 class Deltas:
-    """Encodes deltas and caches the most recent ones.
+    """Encodes deltas and caches the most recently used ones.
 
     Concurrency: tasks that need the same delta share one encoding.
     """

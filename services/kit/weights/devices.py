@@ -30,16 +30,16 @@ _Result = TypeVar('_Result')
 
 
 class DevicesConfig(BaseModel):
-    """Settings of the transports that send large states outside of gRPC, between services that both name them."""
+    """Settings of the transports that replace gRPC for large states. Both services must name the transport."""
 
     model_config = ConfigDict(frozen=True, extra='forbid')
 
     names: tuple[Literal['gloo', 'nccl', 'nixl', 'cuda_ipc'], ...] = ()
     """Transports that this service uses; as a sender, in order of preference. Empty: gRPC sends all bytes."""
     host: str = '127.0.0.1'
-    """Name or address of this machine that the other service reaches. The default only reaches the same machine."""
+    """Name or address under which other services reach this machine. The default works only on the same machine."""
     min_bytes: int = Field(default=64 << 20, ge=1)
-    """Size in bytes from which states are sent over a device transport, because connecting takes time."""
+    """Minimum size in bytes of states that are sent over a device transport, because connecting takes time."""
     timeout_seconds: float = Field(default=10.0, gt=0)
     """Maximum time in seconds to wait for the other service, after which bytes are sent over gRPC."""
     is_unencrypted_allowed: bool = False
@@ -84,7 +84,7 @@ class Devices:
         return OutgoingState(transport, transfer, self._threads)
 
     async def receive(self, transfer: DeviceTransfer, size_bytes: int) -> memoryview:
-        """Return the received bytes of a state. They are not verified.
+        """Receive the bytes of a state and return them without verification.
 
         Raises:
             TransferFailed: The bytes could not be received.
@@ -172,7 +172,7 @@ async def _step(
     *args: _Arguments.args,
     **kwargs: _Arguments.kwargs,
 ) -> _Result:
-    """Run a step of a transfer in a thread. Cancellation aborts the step, and is raised once it has returned."""
+    """Run a step of a transfer in a thread. Cancellation aborts the step, and is raised once the step has returned."""
     task = asyncio.ensure_future(threads.run(function, *args, **kwargs))
     try:
         return await asyncio.shield(task)

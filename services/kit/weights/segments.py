@@ -230,7 +230,7 @@ class Segments:
         return _PERSISTENT_PREFIX + persistent_name
 
     def _read_host_id(self) -> str:
-        """Return the folder's id; the first process writes it."""
+        """Return the folder's id, after writing a new one if the folder has none."""
         mine = f'new-{os.urandom(8).hex()}'
         file = os.open(mine, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN, 0o600, dir_fd=self._directory)
         try:

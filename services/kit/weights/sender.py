@@ -27,7 +27,7 @@ class ReceiverOptions:
     resume_offset: int = 0
     """Number of encoded bytes that the receiver has; 0 for none."""
     resume_digest: str = ''
-    """Digest of the encoded bytes that the receiver has received in part; empty for the digest of the state."""
+    """Digest of the complete encoded bytes whose beginning the receiver has; empty if it is the digest of the state."""
 
 
 @dataclass(frozen=True)

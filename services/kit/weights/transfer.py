@@ -22,7 +22,7 @@ class FrameKind(enum.Enum):
 
 
 class Transfer:
-    """State of a transfer, updated before each frame is used."""
+    """Checks the order of the frames of one transfer; call `accept` before using a frame."""
 
     def __init__(self) -> None:
         self._is_begun = False

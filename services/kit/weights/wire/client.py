@@ -59,8 +59,8 @@ class WeightClient:
         Args:
             channel: Channel of `open_channel` to the checkpoint service or a relaying sampler. The caller closes it.
             attempts: Number of attempts after which a transfer fails. Progress of a fetch restarts the count.
-            segments: Shared memory, used while the other end can open it. None: bytes are sent.
-            devices: Device transports for received states, used until one fails. None: bytes are received.
+            segments: Shared memory, used while the other end can open it. None: bytes are sent over gRPC.
+            devices: Device transports for received states, used until one fails. None: bytes arrive over gRPC.
         """
         self._stub = WeightStreamStub(channel)
         self._attempts = attempts
@@ -120,12 +120,12 @@ class WeightClient:
         """Yield the adapter's newest version and every later one, across restarts of the service.
 
         A slow consumer skips versions. Close the generator with `contextlib.aclosing` to end the stream. The generator
-        references the last state as the base of deltas.
+        keeps the last state in memory as the base of deltas.
 
         Args:
             adapter_id: Adapter to follow.
             held_version: Version that the caller has; only later ones are yielded.
-            held: State of `held_version`, so that the next version can be sent as a delta. None: it is sent whole.
+            held: State of `held_version`, as the base of a delta. None: the next version is sent whole.
             is_retried: Whether to reconnect after the stream finishes or breaks. If False, the generator finishes
                 instead, unless the accepted encodings have changed.
             patience: Maximum time between two messages, until the newest version is received and during later

@@ -1,7 +1,7 @@
 """Conversion of frames between messages and the values of `services.kit.weights`.
 
-`codec` encodes and decodes chunks. The check of a header's encoding is here. The checkpoint service adds the checks of
-published headers.
+`codec` encodes and decodes chunks. This module checks the encoding of a header; the checkpoint service checks the other
+fields of published headers.
 """
 
 from collections.abc import Iterable
@@ -42,7 +42,7 @@ _TRANSPORTS_BY_NUMBER = {number: name for name, number in _TRANSPORTS.items()}
 
 
 def frame_to_subscribed(frame: Frame) -> StateChunk | wire.SubscribeResponse:
-    """Return the response that carries a header or commit to a subscriber. Chunks are returned unchanged."""
+    """Return the response with a header or commit for a subscriber. A chunk is returned unchanged."""
     if isinstance(frame, StateChunk):
         return frame
     message = wire.SubscribeResponse()
@@ -51,7 +51,7 @@ def frame_to_subscribed(frame: Frame) -> StateChunk | wire.SubscribeResponse:
 
 
 def frame_to_fetched(frame: Frame) -> StateChunk | wire.FetchResponse:
-    """Return the response that carries a header or commit to a fetch. Chunks are returned unchanged."""
+    """Return the response with a header or commit for a fetch. A chunk is returned unchanged."""
     if isinstance(frame, StateChunk):
         return frame
     message = wire.FetchResponse()
@@ -98,7 +98,7 @@ def _fill_header(message: weights_pb2.FrameHeader, header: Header) -> None:
 def frame_of(
     message: StateChunk | wire.PublishRequest | wire.SubscribeResponse | wire.FetchResponse,
 ) -> StateChunk | weights_pb2.FrameHeader | Commit:
-    """Return the frame of a message; a header is returned as its message.
+    """Return the frame of a message; a header is returned without conversion.
 
     Raises:
         InvalidField: The message has no frame.

@@ -77,7 +77,7 @@ def _tensors_of(layout: Layout) -> bytes:
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def _cached_manifest(data: bytes, field: str) -> WeightManifest:
-    """Return the cached manifest of a message without a digest.
+    """Return the manifest of a message without a digest; the result is cached.
 
     Raises:
         InvalidField, InvalidManifest: The manifest is inconsistent.
