@@ -12,7 +12,7 @@ from services.kit.errors import InvalidField
 
 @dataclass(frozen=True)
 class CheckpointEvent:
-    """A change of a checkpoint, or the end of the snapshot, which has no `key`."""
+    """A checkpoint of the snapshot or a later change; an event without `key` marks the end of the snapshot."""
 
     resume_token: str
     """Token with which a later call resumes after this event; empty for a damaged checkpoint."""
@@ -40,7 +40,7 @@ class CheckpointWatch:
         """Yield all checkpoints, an event that marks the end of the snapshot, and then every change.
 
         Args:
-            caller: A service.
+            caller: Caller, which must be a service of this deployment.
             resume_token: Token of the last event received, to receive only later changes; empty for a new snapshot.
 
         Raises:

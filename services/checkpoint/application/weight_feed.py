@@ -77,7 +77,7 @@ class FetchRequest:
 
 
 class WeightFeed:
-    """Sends committed states as frames. A reader uses the memory of one chunk; a slow one skips replaced versions."""
+    """Sends committed states as frames. Each reader takes the memory of one chunk. A slow subscriber skips versions."""
 
     def __init__(self, registry: Registry, sender: Sender) -> None:
         self._registry = registry

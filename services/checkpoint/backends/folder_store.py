@@ -1,8 +1,8 @@
 """The durable store: a standard PEFT folder for each state, below one root.
 
-The slot `states/<tenant>/<adapter>/{versions/<number>|weights/<name>}/` contains `record.json` and a folder with
-the state, whose name is the record's `generation`. A folder that no record names was left by a crash before its commit.
-`load` removes it.
+Each state has a slot, the folder `states/<tenant>/<adapter>/{versions/<number>|weights/<name>}/`. The slot contains
+`record.json` and a folder with the files of the state; the record's `generation` is the name of that folder. A folder
+that no record names is the result of a crash before the commit, and `load` removes it. The mark
 `states/<tenant>/<adapter>/newest.json` exists once the adapter's newest version was deleted.
 """
 
@@ -102,7 +102,7 @@ class FolderStore:
         await self._threads.run(self._delete, _slot(key))
 
     def _names(self) -> dict[str, set[str]]:
-        """Remove unfinished uploads and return the children of each slot; a newest-version mark has no children."""
+        """Remove unfinished uploads, and return the children of each slot. A mark counts as a slot without children."""
         self._disk.remove_unfinished_uploads(_ROOT)
         slots: defaultdict[str, set[str]] = defaultdict(set)
         for name in self._disk.names(_ROOT):
@@ -112,7 +112,10 @@ class FolderStore:
         return slots
 
     def _load_slot(self, slot: str, names: Iterable[str]) -> Record | NewestMark | DamagedState | None:
-        """Return a slot's record, and remove folders of the slot that the record does not name."""
+        """Load the record or mark of a slot, and remove the files that the record does not name.
+
+        The result is None if the slot has no complete state, or if its mark or its name is damaged.
+        """
         if slot.endswith(f'/{_MARK}'):
             return self._load_mark(slot)
         if RECORD_FILE not in names:
@@ -145,7 +148,7 @@ class FolderStore:
         return DamagedState(key)
 
     def _damage(self, key: _Key, problem: object) -> CheckpointDamaged:
-        """Return the error for a damaged state; its damage is logged only once."""
+        """Log the damage of a state, but only once, and return the error for it."""
         if key not in self._reported:
             self._reported.add(key)
             _log.error('stored state damaged', slot=_slot(key), problem=str(problem))

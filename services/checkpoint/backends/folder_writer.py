@@ -1,8 +1,8 @@
 """Writes one state into a PEFT folder as its chunks arrive, and commits it with its record.
 
 The weights are written to `adapter_model.safetensors`, or to `model.safetensors` for full-parameter weights, and the
-trainer's section to `trainer_state.safetensors`; neither is buffered in memory completely. The record beside the folder
-is written last and makes the state visible.
+trainer's section to `trainer_state.safetensors`. Neither section is collected in memory. The record
+beside the folder is written last and makes the state visible.
 """
 
 from contextlib import suppress

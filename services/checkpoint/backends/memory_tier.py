@@ -200,7 +200,7 @@ class MemoryTier:
                 entry.is_spilled = False
                 await self._threads.run(self._cache.remove_record, entry.cached.name)
             except BaseException:
-                # The version is complete in memory. A spill that has ended in the meantime begins again.
+                # The version remains in memory. It is queued again, because a running spill may have stopped early.
                 entry.is_removed = False
                 if not entry.is_spilled:
                     self._to_spill.put_nowait(key)

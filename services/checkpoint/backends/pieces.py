@@ -1,6 +1,6 @@
 """Byte sources composed of pieces of files, such as a state or a tar archive.
 
-A state consists of the tensors' parts of one or two safetensors files. An archive consists of tar headers, files and
+A state consists of the tensor bytes of one or two safetensors files. An archive consists of tar headers, files and
 padding. Both can be read from any offset without creating them on disk.
 """
 
@@ -96,7 +96,7 @@ def tar_pieces(files: Sequence[tuple[str, int, Callable[[int], Piece]]]) -> list
     """Return the pieces of a tar archive. The same files always yield the same bytes.
 
     Args:
-        files: Name, size in bytes, and a function that returns the piece of that size.
+        files: Name and size in bytes of each file, and a function that returns the piece of a given size.
     """
     pieces: list[Piece] = []
     for name, size_bytes, piece_of in files:

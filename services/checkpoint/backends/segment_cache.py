@@ -81,7 +81,7 @@ class SegmentCache:
         return self._segments
 
     def load(self) -> list[CachedVersion]:
-        """Remove segments without a record, and return the versions."""
+        """Return the versions, after removing unreadable records and segments without a record."""
         found = [cached for path in sorted(self._folder.glob(f'*{_RECORD}')) for cached in self._read(path)]
         known = {cached.name for cached in found}
         for name in self._segments.persistent_names():

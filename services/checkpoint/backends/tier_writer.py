@@ -107,7 +107,7 @@ class TierWriter:
         await self._durable.discard()
 
     async def _reserve(self) -> bool:
-        """Reserve memory if the state may be stored there, that is, if it is a version without a trainer section."""
+        """Reserve memory if the state is a version without a trainer section; return whether it was reserved."""
         size_bytes = self._manifest.size_bytes
         may_be_cached = isinstance(self._key, VersionKey) and not self._manifest.is_trainer_included
         return may_be_cached and size_bytes > 0 and await self._tier.reserve(size_bytes)

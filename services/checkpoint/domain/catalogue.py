@@ -19,7 +19,7 @@ _DELETION_LIMIT = 10_000
 
 
 class Catalogue:
-    """Finds states by tenant; a state of another tenant is reported as missing, like one that does not exist."""
+    """Finds states by tenant. A state of another tenant is reported as missing, unless it is a public checkpoint."""
 
     def __init__(self, *, ring_capacity: int, pin_limit: int) -> None:
         """Create an empty catalogue.
@@ -38,7 +38,7 @@ class Catalogue:
         self.changes = ChangeLog(deletion_limit=_DELETION_LIMIT)
 
     def restore(self, stored: Iterable[Record | NewestMark | DamagedState]) -> list[AdapterVersion]:
-        """Add the content of a store, before any other call; return the versions in excess of `ring_capacity`."""
+        """Add the content of a store, and return the versions in excess of `ring_capacity`. Call this method first."""
         evicted: list[AdapterVersion] = []
         records: list[Record] = []
         for item in stored:

@@ -1,8 +1,8 @@
 """A log of changed checkpoints for the streams that follow them.
 
 The log stores only the last change of each checkpoint, so that its size does not depend on slow followers. A slow
-follower still receives the last state of every checkpoint. The number of deletions in the log is limited. A follower
-that has missed a dropped deletion must start again.
+follower still receives the last state of every checkpoint. The log contains only a limited number of deletions. A
+follower that missed a deletion which is no longer in the log must start again.
 """
 
 from collections.abc import Iterator

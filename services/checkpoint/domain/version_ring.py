@@ -84,12 +84,12 @@ class VersionRing:
         self._highest = max(self._highest, version)
 
     def mark_damaged(self, version: int) -> None:
-        """Record that a version exists whose record cannot be read."""
+        """Record that the version exists but its stored record cannot be read."""
         self._damaged.add(version)
         self.skip(version)
 
     def is_damaged(self, version: int) -> bool:
-        """Return whether a version exists whose record cannot be read."""
+        """Return whether the version exists but its stored record cannot be read."""
         return version in self._damaged
 
     def pinned(self, version: int, *, is_pinned: bool) -> AdapterVersion:
@@ -117,7 +117,7 @@ class VersionRing:
         if found.is_pinned:
             raise InUse('version', str(found.version), 'its pin')
         if found == self.newest:
-            raise InUse('version', str(found.version), 'samplers, as the newest')
+            raise InUse('version', str(found.version), 'samplers, because it is the newest')
         return found
 
     def remove(self, version: int) -> None:
