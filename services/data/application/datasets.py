@@ -204,6 +204,7 @@ class Datasets:
         Raises:
             ScopeMissing: The API key lacks the scope `data`.
             DatasetNotFound: The tenant has no such dataset.
+            StoredDataDamaged: The dataset is damaged, and so is the record of its owner.
             InUse: A loader is open for the dataset.
             QueueFull: Too many requests of the tenant are waiting.
         """

@@ -149,6 +149,7 @@ class Loaders:
 
         Raises:
             ScopeMissing: The API key lacks the scope `data`.
+            StoredDataDamaged: The stored loader is damaged.
         """
         require_scope(caller, 'data')
         loader = self._loaders.get(loader_id)

@@ -35,7 +35,7 @@ class Loader:
     shuffle_seed: int | None
     """Seed of the order of rows; None for the order of the dataset."""
     epoch_count: int
-    """Number of passes over the dataset; 0 for an unlimited number."""
+    """Number of epochs; 0 for an unlimited number."""
     is_last_partial_dropped: bool
     """Whether each epoch omits its last batch if the batch is not full."""
     request_id: str
