@@ -114,7 +114,7 @@ class FolderStore:
     def _load_slot(self, slot: str, names: Iterable[str]) -> Record | NewestMark | DamagedState | None:
         """Load the record or mark of a slot, and remove the files that the record does not name.
 
-        The result is None if the slot has no complete state, or if its mark or its name is damaged.
+        Returns None if the slot has no complete state, or if its mark or its name is damaged.
         """
         if slot.endswith(f'/{_MARK}'):
             return self._load_mark(slot)

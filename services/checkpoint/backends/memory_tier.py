@@ -51,7 +51,7 @@ class _Entry:
     cached: CachedVersion
     is_spilled: bool = False
     is_removed: bool = False
-    """Whether the version was or is being deleted or replaced; open readers can still read it."""
+    """Whether the version was or is being removed from memory; open readers can still read it."""
     reader_count: int = 0
     arrival_seconds: float = field(default_factory=lambda: asyncio.get_running_loop().time())
     """Time at which the version arrived, on the event loop's clock."""

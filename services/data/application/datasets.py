@@ -185,7 +185,8 @@ class Datasets:
             ScopeMissing: The API key lacks the scope `data`.
             DatasetNotFound: The tenant has no such dataset.
             InvalidField: The dataset is lazy, the format cannot represent its rows, or the offset exceeds the file.
-            QueueFull, BytesFull: Too many requests are waiting, or the datasets in preparation take too much memory.
+            QueueFull: Too many requests of the tenant are waiting.
+            QuotaExceeded, BytesFull: The rows take too much memory.
         """
         dataset_of(self._store, caller, dataset_id)
         async with self._locks.hold(caller.tenant_id):

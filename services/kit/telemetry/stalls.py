@@ -30,7 +30,7 @@ class _Times:
 
     wall: float
     others: float
-    """Processor time of the other threads of the process, and the time that this thread waited for a processor."""
+    """Processor time of the other threads of the process, plus the time that this thread waited for a processor."""
 
 
 class StallMeter:
