@@ -97,7 +97,7 @@ class KeyAdministration:
             overlap: Time for which the old key remains valid. Unset: one day.
 
         Returns:
-            The new key, its secret, which cannot be retrieved again, and the old key with its expiry.
+            The new key, its secret, and the old key with its expiry. The secret cannot be retrieved again.
 
         Raises:
             NotFoundError: The key does not exist.

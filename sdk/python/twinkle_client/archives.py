@@ -45,7 +45,7 @@ class ArchiveDownload:
         connection: Connection to the gateway.
         path: Path of the checkpoint.
         folder: Target folder; created if necessary.
-        report: Callback for the progress.
+        report: Callback with the number of received bytes and the total.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ async def _send(
     report: ReportBytes,
 ) -> checkpoint_pb2.Checkpoint:
     stub = CheckpointServiceStub(connection.channel)
-    # A query is a stream that carries only the header; the server responds with the offset that it expects.
+    # A query is a stream that contains only the header; the server responds with the offset that it expects.
     committed, is_query = 0, True
     with connection.backoff() as backoff:
         while True:

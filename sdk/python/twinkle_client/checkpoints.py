@@ -98,7 +98,7 @@ class CheckpointLibrary:
         user_metadata: Mapping[str, str] | None = None,
         report: ReportBytes = ignore_progress,
     ) -> checkpoint_pb2.Checkpoint:
-        """Upload an adapter saved by peft or another tool as a checkpoint of a new run.
+        """Upload an adapter that peft or another tool saved; it becomes a checkpoint of a new run.
 
         An interrupted upload, even of an earlier program, resumes when the call is repeated.
 
@@ -110,7 +110,8 @@ class CheckpointLibrary:
             report: Callback with the number of sent bytes and the total.
 
         Raises:
-            ValueError: The source is not a peft folder, or the server has several base models.
+            ValueError: The source is not a peft folder, or `base_model` is empty and the server does not have exactly
+                one trainable base model.
             UsageError: The server refused the adapter; the message states the reason.
         """
         adapter = AdapterUpload(
@@ -125,9 +126,9 @@ class CheckpointLibrary:
     async def push(
         self, path: str, target: str, *, token: str = '', is_private: bool = True
     ) -> export_service_pb2.Export:
-        """Start an export of a checkpoint to `hf://<owner>/<name>` or `file:///<folder>`, run by the server.
+        """Start an export of a checkpoint to `hf://<owner>/<name>` or `file:///<folder>`.
 
-        A repeated call returns the same export while it runs.
+        The server runs the export. A repeated call returns the same export until it has finished.
 
         Args:
             path: Path of the checkpoint.
@@ -196,5 +197,6 @@ class CheckpointLibrary:
         info = await self._connection.unary(self._server.GetServerInfo, server_service_pb2.GetServerInfoRequest())
         models = {model.base_model for item in info.services for model in item.base_models if model.is_trainable}
         if len(models) != 1:
-            raise ValueError(f'pass base_model; trainable on the server: {", ".join(sorted(models)) or "none"}')
+            known = ', '.join(sorted(models)) or 'none'
+            raise ValueError(f'base_model is empty; pass one of the base models that the server trains: {known}')
         return models.pop()

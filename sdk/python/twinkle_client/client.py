@@ -54,8 +54,8 @@ class TwinkleClient:
             session_heartbeat_interval: Time between heartbeats, at most the gateway's interval; a number is in
                 seconds. Unset: the gateway's interval.
             retry_timeout: Calls are retried for this long while the server is unavailable.
-            ca: PEM file of CA certificates that verify a server with TLS. Unset: the local stack's CA for that stack,
-                `TWINKLE_CA` for other servers, or the system's certificates.
+            ca: PEM file of CA certificates that verify a server with TLS. Unset: the local stack's CA if the address
+                or the key is read from that stack, otherwise `TWINKLE_CA`, or the system's certificates.
 
         Raises:
             ValueError: No address was given or found, the address is malformed, or `ca` cannot be used.
@@ -94,7 +94,7 @@ class TwinkleClient:
 
     @remote_method
     async def create_session(self, *, project_id: str = '') -> session_service_pb2.Session:
-        """Create the session and start its heartbeats; replaces an earlier session of this client.
+        """Create a session, which replaces an earlier one of this client, and start its heartbeats.
 
         Args:
             project_id: Project of the session. Empty: the project of the API key, if it has one.

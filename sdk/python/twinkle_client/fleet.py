@@ -58,10 +58,13 @@ class FleetAdministration:
 
     @remote_method
     async def end_lease(self, base_model: str) -> str:
-        """Park the full-parameter run that leases the trainer of a base model, and refuse its operations for a while.
+        """Park the full-parameter run that leases a model service, and refuse the run's operations for a while.
+
+        Args:
+            base_model: Base model of the model service.
 
         Returns:
-            Id of the run; empty if the trainer was not leased.
+            Id of the run; empty if there was no lease.
 
         Raises:
             NotFoundError: The base model is not served.
@@ -73,7 +76,8 @@ class FleetAdministration:
     async def take_over(self, base_model: str, trainer: str) -> int:
         """Move all runs of an ended trainer to another trainer of the base model, and return their number.
 
-        Make sure that the process of the ended trainer cannot continue. The call can be repeated.
+        Trainers are model services with the same base model. Make sure that the process of the ended trainer cannot
+        continue. The call can be repeated.
 
         Args:
             base_model: Base model of the trainers.

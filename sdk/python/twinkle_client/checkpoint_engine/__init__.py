@@ -1,4 +1,4 @@
-"""Synchronization of weights from the trainer to the samplers."""
+"""Synchronization of weights from the model service to the samplers."""
 
 from twinkle_client.checkpoint_engine.manager import CheckpointEngineManager, SyncedVersion
 

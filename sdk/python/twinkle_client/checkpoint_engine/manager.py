@@ -29,7 +29,7 @@ class CheckpointEngineManager:
     """Publishes an adapter's weights and loads them into the sampler.
 
     The server's samplers are shared, so their base weights are never replaced by merged weights. Instead, the adapter
-    is loaded as a version; base weights and version compute the same function as merged weights.
+    is loaded as a version. Together, the base weights and the version compute the same function as merged weights.
 
     Args:
         model: Model handle whose adapters are published.
@@ -66,7 +66,7 @@ class CheckpointEngineManager:
         Args:
             merge_and_sync: Has no effect, see the class; True writes a log line.
             adapter_name: Unset: the only adapter.
-            dtype: Element type of the published weights, such as 'bfloat16'. Unset: the trainer's type.
+            dtype: Element type of the published weights, such as 'bfloat16'. Unset: the type of the trained weights.
             wait: Maximum time to wait for the sampler.
 
         Raises:

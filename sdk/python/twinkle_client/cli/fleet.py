@@ -128,10 +128,10 @@ def drain(
 
 @app.command('end-lease')
 def end_lease(
-    model: Annotated[str, typer.Argument(help='Base model of the trainer.')],
+    model: Annotated[str, typer.Argument(help='Base model of the model service.')],
     state_dir: StateDirOption = None,
 ) -> None:
-    """Park the full-parameter run that leases the trainer of a base model, so that others can train."""
+    """Park the full-parameter run that leases a model service of a base model, so that other runs can train."""
     with open_client(state_dir) as client:
         run_id = FleetAdministration(client=client).end_lease(model)
     console.print(f'{run_id} is parked' if run_id else f'{model} is not leased', highlight=False)
@@ -140,10 +140,13 @@ def end_lease(
 @app.command('take-over')
 def take_over(
     trainer: Annotated[str, typer.Argument(help='Ended trainer, as named in `peer_trainers` of the model services.')],
-    model: Annotated[str, typer.Option('--model', help='Base model of the trainer.')],
+    model: Annotated[str, typer.Option('--model', help='Base model of the trainers.')],
     state_dir: StateDirOption = None,
 ) -> None:
-    """Move the runs of an ended trainer to another one. Its process must be stopped, or its machine turned off."""
+    """Move the runs of an ended trainer to another trainer of the same base model.
+
+    First stop the process of the ended trainer, or turn its machine off.
+    """
     with open_client(state_dir) as client, console.status(f'taking over the runs of {trainer}'):
         count = FleetAdministration(client=client).take_over(model, trainer)
     console.print(f'{count} runs of {trainer} were taken over', highlight=False)

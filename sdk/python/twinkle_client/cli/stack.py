@@ -66,7 +66,7 @@ class UpOptions:
     engine: Annotated[str, typer.Option('--engine', help='Sampler engine: auto, torch or vllm. Default: auto.')] = ''
     tls: Annotated[bool, typer.Option('--tls', help='Use TLS, with certificates created in the state folder.')] = False
     full_parameters: Annotated[
-        bool, typer.Option('--full-parameters', help='Allow full-parameter runs, which lease the trainer.')
+        bool, typer.Option('--full-parameters', help='Allow full-parameter runs, which lease the model service.')
     ] = False
     ray: Annotated[
         bool, typer.Option('--ray', help='Run the services on a Ray cluster, which shares the state folder.')
@@ -149,7 +149,7 @@ def status(state_dir: LocalStateDirOption = None) -> None:
         )
     console.print(table)
     for base_model in differently_patched(described.values()):
-        console.print(f'[red]{base_model}: trainer and samplers apply different patches[/red]')
+        console.print(f'[red]{base_model}: model services and samplers apply different patches[/red]')
     if not all(item is not None and item.is_reachable for item in map(described.get, _described_names(state))):
         raise typer.Exit(1)
 

@@ -59,7 +59,10 @@ def lora_config(config: Any) -> pb.LoraConfig:
 
 
 def _pattern(pattern: Mapping[str, _Value], field: str) -> dict[str, _Value]:
-    """Convert a pattern whose first matching name applies into a map whose longest matching name applies."""
+    """Convert a pattern of peft to a map of the contract.
+
+    In a pattern, the first matching name applies. In the map, the longest matching name applies.
+    """
     found = in_effect(pattern)
     if len(found) < len(pattern):
         hidden = next(name for name in pattern if name not in found)
@@ -74,7 +77,7 @@ def full_parameter_config(*, names: bool | Sequence[str]) -> pb.FullParameterCon
     """Return the selection of the base model's parameters to train, or None for no selection.
 
     Args:
-        names: Names to match against the parts of a parameter's path; True selects all parameters.
+        names: Names to match against the parts of a parameter's path. True selects all parameters, False none.
     """
     if isinstance(names, bool):
         return pb.FullParameterConfig() if names else None

@@ -24,7 +24,7 @@ _CLIENT_ONLY = frozenset(
 _MEDIA = (
     'pixel_values', 'image_grid_thw', 'pixel_values_videos', 'video_grid_thw', 'second_per_grid_ts', 'input_features'
 )  # fmt: skip
-"""Keys that a model reads and the contract does not support yet."""
+"""Keys that models read, but that the contract does not support yet."""
 
 
 def features_to_proto(
@@ -104,7 +104,10 @@ def _check_length(array: npt.NDArray[Any], length: int, field: str) -> None:
 
 
 def _per_label(value: Any, labels: npt.NDArray[Any], field: str) -> npt.NDArray[np.float32]:
-    """Expand `value` to one number per token, 0 where the label is ignored."""
+    """Expand a number or numbers per label to one number per token, 0 where the label is ignored.
+
+    Numbers per token are returned unchanged.
+    """
     positions = np.flatnonzero(labels != IGNORE_INDEX)
     numbers = np.asarray(_numbers(value), dtype=np.float32)
     if numbers.ndim == 1 and len(numbers) == len(labels):

@@ -55,7 +55,8 @@ def vector(value: Any, dtype: type[np.int32 | np.float32], *, field: str) -> npt
         field: Name of the value for error messages.
 
     Raises:
-        ValueError: The value is not one-dimensional or not numeric, or the conversion loses integer digits.
+        ValueError: The value is not one-dimensional or not numeric; or `dtype` is int32, and the value has floats or
+            an integer that is out of range.
     """
     return _numbers(value, dtype, dimensions=1, field=field)
 

@@ -115,6 +115,7 @@ class Dataset:
         Raises:
             ValueError: The format is unknown.
             UsageError: The format cannot represent the rows, or the dataset is lazy.
+            OSError: The file cannot be written, or a chunk was damaged during the transfer.
         """
         dataset_id = (await self._created()).dataset_id
         await save_dataset(self._connection, dataset_id, Path(output_path), file_format=format)
@@ -223,7 +224,7 @@ class Dataset:
 
     @remote_method
     async def check(self) -> list[str]:
-        """Find examples without labels to train on; return warnings about them."""
+        """Find examples without labels to train on; return all warnings of the dataset, including earlier ones."""
         return list((await self._apply(dataset_pb2.DatasetStep(check=dataset_pb2.CheckStep()))).warnings)
 
     @remote_method

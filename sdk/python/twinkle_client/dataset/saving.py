@@ -22,6 +22,7 @@ async def save_dataset(connection: Connection, dataset_id: str, path: Path, *, f
     Raises:
         ValueError: The format is unknown.
         Error: The server refused the export, or was unavailable for too long.
+        OSError: The file cannot be written, or a chunk was damaged during the transfer.
     """
     chosen = file_format or path.suffix.removeprefix('.').lower()
     if chosen not in _FORMATS:

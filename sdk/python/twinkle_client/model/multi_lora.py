@@ -31,7 +31,7 @@ _log = logging.getLogger('twinkle_client')
 class MultiLoraTransformersModel(
     ConfiguringVerbs, TrainingVerbs, CustomLossVerbs, SavingVerbs, ExportingVerbs, PlanningVerbs, WatchingVerbs
 ):
-    """A base model on the server, shared with other tenants, and this program's adapters of it."""
+    """A base model on the server, which other tenants share, and the adapters that this program trains on it."""
 
     @remote_method
     async def add_adapter_to_model(
@@ -52,8 +52,8 @@ class MultiLoraTransformersModel(
             config_or_dir: A `LoraConfig` of peft or of `twinkle`, or the `twinkle://` path of a checkpoint to start
                 from. Unset: a `LoraConfig` with default values.
             full_parameters: Train weights of the base model instead of an adapter: all (True) or the named ones. A
-                checkpoint to start from must be of a full-parameter run too. The run leases the replica exclusively
-                until it is removed or its session ends; see docs/training.md.
+                checkpoint to start from must be of a full-parameter run too. The run leases the model service
+                exclusively until the run is removed or its session ends; see docs/training.md.
             gradient_accumulation_steps: Number of batches whose gradients are summed before a step is applied.
             user_metadata: Labels in the catalogue.
 
@@ -64,7 +64,7 @@ class MultiLoraTransformersModel(
             ValueError: The configuration is not supported, or the name is taken.
             NotFoundError: The server has no such base model or checkpoint.
             QuotaError: The tenant has reached its maximum number of adapters.
-            StateError: The replica is leased to another full-parameter run, or the lease for this run is refused.
+            StateError: The model service is leased to another full-parameter run, or refuses the lease for this run.
         """
         self._check_name(adapter_name)
         is_path = isinstance(config_or_dir, str)

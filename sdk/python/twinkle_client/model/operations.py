@@ -145,8 +145,8 @@ class OperationLog:
         self._in_doubt.clear()
 
     async def _resolve_doubts(self) -> None:
-        """Query the service for the numbers in doubt, and return the unused ones."""
-        # Descending order, so that several unused numbers at the end can all be returned.
+        """Query the service for the numbers in doubt, and free the unused ones."""
+        # Descending order, so that several unused numbers at the end can all be assigned again.
         for number in sorted(self._in_doubt, reverse=True):
             is_used = await self._is_on_record(number)
             if number in self._in_doubt:

@@ -11,7 +11,7 @@ from twinkle_client.rpc import remote_method
 
 
 class EstimateOutput(TypedDict):
-    """Estimated cost of a run on the replica."""
+    """Estimated cost of a run on the model service."""
 
     does_fit: bool
     """Whether the run fits into the memory that is available now."""
@@ -24,7 +24,7 @@ class EstimateOutput(TypedDict):
     available_bytes: int
     """Memory that is available now."""
     step_time: timedelta
-    """Time of one `forward_backward` and one step on an otherwise idle replica."""
+    """Time of one `forward_backward` and one step if no other run is computed."""
 
 
 class PlanningVerbs(ModelHandle):

@@ -52,7 +52,7 @@ class SavingVerbs(ModelHandle):
             The checkpoint's path, `twinkle://<run>/weights/<name>`.
 
         Raises:
-            ConflictError: A checkpoint with this name exists.
+            ConflictError: A checkpoint with this name exists, and `overwrite` is not set.
             TypeError: An option is unknown, or a label is not a string.
             UsageError: The data cursor is negative or given without `save_optimizer`, a label is too long, or there
                 are too many labels.
@@ -121,7 +121,7 @@ class SavingVerbs(ModelHandle):
         Args:
             is_pinned: Keep the version until it is unpinned.
             dtype: Element type of the published weights: 'float32', 'bfloat16' or 'float16'. A type narrower than
-                the trainer's rounds to nearest and logs a warning. Unset: the trainer's type.
+                that of the trained weights rounds to nearest and logs a warning. Unset: the trained weights' type.
             adapter_name: Unset: the only adapter.
         """
         number = None if dtype is None else dtype_number(dtype)

@@ -18,7 +18,7 @@ Operation = operation_pb2.Operation
 OperationResult = operation_result_pb2.OperationResult
 
 _UPLOAD_LOST = 'UPLOAD_NOT_FOUND'
-"""Reason of an error whose remedy is a new upload: the operation's batch expired or was lost."""
+"""Reason of the error for a batch whose upload expired or was lost. The client uploads the batch again."""
 
 
 class OperationSender(Protocol):
@@ -75,8 +75,7 @@ class StreamSender:
     """Sends operations on one stream, without waiting for the results of earlier ones.
 
     A broken stream is reopened until the connection's retry timeout has passed, and pending operations are resent in
-    order.
-    For an operation that it has already applied, the service returns the recorded result.
+    order. The service answers an operation that it has already applied with the recorded result.
     """
 
     is_stream = True

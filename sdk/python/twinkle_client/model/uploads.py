@@ -77,7 +77,7 @@ class BatchUploads:
         header = training_service_pb2.BatchHeader(
             upload_id=f'up-{digest[:40]}', size_bytes=len(data), digest=digest, adapter_id=adapter_id
         )
-        # The first stream carries only the header: the response reports the bytes that a previous attempt has uploaded.
+        # The first stream contains only the header; the response reports the bytes that earlier attempts have uploaded.
         committed, is_query = 0, True
         with self._connection.backoff() as backoff:
             while committed < len(data):

@@ -1,6 +1,6 @@
 """A gRPC channel to a gateway, with a method for each of the four kinds of calls.
 
-Every call carries the API key, a request id that all its attempts share, and the trace context of a client span.
+Every call sends the API key, a request id that all its attempts share, and the trace context of a client span.
 Failures are raised as `twinkle_client.errors`. Retryable failures are retried until `retry_timeout` has passed.
 """
 
@@ -117,7 +117,7 @@ class Connection:
 
         Args:
             call: Method of a stub.
-            request: Message to send. It may be sent more than once, so a mutating request must carry its own id.
+            request: Message to send. It may be sent more than once, so a request that changes state must contain an id.
             deadline: Deadline of one attempt. Unset: the timeout in the service config.
 
         Raises:
@@ -137,7 +137,7 @@ class Connection:
     async def stream(
         self, call: grpc.aio.UnaryStreamMultiCallable[_Request, _Response], request: _Request, *, service: str = ''
     ) -> AsyncGenerator[_Response]:
-        """Send a request and yield the responses; retried only until the first response has arrived.
+        """Send a request and yield the responses. The request is retried only until the first response arrives.
 
         Args:
             call: Method of a stub.
@@ -227,7 +227,7 @@ class Connection:
         return UsageError(ErrorFacts(code=error.code, message=problem, request_id=error.request_id))
 
     async def _unreachable_services(self) -> frozenset[str]:
-        """Return the services that do not respond to the gateway; none if the gateway does not respond."""
+        """Return the services that do not respond to the gateway; empty if the gateway itself does not respond."""
         metadata, seconds = _CallContext(trace.INVALID_SPAN).metadata(self._api_key), _QUESTION_TIMEOUT.total_seconds()
         call = ServerServiceStub(self.channel).GetServerInfo
         with suppress(grpc.aio.AioRpcError):

@@ -14,7 +14,7 @@ from twinkle_client.rpc.address import Address
 
 _TIMEOUT = timedelta(seconds=2)
 _RESPONSE_LIMIT_BYTES = 1 << 14
-"""Largest response that is read, headers included. A gateway's takes a few hundred bytes."""
+"""Largest response that is read, including its headers. The response of a gateway has a few hundred bytes."""
 
 
 def grpc_address(text: str, *, timeout: timedelta = _TIMEOUT) -> str:

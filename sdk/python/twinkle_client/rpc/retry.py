@@ -1,7 +1,7 @@
 """Retries while a service is unavailable, and one warning per outage, even if many calls wait.
 
 The gateway continues a running response once its service is back. Until then the stream is silent. Because streams are
-also silent while a slow model computes, the client asks the gateway which services respond.
+also silent while a slow model computes, the client requests from the gateway the list of services that respond.
 """
 
 import asyncio
@@ -27,7 +27,10 @@ _FIRST_DELAY = 0.2
 _LAST_DELAY = 5.0
 """Maximum delay between attempts in seconds; `_FIRST_DELAY` is the initial delay."""
 _WORK_SECONDS = 10.0
-"""Minimum duration of a failed attempt that begins a new outage. Connecting alone may take several seconds."""
+"""Failed attempts that take longer than this, and longer than half of the retry time, begin a new outage.
+
+Connecting alone may take several seconds.
+"""
 _UNREPORTED_SECONDS = 1.0
 """Outages that end within this time are not reported."""
 

@@ -61,7 +61,7 @@ async def _probe(address: Address, authorities: bytes | None) -> str:
     context = ssl.create_default_context(cadata=authorities.decode('ascii', 'ignore') if authorities else None)
     context.set_alpn_protocols(['h2'])
     if not address.is_secure:
-        # This only tests whether the server speaks TLS; no data is sent.
+        # This only tests whether the server uses TLS; no data is sent.
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         _, writer = await asyncio.open_connection(address.host, address.port, ssl=context)
@@ -69,10 +69,10 @@ async def _probe(address: Address, authorities: bytes | None) -> str:
         return f'{address}: {_certificate_problem(error, address.host)}'
     except ssl.SSLError as error:
         if address.is_secure and error.reason in _NOT_TLS:
-            return f'the server at {address.target} does not speak TLS; write http://{address.target}'
+            return f'the server at {address.target} does not use TLS; write http://{address.target}'
         return ''
     writer.close()
-    return '' if address.is_secure else f'the server at {address.target} speaks TLS; write https://{address.target}'
+    return '' if address.is_secure else f'the server at {address.target} uses TLS; write https://{address.target}'
 
 
 def _certificate_problem(error: ssl.SSLCertVerificationError, host: str) -> str:

@@ -33,7 +33,7 @@ class SampleDelta:
 
     sequence_index: int
     text: str
-    """New text; empty while the last tokens do not form complete characters."""
+    """New text; empty while the last tokens do not form complete characters. At the end: the remaining text."""
     tokens: list[int]
     logprobs: list[list[tuple[int, float]]]
     """See `SampledSequence.logprobs`."""

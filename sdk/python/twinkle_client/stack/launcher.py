@@ -59,7 +59,7 @@ def _start(options: StackOptions, *, report: Report) -> StackState:
 def revive_stack(state_dir: Path, *, report: Report, waiting: Collection[str] = ()) -> StackState | None:
     """Restart the exited services of a running stack with the same configurations and addresses.
 
-    On a cluster, a trainer may start on another machine; the gateway is then restarted with its new address.
+    On a cluster, a model service may start on another machine; the gateway is then restarted with the new address.
 
     Args:
         state_dir: State folder of the stack.
@@ -113,7 +113,7 @@ def _with_current_addresses(state: StackState, spawner: Spawner) -> StackState:
 
 
 def _follow_moved_trainers(state: StackState, spawner: Spawner) -> StackState:
-    """Restart the gateway with the new addresses of trainers that a cluster has restarted on other machines."""
+    """Restart the gateway if model services have new addresses, because a cluster moved them; return the stack."""
     trainers = [item.address for item in state.services if service_of(item.name) == 'model']
     settings = spawner.settings_of('gateway')
     if settings['upstreams']['models'] == trainers:

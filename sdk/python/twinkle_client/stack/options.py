@@ -96,9 +96,9 @@ class StackOptions:
     min_free_bytes: int = 256 << 20
     """Free space that the disk of the state folder must have at the start, for logs, databases and first snapshots."""
     full_parameters: bool = False
-    """Whether the trainers may train the base model itself."""
+    """Whether the model services may train the base model itself."""
     patches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
-    """Patches of the base model, options by name, applied in order by trainer and samplers."""
+    """Options of the base model's patches by name. Model services and samplers apply the patches in this order."""
     services: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     """Additional configuration of each service."""
     ray_address: str = ''

@@ -268,8 +268,8 @@ def find_cluster(address: str, resources: Mapping[str, Mapping[str, float]]) -> 
 
     Args:
         address: Address of the cluster, or 'auto' for the cluster of this machine or of RAY_ADDRESS.
-        resources: Resources by service. Default for trainers and samplers: one GPU per process if the cluster has GPUs,
-            otherwise one CPU.
+        resources: Resources by service. Default for model services and samplers: one GPU per process if the cluster has
+            GPUs, otherwise one CPU.
 
     Raises:
         StackError: The cluster cannot be reached.

@@ -120,7 +120,7 @@ def _cleaned(state: StackState) -> StackState:
 
 
 def _mark(state_dir: Path, address: str, *, is_leaving: bool) -> bool:
-    """Mark the stack's service at an address as leaving, or remove the mark; return whether there is one."""
+    """Mark the service at an address as leaving, or remove the mark; return whether the stack has such a service."""
     if not address or StackState.load(state_dir) is None:
         return False
     with locked(state_dir, seconds=_LOCK_SECONDS):

@@ -8,7 +8,7 @@ from twinkle.api.sampler.v1.engine_pb2 import EngineLoad
 from twinkle_client.stack.sections import suggestion
 
 _USED_SHARE = 0.5
-"""One sampler fewer suffices if it leaves the others at most this share of their slots and key-value caches in use."""
+"""One sampler fewer suffices if the others then use at most this fraction of their slots and key-value caches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ def _is_short(loads: Sequence[EngineLoad]) -> bool:
 
 
 def _is_ample(loads: Sequence[EngineLoad]) -> bool:
-    """Return whether no request waits, and the load uses little of the samplers that remain without the largest one."""
+    """Return whether no request waits, and the samplers without the largest one suffice; see `_USED_SHARE`."""
     if len(loads) < 2 or any(load.waiting_sequence_count for load in loads):
         return False
     capacities = sorted(load.max_sequence_count for load in loads)
