@@ -22,7 +22,7 @@ BENCHMARKS = {
     'weight_transports': 'bytes per second of a fetch as bytes, over gloo, and in shared memory',
     'transports': 'throughput of weight streams against uvicorn + httpx and ZeroMQ',
     'wire_bytes': 'size of deltas against raw bf16 in a real run of fifty steps',
-    'publish_to_live': 'time from a trainer to a vLLM sampler, against a folder that the engine loads',
+    'publish_to_live': 'time until a vLLM sampler uses a published version, against a folder that the engine loads',
     'publish_while_sampling': 'gaps in streams while versions are published; takes options',
     'sampling_throughput': 'tokens per second through the gateway against the same vLLM engine in process',
     'tinker_load': 'the Tinker API with a different number of clients per tenant: times, shares, memory; takes options',

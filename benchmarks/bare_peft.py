@@ -14,7 +14,10 @@ from twinkle.hub import resolve_model
 
 
 class BarePeft:
-    """A base model with one LoRA adapter on every linear layer except the output head, built from the options."""
+    """A base model with one LoRA adapter on every linear layer except the output head.
+
+    The options select the model, its device and dtype, and the rank.
+    """
 
     def __init__(self, options: argparse.Namespace) -> None:
         if options.model in SIZES:

@@ -56,7 +56,7 @@ async def _measure() -> dict[str, Any]:
 
 
 async def _transfer(client: WeightClient, states: Sequence[PackedState], kind: str) -> dict[str, Any]:
-    """Publish, fetch and follow versions; return the shortest time of each operation over the rounds."""
+    """Publish, fetch and follow versions; return figures from the shortest time of each operation."""
     size_bytes = states[0].manifest.size_bytes
     adapter_id = f'ad-{kind}-{size_bytes}'
     publish, fetch, live = [], [], []

@@ -1,4 +1,4 @@
-"""Compare training several adapters in shared passes with one after the other, in the engine and through the service.
+"""Compare shared passes of several adapters with separate passes, in the engine and through the model service.
 
 `./run bench co_batch --help` lists options for other models, devices and numbers of adapters. On an accelerator, use
 the random models of `benchmarks.random_model`; the figures include tokens per second and the fraction of the peak.

@@ -98,7 +98,7 @@ async def _measure(stack: StackState) -> dict[str, Any]:
 
 
 async def _compare(published: '_PublishMethod', from_file: '_FolderMethod', rank: int) -> dict[str, Any]:
-    """Return the times until the version is live and until the first token for both methods, and their ratios."""
+    """Return the median times until a version is loaded and until its first token for both methods, with ratios."""
     config = LoraConfig(r=rank, lora_alpha=rank)
     tensors = [_tensors(rank, seed=number) for number in range(2)]
     seconds: dict[str, list[float]] = {}
@@ -147,7 +147,7 @@ class _PublishMethod:
     async def put(
         self, adapter_id: str, version: int, tensors: dict[str, TensorData], config: LoraConfig
     ) -> dict[str, float]:
-        """Make a version live; return the duration of each stage in seconds."""
+        """Publish a version and load it into the sampler; return the duration of each stage in seconds."""
         begin = time.perf_counter()
         state = plan_state(tensors, base_model=DEFAULT_MODEL, lora_config=config)
         await self._weights.publish_version(adapter_id, state, version=version)
@@ -184,7 +184,7 @@ class _FolderMethod:
     async def put(
         self, adapter_id: str, version: int, tensors: dict[str, TensorData], config: LoraConfig
     ) -> dict[str, float]:
-        """Make a version live; return the duration of each stage in seconds."""
+        """Write a version to a folder and load it into the engine; return the duration of each stage in seconds."""
         begin = time.perf_counter()
         folder = self._folder / f'{adapter_id}-{version}'
         await asyncio.to_thread(_write_folder, folder, tensors, config)

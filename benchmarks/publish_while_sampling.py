@@ -134,7 +134,7 @@ async def _idle_phase(seconds: float) -> tuple[float, float]:
 
 
 class _Publisher:
-    """Publishes versions of an adapter directly to the checkpoint service, as a trainer does."""
+    """Publishes versions of an adapter directly to the checkpoint service, as a model service does."""
 
     def __init__(self, weights: WeightClient, options: argparse.Namespace, run: _Run) -> None:
         self._weights = weights

@@ -1,7 +1,7 @@
-"""Bytes per second of a version's weights over loopback: Twinkle's stream, uvicorn + httpx, and ZeroMQ.
+"""Bytes per second of a version's weights: Twinkle's stream and shared memory, uvicorn + httpx, and ZeroMQ.
 
 The transports alternate within one run, each with a separate server process. The stream of the checkpoint service is
-resumable and verifies xxh3 for each chunk and blake3 for the state; the other two transfer bytes without checks.
+resumable and verifies xxh3 for each chunk and blake3 for the state; httpx and ZeroMQ transfer bytes without checks.
 """
 
 import asyncio

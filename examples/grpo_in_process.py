@@ -4,7 +4,7 @@ With `--workers N`, the same loop trains in N worker processes on Ray and sample
 
 Each step of the loop samples completions, computes their rewards, trains with the GRPO loss, and copies the weights
 to the sampler. The program uses only the component library and no service. After every sync the sampler has exactly
-the trainer's weights, so the probability ratio of the two policies is 1 on the samples. The reward is the fraction of
+the trained weights, so the probability ratio of the two policies is 1 on the samples. The reward is the fraction of
 letters, which even a model with random weights can learn to increase.
 """
 
@@ -40,9 +40,9 @@ class Step:
     """Version of the weights that generated the samples."""
     mean_reward: float
     ratio: float
-    """Mean ratio of the trainer's to the sampler's probability of a sampled token; 1 means on policy."""
+    """Mean ratio of the trained model's probability of a sampled token to the sampler's; 1 means on policy."""
     largest_difference: float
-    """Largest difference between the trainer's and the sampler's log-probability of a sampled token, in nats."""
+    """Largest difference of a sampled token's log-probabilities in the trained model and in the sampler, in nats."""
 
 
 class LetterReward(TextReward):
@@ -108,7 +108,7 @@ def train(
 
 
 def _measure(version: int, mean_reward: float, features: list[Any], output: Any) -> Step:
-    """Compare the trainer's log-probabilities of the sampled tokens with the sampler's."""
+    """Compare the trained model's log-probabilities of the sampled tokens with the sampler's."""
     differences: list[float] = []
     for feature, logps in zip(features, output['logps'], strict=True):
         is_sampled = np.asarray(feature['labels']) != -100

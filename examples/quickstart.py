@@ -194,7 +194,10 @@ def _trace_last_step(model: MultiLoraTransformersModel, loader: DataLoader, samp
 
 
 def _ask(sampler: Sampler, facts: Facts, *, version: int | None = None) -> list[str]:
-    """Ask all questions at once and stream the answers; with a version, show the base model's answers beside them."""
+    """Ask all questions at once, show the answers as they arrive, and return them.
+
+    With a version, the table also shows the base model's answers.
+    """
     answers = ['' for _ in QUESTIONS]
     target: dict[str, Any] = {} if version is None else {'adapter_name': 'quickstart', 'version': version}
     begin = time.monotonic()

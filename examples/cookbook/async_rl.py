@@ -1,12 +1,12 @@
 """Asynchronous reinforcement learning: sampling of the next batch overlaps with training on the previous one.
 
 One thread samples with its own weights while the main thread trains; the sampler loads the newest adapter between two
-batches. A batch is therefore up to `max_staleness` steps old when it is used. Each token carries the version that
-generated it, older samples are dropped, and the loss corrects for the difference of the policies (truncated importance
-sampling). `--max-staleness 0` runs the same loop without overlap.
+batches. A batch is therefore up to `max_staleness` steps old when it is used. Each token has the version that generated
+it. Older samples are dropped, and the loss corrects for the difference of the policies (truncated importance sampling).
+`--max-staleness 0` runs the same loop without overlap.
 
 The model is rewarded for capital letters. Curves: `reward`; `staleness`, in steps; `sampler_ratio`, the ratio of the
-trainer's probability of a token to the sampler's, which is 1 for equal weights.
+trained model's probability of a token to the sampler's, which is 1 for equal weights.
 """
 
 import time
@@ -57,7 +57,7 @@ GPU = Setting(
 
 
 class Loop:
-    """A trainer, and a sampler that can run in parallel."""
+    """A model in training, and a sampler that can run in parallel."""
 
     def __init__(self, setting: Setting, *, seed: int) -> None:
         self.setting, self.seed = setting, seed
@@ -71,7 +71,7 @@ class Loop:
         self.sampler = TorchSampler(setting.model, engine)
         self.manager = CheckpointEngineManager(model=self.model, sampler=self.sampler)
         self.newest = 0
-        """Version of the trainer's weights."""
+        """Version of the weights that were loaded into the sampler last."""
 
     def prompts(self) -> Iterator[list[dict[str, Any]]]:
         """Yield the chats of each step."""
@@ -86,7 +86,7 @@ class Loop:
         return [sequence for response in responses for sequence in response.sequences]
 
     def sync(self) -> None:
-        """Load the trainer's weights into the sampler."""
+        """Load the trained weights into the sampler."""
         self.newest = self.manager.sync_weights(merge_and_sync=False).version
 
     def learn(self, samples: list[SampledSequence]) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """Preference learning without a reward model: `python -m examples.cookbook.dpo`.
 
-Direct Preference Optimization (arXiv 2305.18290, equation 7) on pairs of answers that state the same fact: a kind
-answer is chosen, and an unfriendly one of about the same length is rejected. The reference is the model without
-adapter.
+The recipe applies Direct Preference Optimization (arXiv 2305.18290, equation 7) to pairs of answers that state the same
+fact. A kind answer is chosen, and a rude one of about the same length is rejected. The reference is the model without
+an adapter.
 
 Evaluation uses other questions and other phrases. `margins` is the mean difference between the implicit rewards of
 chosen and rejected answers, in nats; `accuracies` is the fraction of pairs with a positive difference. Both start at

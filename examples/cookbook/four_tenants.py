@@ -101,7 +101,7 @@ def reinforce(recipe: Recipe[Setting], client: TwinkleClient, log: Log) -> None:
 
 
 def score(recipe: Recipe[Setting], client: TwinkleClient, log: Log) -> None:
-    """Run tenant D: log-probabilities of texts under the base model, from the trainer and the sampler."""
+    """Run tenant D: log-probabilities of texts under the base model, from the model service and the sampler."""
     setting = recipe.setting
     packs = packed_text(setting)
     model, sampler = adapter(recipe, client, lora_rank=8), Sampler(setting.model, client=client)

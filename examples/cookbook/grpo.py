@@ -12,14 +12,14 @@ from twinkle.rollout import staleness_of
 from twinkle.sampler import Sampler, TorchSampler, vLLMSampler
 
 DIAGNOSTICS = ('train/approx_kl', 'train/token_ratio_mean', 'train/token_ratio_max', 'train/clip_ratio', 'grad_norm')
-"""Recorded metrics of the trainer. They exclude times, so a seed always gives the same curve."""
+"""Recorded metrics of the training. They exclude times, so a seed always gives the same curve."""
 
 
 def build_sampler(model: TransformersModel, engine: str, *, lora_rank: int, stack: ExitStack) -> Sampler:
     """Return the sampler; `stack` closes it.
 
     Args:
-        model: The trainer. The torch engine shares its base weights and its device.
+        model: Model in training. The torch engine shares its base weights and its device.
         engine: 'torch', or 'vllm', which loads a second copy of the weights.
         lora_rank: LoRA rank of the adapter.
         stack: Exit stack of the run.
@@ -28,7 +28,7 @@ def build_sampler(model: TransformersModel, engine: str, *, lora_rank: int, stac
         return TorchSampler(model.model_id, model=model.engine.model)
     arguments = {'max_model_len': 256, 'max_lora_rank': lora_rank, 'max_loras': 2}
     if model.engine.model.device.type == 'cuda':
-        # The trainer uses the same GPU.
+        # The model in training uses the same GPU.
         arguments['gpu_memory_utilization'] = 0.5
     return stack.enter_context(vLLMSampler(model.model_id, arguments))
 
@@ -71,7 +71,7 @@ def step_numbers(
         model: Model that was trained on `sequences`.
         sequences: Sampled sequences.
         rewards: Rewards of the sequences by name; 'total' is the training reward.
-        version: Version of the trainer's weights at the time of sampling.
+        version: Version of the trained weights at the time of sampling.
     """
     metric = CompletionRewardMetric()
     metric.accumulate(rewards=rewards, completion_lengths=[len(sequence.tokens) for sequence in sequences])

@@ -1,7 +1,7 @@
 """Teach a chat model to answer sums in a required form, with GRPO: `python -m examples.cookbook.grpo_arithmetic`.
 
-A trainer and a sampler run in one process, and the sampler loads the trainer's adapter before every step. The torch
-engine uses the trainer's base weights; vLLM loads a second copy. The expected answer to `7 + 2` is
+A model and a sampler run in one process, and the sampler loads the model's adapter before every step. The torch
+engine uses the model's base weights; vLLM loads a second copy. The expected answer to `7 + 2` is
 `<answer>9</answer>`; every chat starts with one such example. The reward in [0, 1] is the mean of two parts: the answer
 is a number in tags, and the number is correct. Held-out sums are answered every few steps, by sampling with fixed seeds
 (`held_out_reward`) and by greedy decoding (`held_out_greedy_reward`). The recipe does not read the clock, so a seed
@@ -139,7 +139,7 @@ def rows_of(pairs: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
 
 
 def build_model(setting: Setting, *, seed: int) -> TransformersModel:
-    """Return a trainer with a new adapter."""
+    """Return the model with a new adapter."""
     model = TransformersModel(setting.model, mixed_precision=setting.precision)
     config = LoraConfig(r=setting.lora_rank, lora_alpha=2 * setting.lora_rank, seed=seed)
     model.add_adapter_to_model('default', config)

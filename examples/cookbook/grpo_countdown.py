@@ -145,7 +145,7 @@ def rows_of(pairs: Sequence[tuple[int, int]], rng: random.Random, setting: Setti
 
 
 def build_model(setting: Setting, *, seed: int) -> TransformersModel:
-    """Return a trainer with a new adapter."""
+    """Return the model with a new adapter."""
     model = TransformersModel(setting.model, mixed_precision=setting.precision)
     config = LoraConfig(r=setting.lora_rank, lora_alpha=2 * setting.lora_rank, seed=seed)
     model.add_adapter_to_model('default', config)

@@ -135,7 +135,7 @@ def sample(sampler: Sampler, topics: Sequence[str], setting: Setting, *, seed: i
 
 
 def evaluate(model: MultiLoraTransformersModel, features: list[Any], *, kl_coef: float) -> Experience:
-    """Score completions, and compute the critic's values of their tokens."""
+    """Score completions; return them with the critic's values, the advantages and the returns of their tokens."""
     scores = ShoutReward()(features)
     masks = [np.asarray(feature['labels']) != -100 for feature in features]
     reference = model.forward_only(features, adapter_name='policy', disable_lora=True)['logps']
