@@ -99,7 +99,7 @@ def write_csv(path: Path, rows: Iterable[Row], batch_rows: int) -> None:
 
 
 def table_of(rows: Iterable[Row], batch_rows: int) -> Any:
-    """Return a `pyarrow.Table` of rows, built in pieces, because Python objects take ten times the memory.
+    """Return a `pyarrow.Table` of rows, converting `batch_rows` rows at a time to save memory.
 
     The table has the columns of all rows, in order of first appearance; missing values are null.
 

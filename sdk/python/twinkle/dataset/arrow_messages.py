@@ -17,7 +17,7 @@ from twinkle.dataset.errors import UnreadableFile
 _HEADER = 2
 """Index of the field `header` of a message."""
 _DATA = 1
-"""Index of the field `data` of a dictionary's header, which is a record batch."""
+"""Index of the field `data` of a dictionary's header; this field is a record batch."""
 _LENGTH, _NODES, _BUFFERS, _COMPRESSION = range(4)
 """Indices of the fields of a record batch."""
 _NOT_COMPRESSED = -1

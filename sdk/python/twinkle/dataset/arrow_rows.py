@@ -74,7 +74,7 @@ def read_arrow(path: Path) -> ArrowRows:
 
 
 def stream_arrow(path: Path) -> Iterator[Row]:
-    """Yield the rows of an Arrow file batch by batch.
+    """Yield the rows of a memory-mapped Arrow file, converting 1000 rows at a time.
 
     Raises:
         UnreadableFile: the file is not an Arrow file.

@@ -29,7 +29,9 @@ _PIECE_ROWS = 1000
 
 
 def pieces_of(batch: Any) -> Iterator[tuple[Any, int]]:
-    """Yield parts of a batch that take at most 4 MiB as Python objects, or a single row, and the sizes of these parts.
+    """Yield consecutive parts of a batch, each with its size as Python objects, in bytes.
+
+    A part with several rows takes at most 4 MiB as Python objects.
 
     Args:
         batch: a `pyarrow.RecordBatch` with valid arrays.
@@ -56,7 +58,7 @@ def size_as_values(array: Any) -> int:
 
 
 def parts_of(array: Any) -> list[Any]:
-    """Return the arrays that contain the values of an array of a nested or extension type; none for other arrays."""
+    """Return the arrays that contain the values of an array of a nested or extension type; empty for other types."""
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
         return [array.storage]

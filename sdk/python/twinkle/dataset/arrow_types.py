@@ -63,7 +63,7 @@ def json_types(schema: Any) -> tuple[Any, Any]:
 
 
 _Convert = Callable[[str, Any], Any]
-"""Returns the converted type of a column, which is not a list, a struct or a map, from its path and its type."""
+"""Function from the path and the type of a column to the converted type; not called for lists, structs and maps."""
 
 
 def _with_leaves(schema: Any, convert: _Convert) -> Any:

@@ -296,7 +296,7 @@ class BaseDataset(ABC, Generic[RowsT]):
     def _rows_to_save(self) -> Iterable[Row]: ...
 
     def _read(self, position: int, row: Row) -> Row:
-        """Return a row after recording it, if rows are being recorded."""
+        """Record a row if rows are being recorded, and return the row."""
         if self._recorder is not None:
             self._recorder.add(position, row)
         return row

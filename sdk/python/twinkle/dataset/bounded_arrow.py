@@ -81,14 +81,14 @@ def parquet_rows(path: Path, bounds: RowBounds) -> Iterator[Row]:
 
 
 def _check_metadata(metadata: Any, size_bytes: int, bounds: RowBounds) -> None:
-    """Refuse a file whose rows take too much memory according to its metadata."""
+    """Refuse a file that exceeds a limit according to its metadata."""
     refuse_columns(metadata.num_columns)
     bounds.charge(size_bytes, metadata.num_rows)
     bounds.charge(-size_bytes, -metadata.num_rows)
 
 
 def _text_columns(metadata: Any) -> list[str]:
-    """Return the paths of the columns that contain texts."""
+    """Return the paths of the columns that contain texts or bytes."""
     columns = [metadata.schema.column(index) for index in range(metadata.num_columns)]
     return [column.path for column in columns if column.physical_type == 'BYTE_ARRAY']
 

@@ -25,7 +25,7 @@ class Dataset(BaseDataset[Sequence[Row]]):
     """
 
     bounds: RowBounds | None = None
-    """Limits on the rows that `map` and `encode` create, which are charged batch by batch; None for no limit."""
+    """Limits on the rows that `map` and `encode` create, checked for each batch; None for no limit."""
 
     @property
     def columns(self) -> list[str]:

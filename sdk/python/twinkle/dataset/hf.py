@@ -76,7 +76,7 @@ def dataset_of(rows: Iterable[Row]) -> Any:
 
 
 def stream_of(opened: Callable[[], Iterator[Row]]) -> Any:
-    """Return a `datasets.IterableDataset` that starts a new pass in every iteration.
+    """Return a `datasets.IterableDataset` that calls `opened` for every iteration.
 
     Raises:
         MissingLibrary: `datasets` is not installed.
@@ -85,7 +85,7 @@ def stream_of(opened: Callable[[], Iterator[Row]]) -> Any:
 
 
 class _Passes:
-    """Callable without arguments that starts a pass and converts numpy arrays to lists for `datasets`."""
+    """Callable without arguments that starts an iteration and converts numpy arrays to lists for `datasets`."""
 
     def __init__(self, opened: Callable[[], Iterator[Row]]) -> None:
         self._opened = opened

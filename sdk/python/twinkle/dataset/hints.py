@@ -51,12 +51,12 @@ def warn_unused_processes(name: str, count: int) -> None:
 
 
 def check_hints(verb: str, hints: Mapping[str, Any], *, is_batched: bool | None) -> None:
-    """Log options without effect, and refuse a `batched` that contradicts the arguments of the method's function.
+    """Log options without effect, and refuse a value of `batched` that the method does not support.
 
     Args:
         verb: name of the method.
         hints: the caller's options.
-        is_batched: whether the function receives columns of rows; None for methods without a function.
+        is_batched: whether the method calls its function with columns of rows; None for methods without a function.
 
     Raises:
         TypeError: an option is unknown.

@@ -16,7 +16,7 @@ from twinkle.preprocessor import FilterFunction, MapFunction
 from twinkle.template import Template
 
 _REPORTED_ROWS = 20
-"""Maximum number of removed rows that `check` logs in one pass."""
+"""Maximum number of removed rows that `check` logs in one iteration."""
 
 
 class IterableDataset(BaseDataset[Stream]):
@@ -28,11 +28,11 @@ class IterableDataset(BaseDataset[Stream]):
     """
 
     def __iter__(self) -> Iterator[Row]:
-        """Start a pass.
+        """Start an iteration.
 
         Raises:
-            Exception: one of `ROW_ERRORS`, because a row cannot be processed; the pass ends. Use `items` to continue
-                with the next row.
+            Exception: one of `ROW_ERRORS`, because a row cannot be processed; the iteration ends. Use `items` to
+                continue with the next row.
         """
         for item in self.items():
             if isinstance(item, RefusedRow):
@@ -40,12 +40,12 @@ class IterableDataset(BaseDataset[Stream]):
             yield item
 
     def items(self) -> Iterator[Item]:
-        """Start a pass that yields a `RefusedRow` for each row that cannot be processed and then continues."""
+        """Start an iteration that yields a `RefusedRow` for each row that cannot be processed and then continues."""
         for position, item in enumerate(self._rows):
             yield item if isinstance(item, RefusedRow) else self._read(position, item)
 
     def to_hf(self) -> Any:
-        """Return the rows as a `datasets.IterableDataset`; each of its iterations is a pass over this dataset.
+        """Return the rows as a `datasets.IterableDataset`; each of its iterations reads this dataset again.
 
         Raises:
             MissingLibrary: `datasets` is not installed.
@@ -97,7 +97,7 @@ class IterableDataset(BaseDataset[Stream]):
 
 
 def _encoder(template: Template, *, is_prompt: bool) -> BatchChange:
-    """Return a function that encodes the rows of one pass and logs the first occurrence of each kind of problem."""
+    """Return a function that encodes the rows of one iteration and logs each kind of problem once."""
     tally = EncodeTally(template)
 
     def encode(batch: list[Row], begin: int) -> list[Row]:
@@ -111,7 +111,7 @@ def _encoder(template: Template, *, is_prompt: bool) -> BatchChange:
 
 
 def _checker(template: Template) -> BatchChange:
-    """Return a function that removes the unusable rows of one pass, and logs the first unusable rows."""
+    """Return a function that removes the unusable rows of one iteration, and logs the first unusable rows."""
     reported = 0
 
     def check(batch: list[Row], begin: int) -> list[Row]:

@@ -54,7 +54,7 @@ class IterablePackingDataset(IterableDataset):
     def pack_dataset(self) -> None:
         """Join encoded examples into packs of at most the template's `max_length` tokens while they are read.
 
-        Examples are not cut, and each pass puts every example into exactly one pack.
+        Examples are not cut, and each iteration puts every example into exactly one pack.
 
         Raises:
             NotReady: the rows are not encoded, are prompts without labels, or are already packed.

@@ -52,11 +52,12 @@ def rows_of_list(name: str, file: IO[str], bounds: RowBounds | None = None) -> I
     Args:
         name: name of the file, for errors.
         file: the opened file.
-        bounds: limits, charged for the text in memory and its values; they also limit the length of an object. Default:
-            no limit.
+        bounds: limits, charged for the text in memory and its values. If given, an object may have at most
+            `MAX_CHARACTERS` characters. Default: no limit.
 
     Raises:
-        UnreadableFile: the file does not contain a list of objects, the text is not UTF-8, or an object is too long.
+        UnreadableFile: the file does not contain a list of objects, the text is not UTF-8, or an object has too many
+            characters or levels.
         Exception: `bounds` refused a piece of the text.
     """
     with closing(_Text(name, file, bounds)) as text:
@@ -113,7 +114,7 @@ class _Text:
         self._hold(0)
 
     def _read(self) -> bool:
-        """Read at least as many characters as are not parsed yet; return whether the file had more."""
+        """Read more text, at least doubling the unparsed text within the limit; return False at the end of the file."""
         rest = self._text[self._position :]
         count = max(len(rest), _READ_CHARACTERS)
         if self._bounds is not None:
@@ -138,7 +139,7 @@ class _Text:
 def parsed_bytes(text: str) -> int:
     """Return an upper bound on the memory of a JSON text together with its values, in bytes."""
     width_bytes = 1 if text.isascii() else max((sys.getsizeof(text) - 72) // len(text), 1)
-    if '\\u' in text:  # an escape widens all characters of a text, which is copied
+    if '\\u' in text:  # one escaped character may widen all characters of a text, which is copied while it is parsed
         width_bytes = 16
     values_bytes = sum(size_bytes * text.count(mark) for mark, size_bytes in _PARSED_BYTES.items())
     return sys.getsizeof(text) + width_bytes * len(text) + _EMPTY_TEXT_BYTES + values_bytes

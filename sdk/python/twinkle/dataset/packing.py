@@ -114,8 +114,8 @@ def refuse_unpackable(feature: Row, *, index: int, capacity: int) -> None:
 def join_features(features: Sequence[Row]) -> Row:
     """Return one feature with the tokens of all samples, in order, in new arrays.
 
-    Missing masks and loss weights are 1 and missing positions count from 0. Other per-token fields must be in all
-    samples or in none. The remaining columns of each sample are in the list `samples`.
+    Missing masks and loss weights are set to 1, and missing positions count from 0. Other per-token fields must be in
+    all samples or in none. The remaining columns of each sample are in the list `samples`.
 
     Raises:
         InvalidExample: only some of the samples have a per-token field.

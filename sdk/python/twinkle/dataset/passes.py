@@ -1,11 +1,11 @@
-"""Passes of stateful preprocessors and filters over the rows of a dataset."""
+"""Iterations of stateful preprocessors and filters over the rows of a dataset."""
 
 from twinkle.infra import get_logger
 from twinkle.preprocessor import DataFilter, FilterFunction, MapFunction, Preprocessor, report_of
 
 
 def begin_pass(function: MapFunction | FilterFunction) -> None:
-    """Reset the state that a preprocessor or filter keeps from earlier passes."""
+    """Reset the state that a preprocessor or filter keeps from earlier iterations."""
     if isinstance(function, Preprocessor | DataFilter):
         function.begin_pass()
 
@@ -16,6 +16,6 @@ def depends_on_earlier_rows(function: MapFunction) -> bool:
 
 
 def log_report(function: MapFunction | FilterFunction) -> None:
-    """Log the report of a preprocessor or filter on the completed pass."""
+    """Log the report of a preprocessor or filter on the completed iteration."""
     for line in report_of(function):
         get_logger().warning('%s', line)

@@ -9,7 +9,7 @@ from twinkle.dataset.files import Row, iter_rows, plain, refuse_unwritable, writ
 
 
 class RowRecorder:
-    """Appends each position's row once, as a line of JSON; `close` converts the lines to the requested file.
+    """Records the row of each position once, as a line of JSON; `close` converts the lines to the requested format.
 
     Until then, the lines are in a `.part` file in the same folder. A run that fails loses fewer than `batch_rows` rows.
     """

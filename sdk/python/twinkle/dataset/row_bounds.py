@@ -14,7 +14,7 @@ Row = dict[str, Any]
 MAX_COLUMNS = 4096
 """Maximum number of columns of a bounded file."""
 MAX_CHARACTERS = 8 << 20
-"""Maximum length of a line or of a JSON object, because either is parsed at once."""
+"""Maximum number of characters of a line or a JSON object, which are parsed as a whole."""
 
 
 class RowBounds(Protocol):

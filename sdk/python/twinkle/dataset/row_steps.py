@@ -21,7 +21,7 @@ def map_rows(rows: Sequence[Row], function: MapFunction, *, begin: int) -> list[
         begin: index of the first row in the dataset.
 
     Raises:
-        InvalidRow: the function cannot use a row, which the error names.
+        InvalidRow: the function cannot use a row; the error names the row.
         DatasetError: the function returned columns of different lengths.
     """
     try:
@@ -38,7 +38,7 @@ def is_kept(row: Row, function: FilterFunction, *, index: int) -> bool:
     """Return whether a filter accepts row `index`.
 
     Raises:
-        InvalidRow: the filter cannot use the row, which the error names.
+        InvalidRow: the filter cannot use the row; the error names the row.
     """
     try:
         return bool(function(row))

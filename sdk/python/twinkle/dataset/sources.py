@@ -64,8 +64,8 @@ def stream_rows(meta: DatasetMeta, files: Sequence[Path] = ()) -> Iterator[Row]:
 
     Args:
         meta: source of the rows.
-        files: the result of `find_files`, unless the meta contains the rows. Passing it keeps every pass on the same
-            revision of the dataset.
+        files: the result of `find_files`, unless the meta contains the rows. Reuse it in later iterations to read the
+            same revision of the dataset.
 
     Raises:
         DatasetError: a file cannot be read; raised during iteration.
@@ -75,7 +75,7 @@ def stream_rows(meta: DatasetMeta, files: Sequence[Path] = ()) -> Iterator[Row]:
 
 
 def refuse_backwards(meta: DatasetMeta) -> None:
-    """Raise an error if `data_slice` needs more than one forward pass over the rows.
+    """Raise an error if `data_slice` cannot be applied while the rows are read once, in order.
 
     Raises:
         DatasetError: the slice counts from the end or is not ascending.
@@ -113,13 +113,13 @@ def find_files(
 
 
 def refuse_iterator(meta: DatasetMeta) -> None:
-    """Raise an error if the rows can be read only once, because a stream reads them in every pass.
+    """Raise an error if the rows can be read only once, because a stream reads them in every iteration.
 
     Raises:
         DatasetError: `data` is an iterator.
     """
     if isinstance(meta.data, Iterator):
-        raise DatasetError('data is an iterator, which can be read only once, but every pass reads it; give a list')
+        raise DatasetError('data is an iterator, which can be read only once; give a list')
 
 
 def _given_one_by_one(meta: DatasetMeta) -> Iterator[Row]:

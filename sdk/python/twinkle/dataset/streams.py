@@ -32,10 +32,10 @@ BatchChange = Callable[[list[Row], int], list[Row]]
 
 @dataclass(frozen=True)
 class Stream:
-    """Rows that are read in order; each iteration starts a new pass at the first row."""
+    """Rows that are read in order; each iteration starts at the first row."""
 
     opened: Callable[[], Iterator[Item]]
-    """Function that starts a new pass."""
+    """Function that starts a new iteration."""
 
     def __iter__(self) -> Iterator[Item]:
         return self.opened()
@@ -52,10 +52,10 @@ def changed(
 
     Args:
         stream: the original rows.
-        change: creates the transformation for each pass.
+        change: creates the transformation for each iteration.
         batch_rows: number of rows transformed together; must be 1 for a stateful transformation, because a batch that
             fails is repeated row by row. Default: 100.
-        at_end: called after each complete pass.
+        at_end: called after each complete iteration.
     """
 
     def opened() -> Iterator[Item]:
