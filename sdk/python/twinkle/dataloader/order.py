@@ -14,8 +14,8 @@ _SEED_MASK = (1 << 64) - 1
 def epoch_order(size: int, *, seed: int | None, epoch: int) -> npt.NDArray[np.int64]:
     """Return the row indices of one epoch in order, int64 [size].
 
-    The same arguments give the same order on every machine and in every version. The order is a stable sort by words of
-    numpy's PCG64, because numpy guarantees that this stream does not change (unlike its shuffle functions).
+    The same arguments give the same order on every machine and in every version. Rows are sorted by numbers of numpy's
+    PCG64 generator, because numpy guarantees that these numbers never change, unlike the results of its shuffles.
 
     Args:
         size: number of rows.
@@ -34,7 +34,7 @@ def replacement_index(size: int, *, seed: int, epoch_position: tuple[int, int], 
     Args:
         size: number of rows.
         seed: seed of the choice.
-        epoch_position: the epoch, and the position of the unreadable row in its order.
+        epoch_position: the epoch, and the position of the unreadable row in the order of this epoch.
         attempt: number of the attempt, starting with 1.
     """
     return _words([seed & _SEED_MASK, *epoch_position, attempt])() % size

@@ -24,7 +24,7 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Sizes, order and rank of batches."""
+    """Sizes and order of batches, and the part that this process reads."""
 
     batch_size: int
     """Number of examples per batch, over all ranks."""
@@ -157,7 +157,7 @@ class IndexedBatches:
 class StreamedBatches:
     """Batches of a stream.
 
-    To start at a position, the stream is read up to it, so the position is exact for any transformation of the rows.
+    To start at a position, the stream is read up to this position; this is exact for any transformation of the rows.
     Every rank reads the whole stream and keeps its part.
     """
 

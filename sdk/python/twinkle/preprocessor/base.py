@@ -46,10 +46,10 @@ class Preprocessor(ABC):
         return {name: [row.get(name) for row in listed] for name in names}
 
     def begin_pass(self) -> None:  # noqa: B027 - optional hook, most subclasses have no state
-        """Reset all state before a pass over a dataset; stateful subclasses override this method."""
+        """Reset all state before an iteration over a dataset; stateful subclasses override this method."""
 
     def end_pass(self) -> list[str]:
-        """Return report lines on the pass, such as the number of rows left out; empty by default."""
+        """Return report lines on the iteration, such as the number of rows left out; empty by default."""
         return []
 
 
@@ -87,10 +87,10 @@ class DataFilter(ABC):
         """
 
     def begin_pass(self) -> None:  # noqa: B027 - optional hook, most subclasses have no state
-        """Reset all state before a pass over a dataset; stateful subclasses override this method."""
+        """Reset all state before an iteration over a dataset; stateful subclasses override this method."""
 
     def end_pass(self) -> list[str]:
-        """Return report lines on the pass, such as the number of rows left out; empty by default."""
+        """Return report lines on the iteration, such as the number of rows left out; empty by default."""
         return []
 
 

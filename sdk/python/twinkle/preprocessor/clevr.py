@@ -16,8 +16,8 @@ _OPEN, _CLOSE = '<answer>', '</answer>'
 class CLEVRProcessor(RowPreprocessor):
     """Converts `image`, `problem` and `solution` to a prompt with one item in `images`.
 
-    `user_data` contains `solution` and `ground_truth`: the text in the solution's answer tags or, without tags, the
-    whole solution.
+    `user_data` contains `solution` and `ground_truth`. The ground truth is the text in the last answer tags of the
+    solution or, without tags, the whole solution.
     """
 
     def __init__(self, system: str | None = None) -> None:

@@ -27,7 +27,7 @@ class DroppedRow:
     """A removed row."""
 
     row_index: int
-    """Zero-based index among all rows of the pass."""
+    """Zero-based index among all rows of the iteration."""
     stage: str
     """Name of the class or function that removed the row."""
     drop: Drop
@@ -43,7 +43,7 @@ class QualityFilter(DataFilter):
     """
 
     row_index = 0
-    """Zero-based index in the pass of the current row, for use in `drop_of`."""
+    """Zero-based index of the current row in the iteration, for use in `drop_of`."""
     # Class attributes are the initial state, so that subclasses do not have to call an __init__.
     _seen = 0
     _counts: Mapping[str, int] = MappingProxyType({})
@@ -60,8 +60,8 @@ class QualityFilter(DataFilter):
         """Return the reason for removing the row, or None to keep it; unreadable rows do not raise.
 
         Args:
-            row: the next row of the pass.
-            row_index: index of the row in the pass, for messages. Default: the number of rows judged so far.
+            row: the next row of the iteration.
+            row_index: index of the row in the iteration, for messages. Default: the number of rows judged so far.
         """
         self.row_index = self._seen if row_index is None else row_index
         try:
@@ -78,7 +78,7 @@ class QualityFilter(DataFilter):
         return self.judge(row) is None
 
     def split(self, rows: Iterable[Row]) -> tuple[list[Row], list[DroppedRow]]:
-        """Return the kept rows and the removed rows, each in order; continues the current pass."""
+        """Filter the next rows of the iteration; return the kept rows and the removed rows, each in order."""
         kept: list[Row] = []
         dropped: list[DroppedRow] = []
         for row in rows:

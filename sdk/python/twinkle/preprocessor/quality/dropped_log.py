@@ -12,8 +12,8 @@ from twinkle.preprocessor.quality.base import DroppedRow
 class DroppedLog:
     """Writes one JSON object per removed row, with `row_index`, `stage`, `reason`, `detail` and `row`.
 
-    Values that JSON cannot represent, such as images, are replaced by a short description. Each pass overwrites the
-    file.
+    Values that JSON cannot represent, such as images, are replaced by a short description. Each iteration overwrites
+    the file.
     """
 
     def __init__(self, path: str) -> None:
@@ -28,11 +28,11 @@ class DroppedLog:
         self._has_written = False
 
     def begin_pass(self) -> None:
-        """Start a new pass; the next `write` overwrites the file."""
+        """Start a new iteration; the next `write` overwrites the file."""
         self._has_written = False
 
     def write(self, dropped: Iterable[DroppedRow]) -> None:
-        """Append rows to the file of the current pass."""
+        """Write rows; the first call of an iteration overwrites the file, and later calls append to it."""
         with self._path.open('a' if self._has_written else 'w', encoding='utf-8') as file:
             self._has_written = True
             file.writelines(f'{_line(row)}\n' for row in dropped)

@@ -108,7 +108,10 @@ def _problem_of_calls(message: Mapping[str, Any], calls: list[Mapping[str, Any]]
 
 
 def _resolve_call(message: Mapping[str, Any], pending: list[str | None]) -> bool:
-    """Remove the call with the result's id from `pending`, or without ids the first; return whether it was found."""
+    """Remove the call that a result answers from `pending`, and return whether there is such a call.
+
+    The ids decide; a result without an id, or any result if no call has an id, answers the first call.
+    """
     if not pending:
         return False
     given = message.get('tool_call_id')

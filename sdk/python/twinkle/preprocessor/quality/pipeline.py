@@ -44,11 +44,11 @@ _ROW_ERRORS = (ValueError, LookupError, TypeError, ArithmeticError, AttributeErr
 class QualityPreprocessor(Preprocessor):
     """Applies stages to rows in order; a row that a stage removes does not reach the later stages.
 
-    As a preprocessor it returns the kept rows. `split` also returns the removed rows with their reasons, `end_pass`
-    returns their number per reason, and with `dropped_log_path` they are written to a file. All batches until the next
-    `begin_pass` are one pass, in which `DedupFilter` remembers rows and `row_index` counts.
+    A call returns the kept rows, and `split` also returns the removed rows with their reasons. `end_pass` returns the
+    number of removed rows per reason. `dropped_log_path` names a file for the removed rows. All batches until the next
+    `begin_pass` are one iteration: `DedupFilter` compares all their rows, and `row_index` counts across batches.
 
-    Concurrency: one pass at a time; not safe to share between threads.
+    Concurrency: one iteration at a time; not safe to share between threads.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class QualityPreprocessor(Preprocessor):
         Args:
             pipeline: stages: names, `{'name': ..., 'init_args': {...}}`, classes, objects, or functions from a row to
                 a boolean. Default: the normalizer, followed by all quality filters.
-            dropped_log_path: JSON lines file for removed rows, overwritten in each pass. Default: none; removed rows
-                are only counted.
+            dropped_log_path: JSON lines file for removed rows, overwritten in each iteration. Default: none; removed
+                rows are only counted.
 
         Raises:
             UnknownPreprocessor: a name is not known.

@@ -21,7 +21,8 @@ _ACTION_VERBS = (
     rf'(?:{_HELP_VERBS}|support|create|generate|write|answer|offer|share|give|continue with'
     r'|complete (?:this|that|your))'
 )
-"""Verbs of a refusal after an apology. Without one, only `_HELP_VERBS` count: 'I will not write ...' may be a plan."""
+"""Verbs of a refusal after an apology. Without an apology, only `_HELP_VERBS` indicate a refusal, because 'I will not
+write ...' may be a plan."""
 _CHINESE = (
     r'(?:(?:非常|很|十分)?(?:抱歉|对不起|遗憾|不好意思)\W{0,2})?(?:但是?|不过)?(?:作为\w{0,30}\W)?'
     r'我(?:们)?(?:无法|不能|没法|没有?办法|不会|不可以)(?:为您|为你|给您|给你|向您|向你)?'
