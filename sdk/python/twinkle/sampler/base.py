@@ -64,7 +64,7 @@ class Sampler(ABC):
             adapter_name: name of the adapter for `sample`; empty for the state of a model.
 
         Returns:
-            The version of tokens sampled with these weights, counted from 1 per adapter name and for the base model.
+            The version number of these weights, counted from 1 for each adapter name and for the base model.
 
         Raises:
             DigestMismatch: the bytes do not match the manifest's digest.

@@ -4,7 +4,7 @@
 class ReceivedAdapters:
     """Names of the adapters that a sampler received from a trainer, oldest first.
 
-    A loop that syncs a single policy can omit its name. To sample from the base model, a call must set
+    A training loop that sends a single adapter can omit its name. To sample from the base model, a call must set
     `use_base_model`.
     """
 

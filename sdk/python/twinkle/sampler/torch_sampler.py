@@ -40,7 +40,7 @@ class TorchSampler(Sampler):
 
     Args:
         model_id: hub id or folder.
-        engine_args: 'dtype' and 'device' (float32 on the CPU), 'max_num_seqs', 'max_num_batched_tokens',
+        engine_args: 'dtype' and 'device' (default: float32 on the CPU), 'max_num_seqs', 'max_num_batched_tokens',
             'max_model_len', 'kv_cache_memory_bytes'.
         device_mesh: a mesh of one rank; with `remote_group`, one rank per worker, each with a separate engine.
         model: an already loaded model of `model_id` to use, such as a trainer's.

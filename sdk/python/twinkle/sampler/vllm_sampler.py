@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 class vLLMSampler(Sampler):  # noqa: N801 - public name
     """Samples with a vLLM engine in separate processes.
 
-    Use it as a context manager, or call `shutdown`. A script that creates one needs `if __name__ == '__main__':`,
-    because the processes import the script. The constructor takes many seconds.
+    Use it as a context manager, or call `shutdown`. A script that creates a sampler needs
+    `if __name__ == '__main__':`, because the engine's processes import the script. The constructor takes many seconds.
 
     Args:
         model_id: hub id or folder.

@@ -255,7 +255,7 @@ class SamplerEngine:
     def _replays(
         self, request: EngineRequest, continued: TokenIds[SequenceSoFar], max_new_tokens: int
     ) -> dict[int, Replay]:
-        """Return the unfinished sequences. The next step reports the end of each sequence whose last token ended it."""
+        """Return the sequences that have not ended. The next step reports the end of the other unfinished sequences."""
         check_continued(continued, request.params, vocab_size=self._model.vocab_size, max_new_tokens=max_new_tokens)
         rules = self._stop_rules(request, max_new_tokens)
         replays = replay(continued, lambda: self._stop_detector(rules))
@@ -269,7 +269,7 @@ class SamplerEngine:
     def _groups(
         self, request: EngineRequest, max_new_tokens: int, replays: dict[int, Replay] | None
     ) -> list[SampleGroup]:
-        """Split the samples into groups that can be admitted as a unit, nearly always one."""
+        """Split the samples into groups that the scheduler can admit, nearly always into one group."""
         params = request.params
         samples = list(range(params.num_samples) if replays is None else replays)
         size = max(len(samples), 1)

@@ -23,9 +23,9 @@ class PackItem:
     request: EngineRequest
     """Request of the sequence."""
     experts: list[Experts]
-    """Record to which the experts of the rows are added, if the request asks for them."""
+    """List to which the experts of the rows are appended, if requested."""
     is_by_row: bool = False
-    """Whether to compute attention row by row, for bitwise the same keys and values as during sampling."""
+    """Whether to compute attention row by row, so that keys and values are bitwise equal to those of sampling."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Pack:
 
 
 def items_of(plan: StepPlan) -> list[PackItem]:
-    """Return the rows of each decode, replay and prompt chunk of a step, and count the replayed ones as computed."""
+    """Return the rows of each decode, replay and prompt chunk of a step, and count the replayed tokens as computed."""
     items = [
         PackItem(
             token_ids=sequence.tokens[-1:],

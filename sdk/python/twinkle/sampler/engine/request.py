@@ -24,8 +24,8 @@ class EngineAdapter:
     """One immutable version of one adapter."""
 
     key: str
-    """Name of the adapter; empty for base weights that were replaced. Rows with equal `(key, version)` share one LoRA
-    computation."""
+    """Name of the adapter; empty for new base weights that replaced the original ones. Rows with equal `(key, version)`
+    share one LoRA computation."""
     version: int
     """Version number, at least 1."""
     weights: 'LoraWeights'

@@ -1,4 +1,4 @@
-"""Experts of the computed tokens, which a request can ask for; see `twinkle.nn.expert_routing`.
+"""Experts of the computed tokens, for requests with `return_routed_experts`; see `twinkle.nn.expert_routing`.
 
 The prompt's experts are recorded once for all sequences of a group, and those of sampled tokens with each sequence.
 """
@@ -14,13 +14,13 @@ from twinkle.sampler.engine.sequence import SampleGroup, Sequence
 
 
 def recording_of(items: Items[PackItem], shape: RoutingShape | None) -> ExpertRouting | None:
-    """Return the recording of a step, or None if no request of the step asks for experts."""
+    """Return the recording of a step, or None if no request of the step returns experts."""
     is_requested = any(item.request.params.return_routed_experts for item in items)
     return ExpertRouting(shape) if shape is not None and is_requested else None
 
 
 def record(items: Items[PackItem], item_rows: Items[range], routing: ExpertRouting) -> None:
-    """Append the experts of a computed step to the records of the requests that ask for them."""
+    """Append the experts of a computed step to the records of the requests that return experts."""
     chosen_TLA = routing.chosen(max(rows.stop for rows in item_rows)).cpu().numpy()
     for item, rows in zip(items, item_rows, strict=True):
         if item.request.params.return_routed_experts:
@@ -28,7 +28,7 @@ def record(items: Items[PackItem], item_rows: Items[range], routing: ExpertRouti
 
 
 def experts_of(group: SampleGroup, sequence: Sequence | None = None) -> Experts | None:
-    """Return the experts of a group's prompt and of a sequence's tokens; None if the request does not ask for them."""
+    """Return the experts of a group's prompt and of a sequence's tokens; None if they were not requested."""
     if not group.request.params.return_routed_experts:
         return None
     return np.concatenate([*group.experts, *(sequence.experts if sequence else ())])

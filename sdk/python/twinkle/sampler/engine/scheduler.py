@@ -104,7 +104,7 @@ class Scheduler:
         return StepPlan(decodes, replays, self._next_chunks(rows_left - sum(chunk.row_count for chunk in replays)))
 
     def start(self, group: SampleGroup, sequences: list[Sequence]) -> None:
-        """Replace a group whose prompt is computed by its running sequences, which keep their reserved memory."""
+        """Remove a group whose prompt is computed, and run its sequences, which keep their reserved memory."""
         self.prefilling.remove(group)
         self.running.extend(sequences)
         unused_count = group.sample_count - len(sequences)

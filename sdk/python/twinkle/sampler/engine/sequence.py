@@ -34,7 +34,7 @@ class SampleGroup:
     cache: Any = None
     """`KVCache` of the prompt while it is being computed."""
     experts: list[Experts] = field(default_factory=list[Experts])
-    """Experts of the computed tokens of the prompt, if the request asks for them; see `routed_experts.py`."""
+    """Experts of the computed tokens of the prompt, if requested; see `routed_experts.py`."""
     is_parked: bool = False
     """Whether the sequences are parked: they keep their memory and are not computed."""
 
@@ -66,6 +66,6 @@ class Sequence:
     stop_detector: 'StopDetector'
     tokens: list[int] = field(default_factory=list[int])
     experts: list[Experts] = field(default_factory=list[Experts])
-    """Experts of the computed tokens that follow the prompt, if the request asks for them."""
+    """Experts of the computed tokens that follow the prompt, if requested."""
     uncomputed_count: int = 1
     """Number of newest tokens that are not in the cache: 1, or more if another engine started the sequence."""

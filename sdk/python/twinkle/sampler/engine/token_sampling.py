@@ -129,7 +129,7 @@ def _candidates(scores_V: Tensor, params: SamplingParams) -> tuple[Tensor, Tenso
         probs, token_ids = probs[: params.top_k], token_ids[: params.top_k]
         probs = probs / probs.sum()
     if params.top_p < 1.0:
-        # All tokens below (1 - top_p) / V together have less than 1 - top_p, so they are not in the nucleus.
+        # Tokens below a probability of (1 - top_p) / V have less than 1 - top_p in total, so the nucleus excludes them.
         floor = (1.0 - params.top_p) / probs.shape[0]
         kept, kept_ids = _sorted(probs, probs >= floor)
         size = int(torch.searchsorted(kept.cumsum(0), params.top_p)) + 1

@@ -94,7 +94,7 @@ class AdapterTable:
         self._users[adapter.lora_id] += 1
 
     async def release(self, adapter: VllmAdapter) -> None:
-        """Undo `acquire`. The last user of a retired version removes it."""
+        """Undo `acquire`. If `remove` was called in the meantime, the last release removes the version."""
         self._users[adapter.lora_id] -= 1
         if not self._users[adapter.lora_id]:
             del self._users[adapter.lora_id]

@@ -112,7 +112,7 @@ def _views(locations: Sequence[TensorLocation], buffer: Tensor) -> list[Tensor]:
 
 
 def is_whole(manager: Any, plan: Plan) -> bool:
-    """Return whether no layer of a plan is split across ranks, and each has one slice per part."""
+    """Return whether no layer of a plan is split across ranks, and each layer has one slice per part."""
     return all(
         manager.modules[name].tp_size == 1 and len(manager.modules[name].lora_a_stacked) == len(parts)
         for name, parts in plan.modules.items()

@@ -263,7 +263,7 @@ class VllmEngine:
         """Discard cached prefixes, including those that running requests keep in memory.
 
         Returns:
-            Number of tokens that finished requests added to the cache since the last call; some may have been evicted.
+            Number of tokens of the requests that ended since the last call: an estimate of the discarded tokens.
         """
         # vLLM frees nothing while a request runs, but a new salt prevents matches with old prefixes.
         self._cache_epoch += 1
@@ -343,7 +343,7 @@ class VllmEngine:
         ]
 
     async def _events(self, run: Run) -> AsyncGenerator[EngineEvent, None]:
-        """Yield the events of a request, starting with that of the prompt."""
+        """Yield the events of a request: first the prompt's event, unless the request is continued."""
         for sequence in run.sequences:
             if sequence.reason is not None:
                 yield sequence.end(sequence.reason)

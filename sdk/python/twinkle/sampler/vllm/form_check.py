@@ -190,7 +190,7 @@ async def _send(process: asyncio.subprocess.Process, line: str) -> None:
 
 
 async def _problem_of(process: asyncio.subprocess.Process, number: int) -> str:
-    """Return the response to a request; skip other output, such as that of libraries."""
+    """Return the problem that the process reports for a request; skip other lines, such as output of libraries."""
     while True:
         line = await process.stdout.readline() if process.stdout else b''
         if not line:

@@ -48,7 +48,7 @@ _ENVIRONMENT: Mapping[str, str] = {
     'VLLM_WORKER_MULTIPROC_METHOD': 'spawn',
 }
 _CPU_ENVIRONMENT: Mapping[str, str] = {
-    # A worker in the engine core's process saves a process, and the calls between the two.
+    # The worker runs in the engine core's process, which avoids calls between two processes.
     'VLLM_ENABLE_V1_MULTIPROCESSING': '0',
     # 'auto' would reserve a core and pin threads; OMP_NUM_THREADS sets the number of threads instead.
     'VLLM_CPU_OMP_THREADS_BIND': 'nobind',
@@ -77,7 +77,7 @@ def engine_args(folder: str, given: Mapping[str, Any]) -> AsyncEngineArgs:
     # vLLM's fixed default seed would give every replica and every start the same samples for unseeded requests.
     values.setdefault('seed', random.SystemRandom().getrandbits(31))
     values['dtype'] = explicit_dtype(folder, str(values.get('dtype', 'auto')))
-    # vLLM's backend 'auto' uses the first request's backend for all requests, and that one may ignore constraints.
+    # vLLM's backend 'auto' uses the first request's backend for all requests, and may thereby ignore constraints.
     forms = {'backend': BACKEND, **values.pop('structured_outputs_config', {})}
     if forms['backend'] != BACKEND:
         raise ValueError(f'structured_outputs_config: the backend must be {BACKEND}, got {forms["backend"]!r}')

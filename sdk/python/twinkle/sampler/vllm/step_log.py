@@ -57,7 +57,7 @@ class StepLog(AsyncScheduler):
         return outputs
 
     def _record(self, name: str) -> int:
-        """Record a new token of a sequence; return the number of steps since its previous one."""
+        """Record a new token of a sequence; return the number of steps since its previous token, or 0."""
         last = self._sampled_at.get(name, self._step_number)
         self._sampled_at[name] = self._step_number
         return self._step_number - last

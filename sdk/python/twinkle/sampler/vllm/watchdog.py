@@ -15,7 +15,7 @@ OWNER_VARIABLE = 'TWINKLE_VLLM_OWNER_PID'
 
 
 def record_owner() -> None:
-    """Make all child processes started after this call exit with this process."""
+    """Record this process as the owner, for calls of `exit_with_owner` in its child processes."""
     os.environ[OWNER_VARIABLE] = str(os.getpid())
 
 
