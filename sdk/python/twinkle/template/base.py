@@ -301,7 +301,7 @@ class Template(ReadsMedia):
         return self._chat_template is not None and self._chat_template.mentions(name)
 
     def _refuse_far_too_long(self, text: str) -> None:
-        """Raise `ExampleTooLong` under 'raise' if the text is too long by any tokenization."""
+        """Raise `ExampleTooLong` under 'raise' if even the lower bound of the token count exceeds `max_length`."""
         if self.truncation_strategy != 'raise':
             return
         lower_bound = self.tokenizer.min_token_count(text)

@@ -32,7 +32,7 @@ def assistant_spans(
         messages: the chat.
         full: the rendered chat.
         render: `render(messages, add_generation_prompt=...)`, the function that rendered `full`.
-        special_texts: texts of the special tokens; one directly after a turn is its end-of-turn token.
+        special_texts: texts of the special tokens; a special token directly after a turn is its end-of-turn token.
 
     Raises:
         TemplateError: the chat contains every private-use character, or rendering a changed chat fails.
@@ -49,7 +49,7 @@ def assistant_spans(
 
 
 def _probe(full: str) -> str:
-    """Return a character that does not occur in `full`; as the content of a turn, it differs from the original text."""
+    """Return a character that does not occur in `full`, to replace the content of a turn."""
     used = set(full)
     free = next((chr(code) for code in _PRIVATE_USE if chr(code) not in used), None)
     if free is None:
@@ -99,7 +99,7 @@ def label_tokens(token_ids: Sequence[int], offsets: Sequence[Span], spans: Seque
         return np.full(len(ids), IGNORE_INDEX, dtype=np.int32)
     starts = np.asarray(offsets, dtype=np.int64).reshape(-1, 2)[:, 0]
     begins, ends = np.asarray(sorted(spans), dtype=np.int64).T
-    # A token is inside some span if any span that begins at or before the token's start ends after it.
+    # A token is labelled if a span begins at or before the start of the token and ends after the start of the token.
     furthest = np.append(0, np.maximum.accumulate(ends))
     is_labelled = starts < furthest[np.searchsorted(begins, starts, side='right')]
     return np.where(is_labelled, ids, np.int32(IGNORE_INDEX))

@@ -119,7 +119,9 @@ class ChatMedia:
             places = np.flatnonzero(ids == spec.token_id(kind))
             own = [spec.token_count(item.grid) for item in media if item.kind == kind]
             if len(own) != len(places):
-                raise TemplateError(f'the chat template rendered {len(places)} of {len(own)} items of kind {kind}')
+                raise TemplateError(
+                    f'the chat template rendered {len(places)} tokens of kind {kind} for {len(own)} items'
+                )
             counts[places] = own
         offsets = np.repeat(np.asarray(tokens.offsets, np.int64).reshape(-1, 2), counts, axis=0)
         return TokenizedText(np.repeat(ids, counts).tolist(), [(int(begin), int(end)) for begin, end in offsets])

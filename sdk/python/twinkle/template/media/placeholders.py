@@ -100,7 +100,7 @@ def _given(trajectory: Mapping[str, Any], name: str) -> Sequence[Any]:
 
 
 def _searched(message: Any, path: str, search: _Search) -> Any:
-    """Return a message with its content as text with placeholders."""
+    """Return a message whose content is text with placeholders, and add its media to the search."""
     if not isinstance(message, Mapping):
         return message
     given = cast('Mapping[str, Any]', message)

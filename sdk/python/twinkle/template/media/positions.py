@@ -22,8 +22,8 @@ def media_positions(
 ) -> npt.NDArray[np.int32]:
     """Return the position ids int32 [3, T] of a sequence with images and videos.
 
-    The tokens of an image are positioned by their row and column. Text continues after the largest position of the
-    three axes.
+    The tokens of an image are positioned by their row and column. Text after an item continues after the item's longer
+    side in tokens, even if the time positions of a video are larger; transformers does the same.
 
     Args:
         input_ids: integers [T], in which each media token is already repeated for its item.

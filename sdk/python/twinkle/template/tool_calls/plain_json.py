@@ -12,7 +12,7 @@ _BRACKET = re.compile(r'[{\[]')
 _BEFORE = re.compile(r'(?:```(?:json)?|<\|python_tag\|>|\[TOOL_CALLS\])\s{0,8}\Z')
 _AFTER = re.compile(r'\s{0,8}```')
 _WINDOW = 32
-"""Characters before a call that are searched for its delimiter: the longest delimiter and some whitespace."""
+"""Number of characters before a call that are searched for its delimiter."""
 _FIELDS = {'id', 'type', 'name', 'arguments', 'parameters'}
 
 
