@@ -121,8 +121,8 @@ class DataLoader:
             consumed_train_samples: number of examples over all epochs and ranks, at least 0.
 
         Raises:
-            ValueError: the number is negative, or is not the beginning of a batch. A stream is checked for the
-                beginning of a batch only when the loop starts.
+            ValueError: the number is negative, or is not the beginning of a batch (for a stream, raised when the loop
+                starts).
         """
         if consumed_train_samples < 0:
             raise ValueError(f'consumed_train_samples must be at least 0, got {consumed_train_samples}')

@@ -126,7 +126,7 @@ def check_special_texts(trajectory: Mapping[str, Any], special_texts: Iterable[s
         elif _is_list(value):
             waiting += [(f'{path}[{index}]', item) for index, item in enumerate(value)]
         elif isinstance(value, str) and (found := [text for text in special_texts if text in value]):
-            raise InvalidTrajectory(path, f'contains the special token {found[0]!r}')
+            raise InvalidTrajectory(path, f'contains the special token {found[0]!r}; remove it')
 
 
 def check_tools(tools: Any) -> list[dict[str, Any]] | None:

@@ -22,8 +22,8 @@ def media_positions(
 ) -> npt.NDArray[np.int32]:
     """Return the position ids int32 [3, T] of a sequence with images and videos.
 
-    The tokens of an image are positioned by their row and column. Text after an item continues after the item's longer
-    side in tokens, even if the time positions of a video are larger; transformers does the same.
+    The tokens of an image are positioned by their row and column. Text after an item continues at the item's first
+    position plus its longer side in tokens, even if a video has larger time positions. This agrees with transformers.
 
     Args:
         input_ids: integers [T], in which each media token is already repeated for its item.
