@@ -137,7 +137,7 @@ class DataLoader:
             raise ValueError(f'consumed_train_samples must be at least 0, got {consumed_train_samples}')
         epoch_rows = await self._epoch_rows()
         if not epoch_rows:
-            raise ValueError('the loader has no batches')
+            raise ValueError('the loader has no batches; use a smaller batch_size, or drop_last=False')
         return self._handle(consumed_train_samples, epoch_rows)
 
     def get_state(self) -> dict[str, Any]:

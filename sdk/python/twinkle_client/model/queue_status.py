@@ -62,7 +62,7 @@ async def show_queue_status(query: Query, terminal: TextIO, *, delay: float, ref
 
 
 def queue_status_line(record: training_service_pb2.GetOperationResponse) -> str:
-    """Return the status line of a queued operation; empty once it runs."""
+    """Return the status line of a queued operation; empty if the operation is not queued."""
     if record.state != training_service_pb2.OPERATION_STATE_QUEUED:
         return ''
     position = record.queue_position + 1

@@ -36,7 +36,9 @@ class BatchUploads:
         self._limit: int | None = None
 
     async def fit(self, operation: Operation) -> Operation:
-        """Return an equivalent operation that fits into one message, uploading its batch if necessary.
+        """Upload the features of an operation that does not fit into one message; return the operation to send.
+
+        An operation that fits, or that has no features, is returned unchanged.
 
         Raises:
             Error: The upload failed or was refused.

@@ -31,12 +31,12 @@ Params = SamplingParams | Mapping[str, Any] | None
 class Sampler:
     """Samples from a base model, with or without one of the caller's adapters.
 
-    Methods select the weights with `adapter_name` (a name passed to `add_adapter_to_model`, or an adapter's id;
-    optionally with `version` or `min_version`) or with `adapter_uri` (the path of a checkpoint). A name that several
-    model handles use is ambiguous, unless exactly one of these adapters was synced to this sampler. Without a
-    selection, the version last synced by `CheckpointEngineManager.sync_weights` is used; the base model is used if
-    no version was synced or if `use_base_model` is true. The server never substitutes other weights. `wait`, a
-    timedelta, limits the time until the version is available; the default is 10 seconds.
+    Methods select the weights with `adapter_name` or `adapter_uri`. `adapter_name` is a name passed to
+    `add_adapter_to_model`, or an adapter's id; `version` or `min_version` can be added. `adapter_uri` is the
+    path of a checkpoint. A name that several model handles use is ambiguous, unless exactly one of these adapters was
+    synced to this sampler. Without a selection, the version last synced by `CheckpointEngineManager.sync_weights` is
+    used. The base model is used if no version was synced or if `use_base_model` is true. The server never substitutes
+    other weights. `wait`, a timedelta, limits the time until the version is available; the default is 10 seconds.
 
     Args:
         model_id: Name of the base model, as reported by `TwinkleClient.get_server_info`.
@@ -99,7 +99,7 @@ class Sampler:
             One response per prompt, in order.
 
         Raises:
-            ValueError: An argument cannot be sent.
+            ValueError: An argument cannot be sent, or the selection of the adapter is ambiguous.
             NotFoundError: The model, adapter or version does not exist, or the adapter has no published version.
             StateError: The samplers cannot use the adapter's weights.
             RetryableError: The version did not arrive within `wait`, or the samplers stayed unavailable.

@@ -37,7 +37,8 @@ def wait_until_joined(
             check()
             if time.monotonic() > end:
                 raise StackError(
-                    f'samplers at {", ".join(sorted(missing))} did not join the fleet of {gateway} in time'
+                    f'samplers at {", ".join(sorted(missing))} did not join the fleet of {gateway} within '
+                    f'{JOIN_LIMIT_SECONDS:.0f} s; see their logs'
                 )
             time.sleep(_POLL_SECONDS)
 
