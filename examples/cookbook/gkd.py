@@ -1,9 +1,10 @@
 """Distillation on the student's own answers: `python -m examples.cookbook.gkd`.
 
 The method is Generalized Knowledge Distillation (arXiv 2306.13649, algorithm 1). The student answers questions, and the
-teacher computes its most likely tokens at each position of the answers. Training reduces the divergence of the two
-distributions (equation 1). The teacher can be any model with the same tokenizer. With `--setting gpu`, it is a larger
-model. With `--setting cpu`, it is the same model with an instruction to talk like a pirate.
+teacher computes its most likely tokens at each position of the answers. Training reduces the generalized Jensen-Shannon
+divergence of the two distributions (equation 1). The teacher can be any model with the same tokenizer. With
+`--setting gpu`, it is a larger model. With `--setting cpu`, it is the same model with an instruction to talk like a
+pirate, which the student does not get.
 
 `divergence` is the mean over the tokens of the teacher's own answers to held-out questions. With `--setting cpu` and
 seeds 0, 1 and 2 it falls to less than 0.6 of its initial value; docs/learning.md has the curves.

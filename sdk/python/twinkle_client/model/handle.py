@@ -22,7 +22,7 @@ class AdapterHandle:
 
 
 class ModelHandle:
-    """A base model on the server, and the adapters by name that this program trains on it.
+    """A base model on the server, and the named adapters that this program trains on it.
 
     Args:
         model_id: Name of the base model, as reported by `TwinkleClient.get_server_info`.
