@@ -50,7 +50,7 @@ _EXPIRY_INTERVAL = timedelta(days=1)
 """Time between two removals of unused adapters."""
 _GAP_SECONDS = 5.0
 """Maximum seconds that an operation waits for an earlier number if the journal may have lost it."""
-_LOAD_ERRORS = (HubError, OSError, ValueError, NotSupportedYet)
+_LOAD_ERRORS = (HubError, ImportError, OSError, ValueError, NotSupportedYet)
 _log = structlog.get_logger('model')
 
 

@@ -258,6 +258,12 @@ def test_full_parameter_names_select_modules() -> None:
     assert list(full_parameter_config(names=('mlp', 'norm')).target_modules) == ['mlp', 'norm']
 
 
+def test_empty_selection_of_parameters_is_refused() -> None:
+    """An empty list is refused, because the contract defines it as all parameters."""
+    with pytest.raises(ValueError, match='at least one module'):
+        full_parameter_config(names=[])
+
+
 def test_pixel_values_are_refused() -> None:
     """A feature with pixel values is refused instead of being sent without its image."""
     feature = {'input_ids': [1, 5], 'labels': [-100, -100], 'position_ids': [[0, 1]] * 3, 'pixel_values': [[0.0]]}

@@ -5,16 +5,19 @@ import select
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 import torch
 
 import twinkle.sampler
-from twinkle.data_format import SamplingParams
+from twinkle.data_format import LoraConfig, SamplingParams
 from twinkle.sampler.engine.stopping import StopRules
 from twinkle.sampler.vllm.adapters import MappedAdapter, Slots
+from twinkle.sampler.vllm.handover import layout_of
 from twinkle.sampler.vllm.patches import _add_lora_linear, adapter_rows
 from twinkle.sampler.vllm.penalties import _Row
-from twinkle.sampler.vllm.plans import LayerPlan, Plan, TensorLocation
+from twinkle.sampler.vllm.plans import LayerPlan, Misfit, Plan, TensorLocation, make_plan
 from twinkle.sampler.vllm.sampling import sequence_seed, vllm_params
 
 WATCHDOG = Path(twinkle.sampler.__file__).parent / 'vllm' / 'watchdog.py'
@@ -67,6 +70,13 @@ def test_base_rows_are_unchanged_while_every_slot_is_in_use():
     _add_lora_linear(Wrapper(slots), y, x, a, b, 1.0, (5, 3))
     torch.testing.assert_close(y, expected)
     assert torch.equal(y[slots < 0], before[slots < 0])
+
+
+def test_adapter_without_matrices_is_refused():
+    """Weights without any matrix are refused as a misfit, which does not end the engine."""
+    model = SimpleNamespace(modules={'q': None}, packed_modules={}, model=None)
+    with pytest.raises(Misfit, match='no LoRA matrices'):
+        make_plan(model, layout_of({}, LoraConfig(r=4)))
 
 
 class Layer:

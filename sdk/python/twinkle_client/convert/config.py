@@ -78,10 +78,16 @@ def full_parameter_config(*, names: bool | Sequence[str]) -> pb.FullParameterCon
 
     Args:
         names: Names to match against the parts of a parameter's path. True selects all parameters, False none.
+
+    Raises:
+        ValueError: There are no names.
     """
     if isinstance(names, bool):
         return pb.FullParameterConfig() if names else None
-    targets = [names] if isinstance(names, str) else names
+    targets = [names] if isinstance(names, str) else list(names)
+    if not targets:
+        # The contract defines an empty list as all parameters.
+        raise ValueError('full_parameters must name at least one module; pass True to train all parameters')
     return pb.FullParameterConfig(target_modules=targets)
 
 

@@ -136,8 +136,8 @@ def make_plan(manager: Any, layout: bytes) -> Plan:
     """Assign the tensors of a layout to the model's layers.
 
     Raises:
-        Misfit: a tensor belongs to no layer that supports LoRA, lacks its counterpart (A or B), has the wrong shape, or
-            exceeds the maximum rank.
+        Misfit: there are no tensors, or a tensor belongs to no layer that supports LoRA, lacks its counterpart (A or
+            B), has the wrong shape, or exceeds the maximum rank.
     """
     locations, config, size_bytes = read_layout(layout)
     if config is None:
@@ -153,6 +153,8 @@ def make_plan(manager: Any, layout: bytes) -> Plan:
     if layers:
         unknown = ', '.join(sorted(layers)[:3])
         raise Misfit(f'{len(layers)} layers do not support LoRA here, such as {unknown}')
+    if not modules:
+        raise Misfit('the weights contain no LoRA matrices')
     rank = max(plan.a.shape[0] for plans in modules.values() for plan in plans if plan)
     if rank > manager.lora_config.max_lora_rank:
         raise Misfit(f'rank {rank} is above max_lora_rank {manager.lora_config.max_lora_rank}')
