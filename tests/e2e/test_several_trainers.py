@@ -31,9 +31,11 @@ def test_runs_continue_after_a_restart(tmp_path: Path, trainers_after_restart: i
         losses = {name: [_step(model, name)] for name in NAMES}
     with _stack(folder, base_model, trainer_count=trainers_after_restart) as (output, client):
         is_reduced = trainers_after_restart == 1
-        assert ('model-2 of an earlier start is not running' in output) == is_reduced
+        assert ('model-trainer-2 of an earlier start is not running' in output) == is_reduced
         if is_reduced:
-            assert '1 runs of model-2' in _run('fleet', 'take-over', 'model-2', '--model', base_model, folder=folder)
+            assert '1 runs of model-trainer-2' in _run(
+                'fleet', 'take-over', 'model-trainer-2', '--model', base_model, folder=folder
+            )
         model = MultiLoraTransformersModel(base_model, client=client)
         for name, run_id in run_ids.items():
             model.attach_adapter(name, run_id)

@@ -19,8 +19,8 @@ RECORD_LENGTH = 64
 """Maximum number of results stored for repeats. A client has at most one request per number in progress and retries
 immediately, so it repeats only one of its last few numbers."""
 RECORD_BYTES = 4 << 20
-"""Maximum bytes of log-probabilities and values in the stored results, about a million numbers. The newest result is
-always stored."""
+"""Maximum bytes of the arrays in the stored results, about a million log-probabilities. The newest result is always
+stored."""
 
 _UNAPPLIED = {Code.CANCELLED, Code.UNAVAILABLE}
 """Codes of operations that were cancelled or that another service could not process; nothing was applied."""
@@ -71,11 +71,11 @@ class Entry:
 
     @property
     def size_bytes(self) -> int:
-        """Size of the log-probabilities and values in the result."""
+        """Size of the arrays in the result."""
         outcome = None if self.result is None else self.result.outcome
         if not isinstance(outcome, ForwardResult):
             return 0
-        return sum(array.nbytes for array in (*outcome.logps, *outcome.values))
+        return sum(array.nbytes for array in (*outcome.logps, *outcome.values, *outcome.routed_experts))
 
 
 class OperationSequence:

@@ -92,7 +92,7 @@ class TorchEngine:
             max_sequences=options.limits.max_sequences,
             engine='torch',
             can_sleep=False,
-            can_report_experts=self._model.routing is not None,
+            expert_token_bytes=0 if self._model.routing is None else self._model.routing.token_bytes,
         )
 
     @property

@@ -12,6 +12,8 @@ from services.sampler.domain.adapter import VersionKey
 from services.sampler.domain.errors import ContextExceeded
 from twinkle.data_format import InvalidProbe, ProbeResult, SamplingParams, StopReason, Trajectory, VersionSpan
 
+MAX_EXPERT_BYTES = 256 << 20
+"""Maximum size of the experts that one prompt may return, because they stay in memory until its sequences finish."""
 TopTokens = list[tuple[int, float]]
 """Pairs `(token_id, log-probability)`, natural logarithm, most likely first."""
 
@@ -152,8 +154,8 @@ class EngineFacts:
     """Name of the engine, 'torch' or 'vllm'."""
     can_sleep: bool = True
     """Whether the engine can release its memory while it sleeps."""
-    can_report_experts: bool = False
-    """Whether the engine can report the experts of each token."""
+    expert_token_bytes: int = 0
+    """Size in bytes of the experts of one token; 0 if the engine cannot report them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,9 +188,6 @@ def check_fits(prompt_tokens: int, params: SamplingParams, facts: EngineFacts) -
         InvalidField: `min_tokens` is larger than the number of tokens that may be sampled, or `prompt_probe` does not
             fit the prompt's length or the vocabulary, or the engine cannot report experts.
     """
-    if params.return_routed_experts and not facts.can_report_experts:
-        problem = 'needs the torch engine and a mixture of experts with softmax routers; leave it out'
-        raise InvalidField('params.is_routed_experts_returned', problem)
     available = facts.context_tokens - prompt_tokens
     max_tokens = 1 if params.max_tokens is None else params.max_tokens
     if max_tokens > available:
@@ -196,9 +195,21 @@ def check_fits(prompt_tokens: int, params: SamplingParams, facts: EngineFacts) -
     limit = available if params.max_tokens is None else max_tokens
     if params.min_tokens > limit:
         raise InvalidField('params.min_tokens', f'must be at most the {limit} new tokens allowed')
+    if params.return_routed_experts:
+        _check_experts(facts.expert_token_bytes, (prompt_tokens + limit) * params.num_samples)
     if params.prompt_probe is None:
         return
     try:
         params.prompt_probe.check(prompt_tokens, facts.vocabulary_size)
     except InvalidProbe as error:
         raise InvalidField(f'params.{error.field}', error.problem) from error
+
+
+def _check_experts(token_bytes: int, token_count: int) -> None:
+    field = 'params.is_routed_experts_returned'
+    if not token_bytes:
+        raise InvalidField(field, 'needs the torch engine and a mixture of experts with softmax routers; leave it out')
+    if token_bytes * token_count > MAX_EXPERT_BYTES:
+        limit = MAX_EXPERT_BYTES // token_bytes
+        problem = f'is limited to {limit} tokens of all sequences with the prompt, got {token_count}; reduce'
+        raise InvalidField(field, f'{problem} sample_count or max_tokens')

@@ -77,6 +77,8 @@ def test_experts_are_sent_for_the_first_unmasked_tokens() -> None:
     assert sent.tolist() == [[[5, 1]], [[255, 0]]]
     large = features_to_proto([{**feature, 'routed_experts': [[[256, 1]]]}]).features[0]
     assert feature_from_proto(large)['routed_experts'].dtype == np.int32
+    masked = features_to_proto([{**feature, 'attention_mask': [0, 0, 1, 1], 'routed_experts': [[[5, 1]]]}]).features[0]
+    assert not masked.HasField('routed_experts')
     with pytest.raises(ValueError, match=r'features\[0\].routed_experts has 5 rows'):
         features_to_proto([{**feature, 'routed_experts': [[[0, 1]]] * 5}])
 

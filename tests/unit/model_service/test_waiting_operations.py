@@ -335,8 +335,8 @@ def _operation(number: int, verb: Verb, fingerprint: str) -> Operation:
     return Operation(adapter_id='a', sequence_number=number, verb=verb, fingerprint=fingerprint)
 
 
-def _result(number: int, size_bytes: int = 0) -> OperationResult:
-    outcome = ForwardResult(loss=0.0, num_tokens=1, logps=[np.zeros(size_bytes // 4, np.float32)])
+def _result(number: int, size_bytes: int = 0, *, field: str = 'logps') -> OperationResult:
+    outcome = ForwardResult(loss=0.0, num_tokens=1, **{field: [np.zeros(size_bytes // 4, np.float32)]})
     return OperationResult(adapter_id='a', sequence_number=number, outcome=outcome, receipt=Receipt())
 
 
@@ -365,18 +365,19 @@ def test_a_restored_sequence_may_have_no_record() -> None:
         sequence.action_for(_operation(5, Step(), 'f'))
 
 
-def test_the_record_is_bounded_in_bytes() -> None:
-    """Large results remove old ones from the record; the newest always stays."""
+@pytest.mark.parametrize('field', ['logps', 'values', 'routed_experts'])
+def test_the_record_is_bounded_in_bytes(field: str) -> None:
+    """Large arrays of any kind remove old results from the record; the newest result always stays."""
     sequence = OperationSequence('a')
     for number in range(1, 11):
         sequence.begin(_operation(number, Step(), f'f{number}'))
-        sequence.finish(number, _result(number, RECORD_BYTES // 3))
+        sequence.finish(number, _result(number, RECORD_BYTES // 3, field=field))
     assert sequence.entry(10).result is not None
     assert sequence.entry(8).result is not None
     with pytest.raises(OperationNotFound):
         sequence.entry(7)
     sequence.begin(_operation(11, Step(), 'f11'))
-    sequence.finish(11, _result(11, 2 * RECORD_BYTES))
+    sequence.finish(11, _result(11, 2 * RECORD_BYTES, field=field))
     assert sequence.entry(11).result is not None
     with pytest.raises(OperationNotFound):
         sequence.entry(10)

@@ -3,7 +3,9 @@
 Legend: P tokens of a prompt, N sampled tokens, L layers with experts, A experts per token.
 """
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from twinkle.nn import ExpertRouting, KVCache, PackedCausalLM, SequenceSpan
 from twinkle.rollout import TokenTrack
 from twinkle.sampler import InvalidSamplingParams, TorchSampler
 from twinkle.sampler.engine import SequenceSoFar, TokenEvent
+from twinkle.sampler.engine.routed_experts import record
 
 SHAPE = (CONFIG.num_hidden_layers, CONFIG.num_experts_per_tok)
 PROMPT = list(range(3, 43))
@@ -96,6 +99,29 @@ def test_continued_sequence_reports_all_experts(model, delivered):
     rest, experts = sampled(model, params, continued=[so_far])
     assert whole.tokens[0] == [*so_far.token_ids, *rest.tokens[0]]
     assert np.array_equal(experts[0], expected[0])
+
+
+def test_continued_sequence_that_had_ended_reports_its_experts(model):
+    """A sequence whose last token was delivered, but not its end, ends with the experts of all its tokens."""
+    whole, expected = sampled(model)
+    delivered = [SequenceSoFar(token_ids=tuple(tokens)) for tokens in whole.tokens]
+    rest, experts = sampled(model, continued=delivered)
+    assert rest.tokens == [[], []]
+    assert rest.reasons == whole.reasons
+    assert rest.spans == whole.spans
+    assert all(map(np.array_equal, experts, expected))
+    _, (none, last) = sampled(model, continued=[replace(delivered[0], is_finished=True), delivered[1]])
+    assert none is None
+    assert np.array_equal(last, expected[1])
+
+
+def test_records_do_not_keep_other_rows_in_memory():
+    """The recorded experts of a request do not share memory with those of other rows of the step."""
+    items = [SimpleNamespace(request=SimpleNamespace(params=PARAMS), experts=[]) for _ in range(2)]
+    routing = SimpleNamespace(chosen=lambda count: torch.zeros(count, *SHAPE, dtype=torch.uint8))
+    record(items, [range(3), range(3, 4)], routing)
+    assert [item.experts[0].shape for item in items] == [(3, *SHAPE), (1, *SHAPE)]
+    assert all(item.experts[0].base is None for item in items)
 
 
 def test_scored_prompt_reports_its_experts(model):

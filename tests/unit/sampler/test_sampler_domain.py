@@ -11,7 +11,7 @@ from services.kit.errors import InvalidField
 from services.sampler.domain.adapter import AdapterKey, CheckpointFacts, VersionKey
 from services.sampler.domain.errors import ContextExceeded, RequestIdTaken, RequestNotFound
 from services.sampler.domain.fair_queue import FairQueue
-from services.sampler.domain.generation import EngineFacts, check_fits
+from services.sampler.domain.generation import MAX_EXPERT_BYTES, EngineFacts, check_fits
 from services.sampler.domain.residency import Residency, ResidentVersion
 from services.sampler.domain.running_requests import RunningRequests
 from twinkle.data_format import PromptProbe, SamplingParams
@@ -21,12 +21,15 @@ FACTS = EngineFacts(
 )
 
 
-def test_experts_need_an_engine_that_reports_them() -> None:
-    """A request for experts is refused by name unless the engine can report them."""
-    params = SamplingParams(max_tokens=1, return_routed_experts=True)
-    check_fits(2, params, replace(FACTS, can_report_experts=True))
-    with pytest.raises(InvalidField, match='is_routed_experts_returned'):
+def test_experts_are_limited_by_their_size() -> None:
+    """A request for experts is refused by name if the engine cannot report them, or if they are too large."""
+    params = SamplingParams(max_tokens=1, num_samples=2, return_routed_experts=True)
+    with pytest.raises(InvalidField, match=r'is_routed_experts_returned.*torch engine'):
         check_fits(2, params, FACTS)
+    largest = MAX_EXPERT_BYTES // 6
+    check_fits(2, params, replace(FACTS, expert_token_bytes=largest))
+    with pytest.raises(InvalidField, match=r'is_routed_experts_returned.*reduce sample_count'):
+        check_fits(2, params, replace(FACTS, expert_token_bytes=largest + 1))
 
 
 def key(name: str, version: int = 1, tenant: str = 'alice') -> VersionKey:

@@ -31,6 +31,11 @@ class RoutingShape:
     """E: number of experts of a layer."""
 
     @property
+    def token_bytes(self) -> int:
+        """Size of the experts of one token in a message, which has no 16-bit integers."""
+        return self.layer_count * self.choice_count * (1 if self.dtype is torch.uint8 else 4)
+
+    @property
     def dtype(self) -> torch.dtype:
         """Smallest integer dtype for the index of an expert."""
         return torch.uint8 if self.expert_count <= 1 << 8 else torch.int16

@@ -129,7 +129,7 @@ def status(state_dir: LocalStateDirOption = None) -> None:
     if state is None:
         fail(f'no stack in {folder}; start one with `twinkle up`')
     with error_console.status('querying the services'):
-        described = _by_name(_server_info(state))
+        described = _by_name(_server_info(state), state)
     table = Table(title=f'{", ".join(state.base_models)} at {state.address or "(not up)"}')
     own_columns = ['base model'] if state.more_models else []
     for name in ('service', 'state', 'pid', 'memory', 'address', 'version', *own_columns):
@@ -181,13 +181,12 @@ def _state_text(service: ServiceState, info: server_service_pb2.ServiceInfo | No
     return 'serving' if info is not None and info.is_reachable else 'not responding'
 
 
-def _by_name(services: Iterable[server_service_pb2.ServiceInfo]) -> dict[str, server_service_pb2.ServiceInfo]:
-    """Return the service reports by process name; further processes of a service are numbered as in the stack."""
-    found: dict[str, server_service_pb2.ServiceInfo] = {}
-    for service in services:
-        count = sum(service_of(name) == service.service for name in found)
-        found[f'{service.service}-{count + 1}' if count else service.service] = service
-    return found
+def _by_name(
+    services: Iterable[server_service_pb2.ServiceInfo], state: StackState
+) -> dict[str, server_service_pb2.ServiceInfo]:
+    """Return the service reports by process name; model services report in the order of their names."""
+    trainers = iter([service.name for service in state.services if service_of(service.name) == 'model'])
+    return {next(trainers, 'model') if item.service == 'model' else item.service: item for item in services}
 
 
 def _described_names(state: StackState) -> set[str]:
@@ -259,7 +258,7 @@ def _run(options: StackOptions, *, is_detached: bool) -> None:
                 state = start_stack(options, report=StartReport())
             _print_address(state)
             for trainer in _stopped_trainers(state):
-                text = f'{trainer} of an earlier start is not running; move its runs with `twinkle fleet take-over`'
+                text = f'{trainer} of an earlier start is not running; see docs/gateways.md to move its runs'
                 console.print(f'[yellow]{text}[/yellow]', soft_wrap=True)
             if scaling is not None:
                 scaler = Autoscaler(state, scaling, report=StartReport(), say=print_plain)
@@ -276,7 +275,7 @@ def _run(options: StackOptions, *, is_detached: bool) -> None:
 def _stopped_trainers(state: StackState) -> list[str]:
     """Return the names of the trainers that have a journal in the state folder but are not part of the stack."""
     started = {service.name for service in state.services}
-    folders = [path.parent.name for path in (state.state_dir / 'data').glob('model*/journal')]
+    folders = [path.parent.name for path in (state.state_dir / 'data').glob('model*-trainer-*/journal')]
     return sorted(name for name in folders if name not in started)
 
 

@@ -78,8 +78,9 @@ def _feature_to_proto(feature: Mapping[str, Any], per_label: Mapping[str, Any], 
         experts = expert_indices(feature[_EXPERTS], field=f'{field}.{_EXPERTS}')
         if len(experts) > len(tokens):
             raise ValueError(f'{field}.{_EXPERTS} has {len(experts)} rows, but input_ids has {len(tokens)} elements')
-        # Experts may be given for the first tokens only.
-        tensors[_EXPERTS] = tensor_to_proto(experts[is_kept[: len(experts)]])
+        # Experts may be given for the first tokens only, and all of these may be masked.
+        kept = experts[is_kept[: len(experts)]]
+        tensors |= {_EXPERTS: tensor_to_proto(kept)} if len(kept) else {}
     extra = _extra_tensors(feature, is_kept, field)
     for name, value in per_label.items():
         labels = tensors.get('labels')

@@ -54,7 +54,6 @@ class Launch:
         self._start('checkpoint', {'base_models': list(options.base_models)})
         self._start('data', {'base_models': list(options.base_models)})
         addresses = {f'{name}_address': spawner.wait_for(name) for name in ('checkpoint', 'data')}
-        # The first trainers of all base models come first, so that their names do not depend on the number of trainers.
         for number in range(options.trainer_count):
             for base_model in options.base_models:
                 self._start_trainer(base_model, number, addresses)
@@ -99,8 +98,9 @@ class Launch:
         self._start(self._trainer_name(base_model, number), model)
 
     def _trainer_name(self, base_model: str, number: int) -> str:
-        models = self._options.base_models
-        return numbered('model', number * len(models) + models.index(base_model) + 1)
+        # Names are those of state folders, so they must not depend on the numbers of base models and of trainers.
+        first = numbered('model', self._options.base_models.index(base_model) + 1)
+        return f'{first}-trainer-{number + 1}' if number else first
 
     def _trainer_folders(self, base_model: str) -> dict[str, str]:
         """Return the state folders of a base model's trainers by name.
@@ -151,7 +151,7 @@ class Launch:
             'http_listen': http_listen,
             'http_address_file': str(http_file),
             'upstreams': {
-                'models': [addresses[name] for name in self._spawner.started if service_of(name) == 'model'],
+                'models': [addresses[name] for name in sorted(self._spawner.started) if service_of(name) == 'model'],
                 **{name: addresses[name] for name in ('data', 'checkpoint')},
             },
             'bootstrap_key': self._api_key(),

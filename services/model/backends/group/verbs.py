@@ -32,8 +32,10 @@ def forward_outcome(result: BatchResult, options: verbs.ForwardOptions | None) -
         logps=result.logps if is_requested else (),
         metrics=result.metrics,
         values=result.values if is_requested else (),
-        # The contract has no 16-bit integers.
-        routed_experts=[own if own.dtype == np.uint8 else own.astype(np.int32) for own in experts] if experts else (),
+        # Copies, because views would keep the experts of the whole pass. The contract has no 16-bit integers.
+        routed_experts=[own.astype(np.uint8 if own.dtype == np.uint8 else np.int32) for own in experts]
+        if experts
+        else (),
     )
 
 

@@ -1,6 +1,7 @@
 """The torch sampling engine: synchronous continuous batching over `twinkle.nn.PackedCausalLM`."""
 
-from twinkle.sampler.engine.engine import EngineConfig, SamplerEngine
+from twinkle.sampler.engine.config import EngineConfig
+from twinkle.sampler.engine.engine import SamplerEngine
 from twinkle.sampler.engine.request import (
     EngineAdapter,
     EngineEvent,

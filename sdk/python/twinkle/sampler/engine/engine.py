@@ -8,7 +8,6 @@ T rows of a step, R some of these rows, D hidden size, V vocabulary size.
 import random
 from collections.abc import Callable
 from collections.abc import Sequence as TokenIds
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from torch import Tensor
 from twinkle.data_format import SamplingParams, StopReason
 from twinkle.nn import KVCache, PackedCausalLM, log_probabilities
 from twinkle.sampler.engine.admission import Admission
+from twinkle.sampler.engine.config import EngineConfig
 from twinkle.sampler.engine.continuation import Replay, check_continued, replay
 from twinkle.sampler.engine.detokenize import IncrementalDetokenizer, TokenDecoder
 from twinkle.sampler.engine.events import aborted_event, last_event, version_spans
@@ -39,22 +39,6 @@ from twinkle.sampler.errors import DuplicateRequest, UnknownRequest
 
 SCORED_ROWS = 64
 """Number of prompt rows whose logits are computed at once; 37 MiB in float32 for a vocabulary of 150k tokens."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineConfig:
-    """Limits of one engine."""
-
-    max_sequences: int = 32
-    """Maximum number of running sequences."""
-    max_batch_tokens: int = 1024
-    """Maximum number of rows in one step."""
-    prefill_chunk_tokens: int = 512
-    """Maximum number of prompt tokens in one chunk."""
-    kv_cache_memory_bytes: int = 1 << 29
-    """Memory for keys, values and the state of recurrent layers. Requests wait until enough is free."""
-    max_model_len: int | None = None
-    """Maximum number of tokens of one sequence, reduced if the cache is smaller. None: the model's context length."""
 
 
 class SamplerEngine:
@@ -233,6 +217,7 @@ class SamplerEngine:
         if plan.row_count == 0:
             return events
         hidden_TD, item_rows = self._forward(plan)
+        events += self._ended([chunk.sequence for chunk in plan.replays])
         prefill_rows = item_rows[len(plan.decodes) + len(plan.replays) :]
         for chunk, rows in zip(plan.prefills, prefill_rows, strict=True):
             self._record_prompt_rows(chunk, hidden_TD[rows.start : rows.stop])
@@ -255,10 +240,15 @@ class SamplerEngine:
     def _replays(
         self, request: EngineRequest, continued: TokenIds[SequenceSoFar], max_new_tokens: int
     ) -> dict[int, Replay]:
-        """Return the sequences that have not ended. The next step reports the end of the other unfinished sequences."""
+        """Return the sequences to compute: those that have not ended, or also others whose experts are requested.
+
+        The next step reports the end of the other unfinished sequences.
+        """
         check_continued(continued, request.params, vocab_size=self._model.vocab_size, max_new_tokens=max_new_tokens)
         rules = self._stop_rules(request, max_new_tokens)
         replays = replay(continued, lambda: self._stop_detector(rules))
+        if request.params.return_routed_experts:
+            return replays
         self._pending_events += [
             last_event(request, index, item.reason, token_count=len(item.tokens))
             for index, item in replays.items()
@@ -339,7 +329,19 @@ class SamplerEngine:
         sequences = [self._sequence(group, index, rules) for index in group.sample_indices]
         group.cache = None
         self._scheduler.start(group, sequences)
-        return events + [self._extend(sequence, logits_V) for sequence in sequences if not sequence.tokens]
+        events += [self._extend(sequence, logits_V) for sequence in sequences if not sequence.tokens]
+        return events + self._ended(sequences)
+
+    def _ended(self, sequences: list[Sequence]) -> list[EngineEvent]:
+        """End the sequences whose last token was sampled by another engine, once their other tokens are computed."""
+        events: list[EngineEvent] = []
+        for sequence in sequences:
+            if sequence.end_reason is None or sequence.uncomputed_count > 1:
+                continue
+            self._close(sequence)
+            request, count, experts = sequence.group.request, len(sequence.tokens), experts_of(sequence.group, sequence)
+            events.append(last_event(request, sequence.index, sequence.end_reason, token_count=count, experts=experts))
+        return events
 
     def _sequence(self, group: SampleGroup, index: int, rules: StopRules) -> Sequence:
         replay_state = group.replays.get(index)
@@ -351,6 +353,7 @@ class SamplerEngine:
             rules=rules,
             stop_detector=replay_state.stop_detector if replay_state else self._stop_detector(rules),
             tokens=tokens,
+            end_reason=replay_state.reason if replay_state else None,
             uncomputed_count=max(len(tokens), 1),
         )
 

@@ -24,7 +24,8 @@ def record(items: Items[PackItem], item_rows: Items[range], routing: ExpertRouti
     chosen_TLA = routing.chosen(max(rows.stop for rows in item_rows)).cpu().numpy()
     for item, rows in zip(items, item_rows, strict=True):
         if item.request.params.return_routed_experts:
-            item.experts.append(chosen_TLA[rows.start : rows.stop])
+            # A view would keep the experts of all rows of the step in memory.
+            item.experts.append(chosen_TLA[rows.start : rows.stop].copy())
 
 
 def experts_of(group: SampleGroup, sequence: Sequence | None = None) -> Experts | None:

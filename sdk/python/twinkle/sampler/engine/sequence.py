@@ -5,6 +5,7 @@ from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from twinkle.data_format import StopReason
 from twinkle.sampler.engine.request import EngineRequest, Experts
 
 if TYPE_CHECKING:
@@ -67,5 +68,8 @@ class Sequence:
     tokens: list[int] = field(default_factory=list[int])
     experts: list[Experts] = field(default_factory=list[Experts])
     """Experts of the computed tokens that follow the prompt, if requested."""
+    end_reason: StopReason | None = None
+    """Reason for the end, if another engine sampled the last token. The sequence then ends once its experts are known.
+    """
     uncomputed_count: int = 1
     """Number of newest tokens that are not in the cache: 1, or more if another engine started the sequence."""
