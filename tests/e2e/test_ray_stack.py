@@ -36,7 +36,7 @@ FEATURES = [{'input_ids': list(range(first, first + 12)), 'labels': list(range(1
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[RayCluster]:
-    """A Ray cluster of two nodes, to which this process is connected at most until the end."""
+    """A Ray cluster of two nodes; the connection of this process to the cluster is closed after the test."""
     monkeypatch.setenv('RAY_AUTH_MODE', 'disabled')
     with ray_cluster() as cluster:
         yield cluster

@@ -142,7 +142,7 @@ async def test_unfinished_futures_of_a_session_are_listed(store: Any) -> None:
 
 
 async def test_next_position_follows_the_last_finished_one(store: Any) -> None:
-    """The next position follows the last finished one of this tenant's lane."""
+    """The next position of a tenant's lane follows the position of the last finished future."""
     assert await store.next_position('alice', 'b') == 0
     for position in (0, 1, 2):
         await store.add_if_absent(future_of(f'b{position}', lane='b', position=position))
@@ -153,7 +153,7 @@ async def test_next_position_follows_the_last_finished_one(store: Any) -> None:
 
 
 async def test_finished_futures_expire_and_are_deleted(store: Any) -> None:
-    """Waiting futures stay, expired ones are deleted later, and the last finished one of a lane is never deleted."""
+    """Waiting futures stay, expired futures are deleted later, and a lane's last finished future is never deleted."""
     lane = [future_of(f'b{position}', lane='b', position=position) for position in range(3)]
     free, waiting = future_of('free'), future_of('waiting', lane='b', position=3)
     for future in (*lane, free, waiting):

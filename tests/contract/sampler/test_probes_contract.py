@@ -29,7 +29,7 @@ SHARED_STEP_TOLERANCE = {'torch': 0.0, 'vllm': 1e-4}
 
 
 def some_targets(rows: int, columns: int = 6) -> np.ndarray:
-    """Return int32 [rows, columns] tokens, about a third of them -1; some rows request nothing."""
+    """Return int32 [rows, columns] tokens. About a third are -1, which requests no token, and some rows are all -1."""
     random = np.random.default_rng(rows)
     targets = random.integers(0, 256, (rows, columns)).astype(np.int32)
     targets[random.random(targets.shape) < 0.3] = -1
@@ -122,7 +122,7 @@ async def test_draws_follow_the_distribution_at_the_temperature(real_engine, tin
 
 
 async def test_seed_repeats_draws(real_engine):
-    """The same seed gives the same drawn tokens, and other seeds and other draws of a position differ."""
+    """The same seed gives the same drawn tokens; another seed, or another draw at a position, gives other tokens."""
     first, again, other = [
         (await probe(real_engine, draws=4, seed=seed, temperature=2)).prompt.probe.drawn_token_ids for seed in (1, 1, 2)
     ]
@@ -157,7 +157,7 @@ async def test_targets_that_do_not_fit_the_prompt_are_refused(real_engine, targe
 
 
 async def test_abort_ends_a_request_while_it_is_probed(real_engine):
-    """A request that is aborted while its prompt is probed ends, and leaves nothing running."""
+    """A request that is aborted while its prompt is probed ends, and the engine is then idle."""
     wanted = PromptProbe(draw_count=128)
     request = make_request('long', prompt=LONG_PROMPT, max_tokens=300, prompt_probe=wanted)
     running = asyncio.create_task(events_of(real_engine, request))

@@ -31,7 +31,7 @@ _MAX_COUNTS = {
     'restore.replaying': 6,
     'page_out.recorded': 4,
 }
-"""Largest count of a kill, by failpoint: so small that a round reaches this kill and all its other kills."""
+"""Largest count of a kill, by failpoint. It is so small that a round reaches all of its kills."""
 _MAX_OPERATIONS = 30
 """Largest count of a kill at any other failpoint, and largest number of responses before a signal or a rank's kill."""
 FULL_DISKS_PER_ROUND = 3
@@ -66,8 +66,8 @@ def kills_of(round_number: int, *, count: int = KILLS_PER_ROUND) -> list[Kill]:
 def rank_kills_of(round_number: int, *, is_on_ray: bool = False) -> list[RankKill]:
     """Return the kills of a round of a mesh.
 
-    Consecutive rounds cycle through SIGKILL and SIGSTOP of each rank and SIGKILL of the launcher; on Ray, also through
-    SIGKILL of the actor and of the node.
+    Consecutive rounds cycle through SIGKILL and SIGSTOP of the ranks 0 and 1 and SIGKILL of the launcher; on Ray, also
+    through SIGKILL of the actor and of the node.
     """
     rng = random.Random(f'ranks {round_number}')
     # No process replaces a stopped launcher, so the launcher is only killed.

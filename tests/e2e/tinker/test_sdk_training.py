@@ -91,7 +91,7 @@ def test_forward_has_the_results_of_forward_backward(model: tinker.TrainingClien
 
 
 def test_passes_before_a_step_add_up(service: tinker.ServiceClient, stack: StackState) -> None:
-    """Passes over single examples before a step train like one pass over all examples, within 1e-4."""
+    """Several `forward_backward` calls before a step train like one call with all their examples, within 1e-4."""
     one, two = new_model(service, stack), new_model(service, stack)
     train(one, *EXAMPLES)
     for tokens in EXAMPLES:
