@@ -6,7 +6,7 @@ import re
 from fixtures.source_tree import ROOT, modules, tracked_files
 
 BLIND_ALLOWED = re.compile(r'^(services/kit/rpc/|services/[a-z]+/backends/)')
-"""Modules that may convert unknown errors to domain errors: those for the wire and those for libraries."""
+"""Modules that may convert unknown errors to domain errors: the RPC code, and the backends that call libraries."""
 MACHINE_PATHS = re.compile(r'(?<![\w.])/(?:work|root|home/\w+|opt/pypi|opt/wheels)/')
 """Absolute paths that exist on one machine only."""
 

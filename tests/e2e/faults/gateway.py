@@ -60,7 +60,7 @@ class KillReport:
 
 
 class GatewayKills:
-    """Runs the program once without faults, and once per seed with kills of the gateway.
+    """Runs the program once without faults, and once per seed with kills and full disks of the gateway.
 
     Args:
         stack: Running stack, whose gateway is restarted after each kill.

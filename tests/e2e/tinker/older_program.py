@@ -24,7 +24,7 @@ def example(**inputs: Any) -> tinker.Datum:
 
 
 def train(model: tinker.TrainingClient, steps: int) -> list[float]:
-    """Train for some steps, sending each pass together with its optimizer step, and return the losses."""
+    """Train for some steps, sending each batch together with its optimizer step, and return the losses."""
     losses: list[float] = []
     for _ in range(steps):
         backward = model.forward_backward([example(weights=[1.0] * 7)], 'cross_entropy')

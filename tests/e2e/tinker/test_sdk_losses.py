@@ -68,7 +68,7 @@ def model(service: tinker.ServiceClient, stack: StackState) -> tinker.TrainingCl
 def test_policy_loss_has_its_closed_form(
     model: tinker.TrainingClient, name: str, config: dict[str, float], formula: Formula
 ) -> None:
-    """`loss:sum` is the sum of the formula over tokens and examples, for a model near the sampler's policy or far away.
+    """`loss:sum` is the sum of the formula over all tokens, for sampler policies near the model and far from it.
 
     A forward pass returns the same sum as `forward_backward`.
     """
@@ -111,7 +111,7 @@ def test_thresholds_may_be_given_for_each_position(model: tinker.TrainingClient)
 
 
 def test_several_targets_for_a_position(model: tinker.TrainingClient) -> None:
-    """Targets [positions, targets], dense or sparse, return scores of this shape, whose weighted sum is the loss."""
+    """Dense or sparse targets [positions, targets] get scores of this shape; the loss is their negated weighted sum."""
     tokens = EXAMPLES[0]
     targets = np.stack([tokens[1:], np.roll(tokens[1:], 1), np.roll(tokens[1:], 2)], axis=1)
     weights = np.random.default_rng(0).random(targets.shape).astype(np.float32)
@@ -148,7 +148,7 @@ def test_several_targets_for_a_position_are_learned(service: tinker.ServiceClien
 
 
 def test_custom_loss_trains_like_the_built_in_one(service: tinker.ServiceClient, stack: StackState) -> None:
-    """A custom cross-entropy trains bitwise like the built-in one, and returns its metrics and the server's sum."""
+    """A custom cross-entropy trains bitwise like the built-in loss, and returns its own metrics and `loss:sum`."""
     plain, custom = new_model(service, stack), new_model(service, stack)
     data = [weighted(tokens) for tokens in EXAMPLES]
 
@@ -165,7 +165,7 @@ def test_custom_loss_trains_like_the_built_in_one(service: tinker.ServiceClient,
 
 
 def test_custom_loss_of_any_form_is_learned(service: tinker.ServiceClient, stack: StackState) -> None:
-    """Training with a custom loss, the squared distance to a log-probability, lowers it."""
+    """Training with a custom loss, the squared distance to a log-probability, lowers this loss."""
     model = new_model(service, stack)
     data = [weighted(tokens) for tokens in EXAMPLES]
 

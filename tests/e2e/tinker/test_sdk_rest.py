@@ -135,7 +135,7 @@ def test_published_checkpoint_is_listed_as_public(rest: tinker.RestClient, model
 def test_session_has_its_runs(
     rest: tinker.RestClient, service: tinker.ServiceClient, model: tinker.TrainingClient
 ) -> None:
-    """A session is listed with the runs that were created in it."""
+    """A session is listed, and shows the runs that were created in it."""
     session_id = service.holder.get_session_id()
     assert session_id in rest.list_sessions(limit=100).result().sessions
     assert model.model_id in rest.get_session(session_id).result().training_run_ids

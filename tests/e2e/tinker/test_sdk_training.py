@@ -59,7 +59,7 @@ def test_model_shows_its_facts(service: tinker.ServiceClient, stack: StackState)
 def test_lora_has_the_requested_configuration(
     service: tinker.ServiceClient, stack: StackState, model: tinker.TrainingClient, options: dict[str, int]
 ) -> None:
-    """The same seed trains bitwise equally; another seed, rank or choice of layers does not."""
+    """Equal options train bitwise equally; another seed, rank or choice of layers changes the result."""
     same, other = new_model(service, stack), new_model(service, stack, **options)
     np.testing.assert_array_equal(scores(same, *EXAMPLES), scores(other, *EXAMPLES))
     for each in (model, same, other):
@@ -69,7 +69,7 @@ def test_lora_has_the_requested_configuration(
 
 
 def test_loss_is_the_weighted_sum_and_falls(model: tinker.TrainingClient) -> None:
-    """`loss:sum` is the weighted sum of the returned log-probabilities for weights of any sign, and steps lower it."""
+    """`loss:sum` is the negated weighted sum of the returned log-probabilities, and steps lower it."""
     weights = [[0.5, -0.25, *[1.0] * 10], [0.0] * 12, [2.0] * 12]
     data = [weighted(tokens, given) for tokens, given in zip(EXAMPLES, weights, strict=True)]
     output = model.forward(data, 'cross_entropy').result()
