@@ -51,7 +51,7 @@ async def _set_revision(database: Database, revision: str) -> None:
 
 
 def _remove_later_tables(connection: Connection) -> None:
-    """Give a database the tables of revision r0011."""
+    """Remove the tables that were added after revision r0011, and record this revision."""
     raw = cast(sqlite_seals.DatabaseConnection, connection.connection)
     is_sealed = connection.dialect.name == 'sqlite'
     if is_sealed:
