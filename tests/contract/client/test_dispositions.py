@@ -62,7 +62,7 @@ def test_client_and_services_fall_back_to_the_code(code: Code, has_retry_time: b
 
 
 def test_unknown_dispositions_fall_back_to_the_code() -> None:
-    """A disposition that this release does not know is ignored, and the status code decides."""
+    """An unknown disposition is ignored, and the status code determines the disposition."""
     status = status_pb2.Status(code=int(Code.NOT_FOUND), message='failed')
     info = error_details_pb2.ErrorInfo(reason='REASON', domain='twinkle', metadata={DISPOSITION_KEY: 'LATER'})
     status.details.add().Pack(info)
