@@ -59,7 +59,7 @@ async def test_archive_has_the_same_digest_at_every_offset(service: Running) -> 
 
 
 async def test_an_archive_that_is_replaced_has_another_digest(service: Running, tmp_path: Path) -> None:
-    """A replaced checkpoint has another archive digest."""
+    """Overwriting a checkpoint changes the digest of its archive."""
     await save(service)
     before = await download(service)
     await save(service, seed=2, is_overwrite_allowed=True)

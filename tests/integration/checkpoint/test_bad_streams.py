@@ -113,7 +113,7 @@ BAD_PUBLISHES = {
 
 @pytest.mark.parametrize('case', BAD_PUBLISHES)
 async def test_bad_publish_is_refused_with_reason_and_field(service: Running, case: str) -> None:
-    """A malformed publish is refused with its reason and field, and leaves no state."""
+    """A malformed publish leaves no state, and its error contains the reason and the field."""
     edit, reason, field = BAD_PUBLISHES[case]
     frames = edit(publish_frames(make_state(1)))
     failure = await failure_of(service.streams.Publish(stream_of(*frames)))
@@ -154,7 +154,7 @@ async def test_oversized_state_is_refused_before_its_bytes(tmp_path: Path) -> No
     ],
 )
 async def test_bad_subscribe_and_fetch_name_the_field(service: Running, request_: Any, field: str) -> None:
-    """A malformed Subscribe or Fetch is refused with the name of its field."""
+    """The error for a malformed Subscribe or Fetch names the invalid field."""
     await service.weights.publish_version('ad-1', make_state(1), version=1)
     method = service.streams.Subscribe if isinstance(request_, wire.SubscribeRequest) else service.streams.Fetch
     failure = await failure_of(method(request_))

@@ -158,7 +158,7 @@ async def test_download_resumes_at_any_byte(service: Running, seed: int) -> None
 
 
 async def test_watch_sends_the_snapshot_then_changes_and_resumes(service: Running, clock: FakeClock) -> None:
-    """A watch sends all tenants' checkpoints and then changes, and a resume token continues after its event."""
+    """A watch sends all tenants' checkpoints, then changes; one with a resume token starts after the token's event."""
     await _save(service, 'one')
     with acting_for(BOB):
         await _save(service, 'two')
@@ -237,7 +237,7 @@ async def test_foreign_and_malformed_paths_are_not_found(service: Running, metho
     ],
 )
 async def test_bad_fields_are_named(service: Running, method: str, request_: Any, field: str) -> None:
-    """A field out of range is refused by name, and nothing changes."""
+    """The error for an invalid field names the field, and the checkpoint stays unchanged."""
     saved = await _save(service, 'final')
     if method != 'ListCheckpoints':
         request_.checkpoint_path = saved.path

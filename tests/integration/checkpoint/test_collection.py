@@ -1,4 +1,4 @@
-"""Unused versions are collected, and their numbers are not reused."""
+"""Versions that are unused for a long time are deleted, and their numbers are not reused."""
 
 import errno
 from collections.abc import AsyncIterator
@@ -91,10 +91,10 @@ async def test_a_start_counts_as_use(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('number', [errno.EROFS, errno.ENOSPC, errno.EIO, errno.EMFILE])
 async def test_disk_errors_do_not_end_the_cleanup(tmp_path: Path, number: int) -> None:
-    """If the disk refuses one deletion, the cleanup still deletes the other state, and a second cleanup the rest."""
+    """If one call to the disk fails, a cleanup still deletes the other state, and a second cleanup deletes the rest."""
     clock = FakeClock()
     for calls in range(12):
-        # Without shared memory, each deletion uses the disk.
+        # The disk call after the first `calls` fails. Without shared memory, each deletion uses the disk.
         async with serving(tmp_path / str(calls), clock=clock, memory_bytes=0) as service:
             with acting_for(ALICE):
                 for adapter_id in ('ad-1', 'ad-2'):

@@ -61,7 +61,7 @@ def flip_a_bit(path: Path, place: float) -> None:
 async def test_damaged_checkpoint_is_refused_by_every_verb(
     tmp_path: Path, name: str, damage: Callable[[Path, float], None]
 ) -> None:
-    """All verbs fail with DATA_LOSS and one log line, or use the unchanged bytes, before and after a restart."""
+    """Every verb fails with DATA_LOSS or uses the unchanged bytes, before and after a restart; damage is logged once."""
     places = {'p0': 0.0, 'p1': 0.31, 'p2': 1.0}
     archives: dict[str, bytes] = {}
     async with serving(tmp_path) as service:
@@ -97,7 +97,7 @@ async def test_damaged_checkpoint_can_be_replaced_and_deleted(tmp_path: Path, na
 
 
 async def test_checkpoint_with_a_damaged_record_stays_in_the_watch(tmp_path: Path) -> None:
-    """The watch reports a checkpoint with a damaged record, which the catalogue keeps, and later its deletion."""
+    """The watch reports a checkpoint whose record is damaged, and later reports its deletion."""
     async with serving(tmp_path) as service:
         with acting_for(ALICE):
             await _save(service)
@@ -115,7 +115,7 @@ async def test_checkpoint_with_a_damaged_record_stays_in_the_watch(tmp_path: Pat
 
 
 async def test_damaged_version_is_refused(tmp_path: Path) -> None:
-    """A version with a damaged file or record is refused with CHECKPOINT_DAMAGED, and its owner can delete it."""
+    """A version with a damaged file or record is refused with CHECKPOINT_DAMAGED, and its tenant can delete it."""
     for name in ('record.json', '*/adapter_model.safetensors'):
         state_dir = tmp_path / name.strip('*/')
         async with serving(state_dir) as service:
@@ -138,7 +138,7 @@ async def test_damaged_version_is_refused(tmp_path: Path) -> None:
 
 
 async def test_damaged_mark_is_never_read_as_another_number(tmp_path: Path) -> None:
-    """A damaged newest-version mark is read with its number or ignored and logged, but never read as another number."""
+    """A damaged newest-version mark is read as its original number, or is logged and ignored."""
     key = AdapterKey('alice', 'ad-1')
     threads = StoreThreads('store', count=1)
     store = FolderStore(open_disk(str(tmp_path)), threads)
@@ -194,7 +194,7 @@ def _stored(state_dir: Path, name: str, checkpoint: str = 'best') -> Path:
 async def _assert_refused_or_equal(
     service: Running, archives: dict[str, bytes], lines: Sequence[MutableMapping[str, Any]]
 ) -> None:
-    """Check that all verbs refuse a checkpoint, which is logged once, or that all return its unchanged bytes.
+    """Check that each checkpoint is refused by all verbs and logged once, or is returned unchanged by all verbs.
 
     Args:
         service: The service.
@@ -207,7 +207,7 @@ async def _assert_refused_or_equal(
 
 
 async def _is_refused(service: Running, name: str, archive: bytes) -> bool:
-    """Return whether all verbs refuse a checkpoint as damaged; otherwise all return its unchanged bytes."""
+    """Return whether a checkpoint is refused as damaged, and check that all verbs agree about it."""
     path = f'twinkle://ad-1/weights/{name}'
     internal = checkpoint_service_pb2_grpc.CheckpointServiceStub(service.channel)
     verify = wire.VerifyCheckpointRequest(checkpoint_path=path)

@@ -1,4 +1,4 @@
-"""States over a device transport between client and service, and the fallback to bytes after each kind of failure."""
+"""Client and service send states over a device transport, and as bytes after any failure of the transport."""
 
 import asyncio
 import os
@@ -187,7 +187,7 @@ async def test_published_state_over_a_transport_is_refused(service: Running) -> 
 
 
 def test_unusable_configuration_is_refused_at_the_start(tmp_path: Path) -> None:
-    """An unknown transport, and a transport with TLS that is not allowed, are refused with the name of the setting."""
+    """The error for an unknown transport, or for an unencrypted one that is not allowed, names the setting."""
     with pytest.raises(ValidationError, match=r'device_transports\.names'):
         CheckpointConfig(state_dir=tmp_path, device_transports={'names': ['mooncake']})  # type: ignore[arg-type]
     with pytest.raises(SystemExit, match=r'device_transports.*is_unencrypted_allowed'):

@@ -282,7 +282,7 @@ async def test_a_malformed_base_model_is_refused(service: Running, model: Path, 
 
 
 async def test_unfinished_uploads_are_limited_per_tenant(service: Running, model: Path) -> None:
-    """The number of unfinished uploads is limited per tenant, and a finished one no longer counts."""
+    """A tenant may have 16 unfinished uploads; a finished one no longer counts."""
     data = Adapter(model).archive()
     header = {'name': 'mine', 'base_model': str(model), 'size_bytes': len(data)}
 

@@ -1,4 +1,4 @@
-"""The checkpoint service keeps few file descriptors open, and stores no part of a state that its disk cannot hold."""
+"""The checkpoint service keeps few file descriptors open, and leaves no files of a state that it cannot store."""
 
 import errno
 import os
@@ -64,7 +64,7 @@ async def test_versions_of_a_deleted_adapter_are_deleted(tmp_path: Path) -> None
 
 
 async def test_clients_cannot_delete_all_versions(tmp_path: Path) -> None:
-    """DeleteVersions refuses tenants, because only services know which adapters were deleted."""
+    """Only services may call DeleteVersions; the call of a tenant is refused."""
     async with serving(tmp_path) as service:
         request = version_service_pb2.DeleteVersionsRequest(adapter_id='ad-1')
         call = service.versions.DeleteVersions(request, metadata=as_tenant('alice'))
@@ -89,7 +89,7 @@ async def test_save_that_cannot_be_stored_is_refused(tmp_path: Path, limit: int)
 
 
 async def test_service_raises_its_limit_of_descriptors(tmp_path: Path) -> None:
-    """A service that is started with a low soft limit raises it to the hard limit."""
+    """A service raises its soft limit of descriptors to the hard limit, but to at most 2**20."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
     try:
@@ -102,7 +102,7 @@ async def test_service_raises_its_limit_of_descriptors(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('number', [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE])
 async def test_errors_of_a_disk_that_cannot_be_used_are_refusals(number: int) -> None:
-    """A disk error that is not a defect becomes STORE_UNAVAILABLE, which frees the operation's number."""
+    """An error of a full or unusable disk becomes STORE_UNAVAILABLE, and the operation's number can be used again."""
 
     def fail() -> None:
         raise OSError(number, os.strerror(number))

@@ -45,7 +45,7 @@ async def test_saved_and_downloaded_folders_load_in_peft(tmp_path: Path, tiny_qw
 
 
 def _peft_model(folder: Path, config: LoraConfig) -> peft.PeftModel:
-    """Return a model with random LoRA weights, which therefore have an effect."""
+    """Return a model with random LoRA weights, because PEFT's initial weights have no effect."""
     values = {field: getattr(config, field) for field in config.__dataclass_fields__ if field != 'seed'}
     targets = values.pop('target_modules')
     peft_config = peft.LoraConfig(

@@ -81,7 +81,7 @@ async def test_public_checkpoint_is_read_by_every_tenant_until_it_is_private(ser
 
 
 async def test_public_checkpoint_survives_a_restart_and_its_replacement_is_private(tmp_path: Path) -> None:
-    """A checkpoint stays public after a restart, and the one that replaces it is private."""
+    """A checkpoint stays public after a restart, but its replacement is private."""
     async with serving(tmp_path) as service:
         await _save(service, STATE)
         await _set_visibility(service, is_public=True)
@@ -106,7 +106,7 @@ async def test_only_the_owner_lists_and_changes_a_public_checkpoint(service: Run
 
 
 async def test_own_checkpoint_takes_precedence_over_a_public_one(service: Running) -> None:
-    """A tenant's checkpoint takes precedence over a public one with the same path, and cannot become public."""
+    """A tenant's checkpoint takes precedence over another tenant's public one of the same path; it cannot be public."""
     await _set_visibility(service, is_public=True)
     own = make_state(3)
     await _save(service, own, caller=BOB)
@@ -115,7 +115,7 @@ async def test_own_checkpoint_takes_precedence_over_a_public_one(service: Runnin
 
 
 async def test_copy_has_the_complete_state_and_is_private(service: Running) -> None:
-    """A copy is complete and private, a repeated request returns it, and unreadable checkpoints cannot be copied."""
+    """A copy is complete and private, and a repeated request returns it. A copy needs read access to the original."""
     assert (await failure_of(_copy(service))).reason == 'CHECKPOINT_NOT_FOUND'
     await _set_visibility(service, is_public=True)
     first, repeated = await _copy(service), await _copy(service)

@@ -85,7 +85,7 @@ async def test_uploaded_folder_becomes_a_checkpoint(service: Running, tmp_path: 
 
 
 async def test_names_of_other_tools_are_converted_to_peft_names(service: Running, tmp_path: Path) -> None:
-    """Tensor names with an adapter name are stored under the standard PEFT names."""
+    """Tensors whose names contain an adapter name are stored under the standard PEFT names."""
     state = make_state(1)
     tensors = unpack_state(state.manifest, state.data)
     renamed = {name.replace('.weight', '.default.weight'): tensor for name, tensor in tensors.items()}
@@ -199,7 +199,7 @@ async def test_random_bytes_are_refused(service: Running) -> None:
     ],
 )
 async def test_bad_uploads_are_refused(service: Running, parts: list[Any], reason: str, field: str) -> None:
-    """A malformed upload stream is refused with its reason and field."""
+    """The error for a malformed upload stream contains the reason and the field."""
     failure = await failure_of(_upload(service, *parts))
     assert (failure.reason, failure.field) == (reason, field)
 

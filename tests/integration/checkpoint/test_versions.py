@@ -134,7 +134,7 @@ async def test_bad_adapter_ids_name_the_field(service: Running, method: str, ada
 
 @pytest.mark.parametrize('method', ['PinVersion', 'UnpinVersion', 'DeleteVersion'])
 async def test_changes_need_an_exact_version_and_the_scope(service: Running, method: str) -> None:
-    """A change needs an exact version and the scope `train`."""
+    """A change needs a version number above 0 and the scope `train`."""
     call = getattr(service.versions, method)
     failure = await failure_of(call(_request(method, 'ad-1', 0), metadata=ALICE_CALLS))
     assert (failure.code, failure.field) == ('INVALID_ARGUMENT', 'version')

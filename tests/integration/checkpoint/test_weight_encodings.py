@@ -40,7 +40,7 @@ async def test_follower_on_another_host_gets_deltas(service: Running) -> None:
 
 
 async def test_trainer_and_follower_on_the_same_host_share_memory(service: Running, tmp_path: Path) -> None:
-    """A follower that shares memory with the trainer and the service receives segments instead of bytes."""
+    """A follower that shares memory with the publisher and the service receives segments instead of bytes."""
     folder = tmp_path / 'memory'
     publisher, client = (WeightClient(service.channel, segments=Segments(folder)) for _ in range(2))
     states = [make_state(seed, size_bytes=1 << 20) for seed in range(3)]
@@ -52,7 +52,7 @@ async def test_trainer_and_follower_on_the_same_host_share_memory(service: Runni
 
 
 async def test_full_parameter_versions_are_published_and_followed(service: Running, tmp_path: Path) -> None:
-    """Full-parameter versions can be planned, published, fetched and followed like adapters."""
+    """Full-parameter versions can be planned, published, fetched and followed like adapter versions."""
     weights = {'model.norm.weight': TensorData('bfloat16', (1 << 12,), np.random.default_rng(1).bytes(1 << 13))}
     plan = plan_state(weights, base_model='org/tiny', lora_config=None)
     shared = WeightClient(service.channel, segments=Segments(tmp_path / 'memory'))

@@ -157,7 +157,7 @@ async def test_subscriber_with_the_newest_version_is_synced_at_once(service: Run
 
 
 async def test_slow_subscriber_delays_no_other_subscriber(service: Running) -> None:
-    """A slow subscriber delays no publish or fetch, and receives its version completely and then the newest one."""
+    """A slow subscriber delays no publish or fetch. It receives the version that it began completely, then the newest."""
     big = make_state(1, size_bytes=24 * MIB)
     await service.weights.publish_version('ad-1', big, version=1)
     slow = service.streams.Subscribe(wire.SubscribeRequest(adapter_id='ad-1'))
@@ -202,7 +202,7 @@ async def test_one_of_two_conflicting_publishes_is_refused(service: Running) -> 
 
 @pytest.mark.parametrize('version', [1, 2])
 async def test_older_or_other_version_is_a_conflict(service: Running, version: int) -> None:
-    """A number that is in use, or below the newest, is refused."""
+    """A publish under a number that is in use or below the newest is refused."""
     await service.weights.publish_version('ad-1', make_state(1), version=2)
     failure = await failure_of(service.streams.Publish(stream_of(*publish_frames(make_state(9), version=version))))
     assert (failure.code, failure.reason) == ('ABORTED', 'VERSION_CONFLICT')
@@ -258,7 +258,7 @@ async def test_clients_may_not_publish_or_fetch_weights(service: Running) -> Non
 
 @pytest.mark.slow
 async def test_a_thousand_versions_keep_disk_and_catalogue_bounded(service: Running) -> None:
-    """Only the versions of the ring remain after a thousand publishes."""
+    """Only the newest four versions, the capacity of the ring, remain after a thousand publishes."""
     for version in range(1, 1001):
         await service.weights.publish_version('ad-1', make_state(version, size_bytes=64), version=version)
     await until(lambda: [each.split('/')[3] for each in service.stored_folders()] == ['1000', '997', '998', '999'])

@@ -28,7 +28,7 @@ async def model(gateway: FakeGateway, client: TwinkleClient) -> MultiLoraTransfo
 
 
 def received_tokens(gateway: FakeGateway, number: int = 1) -> np.ndarray:
-    """Return the tokens of the first example that an operation received."""
+    """Return the tokens of the only example of an operation."""
     (feature,) = gateway.operations[number].forward_backward.batch.features.features
     return np.frombuffer(feature.input_ids.data, '<i4')
 
@@ -58,7 +58,7 @@ async def test_uploaded_and_small_batches_have_the_same_operation(
 
 
 async def test_small_batch_is_sent_in_the_operation(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """A batch below the message limit needs neither an upload nor the server's limits."""
+    """A batch below the message limit needs neither an upload nor a query of the server's limits."""
     await model.forward_backward.aio([{'input_ids': [1, 2], 'labels': [2, 3]}])
     assert gateway.calls['UploadBatch'] == gateway.calls['GetServerInfo'] == []
 

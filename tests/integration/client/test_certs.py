@@ -39,7 +39,7 @@ def test_command_creates_missing_certificates_and_keeps_the_rest(tmp_path: Path)
 
 
 def test_command_refuses_new_hosts_and_unknown_services(tmp_path: Path) -> None:
-    """A host that an existing certificate lacks and an unknown service are refused without changing any file."""
+    """A host that is missing from an existing certificate, or an unknown service, is refused, and no file changes."""
     assert _certs(str(tmp_path))[0] == 0
     before = _contents(tmp_path)
     code, output = _certs(str(tmp_path), '--host', 'new.example')

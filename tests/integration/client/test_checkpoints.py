@@ -41,7 +41,7 @@ class Deployment:
     """A folder in the format of PEFT."""
 
     def run(self, act: Callable[[TwinkleClient, CheckpointLibrary], Any]) -> Any:
-        """Run a function with a new client and its checkpoint library, and return the result."""
+        """Return a coroutine that calls `act` in a thread with a new client and its checkpoint library."""
 
         def program() -> Any:
             with TwinkleClient(f'http://{self.gateway.address}', self.secret) as client:
@@ -71,7 +71,7 @@ async def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
 
 
 async def test_uploaded_adapter_downloads_unchanged(deployment: Deployment, tmp_path: Path) -> None:
-    """The download is bitwise equal, a repeated upload gives the same checkpoint, and no temporary files remain."""
+    """A download is bitwise equal and leaves no temporary files; a repeated upload returns the same checkpoint."""
 
     def act(client: TwinkleClient, library: CheckpointLibrary) -> tuple[Any, ...]:
         labels = {'from': 'elsewhere'}
@@ -120,7 +120,7 @@ async def test_interrupted_upload_is_resumed(deployment: Deployment, tmp_path: P
 
 
 async def test_download_restarts_if_the_partial_file_does_not_match(deployment: Deployment, tmp_path: Path) -> None:
-    """A partial file of another archive, without a digest, of excessive length, or with damage is discarded."""
+    """A partial file is discarded if it belongs to another archive, has no digest, is too long, or is damaged."""
     uploaded = await deployment.run(lambda _, library: library.upload(deployment.adapter, 'mine', base_model=MODEL))
     whole = tmp_path / 'whole'
     await deployment.run(lambda client, _: client.download_checkpoint(uploaded.path, whole))
@@ -189,7 +189,7 @@ async def test_verify_command_names_damaged_checkpoints(deployment: Deployment) 
 
 
 async def test_checkpoint_commands(deployment: Deployment, tmp_path: Path) -> None:
-    """Each checkpoint command except `verify` and `cancel` has its effect."""
+    """The commands that upload, publish, expire, list, push, download and delete checkpoints work through a gateway."""
 
     async def run(*arguments: str, status: int = 0) -> str:
         result = await asyncio.to_thread(CliRunner().invoke, app, ['checkpoint', *arguments])

@@ -23,7 +23,7 @@ UNREACHABLE = failure(grpc.StatusCode.UNAVAILABLE, 'SERVICE_UNREACHABLE', retry_
 
 
 async def test_call_carries_key_and_request_id(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """Every call carries the API key and a request id."""
+    """Every call sends the API key and a request id."""
     await client.get_server_info.aio()
     metadata = gateway.metadata['GetServerInfo'][0]
     assert metadata['authorization'] == f'Bearer {API_KEY}'
@@ -47,7 +47,7 @@ async def test_retries_share_one_request_id(gateway: FakeGateway, client: Twinkl
 
 
 async def test_full_queue_is_retried_after_the_retry_time(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """A RESOURCE_EXHAUSTED error with a retry time is retried."""
+    """A call that fails with RESOURCE_EXHAUSTED and a retry time is retried."""
     gateway.fail('GetServerInfo', failure(grpc.StatusCode.RESOURCE_EXHAUSTED, 'QUEUE_FULL', retry_seconds=0.01))
     await client.get_server_info.aio()
     assert len(gateway.calls['GetServerInfo']) == 2
