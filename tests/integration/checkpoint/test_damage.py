@@ -61,7 +61,7 @@ def flip_a_bit(path: Path, place: float) -> None:
 async def test_damaged_checkpoint_is_refused_by_every_verb(
     tmp_path: Path, name: str, damage: Callable[[Path, float], None]
 ) -> None:
-    """Every verb fails with DATA_LOSS or uses the unchanged bytes, before and after a restart; damage is logged once."""
+    """Every verb fails with DATA_LOSS or uses the unchanged bytes, before and after a restart, and logs damage once."""
     places = {'p0': 0.0, 'p1': 0.31, 'p2': 1.0}
     archives: dict[str, bytes] = {}
     async with serving(tmp_path) as service:

@@ -157,7 +157,7 @@ async def test_subscriber_with_the_newest_version_is_synced_at_once(service: Run
 
 
 async def test_slow_subscriber_delays_no_other_subscriber(service: Running) -> None:
-    """A slow subscriber delays no publish or fetch. It receives the version that it began completely, then the newest."""
+    """A slow subscriber delays no publish or fetch; it receives its first version completely, and then the newest."""
     big = make_state(1, size_bytes=24 * MIB)
     await service.weights.publish_version('ad-1', big, version=1)
     slow = service.streams.Subscribe(wire.SubscribeRequest(adapter_id='ad-1'))

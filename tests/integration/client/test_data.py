@@ -19,7 +19,7 @@ UNREACHABLE = failure(grpc.StatusCode.UNAVAILABLE, 'SERVICE_UNREACHABLE', retry_
 
 
 async def test_rows_in_memory_are_uploaded_unchanged(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """Integers stay integers, the slice is applied, and the dataset's source is the upload."""
+    """Rows in memory are uploaded as JSON lines; integers stay integers, and only the slice is uploaded."""
     meta = DatasetMeta(data=[{'n': 1}, {'n': 2}, {'n': 3}], data_slice=range(2))
     await Dataset(meta, client=client).describe.aio()
     source = gateway.calls['CreateDataset'][0].source
@@ -28,7 +28,7 @@ async def test_rows_in_memory_are_uploaded_unchanged(gateway: FakeGateway, clien
 
 
 async def test_interrupted_upload_is_resumed(gateway: FakeGateway, client: TwinkleClient, tmp_path: Path) -> None:
-    """An upload resumes at the last committed byte."""
+    """An interrupted upload resumes after the last stored byte."""
     path = tmp_path / 'rows.csv'
     path.write_bytes(b'a,b\n' + b'1,2\n' * 700_000)
     gateway.fail('AfterUploadChunk', UNREACHABLE)

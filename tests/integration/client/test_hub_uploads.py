@@ -105,7 +105,7 @@ async def test_refused_upload_raises_an_error(run: Callable[[Program], Any], hub
 async def test_invalid_upload_is_refused_at_once(
     run: Callable[[Program], Any], checkpoint: str, target: str, token: str | None, kind: type[Exception], word: str
 ) -> None:
-    """The error names the invalid argument, and no export is created."""
+    """The error names the invalid argument or value, and no export is created."""
 
     def act(model: MultiLoraTransformersModel, library: CheckpointLibrary, path: str) -> list[Any]:
         with pytest.raises(kind, match=word):

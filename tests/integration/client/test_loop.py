@@ -56,7 +56,7 @@ def _run(program: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_forked_child_starts_a_new_loop() -> None:
-    """A loop from before a fork works only in the parent; the child can start another, and neither prints warnings."""
+    """A loop that was started before a fork works only in the parent; the child can start another without warnings."""
     done = _run(_FORK)
     assert (done.returncode, done.stderr) == (0, '')
 

@@ -110,7 +110,7 @@ async def test_disposition_makes_the_query_unnecessary(
 async def test_number_used_by_another_program_is_refused_once(
     gateway: FakeGateway, client: TwinkleClient, model: MultiLoraTransformersModel
 ) -> None:
-    """A refused handle continues after the numbers that another handle of the adapter has used."""
+    """A handle is refused if another handle has used its number, and then continues after the used numbers."""
     other = MultiLoraTransformersModel('tiny', client=client)
     await other.attach_adapter.aio('same', RUN_ID)
     await other.zero_grad.aio()
@@ -215,7 +215,7 @@ async def test_unknown_adapter_name_is_refused_by_the_client(model: MultiLoraTra
 async def test_batch_handle_is_sent_instead_of_features(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """Only loader and cursor are sent; per-example arguments and custom losses are refused before any call."""
+    """Only the loader's id and the cursor are sent; per-example arguments and custom losses are refused at once."""
     handle = BatchHandle(loader_id='ld-1', consumed_rows=4, cursor_state=b's')
     await model.forward_backward.aio(handle, temperature=0.5)
     batch = gateway.memory.operations[1].forward_backward.batch

@@ -1,4 +1,4 @@
-"""Stacks that cannot be placed on a Ray cluster. `tests/e2e/test_ray_stack.py` runs one."""
+"""Stacks that cannot be placed on a Ray cluster. `tests/e2e/test_ray_stack.py` runs a stack on a cluster."""
 
 from pathlib import Path
 from typing import Any

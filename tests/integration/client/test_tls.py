@@ -17,7 +17,7 @@ from twinkle_client.rpc.address import Address
 from twinkle_client.rpc.trust import diagnose_connection, read_authorities
 
 PAGES = 2
-"""Number of calls for one list with the fake gateway."""
+"""Number of pages, and therefore of calls, of a list of the fake gateway."""
 
 
 @asynccontextmanager

@@ -77,7 +77,7 @@ async def test_gradient_limit_and_health_are_sent(gateway: FakeGateway, model: M
 async def test_loss_and_optimizer_options_apply_to_one_operation(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """A batch may contain a loss and its options, and a step may contain a learning rate and optimizer options."""
+    """The loss of one batch, and the learning rate and optimizer options of one step, are sent in that operation only."""
     feature = {'input_ids': [1, 2, 3], 'labels': [2, 3, -100]}
     await model.forward_backward.aio([feature], loss='ppo', loss_options={'clip_low_threshold': 0.9})
     await model.forward_only.aio([feature])
@@ -123,7 +123,7 @@ async def test_estimate_creates_no_adapter(gateway: FakeGateway, client: Twinkle
 
 
 async def test_custom_loss_in_numpy_runs_in_the_client(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """The gradients of a custom loss are sent unchanged, except for zeros where no label counts."""
+    """The gradients of a custom loss are sent unchanged, except that they are 0 where the label is -100."""
     seen = []
 
     def loss_fn(features, logps):
@@ -140,7 +140,7 @@ async def test_custom_loss_in_numpy_runs_in_the_client(gateway: FakeGateway, mod
 
 
 async def test_custom_loss_in_torch_is_differentiated(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """A scalar tensor is enough, because the client sends its gradient with respect to the log-probabilities."""
+    """A custom loss may return a scalar tensor; the client sends its gradient with respect to the log-probabilities."""
     output = await model.forward_backward_custom.aio(FEATURE, lambda _, logps: -(logps[0] * 2).sum())
     assert output['loss'] == pytest.approx(3.0)
     (sent,) = gateway.operations[2].backward.logprob_gradients
