@@ -77,7 +77,7 @@ async def test_gradient_limit_and_health_are_sent(gateway: FakeGateway, model: M
 async def test_loss_and_optimizer_options_apply_to_one_operation(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """The loss of one batch, and the learning rate and optimizer options of one step, are sent in that operation only."""
+    """The loss of a batch, and the learning rate and optimizer options of a step, are sent in that operation only."""
     feature = {'input_ids': [1, 2, 3], 'labels': [2, 3, -100]}
     await model.forward_backward.aio([feature], loss='ppo', loss_options={'clip_low_threshold': 0.9})
     await model.forward_only.aio([feature])

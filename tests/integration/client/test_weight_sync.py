@@ -1,4 +1,4 @@
-"""Synchronising a sampler with a trainer through the client."""
+"""Synchronization of a sampler with an adapter in training, through the client."""
 
 import grpc
 import pytest
@@ -12,7 +12,7 @@ from twinkle_client.sampler import Sampler
 
 
 async def create_pair(client: TwinkleClient) -> tuple[MultiLoraTransformersModel, Sampler, CheckpointEngineManager]:
-    """Return a trainer with one adapter, a sampler, and the manager that synchronizes them."""
+    """Return a model handle with one adapter, a sampler, and the manager that synchronizes them."""
     model = MultiLoraTransformersModel('tiny', client=client)
     await model.add_adapter_to_model.aio('policy')
     sampler = Sampler('tiny', client=client)

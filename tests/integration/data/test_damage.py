@@ -29,7 +29,7 @@ UPLOADED = dataset_pb2.DatasetSource(
 
 
 async def _fill(service: RunningData, model: Path) -> dict[str, str]:
-    """Store an encoded dataset with an export and a loader, a raw dataset, and an upload; return their ids."""
+    """Store an encoded dataset with a loader, an upload, and a raw dataset with an export; return the ids by name."""
     encoded = await service.create(chats(*(chat('u', f'answer {i}') for i in range(6))), set_template(model), ENCODE)
     await service.datasets.Upload(
         iterate([upload_header('u', len(CONTENT)), upload_chunk(0, CONTENT)]), metadata=service.metadata
@@ -103,7 +103,7 @@ async def test_damage_to_any_stored_file_is_reported_or_has_no_effect(tmp_path: 
 
 @pytest.mark.parametrize('name', ['record.json', 'revision-1/rows.jsonl', 'revision-1/row_offsets.npy'])
 async def test_damaged_dataset_can_be_deleted_by_its_owner(tmp_path: Path, name: str) -> None:
-    """A dataset with any damaged file can be deleted by its owner, and does not exist for others and afterwards."""
+    """Only its tenant can find and delete a dataset with a damaged file; after the deletion it is not found."""
     async with serving_data(tmp_path) as service:
         dataset_id = (await service.create(chats(chat('u', 'a')))).dataset_id
     path = tmp_path / 'data' / 'datasets' / dataset_id / name

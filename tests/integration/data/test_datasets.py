@@ -185,7 +185,7 @@ async def test_mixture_alternates_between_its_parts(service: RunningData, tiny_l
 
 
 async def test_export_resumes_at_an_offset(service: RunningData) -> None:
-    """An export gives the same bytes from any offset, and refuses an unset format or an offset after the end."""
+    """An export returns the same bytes from any offset; an unset format or an offset after the end is refused."""
     dataset = await service.create(rows(*({'text': f'{i}' * 1000} for i in range(1500))))
     whole = await export(service, dataset.dataset_id)
     assert len(whole) > 1 << 20

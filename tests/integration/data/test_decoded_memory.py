@@ -1,4 +1,4 @@
-"""The memory of the data service stays near its limit although small files would decode to far more."""
+"""The memory of the data service stays near its limit although uploaded files would decode to far more."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ async def data_process(folder: Path) -> AsyncIterator[tuple[RunningData, psutil.
 
 
 def hostile_files(folder: Path) -> dict[str, Path]:
-    """Return small files that each decode to several times the limit."""
+    """Create files that each decode to several times the limit, and return their paths by suffix."""
     files = {suffix: folder / f'hostile.{suffix}' for suffix in (*FORMATS, 'json', 'arrow')}
     indices = pa.array([0] * 300_000, pa.int32())
     texts = pa.DictionaryArray.from_arrays(indices, pa.array(['x' * 2000]))

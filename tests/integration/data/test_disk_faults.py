@@ -116,7 +116,7 @@ async def deleting(service: RunningData, _stored: Stored, attempt: Attempt) -> N
 
 
 async def opening(service: RunningData, stored: Stored, attempt: Attempt) -> None:
-    """Open a loader; the repeated request opens one."""
+    """Open a loader; the repeated request succeeds, and there is one new loader."""
     request = loader_wire.OpenLoaderRequest(request_id=new_request_id(), dataset_id=stored.encoded, batch_size=3)
     await attempt(service.loaders.OpenLoader(request, metadata=service.metadata))
     opened = await service.loaders.OpenLoader(request, metadata=service.metadata)
@@ -145,12 +145,12 @@ async def exporting(service: RunningData, _stored: Stored, attempt: Attempt) -> 
 
 
 async def reading(service: RunningData, stored: Stored, attempt: Attempt) -> None:
-    """Read batches; the repeated stream has all of them."""
+    """Read all batches of a loader."""
     await attempt(service.read_all(stored.loader))
 
 
 async def mixing(service: RunningData, stored: Stored, attempt: Attempt) -> None:
-    """Load the rows of a dataset into another one."""
+    """Create a dataset from the rows of another one; the repeated request succeeds."""
     mixture = dataset_pb2.DatasetSource(mixture=dataset_pb2.MixtureSource(dataset_ids=[stored.raw]))
     request = wire.CreateDatasetRequest(request_id=new_request_id(), source=mixture)
     await attempt(service.datasets.CreateDataset(request, metadata=service.metadata))
@@ -184,7 +184,7 @@ ACTIONS = [creating, applying, deleting, opening, closing, exporting, reading, m
 async def test_refused_disk_call_has_no_lasting_effect(
     tmp_path: Path, tiny_llama_dir: Path, action: Action, number: int
 ) -> None:
-    """An action whose system call the disk refuses is refused or succeeds, and can be repeated."""
+    """If the disk refuses a system call, the action fails or succeeds, can be repeated, and loses no stored data."""
     model = {'base_models': (str(tiny_llama_dir),)}
     async with serving_data(tmp_path, **model) as service:
         stored = await fill(service, tiny_llama_dir)

@@ -41,7 +41,7 @@ async def test_stored_bytes_and_uploads_are_limited(tmp_path: Path) -> None:
 
 
 async def test_large_dataset_of_a_hub_is_not_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dataset on a hub whose files exceed the limit of stored bytes is refused by field, with their size."""
+    """A hub dataset whose files exceed the limit of stored bytes is refused; the error names the field and the size."""
     for name in ('TWINKLE_CACHE_DIR', 'MODELSCOPE_CACHE', 'MODELSCOPE_HOME', 'HOME'):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
     monkeypatch.delenv('TWINKLE_HUB_DIR', raising=False)
@@ -58,7 +58,7 @@ async def test_large_dataset_of_a_hub_is_not_downloaded(tmp_path: Path, monkeypa
 
 
 async def test_too_many_steps_or_arguments_are_refused_by_field(tmp_path: Path) -> None:
-    """Too many steps, or a step with arguments that are too long, are refused by field."""
+    """The error for too many steps, or for a step with too long arguments, names the field."""
     async with serving_data(tmp_path) as service:
         await refuse_steps(service)
 

@@ -49,7 +49,7 @@ async def make_dataset(service: RunningData, model: Path, *, count: int = 10) ->
 
 
 async def test_batches_contain_labels_and_cursors(service: RunningData, dataset_id: str) -> None:
-    """Features are labelled int32 tensors, each batch has its cursor, and the last message only marks the end."""
+    """Features contain int32 tokens and labels, each batch has its cursor, and the last message only marks the end."""
     loader = await service.open(dataset_id, 4)
     assert loader.batch_count == 3
     items = [item async for item in service.stream(start(loader.loader_id), credits_for(3))]
@@ -187,7 +187,7 @@ async def test_batches_include_chats_on_request(service: RunningData, tiny_llama
 async def test_malformed_stream_is_refused(
     service: RunningData, dataset_id: str, messages: list[Any], code: str, detail: str
 ) -> None:
-    """A stream with messages out of order, empty or out of range is refused with a reason or field."""
+    """A stream whose messages are empty, out of order or out of range is refused with a reason or field."""
     loader = await service.open(dataset_id, 1)
     sent = [start(loader.loader_id) if message == 'start' else message for message in messages]
     refused = await refusal_of(service.stream(*sent))

@@ -83,7 +83,7 @@ async def _create_loader(data: RunningData, base_model: Path) -> str:
 
 
 async def test_handle_is_metered_like_its_batch_and_needs_few_bytes(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """Both forms are charged the same tokens, and a handle needs less than 1/50 of the bytes in each direction."""
+    """A handle is charged the same tokens as its batch, and needs less than 1/50 of the bytes in each direction."""
     for name in ('data', 'model', 'gateway'):
         (tmp_path / name).mkdir()
     async with (

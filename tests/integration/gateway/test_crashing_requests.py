@@ -26,7 +26,7 @@ POISON = 13
 SUBMISSIONS = 12
 """Number of times that a client sends the request, more than the permitted number of lost samplers."""
 PATIENT = FleetConfig(begin_wait=timedelta(seconds=60))
-"""A gateway that waits for a replacement, which joins late on a busy machine."""
+"""Configuration with which the gateway waits for a replacement, because one may join late on a busy machine."""
 
 
 @dataclass

@@ -115,7 +115,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 
 def has_checkpoint(files: dict[str, bytes], folder: Path) -> bool:
-    """Return whether PEFT files have the content of the checkpoint."""
+    """Write PEFT files to a folder, and return whether they have the content of the checkpoint."""
     folder.mkdir(exist_ok=True)
     for name, data in files.items():
         (folder / name).write_bytes(data)
@@ -333,7 +333,7 @@ async def test_invalid_request_is_refused(deployment: Deployment, fields: dict[s
 
 
 async def test_request_ids_are_unique_and_unfinished_exports_limited(tmp_path: Path, checkpoints: Running) -> None:
-    """A reused request id with other content and a 17th unfinished export are refused, but not an equal push."""
+    """A reused request id with other content and a 17th unfinished export are refused; a push that equals one is not."""
     async with exporting(tmp_path / 'gateway', checkpoints, at_once=0) as deployment:
         for number in range(16):
             await deployment.start(request_id=f'rq-{number}', target=f'hf://org/name-{number}')
@@ -349,7 +349,7 @@ async def test_request_ids_are_unique_and_unfinished_exports_limited(tmp_path: P
 
 
 async def test_equal_unfinished_push_is_not_repeated(tmp_path: Path, checkpoints: Running) -> None:
-    """Equal pushes return one export; another token, target, visibility or state creates another export."""
+    """Equal pushes return one export; another token, target, visibility or checkpoint content creates another one."""
     async with exporting(tmp_path / 'gateway', checkpoints, at_once=0) as deployment:
         started = await asyncio.gather(*(deployment.start(request_id=f'rq-{number}') for number in range(4)))
         (export_id,) = {response.export.export_id for response in started}
