@@ -23,14 +23,14 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 def small_sampler() -> FakeSampler:
-    """Return a sampler that reports a capacity of four sequences and holds them until its gate opens."""
+    """Return a sampler that reports a capacity of four sequences and sends no tokens until its gate opens."""
     sampler = FakeSampler(load=engine_pb2.EngineLoad(max_sequence_count=CAPACITY))
     sampler.gate.clear()
     return sampler
 
 
 def start_sample(fleet: RunningFleet, metadata: Metadata, request: Any) -> 'asyncio.Future[Any]':
-    """Start a task that reads a sample."""
+    """Send a request, and return the task that reads its answer."""
     return asyncio.ensure_future(read_answer(fleet.stub.Sample(request, metadata=metadata)))
 
 

@@ -259,7 +259,7 @@ async def test_static_sampler_is_used_again_after_a_restart(tmp_path: Path) -> N
 
 
 async def test_unknown_base_model_is_named(tmp_path: Path) -> None:
-    """An unknown base model fails with NOT_FOUND and the names that the replicas report."""
+    """A request for an unknown base model fails with NOT_FOUND and the names that the replicas report."""
     async with running_fleet(tmp_path, FakeSampler()) as fleet:
         failure = await failure_of(fleet.stub.Sample(sample_request(base_model='huge'), metadata=ADMIN))
         assert (failure.code, failure.reason) == (grpc.StatusCode.NOT_FOUND, 'BASE_MODEL_NOT_FOUND')

@@ -160,7 +160,7 @@ async def test_weights_are_relayed_along_a_tree(tmp_path: Path) -> None:
 
 
 async def test_server_info_covers_the_whole_fleet(tmp_path: Path) -> None:
-    """A base model of any replica is sampleable, and a fleet without replicas is unreachable."""
+    """The server information lists a base model of several replicas once, and an empty fleet as unreachable."""
     async with running_fleet(tmp_path) as fleet:
         stub = server_service_pb2_grpc.ServerServiceStub(fleet.gateway.channel)
         request = server_service_pb2.GetServerInfoRequest()

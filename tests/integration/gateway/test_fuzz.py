@@ -48,7 +48,7 @@ many_examples = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 MAX_STALL_SECONDS = 0.25
-"""Maximum time that a request may block the event loop, without the time of other threads; for `./run fuzz`."""
+"""Maximum time that a request of `./run fuzz` may block the event loop, not counting the time of other threads."""
 METHODS = methods()
 DATASETS = 'twinkle.api.data.v1.DatasetService'
 NOT_TEXT = ['%00', '%2f', '%2e%2e%2f', '%ff%fe', '%c0%ae', '%', '%zz', '%ed%a0%80', ';', '%23']

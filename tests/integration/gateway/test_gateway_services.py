@@ -158,7 +158,7 @@ async def test_ids_of_another_tenant_are_not_found(gateway: RunningGateway, upst
 
 
 async def test_errors_of_bad_requests_name_the_field(gateway: RunningGateway) -> None:
-    """A missing id and a negative page size are refused with the field's name, and an invalid page token as such."""
+    """The error for a missing id or a negative page size names the field; an invalid page token has another reason."""
     cases = [
         (catalogue(gateway).GetRun(catalogue_service_pb2.GetRunRequest(), metadata=ADMIN), 'run_id'),
         (
@@ -255,7 +255,7 @@ async def test_server_info_covers_all_services(gateway: RunningGateway) -> None:
 
 
 async def test_server_info_lists_unreachable_services(tmp_path: Path) -> None:
-    """The server information lists unreachable services as such."""
+    """The server information lists services that are not deployed as unreachable."""
     async with running_gateway(tmp_path) as gateway:
         stub = server_service_pb2_grpc.ServerServiceStub(gateway.channel)
         info = await stub.GetServerInfo(server_service_pb2.GetServerInfoRequest(), metadata=ADMIN)

@@ -37,7 +37,7 @@ STREAMS = {
     if (method.client_streaming or method.server_streaming)
     and requirement_of(f'{service.full_name}/{method.name}') is not Access.INTERNAL
 }
-"""Forwarded methods with a stream, and whether clients send one."""
+"""Forwarded methods with a stream, by path; the value is whether the client streams its requests."""
 WATCH_FLEET = f'/{fleet_service_pb2.DESCRIPTOR.services_by_name["FleetService"].full_name}/WatchFleet'
 Invalidate = Callable[[RunningGateway, Any], Awaitable[None]]
 

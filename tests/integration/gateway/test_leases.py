@@ -1,4 +1,4 @@
-"""Tests leases of a replica through the gateway, with a real trainer."""
+"""Tests leases of a replica through the gateway, with a real model service."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ class Tenant:
 
 @dataclass
 class Deployment:
-    """A gateway and a trainer."""
+    """A gateway and a model service."""
 
     model: RunningModel
     gateway: RunningGateway
@@ -109,7 +109,7 @@ async def until_lease_ended(holder: Tenant, adapter_id: str) -> None:
 
 
 async def trained_victim(deployment: Deployment) -> tuple[Tenant, str, bytes]:
-    """Return a tenant, its adapter, and the log-probabilities of the adapter's first operation."""
+    """Create an adapter; return its tenant, its id, and the log-probabilities of its first operation."""
     victim = await deployment.tenant('victim', TRAIN)
     adapter_id = (await victim.create('lora', lora_config={'lora_rank': 4, 'seed': 3})).adapter.adapter_id
     return victim, adapter_id, logprobs_of(await victim.execute(adapter_id, 1, **FORWARD))

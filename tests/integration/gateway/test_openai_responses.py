@@ -103,7 +103,7 @@ async def test_completions_of_many_prompts_keep_their_order(running: OpenAiGatew
 
 
 async def test_every_name_resolves_to_its_weights(running: OpenAiGateway) -> None:
-    """A run name selects its latest version, `@` a version, a path a checkpoint; responses report the version."""
+    """A run's name selects its newest version, `run@N` selects version N, and a path selects a checkpoint."""
     facts = CheckpointFacts(path=CHECKPOINT, digest='d' * 64, step_count=7)
     running.source.checkpoints['default', CHECKPOINT] = (facts, lora_weights(0, adapter_id=RUN))
     client = running.client()
@@ -146,7 +146,7 @@ async def test_names_of_tinker_resolve_at_both_prefixes(running: OpenAiGateway) 
 
 
 async def test_every_listed_model_can_be_sampled(running: OpenAiGateway) -> None:
-    """Every listed model answers; unpublished, deleted and unserved runs and full parameters are not listed."""
+    """Every listed model answers; unpublished, deleted, unserved and full-parameter runs are not listed."""
     client = running.client()
     names = [model.id async for model in client.models.list()]
     for name in names:

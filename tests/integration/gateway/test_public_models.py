@@ -33,7 +33,7 @@ async def responses_to_bob(deployment: TwoTenants, model: str) -> list[tuple[int
 
 
 async def test_public_checkpoint_of_another_tenant_can_be_sampled(deployment: TwoTenants) -> None:
-    """A path of another tenant can be sampled while it is public, and otherwise fails like an unknown path."""
+    """Another tenant's checkpoint can be sampled while it is public; otherwise its path fails like an unknown one."""
     run = deployment.alices.model
     native = f'twinkle://{run}/weights/best.sampler'
     # The sampler has a fake source of weights, which does not call the checkpoint service.

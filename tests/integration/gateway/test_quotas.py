@@ -136,7 +136,7 @@ def batch() -> operation_pb2.Batch:
 
 
 def forward_backward() -> operation_pb2.ForwardBackward:
-    """Return a forward and backward pass over the batch."""
+    """Return a `forward_backward` verb for the batch."""
     return operation_pb2.ForwardBackward(batch=batch())
 
 
@@ -210,7 +210,7 @@ async def test_repeated_creation_at_another_gateway_returns_its_adapter(deployme
 
 
 async def test_saves_beyond_the_storage_quota_are_refused(deployment: Deployment) -> None:
-    """Refused saves leave their numbers free, a repeated save succeeds, and copies and uploads are refused."""
+    """Saves, copies and uploads beyond the storage quota are refused; a refused save leaves its number free."""
     await deployment.create('r1')
     await deployment.allow(stored_bytes=1)
     first = await deployment.execute(1, save=operation_pb2.Save(name='one'))

@@ -1,4 +1,4 @@
-"""Tests the end of sessions with a real trainer: adapters are saved, parked, and restored bitwise."""
+"""Tests the end of sessions with a real model service: adapters are saved, parked, and restored bitwise."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -105,7 +105,7 @@ class Deployment:
 
 
 def verb_of(number: int) -> dict[str, Any]:
-    """Return the operation for a sequence number: batches, steps, and finally a publication of the weights."""
+    """Return the verb for a sequence number: a batch if it is odd, a step if it is even, and a publication for 9."""
     if number == 9:
         return {'publish_version': operation_pb2.PublishVersion()}
     if number % 2:
@@ -278,7 +278,7 @@ async def test_weights_of_a_tinker_sampler_are_unpinned_at_the_end_of_its_sessio
 
 
 async def test_killed_settlement_resumes_and_saves_once(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """The next gateway continues a settlement that a kill interrupted at any failpoint, and saves one checkpoint."""
+    """If a kill interrupts the end of a session at any failpoint, the next gateway continues it and saves once."""
     state_dir = tmp_path / 'gateway'
     async with serving_model(tiny_llama_dir, tmp_path / 'model') as model:
         adapter = await model.create(session_id='ses-1', lora_config=LORA)

@@ -233,7 +233,7 @@ async def test_list_contains_the_adapters_of_all_services_newest_first(pair: Pai
 
 
 async def test_adapter_of_another_tenant_is_not_found(pair: Pair) -> None:
-    """The error equals the error for an absent adapter at both services, except for the id."""
+    """The error for another tenant's adapter equals the error for an absent one at both services, except for the id."""
     other = bearer((await pair.gateway.make_key('mallory')).secret)
     ids = [await pair.create(name, f'r-{name}') for name in pair.base_models]
     absent = await failure_of(pair.get('absent', other))
@@ -256,7 +256,7 @@ async def test_expired_adapter_that_the_catalogue_does_not_list_is_reported_by_i
 
 
 async def test_service_continues_while_the_other_is_unreachable(pair: Pair, tmp_path: Path) -> None:
-    """Adapters of the stopped service are unreachable but not absent, and training continues after its restart."""
+    """Adapters of a stopped service are reported as unreachable, not as absent, and train again after its restart."""
     ids = [await pair.create(name, f'r-{name}') for name in pair.base_models]
     for adapter_id in ids:
         await pair.train(adapter_id, 1)
@@ -292,7 +292,7 @@ async def _train_once_reachable(pair: Pair, adapter_id: str, number: int) -> int
 
 @pytest.mark.slow
 async def test_gateway_that_starts_without_one_service_serves_the_other(pair: Pair, tmp_path: Path) -> None:
-    """Adapters of the running service are found; calls for the stopped service and for unknown adapters fail."""
+    """Adapters of the running service are found; calls for other adapters fail with SERVICE_UNREACHABLE."""
     ids = [await pair.create(name, f'r-{name}') for name in pair.base_models]
     while await pair.active_runs() != set(ids):
         pass

@@ -58,7 +58,7 @@ class SlowArchives:
 
 
 async def test_gateway_stops_while_its_database_is_unreachable(tmp_path: Path) -> None:
-    """An export that cannot be released at shutdown stays claimed."""
+    """The export runner stops although it cannot release its running export, which stays claimed."""
     database = await Database.open(f'sqlite:///{tmp_path / "gateway.db"}')
     store, archives = UnreachableStore(database), SlowArchives()
     await store.add_if_absent(EXPORT, is_same=lambda _: False, max_unfinished=1)

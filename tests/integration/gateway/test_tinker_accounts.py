@@ -103,7 +103,7 @@ async def test_session_shows_its_runs_and_its_labels(api: TinkerCatalogue) -> No
 
 
 async def test_sessions_are_found_by_their_fields(api: TinkerCatalogue) -> None:
-    """Name, id, labels, status and owner narrow a search, and its cursor continues after the previous page."""
+    """A search finds sessions by name or id, labels, status and owner; a cursor continues after the previous page."""
     sessions = [
         await _create_session(api, display_name=f'Try {index}', user_metadata={'index': str(index)})
         for index in range(3)

@@ -76,7 +76,7 @@ async def test_deleted_checkpoint_disappears_immediately(api: TinkerCatalogue) -
 
 
 async def test_expired_checkpoint_is_deleted(api: TinkerCatalogue) -> None:
-    """A time to live is listed, can be removed, and deletes the files when it expires."""
+    """A time to live is listed and can be removed, and the files are deleted once it has passed."""
     await api.until_listed(3)
     assert (await api.call('PUT', f'{BEST}/ttl', json={'ttl_seconds': HOUR})).status_code == 200
     assert (await api.get('checkpoints'))['checkpoints'][2]['expires_at']
@@ -187,7 +187,7 @@ async def test_external_weights_have_a_link_for_each_file(api: TinkerCatalogue) 
 
 
 async def test_link_expires_and_cannot_be_changed(api: TinkerCatalogue) -> None:
-    """A link is refused after one hour, with another signature, and with other contents."""
+    """A link is refused after one hour, or if its signature or its contents were changed."""
     url = (await api.call('GET', f'{BEST}/archive')).headers['location']
     head, token, name = url.rsplit('/', 2)
     body, _, signature = token.rpartition('.')

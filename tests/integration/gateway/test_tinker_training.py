@@ -115,7 +115,7 @@ ADAM = {'adam_params': {'learning_rate': 0.02, 'beta1': 0.9, 'beta2': 0.95, 'eps
 
 
 async def test_loss_is_the_sum_of_its_tokens_and_falls(client: Client) -> None:
-    """Cross-entropy is minus the weighted sum of the returned log-probabilities, and it falls."""
+    """Cross-entropy is minus the weighted sum of the returned log-probabilities, and training reduces it."""
     await client.create_model(rank=4, seed=1)
     weights = np.array([0, 1, 2, -0.5, 1, 1, 1], '<f4')
     logps, metrics = await client.train(weights=weights, forward_only=True)
@@ -192,7 +192,7 @@ async def test_seed_decides_the_first_weights(client: Client) -> None:
 
 
 async def test_refused_operation_only_uses_its_position(client: Client) -> None:
-    """An operation that the trainer refuses fails as a user error, and the next operations run."""
+    """An operation that the model service refuses fails as a user error, and the next operations run."""
     await client.create_model(rank=4, seed=1)
     await client.train(weights=ONES)
     assert 'error' not in await client.run('save_weights', path='x', ttl_seconds=3600)

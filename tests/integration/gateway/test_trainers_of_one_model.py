@@ -1,4 +1,4 @@
-"""Two trainers of one base model: a run stays at its trainer until the trainer ends and the other one takes it over."""
+"""Two model services ("trainers") of one base model: a run stays at its trainer until the other one takes it over."""
 
 import asyncio
 import sys
@@ -55,7 +55,7 @@ class TrainerProcess:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Start the process; it serves later."""
+        """Start the process, without waiting until it serves."""
         words = [word for name, value in self._settings.items() for word in ('--set', f'{name}={value}')]
         self._process = await asyncio.create_subprocess_exec(sys.executable, '-m', 'services.model', *words)
 
@@ -205,7 +205,7 @@ async def _trained_by_tinker(deployment: Deployment, tinker: TinkerClient) -> li
 
 
 async def _check_return(deployment: Deployment, known: list[str]) -> None:
-    """Check that the restarted trainer has none of the `known` adapters, which were moved, and gets new adapters."""
+    """Restart the killed trainer, and check that it has none of the `known` adapters and gets new ones."""
     await deployment.ended.start()
     assert await deployment.listed() == sorted(known)
     assert deployment.at_other() == set(known)
