@@ -27,7 +27,7 @@ async def deployment(tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[TwoT
 
 
 async def post(deployment: TwoTenants, path: str, **body: Any) -> Any:
-    """Return the result of a request of alice to the Tinker API."""
+    """Send a request of alice to the Tinker API, and return the result."""
     response = await deployment.call('POST', f'/api/v1/{path}', deployment.secrets['alice'], body)
     assert response.status_code == 200, response.text
     return response.json()
@@ -66,7 +66,7 @@ async def failures(deployment: TwoTenants, adapter: sampling_pb2.AdapterRef, ten
 
 
 async def test_rpcs_name_the_call_that_publishes(deployment: TwoTenants) -> None:
-    """The error of every sampling method states, for the owner only, that the adapter has no published version."""
+    """The error of every sampling method states, to the adapter's tenant only, that no version is published."""
     run_id = await make_unpublished(deployment)
     for adapter in (
         sampling_pb2.AdapterRef(adapter_id=run_id),
@@ -85,7 +85,7 @@ async def test_rpcs_name_the_call_that_publishes(deployment: TwoTenants) -> None
 
 @pytest.mark.parametrize('is_listed', [True, False])
 async def test_deleted_adapter_is_not_found(deployment: TwoTenants, *, is_listed: bool) -> None:
-    """A deleted adapter without versions is missing, not unpublished, whether the catalogue lists it or not."""
+    """A deleted adapter without versions is reported as not found, not as unpublished, even if the catalogue lists it."""
     run_id = await make_unpublished(deployment)
     if is_listed:
         await wait_until(deployment, run_id, is_active=True)
@@ -99,7 +99,7 @@ async def test_deleted_adapter_is_not_found(deployment: TwoTenants, *, is_listed
 
 @pytest.mark.parametrize('is_listed', [True, False])
 async def test_expired_adapter_is_reported_with_its_checkpoint(deployment: TwoTenants, *, is_listed: bool) -> None:
-    """The error for an adapter that was removed as unused names the adapter's checkpoint, but only to the owner."""
+    """The error for an adapter that was removed as unused names the adapter's checkpoint, but only to its tenant."""
     run_id = await make_unpublished(deployment)
     if is_listed:
         await wait_until(deployment, run_id, is_active=True)

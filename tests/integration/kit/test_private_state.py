@@ -9,7 +9,7 @@ import pytest
 from fixtures.tiny_model import build_tiny_model
 
 CHECKPOINT = 'checkpoint_address=127.0.0.1:1'
-"""An address that nothing listens on: no service calls it at the start."""
+"""Setting with an address at which nothing listens, because no service calls it at the start."""
 SETTINGS = {
     'checkpoint': (),
     'data': (),

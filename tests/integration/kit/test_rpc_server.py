@@ -242,7 +242,7 @@ async def test_cancelled_stream_closes_its_generator() -> None:
 
 @pytest.mark.parametrize('end', ['cancelled', 'cut', 'stopped'])
 async def test_stream_that_ends_early_logs_no_error(end: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A stream whose client cancels, whose connection breaks or whose server stops ends as CANCELLED, without error."""
+    """If the client cancels, the connection breaks or the server stops, a stream is logged as CANCELLED, not as error."""
     with structlog.testing.capture_logs() as entries:
         async with _serving() as (servicer, server, _), _cut_channel(server) as (proxy, channel):
             stub = dataset_service_pb2_grpc.DatasetServiceStub(channel)
@@ -352,7 +352,7 @@ def test_address_outside_loopback_needs_a_token(tmp_path: Path) -> None:
 
 
 def test_every_default_timeout_belongs_to_a_method_of_the_contract() -> None:
-    """The service config contains only methods that exist."""
+    """Default timeouts exist only for methods of the contracts."""
     assert default_timeouts()
     for path in default_timeouts():
         service, method = path[1:].split('/')

@@ -50,7 +50,7 @@ async def find(service, adapter_id, number, *, tenant='alice'):
 
 
 async def until(service, adapter_id, number, state, *, tenant='alice'):
-    """Wait until an operation's record has this state."""
+    """Wait until an operation's record has this state, and return the record."""
     while True:
         with suppress(grpc.aio.AioRpcError):
             found = await find(service, adapter_id, number, tenant=tenant)
@@ -126,7 +126,7 @@ async def test_a_thousand_pipelined_operations_of_twenty_adapters_keep_their_ord
 
 
 def rate_of(verb):
-    """Return the learning rate of a step."""
+    """Return the learning rate of a step, or None for another verb."""
     return getattr(verb, 'learning_rate', None)
 
 

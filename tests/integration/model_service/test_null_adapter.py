@@ -1,4 +1,4 @@
-"""An adapter that was never trained gives the results of the base model in the trainer."""
+"""An adapter that was never trained gives the results of the base model in the model service."""
 
 import asyncio
 from pathlib import Path
