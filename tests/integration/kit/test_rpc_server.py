@@ -242,7 +242,7 @@ async def test_cancelled_stream_closes_its_generator() -> None:
 
 @pytest.mark.parametrize('end', ['cancelled', 'cut', 'stopped'])
 async def test_stream_that_ends_early_logs_no_error(end: str, caplog: pytest.LogCaptureFixture) -> None:
-    """If the client cancels, the connection breaks or the server stops, a stream is logged as CANCELLED, not as error."""
+    """A stream that is cancelled, cut off or stopped by the server is logged as CANCELLED, and no error is logged."""
     with structlog.testing.capture_logs() as entries:
         async with _serving() as (servicer, server, _), _cut_channel(server) as (proxy, channel):
             stub = dataset_service_pb2_grpc.DatasetServiceStub(channel)

@@ -25,7 +25,7 @@ RATE = {'optimizer': {'name': 'AdamW', 'learning_rate': 1e-3}}
 
 
 async def test_base_model_is_trained_exported_and_restored(tmp_path: Path) -> None:
-    """Training reduces the loss, the exported model has that loss, and an adapter then has its earlier results bitwise."""
+    """Training reduces the loss, the exported model has that loss, and an adapter then repeats its results bitwise."""
     folder = build_tiny_model(tmp_path / 'model')
     async with serving_model(folder, tmp_path / 'state', full_parameters=True) as running:
         lora = (await running.create(request_id='lora', lora_config={'seed': 3})).adapter_id

@@ -49,7 +49,7 @@ def _equal_digests(model_dir: Path, *, mesh_count: int, count: int) -> dict[tupl
 
 
 def test_program_without_a_mesh_is_data_parallel(model_dir: Path, tmp_path: Path) -> None:
-    """Two processes train two batches and one process the third; the results are bitwise those of one process."""
+    """Two processes train two batches and one process trains the third, with bitwise the results of one process."""
     (alone,), _ = _train(model_dir, tmp_path / 'alone', range(3), count=1)
     ranks, log = _train(model_dir, tmp_path / 'shared', range(2), count=2)
     (resumed,), _ = _train(model_dir, tmp_path / 'shared', range(2, 3), count=1)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope='module')
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Result of the program."""
+    """Results that the program on Ray prints, by name."""
     model_dir = build_tiny_model(tmp_path_factory.mktemp('model'), family='qwen3')
     done = run_ranks(ray_program.__file__, model_dir, count=1)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -73,5 +73,5 @@ def test_lost_worker_ends_its_group(found: dict[str, Any]) -> None:
 def test_placement_report_lists_the_workers(found: dict[str, Any]) -> None:
     """The placement report has one line for each worker, and marks the groups that were lost."""
     assert 'model: 2 workers on cpu' in found['placement']
-    assert found['placement'].count(' process ') == 3, 'those of the group, and the program'
+    assert found['placement'].count(' process ') == 3, 'two workers of the group, and the program'
     assert 'lost' in found['placement'].partition('other: 2 workers')[2]

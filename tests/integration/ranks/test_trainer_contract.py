@@ -34,7 +34,7 @@ def test_a_mesh_fulfils_the_contract_of_one_process(mesh: str) -> None:
 
 @pytest.mark.slow
 def test_processes_whose_adapters_differ_end(tmp_path: Path) -> None:
-    """If an adapter differs on one process, the group ends at the next snapshot instead of continuing with it."""
+    """If an adapter differs on one process, the processes end at the next snapshot instead of continuing."""
     done = run_ranks(different_ranks.__file__, build_tiny_model(tmp_path), count=2)
     assert done.returncode
     assert 'equal snapshot' in done.stdout

@@ -49,10 +49,10 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_bits_depend_only_on_the_number_of_row_ranks(model_dir: Path) -> None:
-    """Data ranks, sharded weights and recomputed activations change no bit, and all meshes are close to one process.
+    """Meshes with equally many row ranks have one digest, and every mesh agrees with one process within rounding.
 
     The digest includes five losses, dropout, accumulation, a value head, an adapter of the output head, split calls and
-    a loss that fails. An adapter gets the same bits alone and together with others.
+    a loss that fails. The results of an adapter are bitwise equal alone and together with other adapters.
     """
     found = _run(model_dir, 'dp x ulysses', 'ulysses 2', 'fsdp x ulysses, recomputed')
     (digest,) = set(found['dp x ulysses']['digests'])
@@ -77,7 +77,7 @@ def test_every_mesh_is_close_to_one_process(model_dir: Path) -> None:
 
 @pytest.mark.slow
 def test_experts_run_the_rows_of_their_rank(tmp_path: Path) -> None:
-    """Adapters of experts get the gradients of one process, and the same bits on every mesh."""
+    """Adapters of experts have the gradients of one process within rounding, and equal digests on all meshes."""
     found = _run(build_mixture(tmp_path), 'dp x ulysses', 'fsdp x ulysses')
     for line in found.values():
         _check_close(line)

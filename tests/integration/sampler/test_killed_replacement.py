@@ -45,7 +45,7 @@ TOKENS = 24
 SEEDS = 8
 """Number of distinct responses per version; repeated responses are scored only once."""
 CLOSE, FAR = 1e-4, 1e-2
-"""Log-probabilities of one version differ by less than CLOSE, those of another or of a mixture by more than FAR."""
+"""Two computations for one version differ by less than CLOSE; another version or a mixture differs by more than FAR."""
 
 
 def factor_of(version: int) -> float:
@@ -122,7 +122,7 @@ class Deployment:
                 await WeightClient(channel).publish_version(RUN, state, version=version)
 
     async def publish_partially(self, version: int, messages: int) -> None:
-        """Interrupt a trainer while it publishes a version."""
+        """Kill a process while it publishes a version, after it has sent some messages."""
         arguments = (self.checkpoint.address, self.model, version, factor_of(version), messages)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, '-m', 'fixtures.whole_publisher'),
@@ -303,7 +303,7 @@ async def test_restarted_sampler_needs_the_checkpoint_service(tiny_llama_dir: Pa
 
 @pytest.mark.slow
 async def test_partially_published_version_is_never_served(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """A version that a killed trainer published partially is never served."""
+    """A version that a killed process published partially is never served."""
     oracle = Oracle(tiny_llama_dir)
     async with deployed(tmp_path, tiny_llama_dir) as deployment:
         await deployment.publish(1)

@@ -96,7 +96,7 @@ class Fleet:
         self._metadata = metadata
 
     async def until(self, predicate: Any) -> wire.Replica | None:
-        """Watch until a sampler satisfies `predicate`; return None if a replica leaves first or the stream ends."""
+        """Return the first sampler that satisfies `predicate`, or None if a replica leaves first or the stream ends."""
         call = self._stub.WatchFleet(wire.WatchFleetRequest(), metadata=self._metadata)
         try:
             async for event in call:

@@ -115,7 +115,7 @@ async def chain(request: pytest.FixtureRequest, checkpoint: Running, tmp_path: P
 
 
 def check_weights(item: Node, version: int) -> None:
-    """Compare an engine's weights of a version with the published ones."""
+    """Check that an engine's weights of a version equal the published ones."""
     loaded = item.engine.loaded[VersionKey(AdapterKey('alice', 'ad-1'), version)]
     for name, tensor in lora_tensors(version).items():
         assert bytes(loaded.tensors[name].data) == bytes(tensor.data)

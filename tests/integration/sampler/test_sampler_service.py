@@ -102,7 +102,7 @@ async def test_expired_call_leaves_the_engine(sampler):
 
 
 async def test_aborted_stream_ends_with_its_stop_reason(sampler):
-    """An aborted stream ends with the stop reason ABORT; only its owner can abort it, and only while it runs."""
+    """An aborted stream ends with the stop reason ABORT; only its tenant can abort it, and only while it runs."""
     request = sample_request(request_id='mine', params=LONG)
     call = sampler.stub.Sample(request, metadata=ALICE)
     await anext(aiter(call))

@@ -25,7 +25,7 @@ PAUSE_SECONDS = PATIENCE.total_seconds() / 5
 
 
 class Relay:
-    """Sends versions chunk by chunk with a pause after each chunk, and stops after some chunks."""
+    """Sends versions chunk by chunk with a pause before each chunk, and stops after some chunks."""
 
     def __init__(self, *versions: int, stops_after: int = 2 * CHUNKS) -> None:
         self._versions = versions
