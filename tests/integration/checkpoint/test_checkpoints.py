@@ -106,7 +106,7 @@ async def test_deleted_checkpoint_is_removed_from_disk(service: Running) -> None
 
 
 async def test_expired_checkpoint_is_not_found_and_is_deleted_later(service: Running, clock: FakeClock) -> None:
-    """An expired checkpoint is no longer found, and the next sweep deletes it; one without a time to live stays."""
+    """An expired checkpoint is not found, and the next sweep deletes it; one whose expiry was removed stays."""
     await _save(service, 'short', ttl=duration_pb2.Duration(seconds=60))
     await _save(service, 'kept', ttl=duration_pb2.Duration(seconds=60))
     request = wire.SetCheckpointTtlRequest(checkpoint_path='ad-1/weights/kept')

@@ -91,7 +91,7 @@ async def test_a_start_counts_as_use(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('number', [errno.EROFS, errno.ENOSPC, errno.EIO, errno.EMFILE])
 async def test_disk_errors_do_not_end_the_cleanup(tmp_path: Path, number: int) -> None:
-    """If one call to the disk fails, a cleanup still deletes the other state, and a second cleanup deletes the rest."""
+    """If one call to the disk fails, a cleanup deletes at least one of two states, and a second cleanup the rest."""
     clock = FakeClock()
     for calls in range(12):
         # The disk call after the first `calls` fails. Without shared memory, each deletion uses the disk.

@@ -85,7 +85,7 @@ def upload(service: Running, data: bytes, base_model: object, *, upload_id: str 
 async def test_valid_adapter_is_accepted(
     service: Running, model: Path, tmp_path: Path, pack: Callable[[bytes], bytes]
 ) -> None:
-    """A valid archive, plain or compressed, becomes a checkpoint with its labels and rank; the upload is removed."""
+    """A valid archive, compressed or not, becomes a checkpoint with the sent labels, and the upload is removed."""
     data = pack(Adapter(model).archive(tarfile.TarInfo('README.md')))
     checkpoint = (await upload(service, data, model, user_metadata={'from': 'elsewhere'})).checkpoint
     assert (dict(checkpoint.user_metadata), checkpoint.lora_rank, checkpoint.base_model) == (

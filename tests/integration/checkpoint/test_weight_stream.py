@@ -268,7 +268,7 @@ async def test_a_thousand_versions_keep_disk_and_catalogue_bounded(service: Runn
 
 
 async def test_versions_survive_a_restart(tmp_path: Path) -> None:
-    """Pinned and newest versions and checkpoints survive a restart, and version numbers keep increasing."""
+    """Pinned versions, the newest versions and checkpoints survive a restart; lower version numbers stay refused."""
     async with serving(tmp_path) as service:
         with acting_for(ALICE):
             await service.weights.publish_version('ad-1', make_state(1), version=1, is_pinned=True)

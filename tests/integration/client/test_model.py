@@ -187,7 +187,7 @@ async def test_unjournaled_operation_of_a_pipeline_is_sent_again(
 async def test_policy_inputs_are_aligned_with_the_labels(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """A scalar applies to every label, and a list has one number, or one pair of a token and a number, per label."""
+    """A scalar applies to every label; a list contains a number, or a pair of a token and a number, for each label."""
     await model.forward_backward.aio(
         inputs=[FEATURE, FEATURE],
         advantages=[0.5, -1.0],

@@ -141,7 +141,7 @@ def forward_backward() -> operation_pb2.ForwardBackward:
 
 
 async def test_training_is_metered_once_in_both_apis(deployment: Deployment) -> None:
-    """Tokens and operations are counted by run and only once, and stored bytes equal the checkpoints' sizes."""
+    """The tokens and operations of each run are counted once, and stored bytes equal the checkpoints' sizes."""
     await deployment.create('r1')
     for _ in range(2):
         await deployment.execute(1, forward_backward=forward_backward())

@@ -1,4 +1,4 @@
-"""Transports between two threads in place of two processes: gloo, reads of the sender's memory, and their failures."""
+"""Transports of weights between two threads instead of two processes: transfers, strangers, lost peers, timeouts."""
 
 import socket
 import threading

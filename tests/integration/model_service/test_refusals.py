@@ -336,7 +336,7 @@ async def test_a_refused_operation_of_a_stream_fails_alone(service):
 
 
 async def test_only_services_can_watch_adapters(service):
-    """A client is refused; a service receives the existing adapters, the synced marker and then the changes."""
+    """A client may not watch; a service receives the existing adapters, the synced marker and then the changes."""
     request = adapter_service_pb2.WatchAdaptersRequest()
     refused = await failure_of(service.adapters.WatchAdapters(request, metadata=as_tenant('alice')))
     assert refused.code == 'PERMISSION_DENIED'

@@ -49,7 +49,7 @@ def learn_in_process(folder: Path, steps: int) -> list[np.ndarray]:
 
 
 async def test_values_equal_those_of_the_library(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """Values are first zero and later bitwise the library's, and are returned only on request and with a head."""
+    """Values are bitwise those of the library and zero before training; they are returned only with a head."""
     async with serving_model(tiny_llama_dir, tmp_path) as model:
         critic = (await model.create(lora_config=LORA, training_config=TRAINING)).adapter_id
         seen = await learn(model, critic, first=1, steps=4)

@@ -126,7 +126,7 @@ async def test_policy_loss_keeps_its_scaling(service):
 
 
 async def test_sum_without_effect_gives_a_warning(service):
-    """A sum that the loss ignores causes a warning at creation and later, and is reported as unset."""
+    """If a loss ignores the requested sum, creation and configuration warn, and the reduction is reported as unset."""
     plain, own = (
         training_config_pb2.LossConfig(name='CrossEntropyLoss'),
         training_config_pb2.LossConfig(name='GRPOLoss'),
@@ -286,7 +286,7 @@ async def test_the_adapters_of_a_session_are_listed_by_it(service):
 
 
 async def test_versions_of_a_deleted_adapter_leave_the_checkpoint_service(service):
-    """The versions of a deleted adapter are not found, their folders are deleted, and those of others stay."""
+    """The versions of a deleted adapter are deleted with their folders, and the versions of other adapters stay."""
     versions = version_service_pb2_grpc.VersionServiceStub(service.checkpoints.channel)
     adapter_ids = [(await service.create(request_id=name)).adapter_id for name in ('deleted', 'kept')]
     for adapter_id in adapter_ids:

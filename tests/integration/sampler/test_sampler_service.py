@@ -221,6 +221,7 @@ async def test_full_queue_of_a_tenant_refuses_only_this_tenant(sampler):
     """A tenant's full queue refuses its next request, while another tenant's request waits."""
     await sampler.engine.pause()
     request = sample_request(params={'max_tokens': 2})
+    # Four requests take the slots of the engine, and three fill the queue of the tenant.
     calls = [sampler.stub.Sample(request, metadata=ALICE) for _ in range(7)]
     reading = [asyncio.ensure_future(read_answer(call)) for call in calls]
     is_queue_full = False
@@ -335,7 +336,7 @@ async def test_structured_output_is_refused_if_unsupported(sampler):
 
 
 async def test_sleep_waits_for_running_requests_and_refuses_new_ones(sampler):
-    """An engine with sleep mode sleeps after its running requests, another engine refuses, and both serve later."""
+    """An engine with sleep mode finishes running requests before it sleeps; other engines refuse. Both serve later."""
     if not sampler.engine.facts.can_sleep:
         refused = await failure_of(sampler.stub.Sleep(wire.SleepRequest(), metadata=OPERATOR))
         assert (refused.code, refused.reason) == ('FAILED_PRECONDITION', 'NOT_SUPPORTED_HERE')

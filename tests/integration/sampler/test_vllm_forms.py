@@ -1,4 +1,4 @@
-"""Validation of structured outputs by compiling them, which is bounded, fair between tenants, and cached."""
+"""Structured outputs are validated by compiling them; compilation is bounded, fair between tenants, and cached."""
 
 import asyncio
 from collections.abc import AsyncIterator

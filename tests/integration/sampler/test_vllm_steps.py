@@ -20,7 +20,7 @@ STREAMS, VERSIONS, TOKENS = 32, 30, 40
 
 @pytest_asyncio.fixture(scope='module', loop_scope='session')
 async def logged_engine(tiny_llama_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple]:
-    """An engine that logs its steps, with fewer slots than versions, and the log file."""
+    """An engine that logs its steps and has fewer slots than versions, and the path of its log."""
     from twinkle.sampler.vllm.step_log import SCHEDULER  # noqa: PLC0415 (slow import)
 
     path = tmp_path_factory.mktemp('steps') / 'steps.jsonl'
