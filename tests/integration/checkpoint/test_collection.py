@@ -46,7 +46,7 @@ async def test_unused_versions_are_deleted_including_the_newest(tmp_path: Path) 
 
 
 async def test_version_numbers_continue_after_a_restart(tmp_path: Path) -> None:
-    """Version numbers continue after a restart even if all versions were collected."""
+    """Version numbers continue after a restart even if all versions were deleted as unused."""
     clock = FakeClock()
     async with serving_alice(tmp_path, clock) as service:
         await service.weights.publish_version('ad-1', make_state(3), version=3)
@@ -61,7 +61,7 @@ async def test_version_numbers_continue_after_a_restart(tmp_path: Path) -> None:
 
 
 async def test_used_versions_are_not_collected(tmp_path: Path) -> None:
-    """Versions that are pinned, were read recently, or belong to a followed adapter are not collected."""
+    """Versions that are pinned, were read recently, or belong to a followed adapter are not deleted as unused."""
     clock = FakeClock()
     async with serving_alice(tmp_path, clock) as service:
         await service.weights.publish_version('ad-1', make_state(1), version=1, is_pinned=True)

@@ -1,4 +1,4 @@
-"""Every verb reports damage to a stored file of a checkpoint, or returns the undamaged bytes."""
+"""Every method reports damage to a stored file of a checkpoint, or returns the undamaged bytes."""
 
 from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import suppress
@@ -61,7 +61,7 @@ def flip_a_bit(path: Path, place: float) -> None:
 async def test_damaged_checkpoint_is_refused_by_every_verb(
     tmp_path: Path, name: str, damage: Callable[[Path, float], None]
 ) -> None:
-    """Every verb fails with DATA_LOSS or uses the unchanged bytes, before and after a restart, and logs damage once."""
+    """Every method fails with DATA_LOSS or uses the unchanged bytes, even after a restart; damage is logged once."""
     places = {'p0': 0.0, 'p1': 0.31, 'p2': 1.0}
     archives: dict[str, bytes] = {}
     async with serving(tmp_path) as service:
@@ -194,7 +194,7 @@ def _stored(state_dir: Path, name: str, checkpoint: str = 'best') -> Path:
 async def _assert_refused_or_equal(
     service: Running, archives: dict[str, bytes], lines: Sequence[MutableMapping[str, Any]]
 ) -> None:
-    """Check that each checkpoint is refused by all verbs and logged once, or is returned unchanged by all verbs.
+    """Check that all methods refuse a checkpoint, which is logged once, or that all methods return it unchanged.
 
     Args:
         service: The service.
@@ -207,7 +207,7 @@ async def _assert_refused_or_equal(
 
 
 async def _is_refused(service: Running, name: str, archive: bytes) -> bool:
-    """Return whether a checkpoint is refused as damaged, and check that all verbs agree about it."""
+    """Return whether a checkpoint is refused as damaged, and check that all methods agree about it."""
     path = f'twinkle://ad-1/weights/{name}'
     internal = checkpoint_service_pb2_grpc.CheckpointServiceStub(service.channel)
     verify = wire.VerifyCheckpointRequest(checkpoint_path=path)

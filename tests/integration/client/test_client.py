@@ -31,7 +31,7 @@ async def test_call_carries_key_and_request_id(gateway: FakeGateway, client: Twi
 
 
 async def test_blocking_and_async_forms_agree(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """A verb returns the same result whether it blocks, returns a future or is awaited."""
+    """A remote method returns the same result whether it blocks, returns a future or is awaited."""
     blocking = await asyncio.to_thread(client.get_server_info)
     future = await asyncio.wrap_future(client.get_server_info.submit())
     assert blocking == future == await client.get_server_info.aio()
@@ -103,7 +103,7 @@ async def test_session_sends_heartbeats_and_ends(gateway: FakeGateway, client: T
         async with asyncio.timeout(10):
             while len(gateway.calls['Heartbeat']) < 2:
                 await client.get_server_info.aio()
-    # The session was finished on the client's thread, by a call to the gateway in this loop.
+    # Leaving the block has finished the session with a call to the gateway.
     assert client.session_id == ''
 
 

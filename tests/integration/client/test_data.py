@@ -45,7 +45,7 @@ async def test_hub_id_and_slice_are_sent(gateway: FakeGateway, client: TwinkleCl
 
 
 async def test_steps_are_sent_in_order(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """Each verb is sent as one step with its arguments."""
+    """Each method that prepares a dataset is sent as one step with its arguments."""
     dataset = Dataset('org/name', client=client)
     await dataset.set_template.aio('Template', model_id='tiny', max_length=64, truncation_strategy='right')
     await dataset.map.aio('SelfCognitionProcessor', init_args={'model_name': 'a'}, load_from_cache_file=False)

@@ -129,7 +129,7 @@ async def test_drained_replica_finishes_its_streams_and_gets_no_new_ones(tmp_pat
 
 
 async def test_replicas_are_listed_in_pages_and_watched(tmp_path: Path) -> None:
-    """Each replica is on one page, and a watch sends a snapshot, the event `is_synced`, and changes."""
+    """Each replica is on one page, and a watch sends all replicas, the event `is_synced`, and then changes."""
     async with running_fleet(tmp_path, *(FakeSampler() for _ in range(3))) as fleet:
         found, token = [], ''
         while True:

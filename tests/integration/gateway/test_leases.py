@@ -77,7 +77,7 @@ class Deployment:
 
 @pytest.fixture
 async def deployment(tiny_llama_dir: Path, tmp_path: Path) -> AsyncIterator[Deployment]:
-    """A deployment that allows leases, whose gateway checks sessions twenty times per second."""
+    """A deployment that allows leases; its gateway checks sessions twenty times per second."""
     for name in ('model', 'gateway'):
         (tmp_path / name).mkdir()
     async with (
@@ -121,7 +121,7 @@ def logprobs_of(response: Any) -> bytes:
 
 
 async def test_lease_needs_permission_and_a_free_replica(deployment: Deployment) -> None:
-    """A lease is refused without the scope, or while another tenant's adapter is resident; that adapter stays usable."""
+    """A lease is refused without the scope or while another tenant's adapter is resident; that adapter stays usable."""
     victim, adapter_id, expected = await trained_victim(deployment)
     ordinary = await deployment.tenant('ordinary', (1, 2, 3))
     assert (await failure_of(ordinary.create('full', full_parameters={}))).reason == 'SCOPE_MISSING'

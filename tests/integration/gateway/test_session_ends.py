@@ -132,7 +132,7 @@ async def wait_until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 @pytest.fixture
 async def deployment(tiny_llama_dir: Path, tmp_path: Path) -> AsyncIterator[Deployment]:
-    """A deployment with a fake clock, whose gateway checks sessions twenty times per second."""
+    """A deployment with a fake clock; its gateway checks sessions twenty times per second."""
     (tmp_path / 'model').mkdir()
     (tmp_path / 'gateway').mkdir()
     async with (

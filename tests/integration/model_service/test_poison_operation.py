@@ -85,7 +85,7 @@ async def _check_innocent(client: PersistentClient, adapter_id: str, results: li
 
 @pytest.mark.parametrize('name', STATE_VERBS)
 async def test_state_verb_killed_in_each_attempt_fails(tiny_llama_dir: Path, tmp_path: Path, name: str) -> None:
-    """A state verb fails after three kills, its adapter continues, and another tenant's results stay bitwise equal."""
+    """A verb that calls the checkpoint service fails after three kills; its adapter and other tenants continue."""
     async with killed_model(tiny_llama_dir, tmp_path, ATTEMPT_KILLS) as (service, channel):
         clients = [PersistentClient(channel, str(tiny_llama_dir), tenant=tenant) for tenant in ('mallory', 'alice')]
         culprit, innocent, path, results = await _prepare(*clients)

@@ -127,7 +127,7 @@ async def test_other_requests_are_refused(torch_engine, tiny_llama_dir: Path, tm
 
 
 async def test_running_request_keeps_its_weights(real_engine, tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """The weights are not replaced while they are leased, and a lease of the new version waits."""
+    """The weights are not replaced while a request uses them, and a request for the new version waits."""
     async with following(real_engine, tmp_path) as both:
         await publish(both, tiny_llama_dir, 1)
         request = sample_request(run_ref(), params={'temperature': 0.0, 'max_tokens': 64})
@@ -146,7 +146,7 @@ async def test_running_request_keeps_its_weights(real_engine, tiny_llama_dir: Pa
 
 
 async def yield_leased_version(versions, choice: AdapterChoice):
-    """Yield the version leased for a choice."""
+    """Yield the number of the version that a choice selects, and keep the version in use until the generator ends."""
     async with versions.lease(ALICE_SERVICE, choice) as version:
         yield version.key.version
 
