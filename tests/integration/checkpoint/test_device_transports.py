@@ -180,7 +180,7 @@ async def test_failed_transfer_is_replaced_by_bytes_and_never_tried_again(servic
 
 
 async def test_published_state_over_a_transport_is_refused(service: Running) -> None:
-    """Publish refuses a state with the device encoding as unimplemented."""
+    """Publish refuses a state that has the device encoding with UNIMPLEMENTED."""
     messages = publish_frames(STATES[0])
     messages[0].frame.header.encoding = weights_pb2.FRAME_ENCODING_DEVICE
     assert (await failure_of(service.streams.Publish(stream_of(*messages)))).code == 'UNIMPLEMENTED'

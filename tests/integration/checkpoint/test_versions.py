@@ -71,7 +71,7 @@ async def test_pinned_version_stays_until_unpinned(service: Running) -> None:
 
 
 async def test_pins_are_limited(service: Running) -> None:
-    """The number of pins is limited, and pinning a pinned version again does not count."""
+    """The number of pinned versions is limited, and pinning a version again does not count twice."""
     await _pin(service, 1)
     await _pin(service, 2)
     await _pin(service, 2)

@@ -97,7 +97,7 @@ async def test_ambiguous_failure_is_resolved_before_the_next_operation(
 async def test_disposition_makes_the_query_unnecessary(
     gateway: FakeGateway, model: MultiLoraTransformersModel, disposition: str, numbers: list[int]
 ) -> None:
-    """A disposition that states whether the number is used makes a query of the service unnecessary."""
+    """If an error states whether the sequence number is used, the client does not query the service."""
     lost = failure(grpc.StatusCode.DATA_LOSS, 'DIGEST_MISMATCH', disposition=disposition)
     gateway.fail('AfterExecute' if disposition == 'FAILED' else 'Execute', lost)
     with pytest.raises(ServerError):

@@ -57,7 +57,7 @@ async def _diagnosis(address: str, folder: Path) -> str:
 
 
 async def test_authority_comes_from_argument_or_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Argument and environment variables set the authority, for every URL scheme with TLS."""
+    """The argument `ca` and environment variables set the trusted authority for every URL scheme with TLS."""
     async with _secure_gateway(folder) as gateway:
         await _list_runs(f'https://127.0.0.1:{gateway.port}', folder / 'ca.crt')
         monkeypatch.setenv('TWINKLE_CA', str(folder / 'ca.crt'))

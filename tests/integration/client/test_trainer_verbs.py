@@ -65,7 +65,7 @@ async def test_evaluation_metrics_are_configured_separately(
 
 
 async def test_gradient_limit_and_health_are_sent(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """The limit and the request for health are sent, and a plain step requests no health."""
+    """The gradient limit and the request for layer health are sent, and a plain step does not request health."""
     output = await model.clip_grad_and_step.aio(max_grad_value=0.5, return_health=True)
     await model.step.aio()
     sent = gateway.operations[1].clip_grad_and_step

@@ -43,7 +43,7 @@ def assert_batch(request: wire.SampleBatchRequest, responses: list, version: int
 
 
 async def test_batch_is_split_at_one_version(tmp_path: Path) -> None:
-    """All replicas get a part of a batch with one resolved version, and results have the indices of the batch."""
+    """Replicas get parts of a batch with one resolved version, and results have the prompt indices of the batch."""
     samplers = [FakeSampler(versions={'ad': {4, 5}}) for _ in range(3)]
     async with running_fleet(tmp_path, *samplers) as fleet:
         request = batch_request(60, adapter=sampling_pb2.AdapterRef(adapter_id='ad', at_least=4))
@@ -174,7 +174,7 @@ async def test_loads_and_residents_cover_the_fleet(tmp_path: Path) -> None:
 
 
 async def test_abort_finds_only_running_requests(tmp_path: Path) -> None:
-    """A running stream can be aborted and its id cannot be used twice; an abort of an unknown id is refused."""
+    """A running stream can be aborted, and its id is taken while it runs; an abort of an unknown id is refused."""
     samplers = [FakeSampler(), FakeSampler()]
     async with running_fleet(tmp_path, *samplers) as fleet:
         key = await fleet.gateway.make_key('bob', scopes=(2,))

@@ -132,7 +132,7 @@ async def test_lease_needs_permission_and_a_free_replica(deployment: Deployment)
 
 @pytest.mark.parametrize('end', ['expiry', 'finish', 'operator'])
 async def test_lease_of_a_vanished_holder_ends(deployment: Deployment, end: str) -> None:
-    """A lease ends with its session or by an operator, and then the base weights are restored.
+    """A lease ends when its session ends or an operator ends it, and then the base weights are restored.
 
     After the end of its session, the run continues with its trained weights.
     """

@@ -102,7 +102,7 @@ async def test_stopped_reader_blocks_only_one_stream(running: OpenAiGateway) -> 
     steps, other_steps = -1, 0
     client = running.client()
     while steps != engine.step_total - other_steps:
-        # Until the buffers of the connection are full, the stopped stream advances a little with every other one.
+        # Until the buffers of the connection are full, the stopped stream advances a little during each completion.
         steps = engine.step_total - other_steps
         await client.completions.create(model='tiny', prompt='b', max_tokens=32, extra_body={'ignore_eos': True})
         other_steps += 1 + 32

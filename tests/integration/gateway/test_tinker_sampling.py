@@ -135,7 +135,7 @@ async def test_sdk_scores_as_the_model_does(api: TinkerApi, tiny_llama_dir: Path
 
 
 async def test_sdk_scores_chosen_and_drawn_tokens(api: TinkerApi, tiny_llama_dir: Path) -> None:
-    """Chosen and drawn tokens have the log-probabilities of a plain forward pass, in the layout of the request."""
+    """Target tokens and drawn alternatives have the log-probabilities of a plain forward pass, in the sent layout."""
     tokens = [*PROMPT, 50, 51, 52, 53, 54, 55]
     targets = torch.full((len(tokens) - 1, 3), -1)
     targets[-1] = torch.tensor([7, 250, 7])

@@ -180,7 +180,7 @@ async def test_training_continues_from_saved_weights(client: Client) -> None:
 
 
 async def test_seed_decides_the_first_weights(client: Client) -> None:
-    """Models with the same seed take the same first step, and with another seed a different one."""
+    """Models with the same seed take the same first step, and a model with another seed takes a different one."""
     outcomes: list[np.ndarray] = []
     for seed in (1, 1, 2):
         await client.create_model(rank=4, seed=seed)

@@ -81,7 +81,7 @@ async def test_an_archive_becomes_a_checkpoint(
 
 
 async def test_weights_for_sampling_have_a_path_of_that_kind(api: TinkerCatalogue, archive: bytes) -> None:
-    """Weights that are uploaded for sampling have a path of their kind."""
+    """Weights that are uploaded for sampling have a path of the kind `sampler_weights`."""
     created = await put(api, archive, query='base_model=org/tiny&kind=sampler_weights')
     assert created.json()['tinker_path'].endswith('/sampler_weights/mine')
 
@@ -174,7 +174,7 @@ async def test_copy_with_an_access_token_is_refused(api: TinkerCatalogue, locati
 
 
 async def test_replaced_archive_has_another_tag(api: TinkerCatalogue) -> None:
-    """A client that resumes a replaced archive gets the complete new one."""
+    """A client that resumes the download of a replaced archive receives the complete new archive."""
     url = (await api.call('GET', f'{BEST}/archive')).headers['location']
     before = await api.http.get(url)
     await api.call('DELETE', BEST)

@@ -186,7 +186,7 @@ async def _created_at_both(deployment: Deployment) -> tuple[list[str], set[str]]
     """Create adapters at both trainers, the last one at `ended`; return the ids of all and of those at `other`."""
     ids = list[str]()
     while len(ids) < 4 or ids[-1] in deployment.at_other():
-        # The gateway may find only after some creations that the process responds.
+        # The first creations may all be at `other`, until the gateway finds that `ended` responds.
         ids.append((await deployment.create(f'r{len(ids)}')).adapter.adapter_id)
     others = deployment.at_other()
     assert others

@@ -123,7 +123,7 @@ async def test_fetch_never_mixes_two_states() -> None:
 
 
 async def test_fetch_fails_without_progress_and_after_refusals() -> None:
-    """A fetch fails once all its attempts made no progress, and immediately after a refusal."""
+    """A fetch fails if none of its attempts makes progress, and immediately after a refusal."""
     async with client_of(FakeStreams(*[lambda request: [Draining()]] * 9), attempts=1) as client:
         with pytest.raises(DomainError) as caught:
             await client.fetch_version('ad-1')

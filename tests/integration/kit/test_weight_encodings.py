@@ -273,7 +273,7 @@ async def test_shared_state_is_mapped_and_its_file_can_be_opened(tmp_path: Path)
 
 @pytest.mark.parametrize('name', ['../secret', '/etc/passwd', 'link', 'missing', 'wrong', 'short'])
 async def test_segment_that_cannot_be_used_is_replaced_by_bytes(tmp_path: Path, name: str) -> None:
-    """An unusable segment is replaced by plain bytes, and after two such segments none is requested."""
+    """An unusable segment is replaced by plain bytes; after two such segments, the client requests no more."""
     folder = tmp_path / 'shm'
     segments = Segments(folder)
     (tmp_path / 'secret').write_bytes(FIRST.data)

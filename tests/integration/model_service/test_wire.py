@@ -114,7 +114,7 @@ async def test_extra_tensors_are_used_by_their_loss(service):
 
 
 async def test_policy_loss_keeps_its_scaling(service):
-    """A loss without configurable reduction can be set by its name, and the mean is refused for it."""
+    """A loss whose reduction is fixed can be set by its name, and a mean reduction is refused for it."""
     adapter_id = (await service.create()).adapter_id
     loss = training_config_pb2.LossConfig(name='GRPOLoss')
     verb = operation_pb2.Configure(training_config=training_config_pb2.TrainingConfig(loss=loss))
@@ -232,7 +232,7 @@ async def test_watch_resumes_after_a_number(service):
 
 
 async def test_waiting_operation_is_reported_and_can_be_cancelled(service):
-    """An early operation is queued, and cancelling it frees its number."""
+    """An operation whose predecessor is missing is queued, and cancelling it frees its number."""
     adapter_id = (await service.create()).adapter_id
     waiting = asyncio.ensure_future(failure_of(service.execute(adapter_id, 2, zero_grad=operation_pb2.ZeroGrad())))
     record = training_service_pb2.GetOperationRequest(adapter_id=adapter_id, sequence_number=2)

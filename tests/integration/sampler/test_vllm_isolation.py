@@ -1,4 +1,4 @@
-"""Harmful weights and forms of one tenant do not change the results of other tenants."""
+"""Harmful weights and forms (structured outputs) of one tenant do not change the results of other tenants."""
 
 import asyncio
 from contextlib import aclosing
