@@ -37,7 +37,7 @@ GLOO = {'names': ['gloo'], 'min_bytes': 1, 'timeout_seconds': 60.0}
 
 
 def gloo(**fields: Any) -> Devices:
-    """Return the device transports of a sampler."""
+    """Return device transports that contain only gloo."""
     return Devices(DevicesConfig(**{**GLOO, **fields}))
 
 
@@ -125,7 +125,7 @@ class FaultyDevices(Devices):
         self.count = 0
 
     async def receive(self, transfer: DeviceTransfer, size_bytes: int) -> memoryview:
-        """Receive another number of bytes, or change one of them."""
+        """Receive a transfer with the fault applied."""
         self.count += 1
         data = await super().receive(self._spoil(transfer), size_bytes + self._added_bytes)
         changed = np.frombuffer(data, np.uint8).copy()

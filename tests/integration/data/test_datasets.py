@@ -283,12 +283,10 @@ def creation(**fields: Any) -> wire.CreateDatasetRequest:
 
 
 def step(**fields: Any) -> list[dataset_pb2.DatasetStep]:
-    """Return a list with one step."""
     return [dataset_pb2.DatasetStep(**fields)]
 
 
 def source(**fields: Any) -> dataset_pb2.DatasetSource:
-    """Return a source with these fields."""
     return dataset_pb2.DatasetSource(**fields)
 
 

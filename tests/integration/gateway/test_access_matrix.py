@@ -53,7 +53,7 @@ ROUTES_WITHOUT_IDS = {
 }
 """Routes without an id in their path or body; all others must return 404 for another tenant's id."""
 CHOSEN_ALTERNATIVES = {'header', 'operation', 'clip_grad_and_step', 'step', 'lora_config'}
-"""The field that is set in each message with alternatives."""
+"""The field that is set in each message that has alternatives (`oneof`)."""
 OMITTED = {'full_parameters', 'training_config'}
 """Fields that would be refused before any id is looked up."""
 CREATING_METHODS = {'SessionService/CreateSession'}

@@ -26,12 +26,10 @@ from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
 
 
 def sessions(gateway: RunningGateway) -> Any:
-    """Return the stub for sessions."""
     return session_service_pb2_grpc.SessionServiceStub(gateway.channel)
 
 
 def catalogue(gateway: RunningGateway) -> Any:
-    """Return the stub for the catalogue."""
     return catalogue_service_pb2_grpc.CatalogueServiceStub(gateway.channel)
 
 

@@ -39,14 +39,12 @@ class Tenant:
         return adapter_service_pb2_grpc.AdapterServiceStub(self.gateway.channel)
 
     def create(self, request_id: str, **fields: Any) -> Any:
-        """Call CreateAdapter."""
         request = adapter_service_pb2.CreateAdapterRequest(
             request_id=request_id, base_model=self.base_model, session_id=self.session_id, **fields
         )
         return self.adapters.CreateAdapter(request, metadata=self.key)
 
     def execute(self, adapter_id: str, number: int, **verb: Any) -> Any:
-        """Call Execute."""
         request = training_service_pb2.ExecuteRequest(operation=operation_of(adapter_id, number, **verb))
         return training_service_pb2_grpc.TrainingServiceStub(self.gateway.channel).Execute(request, metadata=self.key)
 

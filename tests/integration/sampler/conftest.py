@@ -39,5 +39,5 @@ async def vllm_engine(shared_vllm_engine: SamplerEngine, tiny_llama_dir: Path) -
 
 @pytest.fixture(params=['torch', 'vllm'])
 def real_engine(request: pytest.FixtureRequest) -> SamplerEngine:
-    """Each engine that has a model."""
+    """Each engine that runs a real model."""
     return request.getfixturevalue(f'{request.param}_engine')

@@ -38,7 +38,7 @@ LONG = {'max_tokens': 480}
 
 @pytest.fixture(params=['fake', 'torch'])
 async def engine(request: pytest.FixtureRequest, tiny_llama_dir: Path) -> AsyncIterator[SamplerEngine]:
-    """Each engine in turn."""
+    """The fake engine in one run of a test, and the torch engine in the other."""
     created: SamplerEngine
     if request.param == 'fake':
         created = FakeSamplerEngine(max_sequences=2)
@@ -328,7 +328,7 @@ async def test_server_info_lists_the_model_and_every_method(sampler):
 
 
 async def test_structured_output_is_refused_if_unsupported(sampler):
-    """An engine without structured output refuses it."""
+    """An engine that does not support structured output refuses a request for it."""
     form = sampling_pb2.StructuredOutput(choices=sampling_pb2.TextChoices(texts=['a', 'b']))
     refused = await failure_of(sampler.stub.Sample(sample_request(params={'structured_output': form}), metadata=ALICE))
     assert (refused.code, refused.reason) == ('FAILED_PRECONDITION', 'NOT_SUPPORTED_HERE')

@@ -42,7 +42,7 @@ ALICE, BOB = tenant('alice'), tenant('bob')
 
 
 def wait(seconds: float) -> duration_pb2.Duration:
-    """Return the time to wait for a version."""
+    """Convert seconds to the time for which a request waits for its version."""
     return duration_pb2.Duration(nanos=int(seconds * 1e9) % 10**9, seconds=int(seconds))
 
 

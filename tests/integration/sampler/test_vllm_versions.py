@@ -26,7 +26,7 @@ GREEDY = {'temperature': 0.0}
 
 @pytest.fixture(scope='module')
 def oracle(tiny_llama_dir: Path) -> VersionOracle:
-    """The log-probabilities of each version's weights."""
+    """A reference that computes the log-probabilities under each version's weights."""
     return VersionOracle(PackedCausalLM.load(tiny_llama_dir))
 
 
