@@ -71,7 +71,7 @@ async def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
 
 
 async def test_uploaded_adapter_downloads_unchanged(deployment: Deployment, tmp_path: Path) -> None:
-    """A download is bitwise equal and leaves no temporary files; a repeated upload returns the same checkpoint."""
+    """A download equals the upload and leaves no temporary files; a repeated upload returns the same checkpoint."""
 
     def act(client: TwinkleClient, library: CheckpointLibrary) -> tuple[Any, ...]:
         labels = {'from': 'elsewhere'}

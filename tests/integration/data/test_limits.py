@@ -58,7 +58,7 @@ async def test_large_dataset_of_a_hub_is_not_downloaded(tmp_path: Path, monkeypa
 
 
 async def test_too_many_steps_or_arguments_are_refused_by_field(tmp_path: Path) -> None:
-    """The error for too many steps, or for a step with too long arguments, names the field."""
+    """The error for too many steps, or for arguments that are too long, names the field."""
     async with serving_data(tmp_path) as service:
         await refuse_steps(service)
 
