@@ -22,7 +22,7 @@ _Error = TypeVar('_Error', bound=Exception)
 
 @dataclass_transform(eq_default=False, field_specifiers=(field,))
 def error_class(message: str = '') -> Callable[[type[_Error]], type[_Error]]:
-    """Make an exception a dataclass that formats its own message and can be pickled.
+    """Return a decorator that makes an exception a dataclass with a formatted message. The exception can be pickled.
 
     Args:
         message: format string over the fields, such as `'no adapter {adapter_id!r}'`. A tuple or list is shown as its

@@ -1,4 +1,4 @@
-"""Base classes: one for all advantages, one for advantages relative to the completions of the same prompt.
+"""`Advantage`, the base class of all estimators, and `GroupAdvantage`, which compares completions of the same prompt.
 
 Legend: P prompts, G completions per prompt.
 """
@@ -15,7 +15,7 @@ from twinkle.advantage.errors import InvalidAdvantageInput
 FloatVector = npt.NDArray[np.float64]
 Scale = Literal['group', 'batch', 'none']
 LARGEST = 1e100
-"""Maximum magnitude of input values. The squares of numbers above 1e154 overflow in a standard deviation."""
+"""Maximum magnitude of input values. A standard deviation squares them, and squares of numbers above 1e154 overflow."""
 
 
 class Advantage(ABC):
@@ -34,7 +34,9 @@ class Advantage(ABC):
 
 
 class GroupAdvantage(Advantage):
-    """Advantages relative to a baseline of the completions of one prompt. Subclasses implement `centre`.
+    """Advantages relative to a baseline, which is computed from completions of the same prompt.
+
+    Subclasses implement `centre`.
 
     Args:
         epsilon: added to the standard deviation before division; above 0.
@@ -57,8 +59,8 @@ class GroupAdvantage(Advantage):
         Args:
             rewards: one number per completion; completions of one prompt are adjacent.
             num_generations: completions per prompt; 1 treats the batch as one group.
-            scale: divisor of the advantages. 'group' and 'batch' divide by the sample standard deviation of the rewards
-                of the group or of the batch; 'none' does not divide. Advantages of a group of equal rewards are
+            scale: 'group' divides the advantages by the sample standard deviation of the rewards of their group, and
+                'batch' by that of all rewards. 'none' does not divide. Advantages of a group of equal rewards are
                 always 0.
 
         Raises:
@@ -93,14 +95,15 @@ def read_vector(field: str, values: Any) -> FloatVector:
         raise InvalidAdvantageInput(field, 'must be a list of numbers') from error
     if vector.ndim != 1:
         raise InvalidAdvantageInput(
-            field, f'must be one-dimensional, got {vector.shape}; add up rewards of several kinds'
+            field, f'must be one-dimensional, got shape {vector.shape}; add up the rewards of each completion'
         )
     if not vector.size:
         raise InvalidAdvantageInput(field, 'is empty; give at least one number')
     is_invalid = ~(np.abs(vector) <= LARGEST)
     if is_invalid.any():
         index = int(is_invalid.argmax())
-        raise InvalidAdvantageInput(f'{field}[{index}]', f'must be within {LARGEST:g}, got {vector[index]}')
+        problem = f'must be at most {LARGEST:g} in magnitude, got {vector[index]}'
+        raise InvalidAdvantageInput(f'{field}[{index}]', problem)
     return vector
 
 

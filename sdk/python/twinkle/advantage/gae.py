@@ -20,7 +20,8 @@ class GAEAdvantage(Advantage):
 
     Args:
         gamma: discount of later rewards, from 0 to 1.
-        gae_lambda: from 0 (one-step error, biased by the values) to 1 (full return, with its variance).
+        gae_lambda: weight of later errors, from 0 to 1. A higher weight reduces the bias that inexact values cause, and
+            increases the variance.
         normalize: whether to scale advantages to mean 0 and standard deviation 1 over the tokens of a batch.
     """
 
@@ -45,13 +46,13 @@ class GAEAdvantage(Advantage):
         kl_coef: float = 0.0,
         masks: Sequence[Sequence[bool]] | None = None,
     ) -> list[FloatVector]:
-        """Return rewards per token: the completion's reward at its last token, minus a KL penalty at every token.
+        """Return rewards per token, one row per completion.
 
-        Only tokens that count have a penalty, and the last of these tokens has the completion's reward. All other
-        tokens have reward 0.
+        The reward of each token that counts is minus its KL penalty. The last of these tokens also has the
+        completion's reward. All other tokens have reward 0.
 
-        The penalty is `kl_coef (log p_old - log p_ref)` (Ziegler et al. 2019, arXiv 1909.08593, eq. 2). Its mean over
-        tokens sampled from the policy is the divergence from the reference.
+        The penalty is `kl_coef (log p_old - log p_ref)` (Ziegler et al. 2019, arXiv 1909.08593, eq. 2). The mean of
+        the difference, over tokens sampled from the policy, estimates the KL divergence from the reference.
 
         Args:
             rewards: one reward per completion.
@@ -66,11 +67,11 @@ class GAEAdvantage(Advantage):
         """
         scores = read_vector('rewards', rewards)
         if len(lengths) != len(scores):
-            raise InvalidAdvantageInput('lengths', f'must be {len(scores)}, one for each reward, got {len(lengths)}')
+            raise InvalidAdvantageInput('lengths', f'must have {len(scores)} items, one per reward, got {len(lengths)}')
         if not (np.isfinite(kl_coef) and kl_coef >= 0):
             raise InvalidAdvantageInput('kl_coef', f'must be 0 or more, got {kl_coef}')
         if (old_logps is None) != (ref_logps is None) or (kl_coef and old_logps is None):
-            raise InvalidAdvantageInput('ref_logps', 'must be given together with old_logps; kl_coef needs both')
+            raise InvalidAdvantageInput('ref_logps', 'must be given together with old_logps; kl_coef > 0 needs both')
         differences = [np.zeros(length) for length in _checked_lengths(lengths)]
         if old_logps is not None and ref_logps is not None:
             old = _read_rows('old_logps', old_logps, differences)
@@ -94,12 +95,13 @@ class GAEAdvantage(Advantage):
 
         Args:
             rewards: rewards per token, as returned by `build_token_rewards`; rows may differ in length.
-            values: predicted value at each token, of the same lengths.
+            values: predicted value at each token; rows have the same lengths as those of `rewards`.
             masks: true for tokens that count. Other tokens, such as tool output, are skipped; their reward must be 0,
                 and their advantage and return are 0.
 
         Returns:
-            Advantages, and returns as targets of the value function: unnormalized advantages plus values.
+            The advantages and the returns. Returns are the unnormalized advantages plus the values, and serve as the
+            targets of the value function.
 
         Raises:
             InvalidAdvantageInput: lengths do not match, a number is not finite, no token counts, or a token that does
@@ -165,7 +167,7 @@ def _read_rows(field: str, rows: Any, like: list[FloatVector]) -> list[FloatVect
 
 
 def _read_masks(masks: Any, like: list[FloatVector]) -> list[Any]:
-    """Return boolean masks with the lengths of the rows of `like`; all true without masks."""
+    """Return boolean masks with the lengths of the rows of `like`. If `masks` is not given, all are true."""
     if masks is None:
         return [np.ones(len(row), dtype=bool) for row in like]
     return [row != 0 for row in _read_rows('masks', masks, like)]

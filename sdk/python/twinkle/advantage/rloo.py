@@ -1,4 +1,4 @@
-"""REINFORCE with a leave-one-out baseline."""
+"""Advantages of REINFORCE with a leave-one-out baseline (RLOO)."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,11 @@ from twinkle.advantage.base import FloatVector, GroupAdvantage, Scale
 
 
 class RLOOAdvantage(GroupAdvantage):
-    """Distance of each reward from the mean of the other rewards of its group.
+    """Difference between each reward and the mean of the other rewards of its group.
 
     Ahmadian et al. 2024 (arXiv 2402.14740), section 2.2: `r_i - sum_{j != i} r_j / (k - 1)`. A reward is not part of
-    its own baseline, so the estimate is unbiased. Division by a standard deviation would bias it, so `scale` defaults
-    to 'none'.
+    its own baseline, so the estimate is unbiased. `scale` defaults to 'none', because division by a standard deviation
+    would add a bias.
     """
 
     def centre(self, rewards_PG: FloatVector) -> FloatVector:

@@ -1,4 +1,4 @@
-"""Helpers for programs that use the Tinker API. The package names are a compatibility promise to existing programs.
+"""Helpers for programs that use the Tinker API. Existing programs import these package names, so they do not change.
 
 The services themselves are in the `services` package.
 """

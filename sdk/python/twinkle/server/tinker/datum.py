@@ -1,4 +1,4 @@
-"""Conversion of an encoded example to a Tinker `Datum`: input tokens with a target and a weight for each."""
+"""Conversion of an encoded example to a Tinker `Datum`, which contains a target and a weight for each input token."""
 
 import importlib
 from collections.abc import Mapping
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def input_feature_to_datum(input_feature: Mapping[str, Any]) -> 'tinker.Datum':
     """Convert an encoded example to a `tinker.Datum` for the loss 'cross_entropy'.
 
-    Labels are already shifted, so they become the targets. Where the label is ignored, the weight is 0 and the target
-    is the next token. Padding and the tokens after the last label are dropped.
+    Labels are already shifted by one token, so they become the targets unchanged. Where the label is ignored, the
+    weight is 0 and the target is the next token. Padding and the tokens after the last label are dropped.
 
     Args:
         input_feature: mapping with `input_ids` and `labels`, and optionally `loss_weights` and `attention_mask`.
