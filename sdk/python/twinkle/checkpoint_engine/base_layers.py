@@ -1,4 +1,4 @@
-"""Checks that an adapter fits a base model by comparing shapes, without reading weights."""
+"""Checks that an adapter fits a base model. They compare shapes and do not read weights."""
 
 from collections.abc import Container
 
@@ -16,8 +16,8 @@ _HEAD, _EMBEDDINGS = 'lm_head.weight', 'model.embed_tokens.weight'
 def layer_shapes(base: ModelFolder) -> Shapes:
     """Return the shape of each floating-point matrix and stack of matrices of the model, by name.
 
-    It is `(out, in)` for linear layers and `(experts, out, in)` for stacked weights of experts. An output head that is
-    tied to the embeddings is included with their shape.
+    Linear layers have the shape `(out, in)`, and stacked weights of experts `(experts, out, in)`. An output head that
+    is tied to the embeddings is included with the shape of the embeddings.
     """
     shapes = {
         name: entry.shape
@@ -76,7 +76,7 @@ def base_weights_of(layer: AdapterLayer, names: Container[str]) -> dict[str, tup
     module, _, name = layer.path.rpartition('.')
     parts = SEPARATE_WEIGHTS[name]
     if f'{module}.{layer.expert_count}.{parts[0]}.weight' in names:
-        raise AdapterMismatch(f'the base model has more than the {layer.expert_count} experts of {layer.path}')
+        raise AdapterMismatch(f'{layer.path} has {layer.expert_count} experts in the adapter, more in the base model')
     return {
         f'{module}.{expert}.{part}.weight': (outputs // len(parts), inputs)
         for expert in range(layer.expert_count)

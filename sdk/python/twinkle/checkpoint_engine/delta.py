@@ -1,8 +1,8 @@
 """Lossless deltas between two states with the same tensors: the XOR of their bytes, split into planes and compressed.
 
-Each plane has the bytes of one position in all elements of a block. Weights change little in a training step: signs and
-exponents rarely change, so the planes of the upper bytes are nearly all zero. docs/weights.md describes the format.
-With the same version of zstd, equal states give equal deltas, so an interrupted transfer can be resumed.
+Each plane contains the bytes at one position of all elements of a block. A training step rarely changes the signs and
+exponents of weights, so the planes of the upper bytes are nearly all zero. docs/weights.md describes the format.
+Equal states give equal deltas with the same version of zstd, so an interrupted transfer can be resumed.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ Buffer = bytes | bytearray | memoryview
 
 @dataclass(frozen=True)
 class DeltaBlock:
-    """Consecutive bytes of a state whose elements have the same size."""
+    """Consecutive elements of a state, all of the same size."""
 
     offset: int
     """Offset of the first byte in the state."""
@@ -91,7 +91,7 @@ def encode_delta(manifest: WeightManifest, new: Buffer, base: Buffer) -> bytes:
 
 
 def apply_delta(manifest: WeightManifest, base: Buffer, delta: Buffer, target: bytearray | memoryview) -> None:
-    """Write the state that results from applying a delta to `base`. The caller must check its digest.
+    """Apply a delta to `base` and write the new state to `target`. The caller must check the digest of the new state.
 
     Args:
         manifest: describes both the base and the new state.

@@ -26,7 +26,7 @@ def write_digests(folder: Path) -> None:
 
 
 def check_digests(folder: Path) -> None:
-    """Compare all files of a folder with their digests; files without a digest are not read.
+    """Check every file that has a digest in the folder's `b3sums`; other files are not read.
 
     Raises:
         InvalidModelFolder: the digests are missing, or a file is missing or damaged.

@@ -1,4 +1,4 @@
-"""The interface that transfers a state from a trainer to a sampler, and its implementation within one process."""
+"""The interface that transfers a state from a trainer to a sampler, and its implementation for a single process."""
 
 from abc import ABC, abstractmethod
 from typing import Protocol

@@ -69,7 +69,7 @@ class DigestMismatch(StateError):
 
 @error_class('{file_name}: {problem}')
 class InvalidPeftFolder(StateError):
-    """The files are not a peft LoRA adapter in safetensors."""
+    """The files are not a LoRA adapter as PEFT saves it in safetensors files."""
 
     file_name: str
     """Invalid file, without its folder."""

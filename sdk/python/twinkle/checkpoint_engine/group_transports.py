@@ -36,7 +36,7 @@ class _GroupTransport(WeightTransport):
         try:
             self._group = self._make_group(_ChannelStore(channel), rank)
         except (RuntimeError, ValueError) as error:
-            raise TransferFailed(f'no {self.name} group: {error}') from error
+            raise TransferFailed(f'cannot connect the {self.name} group: {error}') from error
 
     def send_piece(self, piece: bytes | memoryview) -> None:
         # The memory of a piece may be read-only, which torch does not support.
@@ -81,7 +81,7 @@ class GlooTransport(_GroupTransport):
     @classmethod
     def check(cls) -> None:
         if not dist.is_available() or not dist.is_gloo_available():
-            raise TransportUnavailable(cls.name, 'this build of torch has no gloo; install another one')
+            raise TransportUnavailable(cls.name, 'this build of torch has no gloo; install another build')
 
     def _make_group(self, store: Store, rank: int) -> Any:
         gloo = cast('Any', dist.ProcessGroupGloo)
@@ -93,7 +93,7 @@ class GlooTransport(_GroupTransport):
 
 
 class NcclTransport(_GroupTransport):
-    """Sends pieces from GPU to GPU, through a copy of one piece on each.
+    """Sends pieces from GPU to GPU. Each GPU stores one piece at a time.
 
     This transport has not been tested, because no machine with two GPUs was available.
     """
@@ -104,9 +104,9 @@ class NcclTransport(_GroupTransport):
     @classmethod
     def check(cls) -> None:
         if not torch.cuda.is_available():
-            raise TransportUnavailable(cls.name, 'there is no CUDA device; remove it from the configuration')
+            raise TransportUnavailable(cls.name, 'there is no CUDA device; remove the transport from the configuration')
         if not dist.is_available() or not dist.is_nccl_available():
-            raise TransportUnavailable(cls.name, 'this build of torch has no NCCL; install another one')
+            raise TransportUnavailable(cls.name, 'this build of torch has no NCCL; install another build')
 
     def _make_group(self, store: Store, rank: int) -> Any:
         nccl = cast('Any', dist).ProcessGroupNCCL
@@ -116,7 +116,7 @@ class NcclTransport(_GroupTransport):
 
 
 class _ChannelStore(Store):
-    """The key-value store through which torch connects a group. Each process writes its own keys and sends them."""
+    """The key-value store through which torch connects a group. Each process sends the keys that it writes."""
 
     def __init__(self, channel: PairChannel) -> None:
         super().__init__()

@@ -74,7 +74,8 @@ def adapter_layers(shapes: Shapes, config: LoraConfig) -> list[AdapterLayer]:
         config: configuration of the adapter.
 
     Raises:
-        ValueError: a layer lacks lora_A or lora_B, their shapes do not match, or the number of experts is unclear.
+        ValueError: a layer lacks lora_A or lora_B, their shapes do not match, or the row count of the lora_A of experts
+            is not a multiple of the rank.
     """
     tensor_paths = list(dict.fromkeys(layer_path(name) for name in shapes))
     paths = _weight_paths(tensor_paths, config)
@@ -122,7 +123,7 @@ def _adapter_layer(shapes: Shapes, tensor_path: str, weight_path: str | None, co
         return AdapterLayer(tensor_path, tensor_path, a[0], (b[0], a[1]), None)
     rank = value_at(config.rank_pattern, weight_path, config.r)
     if a[0] % rank:
-        raise ValueError(f'lora_A of the experts {weight_path} has {a[0]} rows, which is no multiple of rank {rank}')
+        raise ValueError(f'lora_A of the experts {weight_path} has {a[0]} rows, which is not a multiple of rank {rank}')
     return AdapterLayer(weight_path, tensor_path, rank, (b[0], a[1]), a[0] // rank)
 
 

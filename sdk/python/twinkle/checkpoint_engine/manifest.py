@@ -175,7 +175,7 @@ def _check_entries(tensors: tuple[TensorEntry, ...], weights: StateSection) -> i
         if entry.offset != end:
             raise InvalidManifest(f'{path}.offset', f'is {entry.offset}, but the previous tensor ends at {end}')
         if entry.section not in (weights, StateSection.TRAINER):
-            raise InvalidManifest(f'{path}.section', f'is {entry.section.value}, but the weights are {weights.value}')
+            raise InvalidManifest(f'{path}.section', f'must be {weights.value} or trainer, got {entry.section.value}')
         if is_trainer_reached and entry.section is weights:
             raise InvalidManifest(f'{path}.section', 'weights must precede trainer tensors')
         if (entry.section, entry.name) in names:

@@ -56,7 +56,7 @@ class MemoryTransport(WeightTransport):
 
     @abstractmethod
     def fill(self, piece: np.ndarray) -> None:
-        """Copy a piece to the start of the sender's buffer; when it returns, the receiver can read it."""
+        """Copy a piece to the start of the sender's buffer. The receiver may read it as soon as this method returns."""
 
     @abstractmethod
     def read(self, piece: np.ndarray) -> None:
@@ -74,7 +74,7 @@ class CudaIpcTransport(MemoryTransport):
     @classmethod
     def check(cls) -> None:
         if not torch.cuda.is_available():
-            raise TransportUnavailable(cls.name, 'there is no CUDA device; remove it from the configuration')
+            raise TransportUnavailable(cls.name, 'there is no CUDA device; remove the transport from the configuration')
 
     def expose(self) -> Any:
         self._buffer = torch.empty(self.options.piece_bytes, dtype=torch.uint8, device='cuda')
@@ -89,7 +89,7 @@ class CudaIpcTransport(MemoryTransport):
         count = torch.cuda.device_count()
         found = [index for index in range(count) if str(_cuda.get_device_properties(index).uuid) == gpu]
         if not found:
-            raise TransferFailed(f'this process does not see the GPU {gpu}')
+            raise TransferFailed(f'the GPU {gpu} of the sender is not visible to this process')
         storage = _storages._new_shared_cuda(  # noqa: SLF001 (see `expose`)
             found[0],
             bytes.fromhex(memory),
@@ -112,7 +112,7 @@ class CudaIpcTransport(MemoryTransport):
 
 
 class NixlTransport(MemoryTransport):
-    """The receiver reads a buffer in the sender's memory with NIXL, over RDMA if both machines have it.
+    """The receiver reads a buffer in the sender's memory with NIXL, over RDMA if both machines support it.
 
     This transport has not been tested; it follows the documentation of NIXL's Python API.
     """
@@ -124,7 +124,7 @@ class NixlTransport(MemoryTransport):
         try:
             importlib.import_module('nixl._api')
         except ImportError as error:
-            problem = f'{error}; install nixl, or remove it from the configuration'
+            problem = f'{error}; install nixl, or remove the transport from the configuration'
             raise TransportUnavailable(cls.name, problem) from error
 
     def expose(self) -> Any:
@@ -152,7 +152,7 @@ class NixlTransport(MemoryTransport):
             state = agent.check_xfer_state(handle)
         agent.release_xfer_handle(handle)
         if state != 'DONE':
-            raise TransferFailed(f'a read with NIXL ended as {state}')
+            raise TransferFailed(f'NIXL did not finish reading a piece; its state is {state}')
         piece[:] = self._buffer[: len(piece)]
 
     def close(self) -> None:
@@ -162,7 +162,7 @@ class NixlTransport(MemoryTransport):
             self._agent.deregister_memory(registered)
 
     def _register(self, name: str) -> Any:
-        """Register a buffer of one piece with a new agent, whose name no other transfer uses."""
+        """Create an agent with a unique name, register a buffer of one piece with it, and return the agent."""
         nixl: Any = importlib.import_module('nixl._api')
         self._buffer = np.empty(self.options.piece_bytes, np.uint8)
         self._agent = nixl.nixl_agent(f'twinkle-{name}-{id(self):x}-{time.monotonic_ns():x}')

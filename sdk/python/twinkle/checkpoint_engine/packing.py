@@ -168,8 +168,8 @@ def unpack_state(
 
     Args:
         manifest: describes `data`.
-        data: the state's bytes, or only its first `manifest.weights_size_bytes` when `section`
-            is the weights section. The result aliases it.
+        data: bytes of the state. The first `manifest.weights_size_bytes` of them are enough if `section` is the weights
+            section. The result aliases them.
         section: section to return. None: the weights.
 
     Raises:

@@ -1,8 +1,8 @@
 """Small messages between the two processes of a transfer, authenticated with a secret that both have.
 
 A message is sent as its length (4 bytes, little-endian), a tag and its content. The tag is HMAC-SHA256 of the sender's
-side, the number of the message and its content. A message that is forged, altered, repeated or reordered is an error
-that ends the transfer. Messages are not encrypted.
+side, the number of the message and its content. A forged, altered, repeated or reordered message ends the transfer with
+an error. Messages are not encrypted.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ class PairChannel:
         try:
             self._connection.sendall(len(message).to_bytes(4, 'little') + tag + message)
         except OSError as error:
-            raise TransferFailed(f'the other process is gone: {error}') from error
+            raise TransferFailed(f'the other process has disconnected: {error}') from error
 
     def receive(self) -> bytes:
         """Return the next message."""
@@ -64,7 +64,7 @@ class PairChannel:
     def expect(self, message: bytes) -> None:
         """Receive a message that must equal `message`."""
         if self.receive() != message:
-            raise TransferFailed('the other process is at another point of the transfer')
+            raise TransferFailed('received an unexpected message from the other process')
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the maximum time for each part of a message."""

@@ -69,7 +69,7 @@ _REQUIRED = ('r', 'target_modules')
 
 
 def adapter_config_json(config: LoraConfig, *, base_model: str, tensor_names: Iterable[str]) -> bytes:
-    """Return the content of a file from which PEFT can rebuild the adapter.
+    """Return the content of an `adapter_config.json` from which PEFT can rebuild the adapter.
 
     `all-linear` and the other groups are expanded to module names, as in PEFT, because other tools do not support
     groups. Stacked weights of experts are written to `target_parameters`. The seed is not written, because PEFT has no
@@ -144,7 +144,7 @@ def parse_adapter_config(data: bytes, *, seed: int | None = None) -> tuple[LoraC
     if fields.get('init_lora_weights', True) not in _PLAIN_INITIALIZATIONS:
         raise ValueError(
             f'init_lora_weights = {fields["init_lora_weights"]!r} is not supported, because it modifies the base '
-            'model; save the adapter with path_initial_model_for_weight_conversion, as a plain LoRA'
+            "model; save the adapter as a plain LoRA, with PEFT's path_initial_model_for_weight_conversion"
         )
     _check_values(fields)
     if seed is not None and seed not in _SEEDS:
@@ -154,7 +154,7 @@ def parse_adapter_config(data: bytes, *, seed: int | None = None) -> tuple[LoraC
 
 
 def _check_values(fields: Mapping[str, Any]) -> None:
-    """Refuse a required field that is missing, and values that have the wrong type or are out of range."""
+    """Refuse missing required fields, and values that have the wrong type or are out of range."""
     for name in _REQUIRED:
         if name not in fields:
             raise ValueError(f'{name} is missing')
@@ -170,5 +170,5 @@ def _quoted(value: Any) -> str:
 
 
 def _integral(value: float) -> float:
-    """Convert a whole number to int, because some tools require an int."""
+    """Return a whole number as an int, because some tools require one, and other numbers unchanged."""
     return int(value) if value == int(value) else value

@@ -1,6 +1,6 @@
 """Reading and writing of PEFT adapter folders: `adapter_model.safetensors` and `adapter_config.json`.
 
-Folders are written atomically and can be loaded with PEFT. The checkpoint service has a separate, streaming writer
+A written folder is always complete and can be loaded with PEFT. The checkpoint service has a separate, streaming writer
 for the same file formats.
 """
 

@@ -1,9 +1,9 @@
 """Import of adapters that PEFT or another tool saved.
 
 PEFT's configuration may contain regular expressions where `LoraConfig` has names. The layers and their ranks are
-read from the tensors, so only alphas require matching of expressions. As folders are untrusted, an expression that
-could take long to match is refused. A running match cannot be interrupted. Therefore limits on the lengths of
-expressions and paths bound the time of one match, and a clock bounds only the total.
+read from the tensors, so only alphas require matching of expressions. Folders are untrusted, so expressions that could
+take long to match are refused. A running match cannot be interrupted, so limits on the lengths of expressions and paths
+bound its time. A clock bounds only the total time of all matches.
 """
 
 import json
@@ -32,7 +32,7 @@ _NAME = re.compile(r'[\w-]+(\.[\w-]+)*')
 _COSTLY = re.compile(r'\)[*+?{]|\\[1-9]|\(\?|\.[*+]\??\.[*+]')
 """Quantified groups, references, extensions and consecutive wildcards, which can make matching slow."""
 _LITERAL = re.compile(r'\\.|\[[^\]]*\]', re.DOTALL)
-"""An escape or a character class, which match one character."""
+"""An escape or a character class. Both match a single character."""
 _MAX_PATTERN = 256
 """Maximum number of characters in an expression."""
 _MAX_QUANTIFIERS = 2
@@ -40,13 +40,13 @@ _MAX_QUANTIFIERS = 2
 _MAX_COMBINATIONS = 256
 """Maximum number of combinations of alternatives in an expression; each quantifier multiplies the number by four."""
 _MAX_EXPRESSIONS = 256
-"""Maximum number of entries in `alpha_pattern`, if an entry is an expression."""
+"""Maximum number of entries in `alpha_pattern` if any of them is an expression."""
 _MAX_PATH = 512
 """Maximum length of a tensor's canonical name. In real models, these names have about 100 characters."""
 _MAX_PATH_PARTS = 32
 """Maximum number of dots in a tensor's canonical name."""
 _MAX_COMPARISONS = 50_000_000
-"""Maximum of the number of names in a pattern times the number of tensors."""
+"""Maximum product of the number of names in a pattern and the number of tensors."""
 _MATCHING_SECONDS = 10.0
 """Time limit for matching all expressions together."""
 _EXCLUDING_FIELDS = ('exclude_modules', 'layers_to_transform', 'layers_pattern')
@@ -167,7 +167,7 @@ def _alpha_pattern(parsed: LoraConfig, paths: list[str], matching_seconds: float
 
 
 def _used_names(pattern: Mapping[str, _Value], paths: Iterable[str]) -> Mapping[str, _Value]:
-    """Drop names that match no layer: PEFT ignores them, but a new adapter would be refused because of them."""
+    """Return `pattern` without names that match no layer. PEFT ignores them, but no adapter can be created with them."""
     used = {name for path in paths for name in endings(path) if name in pattern}
     return {name: value for name, value in pattern.items() if name in used}
 

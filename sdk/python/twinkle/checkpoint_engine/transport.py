@@ -36,7 +36,7 @@ class Rendezvous:
     """Address and key with which the receiver of one transfer connects to the sender."""
 
     address: str
-    """Address at which the sender waits, `host:port`."""
+    """Address at which the sender listens, `host:port`."""
     secret: bytes = field(repr=False)
     """Key that authenticates the messages of both processes."""
 
@@ -57,7 +57,7 @@ class WeightTransport(ABC):
     """One transfer of bytes from a sender to a receiver.
 
     The sender calls `prepare`. Then both call `init_process_group`, the sender calls `send_weights` for each piece and
-    the receiver calls `receive_weights` as often, and both call `finalize`. In any case, both call `close` at the end.
+    the receiver calls `receive_weights` equally often, and both call `finalize`. Both always call `close` at the end.
 
     Concurrency: methods block, and one thread at a time may call them. Any thread may call `abort`.
 
@@ -141,20 +141,20 @@ class WeightTransport(ABC):
             TransferFailed: `init_process_group` has not connected the processes.
         """
         if self._channel is None:
-            raise TransferFailed('the processes have not met')
+            raise TransferFailed('the processes are not connected; call init_process_group first')
         return self._channel
 
     @abstractmethod
     def connect(self, channel: PairChannel, rank: int) -> None:
-        """Connect to the other process, which `channel` reaches; `init_process_group` calls it."""
+        """Connect to the process at the other end of `channel`. Called by `init_process_group`."""
 
     @abstractmethod
     def send_piece(self, piece: bytes | memoryview) -> None:
-        """Send a piece to a receiver that expects its size; `send_weights` calls it."""
+        """Send a piece to a receiver that expects its size. Called by `send_weights`."""
 
     @abstractmethod
     def receive_piece(self, piece: memoryview) -> None:
-        """Fill `piece` with the bytes of a piece of the same size; `receive_weights` calls it."""
+        """Fill `piece` with the bytes of the next piece, which has the same size. Called by `receive_weights`."""
 
 
 def _announcement(piece: bytes | memoryview) -> bytes:
