@@ -1,4 +1,4 @@
-"""Names of base models: a built-in model has an alias besides the id of its repository on a hub."""
+"""Aliases of the built-in base models, which stand for the ids of their repositories on a hub."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

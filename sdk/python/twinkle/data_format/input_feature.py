@@ -63,7 +63,7 @@ class InputFeature(TypedDict, total=False):
     pixel_values: npt.NDArray[np.floating[Any]]
     """float [P, C]. Concatenated patches of all images, as the model's image processor returns them."""
     image_grid_thw: npt.NDArray[np.integer[Any]]
-    """int [N, 3]. Time steps (1), rows and columns of the patches of each image."""
+    """int [N, 3]. Time steps (always 1), rows and columns of the patches of each image."""
     pixel_values_videos: npt.NDArray[np.floating[Any]]
     """float [P, C]. Concatenated patches of all videos."""
     video_grid_thw: npt.NDArray[np.integer[Any]]
@@ -75,12 +75,12 @@ class InputFeature(TypedDict, total=False):
     feature_attention_mask: npt.NDArray[np.integer[Any]]
     """int [N, F]. 1 for the frames of each clip, which come first, and 0 for the padding."""
     routed_experts: npt.NDArray[np.integer[Any]]
-    """int [T, layers, experts per token]. Experts that the pass uses instead of those that the routers choose
-    (routing replay). The routers compute their weights. With fewer than T rows, they are the experts of the first
-    tokens, and the routers choose the experts of the others."""
+    """int [T, layers, experts per token]. Experts that the pass uses instead of the routers' choices (routing replay).
+    The routers still compute the weights of these experts. If there are fewer than T rows, they belong to the first
+    tokens, and the routers choose the experts of the remaining tokens."""
     messages: list[dict[str, Any]]
-    """Chat from which the feature was encoded, for rewards. Never sent to the trainer."""
+    """Chat from which the feature was encoded, for rewards. Never sent to a model service."""
     user_data: list[tuple[str, str]]
-    """`(key, JSON)` pairs of additional data, for rewards. Never sent to the trainer."""
+    """`(key, JSON)` pairs of additional data, for rewards. Never sent to a model service."""
     samples: list[dict[str, Any]]
-    """Fields of each packed example other than its arrays, such as `messages`. Never sent to the trainer."""
+    """Fields of each packed example other than its arrays, such as `messages`. Never sent to a model service."""

@@ -156,8 +156,8 @@ def in_effect(pattern: Mapping[str, _Value]) -> dict[str, _Value]:
 
     Two names match the same path only if one of them ends with the other, starting after a dot. A name therefore never
     applies if it ends with an earlier one. Of the remaining names, the first one that matches a path is also the
-    longest one, so sorting by length keeps the meaning of the pattern. A message, whose maps have no order, can
-    therefore contain the pattern.
+    longest one, so sorting by length keeps the meaning of the pattern. Therefore the pattern can be sent in a message,
+    whose maps have no order.
     """
     kept: dict[str, _Value] = {}
     for name, value in pattern.items():

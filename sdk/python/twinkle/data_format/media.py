@@ -84,7 +84,7 @@ class AudioSpec:
         return self.audio_token_id
 
     def token_count(self, grid: Grid) -> int:
-        """Return the number of tokens of a clip: a convolution with stride 2 is followed by a mean over two frames."""
+        """Return the number of tokens of a clip. A convolution with stride 2 is followed by a mean over two frames."""
         return ((grid[0] - 1) // 2 + 1 - 2) // 2 + 1
 
 

@@ -37,7 +37,7 @@ class PromptProbe:
     """Values to compute at each position after the first. Row i of a matrix belongs to position i + 1."""
 
     target_token_ids: npt.NDArray[np.signedinteger[Any]] | None = None
-    """Tokens whose log-probabilities to return: [T - 1, K], -1 for none. None: no log-probabilities."""
+    """[T - 1, K]: tokens whose log-probabilities are returned; -1 requests nothing. None: no log-probabilities."""
     draw_count: int = 0
     """Number of tokens to draw at each position, independently and with replacement. Only the temperature and the seed
     of the request affect them, not its filters and penalties."""
@@ -57,7 +57,8 @@ class PromptProbe:
             wanted = f'must be an integer matrix with 1 to {MAX_TARGETS} columns'
             raise InvalidProbe(_TARGETS, f'{wanted}, got {dtype} {list(shape)}')
         if self.target_token_ids.size > MAX_TARGET_ELEMENTS:
-            raise InvalidProbe(_TARGETS, f'may have {MAX_TARGET_ELEMENTS} elements, got {self.target_token_ids.size}')
+            size = self.target_token_ids.size
+            raise InvalidProbe(_TARGETS, f'must have at most {MAX_TARGET_ELEMENTS} elements, got {size}')
 
     def check(self, prompt_tokens: int, vocabulary_size: int) -> None:
         """Check that the probe fits a prompt and a model.
@@ -72,7 +73,9 @@ class PromptProbe:
         if targets is None:
             return
         if len(targets) != rows:
-            raise InvalidProbe(_TARGETS, f'must have {rows} rows, one less than prompt tokens, got {len(targets)}')
+            raise InvalidProbe(
+                _TARGETS, f'must have {rows} rows, one for each prompt token but the first, got {len(targets)}'
+            )
         wrong = targets[(targets < NO_TARGET) | (targets >= vocabulary_size)]
         if wrong.size:
             raise InvalidProbe(_TARGETS, f'must be tokens from 0 to {vocabulary_size - 1}, or -1, got {wrong[0]}')

@@ -172,7 +172,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, kw_only=True)
 class VersionSpan:
-    """Tokens `[begin_token, end_token)` of a sequence, which one adapter version sampled."""
+    """Tokens `[begin_token, end_token)` of a sequence, all sampled with one adapter version."""
 
     version: int
     """Adapter version. 0 is the base model without an adapter."""

@@ -1,7 +1,7 @@
 """Streams: per-token tensors that losses and metrics read in addition to the labels.
 
-The trainer, the contract and the client share this list. A feature contains a stream under its name, with one row per
-token, such as `InputFeature.advantages`. A stream without a field in the contract is sent in `extra_tensors`.
+The training engine, the contract and the client share this list. A feature contains a stream under its name, with one
+row per token, such as `InputFeature.advantages`. A stream without a field in the contract is sent in `extra_tensors`.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ class StreamSpec:
     meaning: str
     """Description of the values."""
     kind: Literal['float', 'id'] = 'float'
-    """'float' for float32 values, or 'id' for token ids, which are int64 in the trainer."""
+    """'float' for float32 values, or 'id' for token ids, which are int64 in the engine."""
     is_wide: bool = False
     """Whether the shape is [T, K] with K at least 1, instead of [T]."""
     is_field: bool = False

@@ -13,7 +13,8 @@ class ForwardResult:
     """Result of a forward pass over N features, with or without a gradient."""
 
     loss: float
-    """The loss with the scaling of the optimizer step: a sum over labels, or that sum divided by the loss's divisor."""
+    """The loss with the scaling of the optimizer step: the summed loss, divided by the sum of `LossOutput.num_tokens`
+    unless that is 0."""
     num_tokens: int
     """Number of labels that count."""
     logps: Sequence[npt.NDArray[np.float32]] = ()
@@ -25,7 +26,7 @@ class ForwardResult:
     """N arrays, float32 [T]: outputs of the value head, 0.0 where the label is ignored. Empty without a value head."""
     routed_experts: Sequence[npt.NDArray[np.integer[Any]]] = ()
     """N arrays, integers [T, layers with experts, experts per token]: experts of each token. Empty unless requested
-    from a service; in process, they are one of `BatchResult.outputs`."""
+    from a service. In process, `BatchResult.outputs` contains them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ class StepResult:
     grad_norm: float | None = None
     """Norm of the gradient before clipping; None if it was not computed."""
     learning_rate: float
-    """Learning rate that was used, or that the next step will use."""
+    """Learning rate of the optimizer step that was applied, or else of the next one."""
     step_count: int
     """Number of optimizer steps applied so far."""
     layers: Sequence[LayerHealth] = ()
