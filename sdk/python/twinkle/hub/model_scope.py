@@ -88,7 +88,7 @@ def put(folder: Path, names: Sequence[str], target: HubId, *, token: str, is_pri
         client = _client()
     except ImportError as error:
         raise HubUnreachable(
-            f"uploading to {target} needs ModelScope's client, which is not installed: pip install '{INSTALL}'"
+            f"uploading to {target} needs ModelScope's client, which is not installed; run: pip install '{INSTALL}'"
         ) from error
     api = client.HubApi(endpoint=_endpoint(), token=token)
     try:
@@ -101,14 +101,14 @@ def put(folder: Path, names: Sequence[str], target: HubId, *, token: str, is_pri
                 f'{target} refused the upload (HTTP {status}): check that the owner exists and that the token has '
                 'write permission'
             ) from error
-        raise HubUnreachable(f'{target} failed with {type(error).__name__}; retry later') from error
+        raise HubUnreachable(f'uploading to {target} failed with {type(error).__name__}; retry later') from error
     except (OSError, ValueError, RuntimeError) as error:
         raise HubUnreachable(f'uploading to {target} failed ({type(error).__name__}); retry later') from error
     return f'{api.legacy.endpoint}/models/{target.name}', commit
 
 
 def _client() -> Any:
-    """Import the client; imported only here, because it is an optional dependency."""
+    """Return the client's module. It is imported only here, because it is an optional dependency."""
     return importlib.import_module(LIBRARY)
 
 

@@ -167,7 +167,7 @@ class HubOperation:
             return text
         hub_id = HubId.parse(text)
         if hub_id.source not in (None, cls.source):
-            raise HubError(f'{text!r} does not belong to the hub {cls.source}://; use HubOperation for all hubs')
+            raise HubError(f'{text!r} does not belong to the hub {cls.source}://; HubOperation accepts all hubs')
         return str(HubId(cls.source, hub_id.name))
 
 

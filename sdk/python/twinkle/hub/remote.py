@@ -120,7 +120,7 @@ def _check_size(hub_id: HubId, sizes: list[int], limit_bytes: int) -> None:
 
 
 def _client(library: str, hub_id: HubId, kind: Kind) -> Any:
-    """Import a hub's client; imported only here, because it is not needed without downloads."""
+    """Return the module of a hub's client. It is imported only here, because only downloads need it."""
     try:
         return importlib.import_module(library)
     except ImportError as error:

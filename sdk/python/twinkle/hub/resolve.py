@@ -35,7 +35,7 @@ def get_model(name: str) -> Path:
 
 
 def resolve_model(model_id: str, *, is_local_allowed: bool = True) -> Path:
-    """Return the local folder of a model with its weights.
+    """Return the local folder of a model with its weights, which are downloaded if they are not available locally.
 
     Args:
         model_id: an alias, a built-in model, `hf://org/name`, `ms://org/name`, a bare id or a folder.
@@ -63,7 +63,7 @@ def resolve_tokenizer(model_id: str, *, is_local_allowed: bool = True) -> Path:
 
 
 def resolve_dataset(dataset_id: str, *, is_local_allowed: bool = True, download_limit_bytes: int | None = None) -> Path:
-    """Return the local folder or file of a dataset.
+    """Return the local folder or file of a dataset, which is downloaded if it is not available locally.
 
     Args:
         dataset_id: `hf://org/name`, `ms://org/name`, a bare id, a folder or a file.
@@ -111,9 +111,11 @@ def resolve_plugin(plugin_id: str) -> Path:
 
 
 def resolve_files(model_id: str, patterns: tuple[str, ...]) -> Path:
-    """Return a local folder with the files of a model repository that match `patterns`; none may match.
+    """Return a local folder with the files of a model repository that match `patterns`.
 
-    The caches of the hubs' clients are not searched here, because only the clients can tell which files are complete.
+    The folder may also contain other files, and possibly no matching one. The caches of the hubs' clients are not
+    searched, because only the clients can tell which files are complete.
+
 
     Raises:
         ModelNotFound: the id is malformed, or the repository does not exist.

@@ -48,7 +48,7 @@ def _build(folder: Path) -> None:
         # Imported only here, because other users of this module need neither gguf nor tokenizers.
         converter = importlib.import_module('twinkle.hub.gguf_folder')
     except ImportError as error:
-        raise HubUnreachable(f"converting {NAME} needs {error.name}: pip install 'twinkle-grpc[data]'") from error
+        raise HubUnreachable(f"converting {NAME} needs {error.name}; run: pip install 'twinkle-grpc[data]'") from error
     scratch = folder / 'scratch'
     scratch.mkdir()
     with terminal_progress() as report:

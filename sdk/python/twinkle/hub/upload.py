@@ -171,7 +171,8 @@ def _upload_hugging_face(request: _UploadRequest, *, token: str, is_private: boo
                 f'{target} refused the upload (HTTP {error.response.status_code}): check that the owner exists and '
                 'that the token has write permission'
             ) from error
-        raise HubUnreachable(f'{target} failed with HTTP {error.response.status_code}; retry later') from error
+        status = error.response.status_code
+        raise HubUnreachable(f'uploading to {target} failed with HTTP {status}; retry later') from error
     except client.errors.HFValidationError as error:
         raise UploadRefused(f'{target} refused the upload: the name is not valid for a repository') from error
     # The client does not wrap the errors of its HTTP library.
