@@ -25,7 +25,7 @@ class Reward(ABC):
             trajectories: trajectories, or features with `messages` and `user_data`.
             ground_truths: one per trajectory: the value, or a trajectory that contains it. None or empty: the
                 ground truths are read from each trajectory's `user_data`.
-            kwargs: additional information from the training loop; a reward ignores what it does not use.
+            kwargs: additional information from the training loop; a reward ignores arguments that it does not use.
 
         Raises:
             InvalidRewardInput: a trajectory has no messages, or lacks data that the reward needs.

@@ -53,7 +53,7 @@ class CodeExecutionReward(AnswerReward):
 
         Raises:
             InvalidRewardInput: tests are missing or malformed.
-            SandboxUnavailable: this machine does not support all walls.
+            SandboxUnavailable: this machine does not support a wall that `limits` requires.
             ProgramNotStarted: the interpreter cannot start within the limits.
         """
         completions = [completion_of(trajectory, index) for index, trajectory in enumerate(trajectories)]

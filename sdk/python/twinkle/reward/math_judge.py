@@ -102,7 +102,7 @@ class MathJudge:
         ready = _read(process)
         if not isinstance(ready, dict):
             self._terminate()
-            raise MissingLibrary('a math-verify that loads', 'twinkle-grpc[rewards]')
+            raise MissingLibrary('a working version of math-verify', 'twinkle-grpc[rewards]')
         active = cast('dict[str, list[str]]', ready)['walls']
         if missing := tuple(wall for wall in WALLS if wall not in active):
             warn_of_missing_walls(missing)

@@ -31,7 +31,7 @@ class OlympiadBenchAccuracyReward(AnswerReward):
     With one expected answer, the score is 1 if the last boxed answer is equal, as text without formatting or as a
     number within the tolerance. Another number scores `near_miss * exp(-5 * relative error)`, and other text scores 0.
     With several expected answers (`is_multiple_answer` in `user_data`), the score is the number of correct answers
-    divided by the number of expected or of given answers, using the larger number.
+    divided by the number of expected or of given answers, whichever is larger.
 
     Args:
         ground_truth_key: key of the answers in `user_data`; several answers are separated by commas.

@@ -28,7 +28,10 @@ def completion_of(trajectory: Mapping[str, Any], index: int = 0) -> str:
 
 
 def after_thinking(completion: str) -> str:
-    """Return the text after the last `</think>`, or all text without this tag; it ends before an unclosed `<think>`."""
+    """Return the text after the last `</think>`, or all text if there is no such tag.
+
+    A later `<think>` is not closed, so the result ends before it.
+    """
     return completion.rpartition('</think>')[2].partition('<think>')[0]
 
 

@@ -16,7 +16,7 @@ from typing import Literal
 from twinkle.reward.errors import InvalidRewardInput, ProgramNotStarted, SandboxUnavailable
 
 WALLS = ('memory', 'processes', 'network', 'files')
-"""Resources that the sandbox restricts, in addition to its limits on time and output."""
+"""Names of the sandbox's walls: the resources that it restricts, in addition to its limits on time and output."""
 _ENCLOSED = Path(__file__).parent / 'enclosed'
 _ENVIRONMENT = {'LANG': 'C.UTF-8', 'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1', 'PYTHONHASHSEED': '0'}
 """Environment of a program. Threads are forbidden, so libraries are configured not to start any."""

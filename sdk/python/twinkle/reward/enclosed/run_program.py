@@ -1,7 +1,7 @@
 """Runs a program in the sandbox: `run_program.py <walls.py> <folder> <memory bytes> <CPU seconds> <optional> <fd>`.
 
 Allows reading of the folder, writes the active walls to the file descriptor, and runs `program.py` in the working
-directory. If a wall is missing that is not listed as optional, the process exits without running the program.
+directory. If a wall that is not listed as optional is missing, the process exits without running the program.
 """
 
 import json
