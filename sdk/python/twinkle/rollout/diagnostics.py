@@ -19,7 +19,7 @@ def rollout_numbers(rollouts: Sequence[Rollout], *, version: int | None = None) 
 
     Args:
         rollouts: rollouts of one batch.
-        version: the trainer's newest version.
+        version: the newest adapter version.
 
     Raises:
         UnknownVersion: `version` is given, and a rollout with sampled tokens has no version spans.

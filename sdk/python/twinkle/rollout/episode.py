@@ -173,7 +173,7 @@ class Episode:
         )
 
     def _tokens(self) -> InputFeature:
-        """Return the track as a feature; with images, the text after the prompt continues their positions."""
+        """Return the track as a feature. If the prompt has images, later tokens continue the prompt's positions."""
         feature, positions = self.track.feature(), np.asarray(self.prompt.get('position_ids', ()))
         if positions.ndim > 1:
             feature['position_ids'] = extend_positions(positions, len(self.track) - positions.shape[1])

@@ -63,18 +63,19 @@ class RolloutOptions(TypedDict, total=False):
 class MultiTurnRollout:
     """Samples multi-turn chats. Sampled tokens are never tokenized again.
 
-    All chats of a call advance together, one turn at a time. Set `sampling_params.max_tokens`, so that the turns of all
-    chats with space for this many tokens run as one batch.
+    All chats of a call advance together, one turn at a time. If `sampling_params.max_tokens` is set, all chats that
+    have space for this number of tokens are sampled in one batch.
 
     With a seed, all results are a function of the seed, the inputs and the weights. In the first turn, chats with the
-    same prompt are samples of one request, whether they come from one trajectory or several. In a later turn `t`, chat
-    `j` of those with the same prompt uses a seed derived from the call's seed, `t` and `j`.
+    same prompt are samples of one request, whether they come from one trajectory or several. In a later turn `t`, the
+    `j`-th chat with the same prompt uses a seed that is derived from the call's seed, `t` and `j`.
 
     Args:
         sampler: samples the turns.
         template: chat template of the model. None: the sampler's template.
         tool_manager: tools that the model may call. Cannot be combined with `env`.
-        sampling_params: parameters of each turn. `num_samples` and `seed` are defaults for the option and the call.
+        sampling_params: parameters of each turn. Its `num_samples` and `seed` are the defaults of the option
+            `num_samples` and of the call's `seed`.
         options: see `RolloutOptions`.
 
     Raises:
@@ -291,7 +292,7 @@ class _Limit:
         return None if self._max_tokens is None else max(self._max_tokens - token_count, 0)
 
     def lower_from(self, error: ValueError) -> bool:
-        """Read the context length from a sampler's error; return whether this lowers the limit."""
+        """Lower the limit to the context length that a sampler's error reports; return whether the limit changed."""
         # All samplers use this attribute name. Importing their error class would import torch.
         context: int | None = getattr(error, 'context_tokens', None)
         if context is None or (self._max_tokens is not None and self._max_tokens <= context):

@@ -24,7 +24,7 @@ class PipelineBatch(Generic[_Prompts, _Samples]):
     sync_count: int
     """Number of syncs before the batch was sampled, at least 1."""
     staleness: int
-    """Number of syncs since the sampling: trained batches that the sampler's weights did not include."""
+    """Number of trained batches, and therefore of syncs, since the batch was sampled."""
 
 
 class AsyncPipeline(Generic[_Prompts, _Samples]):
@@ -35,7 +35,7 @@ class AsyncPipeline(Generic[_Prompts, _Samples]):
     first batch and after the last.
 
     Batch `n` is sampled with the weights after exactly `max(0, n - max_staleness)` trained batches, independent of
-    timing, so a seeded loop is reproducible. The cost is that a sync waits for running sampling. With `max_staleness`
+    timing, so a seeded loop is reproducible. Therefore a sync waits until running sampling ends. With `max_staleness`
     0, nothing runs in parallel. With 1, a step takes as long as the slower of sampling and training. Higher values
     only make samples older, unless `is_ordered` is False.
 
@@ -47,7 +47,7 @@ class AsyncPipeline(Generic[_Prompts, _Samples]):
         sync: copies the trainer's weights to the sampler.
         max_staleness: maximum number of syncs between sampling a batch and training on it; at least 0.
         is_ordered: if False, a sync does not wait for batches whose sampling has not started; they are sampled with
-            newer weights. Uneven step times cost less, but the weights used for each batch depend on timing.
+            newer weights. This reduces the waiting if step times vary, but the weights of each batch depend on timing.
 
     Raises:
         ValueError: `max_staleness` is negative.

@@ -75,7 +75,7 @@ def check_arguments(arguments: Any, schema: Schema) -> dict[str, Any]:
     properties = schema.get('properties', {})
     unknown = sorted(str(name) for name in given if name not in properties)
     if unknown and schema.get('additionalProperties', True) is False:
-        raise InvalidArguments(f'arguments {unknown} are unknown; there are {sorted(properties)}')
+        raise InvalidArguments(f'arguments {unknown} are unknown; known are {sorted(properties)}')
     missing = [name for name in schema.get('required', []) if name not in given]
     if missing:
         raise InvalidArguments(f'arguments {missing} are missing')

@@ -51,7 +51,7 @@ def staleness_of(sample: Versioned, *, version: int, index: int = 0) -> int:
 
     Args:
         sample: the sample.
-        version: the trainer's current version.
+        version: the newest adapter version.
         index: index of the sample, for the error message.
 
     Raises:
@@ -73,11 +73,11 @@ def staleness_of(sample: Versioned, *, version: int, index: int = 0) -> int:
 def drop_stale(
     samples: Sequence[_Sample], *, version: int, max_staleness: int, group_size: int = 1
 ) -> FreshSamples[_Sample]:
-    """Drop the samples that are too old.
+    """Return the samples that are not too old, and the ages of all samples.
 
     Args:
         samples: samples of one policy.
-        version: the trainer's current version.
+        version: the newest adapter version.
         max_staleness: maximum age of a sample's oldest token in versions; at least 0.
         group_size: number of adjacent samples that are kept or dropped together, for group-relative advantages.
 
@@ -96,7 +96,7 @@ def drop_stale(
 
 
 def _has_sampled_tokens(sample: Versioned) -> bool:
-    """Return whether the sample has sampled tokens; assumed for other types, which cannot be inspected."""
+    """Return whether the sample has sampled tokens. For unknown types, return True."""
     match sample:
         case Rollout():
             return sample.sampled_count > 0

@@ -1,4 +1,4 @@
-"""Runs tool calls with limits on time and result size. A failed call returns a message instead of raising."""
+"""Runs tool calls with limits on time and result size. A failed call returns a message and raises no error."""
 
 import json
 import queue

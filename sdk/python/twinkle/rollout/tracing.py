@@ -53,7 +53,7 @@ class RolloutTracing:
             OSError: the file cannot be written.
         """
         traced: list[Rollout] = []
-        # The index is used up even if a callback fails, because lines may already be written.
+        # The index is not reused if a callback fails, because lines with it may already be written.
         call_index, self._call_count = self._call_count, self._call_count + 1
         for rollout in rollouts:
             rated = self._with_success(rollout)
@@ -68,7 +68,8 @@ class RolloutTracing:
         if self._is_success is None:
             return rollout
         if SUCCESS in rollout.facts:
-            raise ValueError(f'the environment already reports a fact {SUCCESS!r}; leave success_callback out')
+            raise ValueError(f'the environment already reports a fact {SUCCESS!r}; do not pass success_callback')
+
         is_success = bool(_run_callback('success_callback', self._is_success, rollout))
         return replace(rollout, facts={**rollout.facts, SUCCESS: float(is_success)})
 
