@@ -118,7 +118,7 @@ def test_encoded_rows_are_converted(tiny_llama_dir: Path) -> None:
 
 
 def test_streams_are_converted_to_streams(tiny_llama_dir: Path) -> None:
-    """Each iteration of a converted stream is a pass over the dataset, and endless packs can be converted too."""
+    """Each iteration of a converted stream reads the dataset again, and endless packs can be converted too."""
     source = IterableDataset(DatasetMeta(data=hf_dataset()))
     source.map(lambda columns: {'number': [number + 1 for number in columns['number']]})
     returned = source.to_hf()

@@ -52,7 +52,7 @@ def transformed_rows(dataset: BaseDataset[Any], other: DatasetMeta, *, interleav
 @settings(deadline=None)
 @given(sizes=st.tuples(st.integers(0, 250), st.integers(0, 250)), interleave=st.booleans())
 def test_stream_equals_dataset(sizes: tuple[int, int], interleave: bool) -> None:  # noqa: FBT001
-    """`map`, `mix_dataset`, `filter` and `cast_column` give the same rows in the same order, in every pass."""
+    """`map`, `mix_dataset`, `filter` and `cast_column` give the same rows in the same order, in every iteration."""
     first, second = (numbers(size) for size in sizes)
     stream = IterableDataset(first)
     expected = transformed_rows(Dataset(first), second, interleave=interleave)
@@ -125,7 +125,7 @@ def test_invalid_rows_do_not_end_a_pass_over_items() -> None:
 
 
 def test_stateful_filters_are_reset_in_each_pass(caplog: pytest.LogCaptureFixture) -> None:
-    """Duplicates are removed and logged in every pass, for a filter and for a pipeline."""
+    """A filter and a pipeline remove and log duplicates in every iteration."""
     rows = [{**chat(text), 'value': value} for text, value in [('a', '1'), ('b', '2'), ('a', 'x'), ('a', '3')]]
     for use in (
         lambda dataset: dataset.filter(DedupFilter()),

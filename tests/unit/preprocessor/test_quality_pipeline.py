@@ -107,7 +107,7 @@ def test_every_row_is_kept_or_removed_with_a_reason(rows: list[dict[str, Any]]) 
 @settings(max_examples=25, deadline=None)
 @given(ROWS)
 def test_every_filter_accepts_any_row(rows: list[dict[str, Any]]) -> None:
-    """No filter raises for any row, and a new pass gives the same result."""
+    """No filter raises an error for any row, and a second iteration gives the same result."""
     for name in filter_names():
         quality = build_filter(name, {'column': 'messages'} if name == 'TextLengthFilter' else {})
         if isinstance(quality, QualityFilter):
@@ -183,7 +183,7 @@ def test_datasets_accept_custom_filters_and_the_pipeline() -> None:
 
 
 def test_dropped_rows_are_logged(tmp_path: Path) -> None:
-    """The log has one JSON object per removed row, even if its values are not JSON, and a new pass overwrites it."""
+    """The log has one JSON object per removed row, even if its values are not JSON. A new iteration overwrites it."""
     path = tmp_path / 'dropped.jsonl'
     quality = QualityPreprocessor(['HardFilter'], str(path))
     assert not path.exists()

@@ -167,7 +167,7 @@ def _alpha_pattern(parsed: LoraConfig, paths: list[str], matching_seconds: float
 
 
 def _used_names(pattern: Mapping[str, _Value], paths: Iterable[str]) -> Mapping[str, _Value]:
-    """Return `pattern` without names that match no layer. PEFT ignores them, but no adapter can be created with them."""
+    """Return `pattern` without names that match no layer. PEFT ignores them, but adapters cannot have them."""
     used = {name for path in paths for name in endings(path) if name in pattern}
     return {name: value for name, value in pattern.items() if name in used}
 
