@@ -22,7 +22,7 @@ class GAEAdvantage(Advantage):
         gamma: discount of later rewards, from 0 to 1.
         gae_lambda: weight of later errors, from 0 to 1. A higher weight reduces the bias that inexact values cause, and
             increases the variance.
-        normalize: whether to scale advantages to mean 0 and standard deviation 1 over the tokens of a batch.
+        normalize: whether to scale advantages to mean 0 and standard deviation 1 over the counted tokens of a batch.
     """
 
     def __init__(

@@ -147,7 +147,7 @@ class _Planes:
 
     def _decompress(self, payload: Buffer, size_bytes: int) -> bytes:
         try:
-            # zstd trusts the size in a frame's header, so it is checked before memory is allocated.
+            # zstd allocates the size in a frame's header, which is untrusted, so the size is checked first.
             if zstandard.frame_content_size(payload) != size_bytes:
                 raise InvalidDelta(self._offset, 'has an unexpected decompressed size')
             return self._decompressor.decompress(payload, max_output_size=size_bytes)

@@ -1,4 +1,4 @@
-"""Merges an adapter into its base model and writes a plain model folder that any tool can load.
+"""Merges an adapter into its base model and writes a model folder that tools without LoRA support can load.
 
 For each adapted layer, `W + scaling B A` is computed in float32, one block of rows at a time. All other tensors are
 copied. Memory use is a few blocks, independent of the size of the model.

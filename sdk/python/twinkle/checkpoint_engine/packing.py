@@ -21,7 +21,7 @@ from twinkle.data_format.tensor import picklable
 _HASHING_THREADS = min(4, os.cpu_count() or 1)
 """Number of threads that compute the hash of a large state."""
 _SINGLE_THREAD_BYTES = 8 << 20
-"""Size up to which one thread computes the hash, because starting more threads takes as long."""
+"""Size up to which one thread computes the hash, because starting more threads takes as long as the computation."""
 _CACHED_PLANS = 16
 """Number of cached layouts. A run has one for versions and one for checkpoints."""
 

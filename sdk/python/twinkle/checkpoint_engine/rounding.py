@@ -1,4 +1,4 @@
-"""Conversion of weights to another floating-point type, since published weights may be narrower than trained ones."""
+"""Conversion of weights to another floating-point type, because published weights may have a narrower type."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

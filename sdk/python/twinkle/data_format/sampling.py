@@ -93,7 +93,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     """Penalizes tokens that are already present: values above 1 make them less likely."""
     logprobs: int | None = None
-    """Number of most likely tokens to return for each position. The sampled token is always returned."""
+    """Number of most likely tokens to return for each position. None: 0. The sampled token is always returned."""
     prompt_logprobs: int | None = None
     """Number of most likely tokens to return for each prompt token, in addition to its log-probability. 0 returns only
     the log-probabilities. If unset, neither is returned."""

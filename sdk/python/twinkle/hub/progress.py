@@ -19,7 +19,7 @@ class Report(Protocol):
 
 @contextmanager
 def terminal_progress() -> Generator[Report]:
-    """Show progress on standard error until the block ends."""
+    """Yield a callback that shows progress on standard error until the block ends."""
     if not sys.stderr.isatty():
         yield _Lines()
         return

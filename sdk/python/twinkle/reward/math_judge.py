@@ -28,10 +28,10 @@ _MAX_CHARS = 2000
 class MathJudge:
     """Compares the mathematical meaning of LaTeX and plain expressions with math-verify.
 
-    math-verify runs in a separate process, started by the first comparison, because evaluating a model-written
-    expression can take unlimited time or memory. At a limit, the process is terminated, the answer counts as wrong, and
-    the next comparison starts a new process. Unpickled and forked judges start their own process. If the machine does
-    not support all sandbox walls, the judge works with the available ones and logs a warning once.
+    math-verify runs in a separate process, because evaluating a model-written expression can take unlimited time or
+    memory. The first comparison starts the process. At a limit, the process is terminated, the answer counts as wrong,
+    and the next comparison starts a new process. Unpickled and forked judges start their own process. If the machine
+    does not support all sandbox walls, the judge works with the available ones and logs a warning once.
 
     Args:
         seconds: time limit of one comparison.

@@ -1,4 +1,4 @@
-"""Pipelining: samples the next batch while the current one trains."""
+"""Sampling of the next batch while the caller trains on the current one."""
 
 import threading
 from collections import deque
@@ -28,16 +28,17 @@ class PipelineBatch(Generic[_Prompts, _Samples]):
 
 
 class AsyncPipeline(Generic[_Prompts, _Samples]):
-    """Iterates over sampled batches in order, and samples the next one in a thread while the current one trains.
+    """Iterates over sampled batches in order, and samples the next one in a thread while the caller trains.
 
     A request for the next batch marks the current one as trained. The pipeline then calls `sync` in the caller's
     thread, never at the same time as `sample`, so the sampler need not be thread-safe. It also calls `sync` before the
     first batch and after the last.
 
-    Batch `n` is sampled with the weights after exactly `max(0, n - max_staleness)` trained batches, independent of
-    timing, so a seeded loop is reproducible. Therefore a sync waits until running sampling ends. With `max_staleness`
-    0, nothing runs in parallel. With 1, a step takes as long as the slower of sampling and training. Higher values
-    only make samples older, unless `is_ordered` is False.
+    By default, batch `n` is sampled with the weights after exactly `max(0, n - max_staleness)` trained batches,
+    independent of timing, so a seeded loop is reproducible. A sync waits until running sampling ends. With
+    `max_staleness` 0, nothing runs in parallel. With 1, a step takes as long as the slower of sampling and training.
+    Higher values only make samples older, unless `is_ordered` is False.
+
 
     Use it as a context manager, or call `close`.
 
