@@ -209,6 +209,6 @@ def test_arrow_files_are_compatible_with_the_library(tmp_path: Path) -> None:
 
 
 def test_iterators_are_refused_as_streams() -> None:
-    """An iterator is refused as a stream, because it would be empty in the second pass."""
+    """An iterator is refused as a stream, because it would be empty in the second iteration."""
     with pytest.raises(DatasetError, match='once'):
         IterableDataset(DatasetMeta(data=iter(CHATS)))

@@ -97,7 +97,7 @@ def test_slices_must_be_ascending() -> None:
 
 
 def test_missing_files_are_refused_early_and_broken_files_on_read(tmp_path: Path) -> None:
-    """The constructor refuses missing files, and a broken file fails the pass that reads it."""
+    """The constructor refuses missing files, and a broken file ends the iteration that reads it with an error."""
     with pytest.raises(DatasetError):
         IterableDataset(DatasetMeta(str(tmp_path)))
     path = tmp_path / 'train.jsonl'

@@ -77,7 +77,7 @@ class EverySecond(DataFilter):
         self.count = 0
 
     def __call__(self, row: Row) -> bool:
-        """Return whether the row has an odd position in the pass."""
+        """Return whether the row has an odd position in the iteration."""
         self.count += 1
         return self.count % 2 == 1
 
