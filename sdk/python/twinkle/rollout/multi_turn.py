@@ -63,8 +63,9 @@ class RolloutOptions(TypedDict, total=False):
 class MultiTurnRollout:
     """Samples multi-turn chats. Sampled tokens are never tokenized again.
 
-    All chats of a call advance together, one turn at a time. If `sampling_params.max_tokens` is set, all chats that
-    have space for this number of tokens are sampled in one batch.
+    All chats of a call advance together, one turn at a time. Set `sampling_params.max_tokens`, because chats with
+    different numbers of remaining tokens can otherwise not be sampled in one batch.
+
 
     With a seed, all results are a function of the seed, the inputs and the weights. In the first turn, chats with the
     same prompt are samples of one request, whether they come from one trajectory or several. In a later turn `t`, the
