@@ -122,7 +122,7 @@ def test_devices_of_workers_are_refused(options: dict[str, Any]) -> None:
     ],
 )
 def test_ranks_in_another_order_are_refused(ranks: list[Any], axes: tuple[str, ...]) -> None:
-    """A mesh whose ranks do not ascend along each axis is refused, because process groups sort their ranks."""
+    """A mesh whose ranks are not in the order of `from_sizes` is refused, because process groups sort their ranks."""
     mesh = twinkle.DeviceMesh(ranks, axes)
-    with pytest.raises(ValueError, match='ascending order along each axis'):
+    with pytest.raises(ValueError, match=r'in the order of DeviceMesh\.from_sizes'):
         check_mesh(mesh, mesh.world_size)

@@ -33,7 +33,8 @@ class LossOutput(TypedDict, total=False):
     loss: Any
     """Scalar with a gradient."""
     num_tokens: int
-    """The optimizer step divides the gradient of the summed losses by the sum of these numbers. 0 means no division."""
+    """Divisor of the loss. The optimizer step divides the gradient of the summed losses by the sum of their divisors; 0
+    means no division."""
     metrics: dict[str, float]
     """Values to report, by name. A value is a mean unless its name ends with `:sum`, `:min` or `:max`."""
     metric_weight: float

@@ -91,8 +91,8 @@ def check_mesh(mesh: DeviceMesh, count: int, *, group: str | None = None) -> Non
         lines += [[rank for rank in by_data if mesh.axis_rank('ulysses', rank) == index] for index in ranks]
     if not is_complete or any(line != sorted(line) for line in lines):
         raise ValueError(
-            f'the mesh must contain the ranks from 0 to {count - 1} in ascending order along each axis, got '
-            f'{mesh.mesh.tolist()} along {", ".join(mesh.mesh_dim_names)}; use DeviceMesh.from_sizes'
+            f'the mesh must contain the ranks from 0 to {count - 1} in the order of DeviceMesh.from_sizes, got '
+            f'{mesh.mesh.tolist()} along {", ".join(mesh.mesh_dim_names)}; create it with that function'
         )
 
 

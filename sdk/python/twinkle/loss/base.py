@@ -1,6 +1,6 @@
-"""Interface between the trainer and a loss.
+"""Interface between the training engine and a loss.
 
-A counted label is one that is not ignored and whose weight is not 0. The trainer calls a loss with counted labels only.
+A counted label is one that is not ignored and whose weight is not 0. The engine calls a loss with counted labels only.
 
 Legend: R labels, S features with labels, F features, K candidates of a label, V vocabulary, D hidden size.
 """

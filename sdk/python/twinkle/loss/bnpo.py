@@ -7,10 +7,11 @@ class BNPOLoss(ClippedPolicyLoss):
     """Clipped objective, averaged over all labels.
 
     Other trainers use this name for the token-level mean of DAPO (arXiv 2503.14476, equation 12) over the
-    labels of a step. The Beta normalization of rewards that gave BNPO its name (arXiv 2506.02864) belongs to the
-    advantages and is up to the caller.
+    labels of a step. BNPO (arXiv 2506.02864) is named after a Beta normalization of the rewards. This loss does not
+    apply it; the caller may apply it to the advantages.
 
-    `num_tokens` is the number of labels. For arguments, streams and metrics see `ClippedPolicyLoss` and `PolicyLoss`.
+    The divisor of the loss (`LossOutput.num_tokens`) is the number of labels. For arguments, streams and metrics see
+    `ClippedPolicyLoss` and `PolicyLoss`.
     """
 
     aggregation = 'token-mean'

@@ -17,8 +17,8 @@ class CISPOLoss(PolicyLoss):
     `sg` stops the gradient; for r and A see `PolicyLoss`. MiniMax-M1, arXiv 2506.13585, equations 4 and 5, without a
     lower bound, as in the paper's experiments.
 
-    `num_tokens` is the number of labels. For streams and metrics see `PolicyLoss`; `clip_fraction` is the fraction of
-    labels whose ratio was clipped.
+    The divisor of the loss (`LossOutput.num_tokens`) is the number of labels. For streams and metrics see `PolicyLoss`;
+    `clip_fraction` is the fraction of labels whose ratio was clipped.
 
     Args:
         epsilon: ratios are clipped at `1 + epsilon`; above 0.

@@ -13,8 +13,8 @@ class CPOLoss(PairLoss):
     arXiv 2401.08417, equation 5: a preference term without a reference model, plus behavior cloning of the chosen
     response. Cloning is averaged per label and then over pairs, so that long responses do not outweigh the preference.
 
-    `num_tokens` is the number of pairs. For metrics see `PairLoss`; rewards are beta times the log-probability.
-    `sft_loss` is the chosen response's negative log-probability per label, in nats.
+    The divisor of the loss (`LossOutput.num_tokens`) is the number of pairs. For metrics see `PairLoss`; rewards are
+    beta times the log-probability. `sft_loss` is the chosen response's negative log-probability per label, in nats.
 
     Args:
         beta: scale of the rewards, above 0.

@@ -14,7 +14,8 @@ class CrossEntropyLoss(Loss):
     `dft` also scales each label by its probability, without gradient: `- sum of weight * sg(p) * log p`, Dynamic
     Fine-Tuning, arXiv 2508.05629, equation 9. The derivative with respect to a log-probability is then `- weight * p`.
 
-    `num_tokens` is the number of labels with 'mean' and 0 with 'sum'. There are no metrics.
+    The divisor of the loss (`LossOutput.num_tokens`) is the number of labels for the reduction 'mean', and 0 (no
+    division) for 'sum'. There are no metrics.
 
     Args:
         ignore_index: label value to ignore, in addition to -100.

@@ -1,7 +1,7 @@
 """Custom losses computed in the caller's process, as gradients with respect to log-probabilities.
 
-The trainer's `forward` returns log-probabilities, from which `custom_gradients` computes the argument of
-`backward(logprob_gradients=...)`. The loss's code is not sent anywhere.
+The model's `forward` returns log-probabilities, from which `custom_gradients` computes the argument of
+`backward(logprob_gradients=...)`. The code of the loss stays in the caller's process.
 """
 
 from collections.abc import Callable, Mapping, Sequence

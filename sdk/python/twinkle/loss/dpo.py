@@ -29,9 +29,9 @@ class DPOLoss(PairLoss):
     2404.19733, equation 1). Without this term, the chosen response may become less likely together with the rejected
     response.
 
-    The stream `ref_logps` is required unless `reference_free` is set. `num_tokens` is the number of pairs. For metrics
-    see `PairLoss`; rewards are beta times the log-ratio. `sft_loss` is the negative log-probability of the additional
-    term, in nats, if the term is used.
+    The stream `ref_logps` is required unless `reference_free` is set. The divisor of the loss (`LossOutput.num_tokens`)
+    is the number of pairs. For metrics see `PairLoss`; rewards are beta times the log-ratio. `sft_loss` is the negative
+    log-probability of the additional term, in nats, if the term is used.
 
     Args:
         beta: scale of the log-ratios, above 0.

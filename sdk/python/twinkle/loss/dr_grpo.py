@@ -11,7 +11,7 @@ from twinkle.loss.options import check_whole
 from twinkle.loss.policy import ClippedPolicyLoss
 
 _LONGEST = 1 << 31
-"""Limit beyond any model's context; far larger divisors overflow."""
+"""Maximum of `max_completion_length`, longer than the context of any model. Much larger divisors overflow."""
 
 
 class DRGRPOLoss(ClippedPolicyLoss):
@@ -21,7 +21,8 @@ class DRGRPOLoss(ClippedPolicyLoss):
     less than short ones. The paper also does not divide advantages by the group's standard deviation; use
     `scale='none'` of `GRPOAdvantage` for that.
 
-    `num_tokens` is the number of sequences times `max_completion_length`. For streams and metrics see `PolicyLoss`.
+    The divisor of the loss (`LossOutput.num_tokens`) is the number of sequences times `max_completion_length`. For
+    streams and metrics see `PolicyLoss`.
 
     Args:
         epsilon: see `ClippedPolicyLoss`.

@@ -14,8 +14,9 @@ class DROLoss(PolicyLoss):
     arXiv 2405.19107, section 3; the per-label form is that of Kimi k1.5, arXiv 2501.12599, equation 3. Advantages in
     the first paper are soft: the reward minus the value under the sampler's policy.
 
-    `num_tokens` is the number of labels with 'token-mean', else the number of sequences. The streams `advantages` and
-    `old_logps` are required. For metrics see `PolicyLoss`.
+    The divisor of the loss (`LossOutput.num_tokens`) is the number of labels if `loss_agg_mode` is 'token-mean',
+    otherwise the number of sequences. The streams `advantages` and `old_logps` are required. For metrics see
+    `PolicyLoss`.
 
     Args:
         beta: factor of the square, at least 0.

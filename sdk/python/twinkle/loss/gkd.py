@@ -18,16 +18,18 @@ from twinkle.loss.reporting import as_numbers, mean_of
 class GKDLoss(Loss):
     """Divergence of the student's distribution from a teacher's, at each label.
 
-    With P the teacher's distribution and Q the student's, both at `temperature`, and M = beta P + (1 - beta) Q:
-    `beta KL(P | M) + (1 - beta) KL(Q | M)`, arXiv 2306.13649, equation 1. This divergence is 0 for beta 0 and 1. The
-    loss is then KL(P | Q) for beta 0, which covers the teacher's modes, and KL(Q | P) for beta 1, which seeks one mode.
+    P is the teacher's distribution and Q the student's, both at `temperature`. The divergence is
+    `beta KL(P | M) + (1 - beta) KL(Q | M)` with `M = beta P + (1 - beta) Q` (arXiv 2306.13649, equation 1). This
+    formula is 0 for beta 0 and 1, so the loss then uses other divergences: KL(P | Q) for beta 0, which covers the
+    teacher's modes, and KL(Q | P) for beta 1, which seeks one mode.
 
     `teacher='topk'` restricts both distributions to the teacher's K most likely tokens, at least 2, and renormalizes
     them. It reads the streams `teacher_topk_ids`, int64 [R, K], and `teacher_topk_logps`, float32 [R, K]. 'full' uses
     the whole vocabulary and reads the stream `teacher_logits`, float32 [R, V]. The labels only mark the positions that
     count. With sequences sampled from the student, this is on-policy distillation.
 
-    `num_tokens` is the number of labels. The metric `divergence` is the mean over the labels, in nats.
+    The divisor of the loss (`LossOutput.num_tokens`) is the number of labels. The metric `divergence` is the mean over
+    the labels, in nats.
 
     Args:
         beta: in [0, 1].

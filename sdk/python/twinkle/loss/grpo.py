@@ -9,8 +9,8 @@ class GRPOLoss(ClippedPolicyLoss):
     DeepSeekMath, arXiv 2402.03300, equation 3. The group-relative advantages are a stream of the features; see
     `twinkle.advantage.GRPOAdvantage`.
 
-    `num_tokens` is the number of sequences. For arguments, streams and metrics see `ClippedPolicyLoss` and
-    `PolicyLoss`.
+    The divisor of the loss (`LossOutput.num_tokens`) is the number of sequences. For arguments, streams and metrics see
+    `ClippedPolicyLoss` and `PolicyLoss`.
     """
 
     aggregation = 'seq-mean-token-mean'

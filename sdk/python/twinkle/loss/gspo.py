@@ -20,8 +20,8 @@ class GSPOLoss(ClippedPolicyLoss):
     this ratio with the gradient of the label's log-probability (GSPO-token, equations 13 and 14). If the advantages of
     each sequence are equal, this is GSPO (equation 5).
 
-    `num_tokens` is the number of sequences. For streams and metrics see `PolicyLoss`; `ratio` and the metrics derived
-    from it use the ratio of the sequence.
+    The divisor of the loss (`LossOutput.num_tokens`) is the number of sequences. For streams and metrics see
+    `PolicyLoss`; `ratio` and the metrics derived from it use the ratio of the sequence.
 
     Args:
         epsilon: see `ClippedPolicyLoss`. 3e-4 if unset (section 5.1 of the paper), because sequence ratios are close

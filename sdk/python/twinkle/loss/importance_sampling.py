@@ -14,8 +14,8 @@ from twinkle.loss.policy import AGGREGATIONS, PolicyLoss
 class ImportanceSamplingLoss(PolicyLoss):
     """`- r A`: the unclipped surrogate of arXiv 1707.06347, equation 6.
 
-    `num_tokens` is the number of labels with 'token-mean', else the number of sequences. For streams and metrics see
-    `PolicyLoss`; the stream `old_logps` is required.
+    The divisor of the loss (`LossOutput.num_tokens`) is the number of labels if `loss_agg_mode` is 'token-mean',
+    otherwise the number of sequences. For streams and metrics see `PolicyLoss`; the stream `old_logps` is required.
 
     Args:
         loss_agg_mode: see `PPOLoss`.

@@ -33,19 +33,19 @@ class _Groups:
 
 @dataclass(frozen=True, eq=False)
 class InfonceLoss(Loss):
-    """`-log(e^(s+ / T) / sum over candidates of e^(s / T))` for each anchor, s the cosine of two embeddings.
+    """`-log(e^(s+ / T) / sum over candidates of e^(s / T))` for each anchor, where s is the cosine of two embeddings.
 
     arXiv 1807.03748, equation 4. s+ is the similarity of the positive, which is a candidate itself; the other
     candidates are the anchor's negatives. `include_qq`, `include_dd` and `mask_fake_negative` are from
     Qwen3-Embedding, arXiv 2506.05176, equation 1.
 
-    Features are ordered as anchor, its positive, its negatives, next anchor and so on. Each has one counted label: 1 on
-    an anchor and 0 elsewhere. An anchor's weight is the weight of its label. Anchors use each other's documents, so a
+    Features are ordered as anchor, its positive, its negatives, next anchor and so on. Each feature has one counted
+    label: 1 if it is an anchor, else 0. An anchor's weight is the weight of its label. Anchors use each other's documents, so a
     batch cannot run in parts.
 
-    `num_tokens` is the number of anchors. The metrics are `accuracy` (the fraction of anchors whose positive is the
-    most likely candidate), `positive_similarity` (the mean over anchors) and `negative_similarity` (the mean over
-    unmasked negatives). Similarities are cosines.
+    The divisor of the loss (`LossOutput.num_tokens`) is the number of anchors. The metrics are `accuracy` (the fraction
+    of anchors whose positive is the most likely candidate), `positive_similarity` (the mean over anchors) and
+    `negative_similarity` (the mean over unmasked negatives). Similarities are cosines.
 
     Raises:
         ValueError: an option is out of range, or requires another option.

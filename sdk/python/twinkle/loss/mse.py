@@ -12,8 +12,8 @@ class MSELoss(Loss):
     v is the value head's output at the row that predicts the label; a reward model labels only the last token.
     The stream `returns` contains the targets.
 
-    `num_tokens` is the number of labels. The metrics `value` and `return` are means over the labels, in the targets'
-    unit.
+    The divisor of the loss (`LossOutput.num_tokens`) is the number of labels. The metrics `value` and `return` are
+    means over the labels, in the targets' unit.
 
     Args:
         ignore_index: label value to ignore, in addition to -100.

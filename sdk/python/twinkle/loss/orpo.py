@@ -12,8 +12,8 @@ class ORPOLoss(PairLoss):
 
     arXiv 2403.07691, equations 6 and 7, with odds `P / (1 - P)` of `P = exp(mean log p)` (equations 3 and 4).
 
-    `num_tokens` is the number of pairs. For metrics see `PairLoss`; rewards are the log odds. `sft_loss` is the chosen
-    response's negative log-probability per label, in nats.
+    The divisor of the loss (`LossOutput.num_tokens`) is the number of pairs. For metrics see `PairLoss`; rewards are
+    the log odds. `sft_loss` is the chosen response's negative log-probability per label, in nats.
 
     Args:
         lambda_orpo: factor of the odds-ratio term, at least 0.

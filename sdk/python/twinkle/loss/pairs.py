@@ -41,7 +41,8 @@ class PairLoss(Loss):
     """Base class of preference losses.
 
     The log-probability of a response is the weighted sum of the log-probabilities of its labels, and its length is the
-    number of its labels. Both responses of a pair need labels. `num_tokens` is the number of pairs.
+    number of its labels. Both responses of a pair need labels. The divisor of the loss (`LossOutput.num_tokens`) is the
+    number of pairs.
 
     The metrics are means over pairs: `chosen_reward` and `rejected_reward` (in nats, scaled as the loss defines),
     `reward_margin` (their difference) and `reward_accuracy` (the fraction of pairs with a positive margin).

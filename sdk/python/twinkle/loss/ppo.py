@@ -11,8 +11,8 @@ from twinkle.loss.policy import AGGREGATIONS, ClippedPolicyLoss
 class PPOLoss(ClippedPolicyLoss):
     """Clipped objective of arXiv 1707.06347, equation 7; the critic's loss is `PPOValueLoss`.
 
-    `num_tokens` is the number of labels with 'token-mean', else the number of sequences. For streams and metrics see
-    `PolicyLoss`.
+    The divisor of the loss (`LossOutput.num_tokens`) is the number of labels if `loss_agg_mode` is 'token-mean',
+    otherwise the number of sequences. For streams and metrics see `PolicyLoss`.
 
     Args:
         loss_agg_mode: 'token-mean' averages over all labels, 'seq-mean-token-mean' over each sequence and then

@@ -17,9 +17,9 @@ class PPOValueLoss(Loss):
 
     The streams are `returns` and `old_values`, which is v when the label was sampled.
 
-    `num_tokens` is the number of labels. The metrics are means over the labels: `value` and `return`, in units of
-    reward; `value_error`, `(v - returns)^2`; and `clip_fraction`, the fraction of labels whose error is that of the
-    clipped value.
+    The divisor of the loss (`LossOutput.num_tokens`) is the number of labels. The metrics are means over the labels:
+    `value` and `return`, in units of reward; `value_error`, `(v - returns)^2`; and `clip_fraction`, the fraction of
+    labels whose error is that of the clipped value.
 
     Args:
         epsilon: maximum distance of v from `old_values` before it is clipped, in units of reward; above 0.

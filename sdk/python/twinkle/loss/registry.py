@@ -84,7 +84,7 @@ def build_loss(loss: 'str | type[Loss] | Loss | LossFunction', **options: Any) -
 
     Raises:
         UnknownComponent: the name is not registered.
-        InvalidComponentOptions: an option is unknown or invalid.
+        InvalidComponentOptions: an option is unknown or invalid, or options are given for a function.
     """
     if isinstance(loss, str | type | Loss):
         return LOSSES.build(loss, options)

@@ -17,8 +17,9 @@ class ReinforceLoss(PolicyLoss):
     With the advantages of `twinkle.advantage.RLOOAdvantage`, repeated for each label of a sequence, this is RLOO,
     arXiv 2402.14740.
 
-    `num_tokens` is the number of sequences, or the number of labels with 'token-mean'. The streams are `advantages`;
-    `ref_logps` if beta is not 0; and `old_logps`, only for metrics. For metrics see `PolicyLoss`.
+    The divisor of the loss (`LossOutput.num_tokens`) is the number of labels if `loss_agg_mode` is 'token-mean',
+    otherwise the number of sequences. For streams and metrics see `PolicyLoss`; only metrics and a
+    `correction` use `old_logps`.
 
     Args:
         loss_agg_mode: see `PPOLoss`; the default sums over a sequence, which gives its log-probability.

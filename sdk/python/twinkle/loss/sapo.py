@@ -18,7 +18,8 @@ class SAPOLoss(PolicyLoss):
     arXiv 2511.20347, equations 5 and 6. On policy, the gradient equals that of the unclipped ratio. It decays as r
     moves away from 1, faster for a larger tau.
 
-    `num_tokens` is the number of sequences. For streams and metrics see `PolicyLoss`.
+    The divisor of the loss (`LossOutput.num_tokens`) is the number of sequences. For streams and metrics see
+    `PolicyLoss`.
 
     Args:
         beta: see `PolicyLoss`.

@@ -9,7 +9,8 @@ from twinkle.loss.pairs import PairLoss, check_pairs, preference_nll
 class SimPOLoss(PairLoss):
     """`-log sigmoid(beta (mean log p(chosen) - mean log p(rejected)) - gamma)`, arXiv 2405.14734, equation 6.
 
-    `num_tokens` is the number of pairs. For metrics see `PairLoss`; rewards are beta times the mean log-probability.
+    The divisor of the loss (`LossOutput.num_tokens`) is the number of pairs. For metrics see `PairLoss`; rewards are
+    beta times the mean log-probability.
 
     Args:
         beta: scale of the rewards, above 0.

@@ -12,7 +12,8 @@ class SoftCrossEntropyLoss(Loss):
     position. Labels only mark the positions that count. The streams are `target_ids`, int64 [R, K], and
     `target_weights`, float32 [R, K]. Weights may have any sign and sum; a weight of 0 disables a candidate.
 
-    `num_tokens` is the number of labels with 'mean' and 0 with 'sum'. There are no metrics.
+    The divisor of the loss (`LossOutput.num_tokens`) is the number of labels for the reduction 'mean', and 0 (no
+    division) for 'sum'. There are no metrics.
 
     Args:
         ignore_index: label value to ignore, in addition to -100.

@@ -13,7 +13,7 @@ class WeightedLogpsLoss(Loss):
     computes it from log-probabilities of the same weights, this loss has exactly the gradient of the caller's loss; see
     `twinkle.loss.custom`.
 
-    `num_tokens` is 0, so the gradient is not divided. There are no metrics.
+    The divisor of the loss (`LossOutput.num_tokens`) is 0: the gradient is not divided. There are no metrics.
 
     Args:
         ignore_index: label value to ignore, in addition to -100.

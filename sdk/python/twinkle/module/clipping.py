@@ -105,8 +105,8 @@ def _check_limit(name: str, limit: float) -> None:
 
 def _norm(gradients: Sequence[Tensor], norm_type: float) -> float:
     norm = _total_norm(gradients, norm_type)
-    # In this range powers up to 2 do not overflow, and underflow has no relevant effect, so one device-side result
-    # suffices.
+    # In this range, powers up to 2 do not overflow, and underflow has no relevant effect, so the first result is
+    # accurate enough and no second pass is needed.
     if math.isinf(norm_type) or (norm_type <= 2.0 and _SMALL < norm < _LARGE):
         return norm
     largest = _total_norm(gradients, math.inf)

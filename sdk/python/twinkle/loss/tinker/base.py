@@ -12,7 +12,7 @@ from twinkle.loss.reporting import as_numbers
 
 
 class TinkerLoss(Loss):
-    """Sum over labels of `weight * f(label)`; `num_tokens` is 0, and the metric is `loss:sum`.
+    """Sum over labels of `weight * f(label)`, without division (`LossOutput.num_tokens` is 0); the metric is `loss:sum`.
 
     The log-probabilities of labels of weight 0 are computed too. The loss of a batch with only such labels is 0.
     """
@@ -40,7 +40,9 @@ class TinkerPolicyLoss(TinkerLoss):
 
 
 class TinkerClippedLoss(TinkerPolicyLoss):
-    """Policy loss with bounds on the ratio, from options or, per label, from streams with the names of the options.
+    """Policy loss with bounds on the ratio.
+
+    Streams with the names of the options replace the options, label by label.
 
     Args:
         clip_low_threshold: lower bound, at least 0.
