@@ -43,7 +43,7 @@ def test_one_example_goes_to_the_first_worker(batch: Any) -> None:
 
 
 def test_values_of_another_length_are_refused() -> None:
-    """A list with another number of entries than the batch is refused by name."""
+    """A list whose number of entries differs from that of the batch is refused, and the error names the argument."""
     with pytest.raises(ValueError, match='weights has 1 entries, but batch has 2'):
         divide(method, MethodOptions(dispatch='slice'), (([{}, {}],), {'weights': [1]}), count=2, mesh=None)
 

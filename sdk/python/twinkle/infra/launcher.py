@@ -63,7 +63,7 @@ def check_mesh(mesh: DeviceMesh, count: int, *, group: str | None = None) -> Non
         group: name of the group that the processes belong to; None: all processes of the program.
 
     Raises:
-        ValueError: the mesh has another number of ranks, or they are in another order.
+        ValueError: the mesh does not have `count` ranks, or they are not in the order of `DeviceMesh.from_sizes`.
         NotSupportedYet: an axis with several ranks is not supported, or `fsdp` or `ulysses` is combined with `tp` or
             `pp`.
     """
@@ -86,7 +86,8 @@ def check_mesh(mesh: DeviceMesh, count: int, *, group: str | None = None) -> Non
     if is_complete:
         lines += [mesh.get_dim_ranks(axis, rank) for axis in mesh.mesh_dim_names for rank in ranks]
     if is_complete and mesh.ulysses_world_size > 1:
-        # Ranks that run a pass together need the same number in their process groups of the data ranks.
+        # The ranks of each `ulysses` index form a process group. Ranks that run a pass together need the same position
+        # in their groups, so the ranks of each group must ascend in data-rank order.
         by_data = sorted(ranks, key=mesh.get_data_rank_from_global_rank)
         lines += [[rank for rank in by_data if mesh.axis_rank('ulysses', rank) == index] for index in ranks]
     if not is_complete or any(line != sorted(line) for line in lines):

@@ -104,7 +104,7 @@ def remote_function(
     lazy_collect: bool | None = None,
     timeout: float | None = None,
 ) -> Callable[[_Function], _Function]:
-    """Return a decorator for the methods of a `remote_class` that the driver calls.
+    """Return a decorator for the methods of a `remote_class` that the program calls.
 
     With one worker, and in this process, all dispatch and collect modes are equivalent: the method receives all
     arguments, and its result is returned directly. Methods without the decorator have the options dispatch='all',

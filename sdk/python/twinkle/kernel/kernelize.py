@@ -29,7 +29,7 @@ class _Selection:
 
 
 def kernelize(model: Any, mapping: Mapping[str, Choice] = DEFAULT_KERNEL_CONFIG) -> Any:
-    """Set the kernels of a model's operations and return the model; if it raises, no kernel was changed.
+    """Set the kernels of a model's operations and return the model; after an error, no kernel was changed.
 
     No pass of the model may be running. Operations that `mapping` does not name keep their kernels.
 

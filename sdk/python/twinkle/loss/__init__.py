@@ -1,7 +1,8 @@
 """Training losses, one per file, computed over the counted labels of a batch.
 
 Each docstring states the formula and paper, the streams that the loss reads, the divisor of the loss
-(`LossOutput.num_tokens`) and its metrics. A new algorithm does not need a new loss: see `WeightedLogpsLoss` and `custom`.
+(`LossOutput.num_tokens`) and its metrics. A new algorithm does not need a new loss: see `WeightedLogpsLoss` and
+`custom`.
 """
 
 from twinkle.loss.base import OUTPUT_NAMES, Loss, LossBatch

@@ -40,8 +40,8 @@ class InfonceLoss(Loss):
     Qwen3-Embedding, arXiv 2506.05176, equation 1.
 
     Features are ordered as anchor, its positive, its negatives, next anchor and so on. Each feature has one counted
-    label: 1 if it is an anchor, else 0. An anchor's weight is the weight of its label. Anchors use each other's documents, so a
-    batch cannot run in parts.
+    label: 1 if it is an anchor, else 0. An anchor's weight is the weight of its label. Anchors use each other's
+    documents, so a batch cannot run in parts.
 
     The divisor of the loss (`LossOutput.num_tokens`) is the number of anchors. The metrics are `accuracy` (the fraction
     of anchors whose positive is the most likely candidate), `positive_similarity` (the mean over anchors) and

@@ -1,7 +1,7 @@
-"""Clipping of gradients that are stored as sums, by norm or by value.
+"""Clipping of summed gradients, by norm or by value.
 
-A gradient is a list of tensors, which are scaled in place; `divisor` turns the sum into the gradient that is applied.
-All arguments are validated before a tensor is changed.
+A gradient is a list of tensors that contain a sum. The sum divided by `divisor` is the gradient that a step applies.
+The tensors are changed in place, after all arguments were validated.
 """
 
 import math

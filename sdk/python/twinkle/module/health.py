@@ -20,7 +20,7 @@ def measure_health(
     *,
     divisor: int = 1,
 ) -> list[LayerHealth]:
-    """Measure a step, or a gradient that is not applied yet.
+    """Return the health of each layer, for a step or for a gradient that is not applied yet.
 
     Args:
         gradients: accumulated gradients by parameter name; None counts as zeros.
@@ -29,10 +29,10 @@ def measure_health(
         divisor: divisor of the gradients, at least 1.
 
     Returns:
-        One entry per layer, in the order of `before`.
+        One `LayerHealth` per layer, in the order of `before`.
 
     Raises:
-        KeyError: a name has no gradient, or no weights after the step.
+        KeyError: a name of `before` is missing from `gradients` or `after`.
     """
     layers: dict[str, list[str]] = {}
     for name in before:

@@ -14,12 +14,12 @@ _MUON = ('lr', 'weight_decay', 'momentum', 'nesterov', 'ns_coefficients', 'eps',
 
 
 def is_matrix(parameter: Tensor) -> bool:
-    """Return whether Muon applies to a parameter: two dimensions, with more than one row and column."""
+    """Return whether Muon applies to a parameter: it has two dimensions, and more than one row and column."""
     return parameter.ndim == 2 and min(parameter.shape) > 1
 
 
 class Muon(Optimizer):
-    """Momentum whose matrices are orthogonalized before they are applied (Jordan et al. 2024, torch.optim.Muon).
+    """Optimizer that applies the orthogonalized momentum of each matrix (Jordan et al. 2024, torch.optim.Muon).
 
     Other parameters, such as a value head or LoRA of rank 1, use AdamW with the same rate and weight decay, because
     orthogonalizing a single row only normalizes it.

@@ -15,7 +15,7 @@ from twinkle.module.parameter_groups import PATTERN, split_parameters
 from twinkle.module.rehearsal import REFUSALS, problem_of, rehearse_optimizer
 
 GROUPS = 'groups'
-"""Option of every optimizer: a list of parameter groups with other options."""
+"""Option of every optimizer: a list of parameter groups whose options differ."""
 _NOT_USABLE = frozenset({'LBFGS', 'Muon', 'SparseAdam'})
 """LBFGS evaluates the loss itself, SparseAdam needs sparse gradients, and torch's Muon supports only matrices."""
 

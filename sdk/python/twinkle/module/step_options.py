@@ -1,4 +1,4 @@
-"""Optimizer options for a single step: numbers of the update formula that leave its state valid."""
+"""Optimizer options that may differ for a single step: numbers that do not determine the optimizer's state."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -14,7 +14,7 @@ def version_problem(libraries: Mapping[str, VersionRange]) -> str | None:
         try:
             installed = version(library)
         except PackageNotFoundError:
-            return f'supports {library} from {first} to before {end}, which is not installed'
+            return f'supports {library} from {first} to before {end}, but {library} is not installed'
         if not release_numbers(first) <= release_numbers(installed) < release_numbers(end):
             return f'supports {library} from {first} to before {end}, but {installed} is installed'
     return None

@@ -1,4 +1,4 @@
-"""Plugins: components loaded as code from a hub or a folder. Off by default, because loading one runs its code.
+"""Plugins: components whose code is loaded from a hub or a folder. They are disabled by default.
 
 A plugin is a repository or folder with an `__init__.py`. It must be allowed by name, is loaded under a unique module
 name, and must contain exactly one class of the requested kind.

@@ -22,7 +22,7 @@ _PLACEMENT_SECONDS = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
-    """Options of `initialize` that apply to Ray."""
+    """Arguments of `initialize` that the cluster uses."""
 
     seed: int
     """Seed of the workers."""
@@ -93,8 +93,8 @@ def _connect(groups: Sequence[DeviceGroup], options: ClusterOptions) -> None:
         return
     local: dict[str, Any] = {}
     if not os.environ.get('RAY_ADDRESS'):
-        # Without an address, Ray would use a cluster of this machine that another program has started. Cores may be
-        # shared: workers wait for each other most of the time.
+        # Without an address, Ray would use a cluster of this machine that another program has started. The number of
+        # cores may exceed that of the machine, because workers wait for each other most of the time.
         cores = max(os.cpu_count() or 1, sum(group.size for group in groups))
         local = {'address': 'local', 'num_cpus': cores, 'include_dashboard': False}
     ray.init(namespace=options.name, logging_level=logging.WARNING, **local)
@@ -134,5 +134,6 @@ def _wait_for(groups: Sequence[DeviceGroup], placements: Sequence[PlacementGroup
             for reserved in placements:
                 remove_placement_group(reserved)
             raise ValueError(
-                f'group {group.name!r} got no resources for {_PLACEMENT_SECONDS:.0f} s; other programs use the cluster'
+                f'group {group.name!r} got no resources within {_PLACEMENT_SECONDS:.0f} s; retry when other programs use '
+                'less of the cluster'
             )

@@ -78,7 +78,7 @@ def combine(collect: str | Callable[..., Any], results: Sequence[Any], *, mesh: 
 
 
 def _without_batch(call: Call) -> Call:
-    """Replace the batch, and all other values with one entry per example, by empty lists."""
+    """Return the call with empty lists in place of the batch and of all other lists, tuples and arrays."""
     args, named = call
     return (
         tuple([] if position == 0 or _is_batch(value) else value for position, value in enumerate(args)),
@@ -89,7 +89,7 @@ def _without_batch(call: Call) -> Call:
 def _slices(
     function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any], parts: int
 ) -> list[Call | None]:
-    """Divide the batch, and all other lists, into consecutive parts; None for parts without an entry."""
+    """Return one call per consecutive part of the batch and all other lists; None for parts without an entry."""
     bound = inspect.signature(function).bind(None, *args, **named)
     batch_name = next(iter(list(bound.arguments)[1:]), '')
     batch = named[batch_name] if batch_name in named else args[0]
@@ -114,7 +114,7 @@ def _slices(
 
 
 def _is_batch(value: object) -> bool:
-    """Return whether a value has one entry per example."""
+    """Return whether a value is a list, a tuple or an array, which is divided like the batch."""
     return isinstance(value, list | tuple) or (hasattr(value, 'shape') and bool(getattr(value, 'shape', ())))
 
 

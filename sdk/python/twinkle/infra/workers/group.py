@@ -134,7 +134,10 @@ class WorkerGroup:
         remove_placement_group(self._placement)
 
     def describe(self) -> list[str]:
-        """Return one line per worker with its process and machine; an empty list before the workers have started."""
+        """Return one line per worker with its process and machine.
+
+        The list is empty before the workers have started, and `['lost']` after they were lost.
+        """
         if self._is_lost:
             return ['lost']
         if not self._workers:
@@ -178,7 +181,7 @@ class WorkerGroup:
         return self._torch_environment
 
     def _wait(self, references: Sequence[Any], *, timeout: float | None = None) -> list[Any]:
-        """Return the results. If workers failed, raise the error of the first one once all have ended the call."""
+        """Return the results. If workers failed, wait for the others, then raise the error of the first failed worker."""
         deadline = None if timeout is None else time.monotonic() + timeout
         results: dict[Any, Any] = {}
         errors: dict[Any, Exception] = {}

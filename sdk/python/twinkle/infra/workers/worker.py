@@ -16,7 +16,7 @@ from twinkle.infra.workers.dispatch import Call
 
 @dataclass(frozen=True)
 class RemoteIterator:
-    """An iterator that a method returned. It stays in the worker; `Worker.next_items` reads it."""
+    """Reference to an iterator that a method returned. The iterator stays in the worker; `Worker.next_items` reads it."""
 
     number: int
 

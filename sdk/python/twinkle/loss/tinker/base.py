@@ -12,8 +12,9 @@ from twinkle.loss.reporting import as_numbers
 
 
 class TinkerLoss(Loss):
-    """Sum over labels of `weight * f(label)`, without division (`LossOutput.num_tokens` is 0); the metric is `loss:sum`.
+    """Sum over labels of `weight * f(label)`, with the metric `loss:sum`.
 
+    The gradient is not divided (`LossOutput.num_tokens` is 0).
     The log-probabilities of labels of weight 0 are computed too. The loss of a batch with only such labels is 0.
     """
 
