@@ -1,4 +1,4 @@
-"""Interface between the trainer and a metric.
+"""Interface between the training engine and a metric.
 
 Legend: R labels, K columns of a wide stream, F features, D hidden size.
 """
@@ -57,7 +57,7 @@ class ForwardFacts:
     loss_metrics: Mapping[str, float]
     """Metrics that the loss reported."""
     labels: LabelFacts | None = None
-    """Results per label, or None if the trainer does not collect them; metrics that need them then report nothing."""
+    """Results per label, or None if they were not collected; metrics that need them then report nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,7 +51,7 @@ class CompletionRewardMetric(CountingMetric):
             rewards: one number per completion, by the name of the reward.
             completion_lengths: lengths in tokens.
             generate_time: seconds spent on sampling.
-            weight_sync_time: seconds until the sampler had the weights.
+            weight_sync_time: seconds spent on transferring the weights to the sampler.
 
         Raises:
             TypeError: inputs or outputs were given, which this metric does not read.

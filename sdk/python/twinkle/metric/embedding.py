@@ -14,8 +14,8 @@ from twinkle.metric.counting import CountingMetric
 class EmbeddingMetric(CountingMetric):
     """Reports cosine similarities of groups of features: anchor, positive, then hard negatives if there are any.
 
-    `pos_sim`, `pos_sim_min` and `pos_sim_max` are the mean, minimum and maximum over anchors with their positives.
-    `neg_sim` is the mean over anchors with the positives of other groups and with their own hard negatives.
+    `pos_sim`, `pos_sim_min` and `pos_sim_max` are the mean, minimum and maximum similarity of an anchor and its
+    positive. `neg_sim` is the mean similarity of an anchor and the positives of other groups or its hard negatives.
 
     Args:
         group_size: number of features per group, at least 2; an incomplete last group is skipped.

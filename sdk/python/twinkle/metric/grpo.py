@@ -144,10 +144,10 @@ class GRPOMetric(CountingMetric):
 
 
 def checked_range(name: str, value: float) -> float:
-    """Return a clip range as a float.
+    """Return an option as a float, such as a clip range.
 
     Raises:
-        ValueError: it is not a positive number.
+        ValueError: the value is not a positive number.
     """
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0.0 < value < math.inf:
         raise ValueError(f'{name} must be a positive number, got {value!r}')

@@ -10,7 +10,7 @@ _REPORTED = 'reported.'
 
 
 class LossMetric(CountingMetric):
-    """Reports the mean loss and its number of labels.
+    """Reports the mean loss, the number of labels, and the metrics of the loss.
 
     `loss` is the sum of losses divided by the number of labels, `label_count`. Each metric of the loss is averaged over
     the batches that report it, in the loss's units.

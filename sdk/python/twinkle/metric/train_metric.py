@@ -17,12 +17,12 @@ class TrainMetric(CountingMetric):
     """Reports throughput and the last step.
 
     It reports `learning_rate` and `step_count` of the last step, `grad_norm` as the mean over steps, and
-    `elapsed_seconds`, `tokens_per_second` and `steps_per_second` since the last report. A rate is omitted if there were
-    no tokens or no steps. After a restart, the clock continues from the saved state: the downtime does not count, and a
-    replayed batch counts with the time of its replay.
+    `elapsed_seconds`, `tokens_per_second` and `steps_per_second` since the last `reset`. A rate is omitted if there
+    were no tokens or no steps. After a restart, the elapsed time continues from the saved state: the downtime does not
+    count, and a replayed batch counts with the time of its replay.
 
     Args:
-        clock: function that returns ascending seconds.
+        clock: function that returns a time in seconds, which never decreases.
     """
 
     units: ClassVar = {
@@ -68,7 +68,7 @@ class TrainMetric(CountingMetric):
         return {**super().state(), _ELAPSED: self._clock() - self._begin}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from saved totals; the clock continues from now."""
+        """Continue from saved totals and the saved elapsed time."""
         totals = checked_numbers(type(self).__name__, state)
         self._begin = self._clock() - totals.pop(_ELAPSED, 0.0)
         self._totals = totals

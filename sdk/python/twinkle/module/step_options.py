@@ -41,7 +41,9 @@ def step_changes(
         problem = f'{unknown} cannot be changed for one step; use some of {list(known)}'
         raise InvalidComponentOptions('optimizer', name, problem)
     if not all(_is_numeric(value) for value in options.values()):
-        raise InvalidComponentOptions('optimizer', name, f'must be numbers, or lists of them, got {dict(options)}')
+        raise InvalidComponentOptions(
+            'optimizer', name, f'options must be numbers or lists of numbers, got {dict(options)}'
+        )
     changes = with_tuples(options)
     if learning_rate is not None:
         changes['lr'] = learning_rate

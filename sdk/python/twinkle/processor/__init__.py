@@ -1,4 +1,4 @@
-"""Conversion of features to the packed rows that a model runs on. Needs no torch."""
+"""Conversion of features to the packed rows that a model runs on. The package does not import torch."""
 
 from twinkle.processor.errors import InvalidFeatures
 from twinkle.processor.input_processor import PROCESSORS, InputLimits, InputProcessor

@@ -37,7 +37,7 @@ class FeatureArrays:
     media: tuple[PackedMedia, ...] = ()
     """Images, videos and clips, with their rows among the kept tokens."""
     routed_experts_KLA: Ints | None = None
-    """Experts of each kept token, if they are given."""
+    """[K, layers, experts per token]: experts of each kept token, -1 where the router chooses; None if not given."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class FeatureReader:
 
     @property
     def _sources(self) -> set[str]:
-        """Columns of dataset rows that may accompany the pixels or frames computed from them."""
+        """Media columns of dataset rows that are accepted: empty ones, and those whose pixels or frames are present."""
         sources = {'images': 'pixel_values', 'videos': 'pixel_values_videos', 'audios': 'input_features'}
         # A column of a dataset that mixes text and media is empty in rows without media.
         given: dict[str, Any] = {name: self.feature.get(name) for name in sources}
@@ -144,7 +144,8 @@ class FeatureReader:
     def _is_own_label(self, length: int) -> npt.NDArray[np.bool_]:
         """Return [length], true where the model produced the label; all true without `completion_mask`."""
         own = np.ones(length, np.bool_)
-        # The mask covers tokens and a label is the next token; the mask does not cover the label of the last token.
+        # The label at a token is the next token, so the mask is shifted by one. The mask has no entry for the label at
+        # the last token, which counts.
         own[:-1] = self._flags('completion_mask', length)[1:]
         return own
 
@@ -164,7 +165,7 @@ class FeatureReader:
         return values
 
     def _flags(self, field: str, length: int) -> npt.NDArray[np.bool_]:
-        """Return which elements of a 0/1 field are 1; all, if the field is unset."""
+        """Return bool [length], true where a field of zeros and ones is 1; all true if the field is unset."""
         if self.feature.get(field) is None:
             return np.ones(length, np.bool_)
         values = self._integers(field, np.empty(0, np.int64), length=length)
@@ -244,7 +245,7 @@ class FeatureReader:
             raise self._error('position_ids', f'must be [3, {len(mask)}] or [{len(mask)}], got {list(given.shape)}')
         positions = self._as_integers('position_ids', given)[:, kept]
         if positions.min() < 0 or max(positions.max(), len(kept) - 1) >= self.max_tokens:
-            problem = f'must be from 0 to {self.max_tokens - 1}, with at most that many tokens'
+            problem = f'must be from 0 to {self.max_tokens - 1}, for at most {self.max_tokens} tokens'
             raise self._error('position_ids', problem)
         return positions
 

@@ -36,7 +36,7 @@ class InputProcessor:
     """Packs features into one batch of rows. Subclasses may change features before packing.
 
     Args:
-        device_mesh: mesh of one device, or None.
+        device_mesh: mesh of one rank, or None.
         padding_free: no effect; batches are always packed. Accepted for programs written for padded batches.
         framework: must be 'transformers'.
         padding_side: 'right' or 'left'; no effect, because packed batches have no padding.
@@ -61,7 +61,7 @@ class InputProcessor:
         self.padding_free = padding_free
 
     def prepare(self, features: Sequence[InputFeature]) -> Sequence[InputFeature]:
-        """Change features before they are validated and packed. By default they are unchanged."""
+        """Return the features to validate and pack. Subclasses may change them; by default they are unchanged."""
         return features
 
     def __call__(

@@ -47,7 +47,7 @@ class MediaFields:
 
         Args:
             input_ids_K: kept tokens.
-            is_produced_K: whether each token is a label; a media token that the model produced is text.
+            is_produced_K: whether each token is also a label. A media token that the model produced counts as text.
 
         Raises:
             InvalidFeatures: the model does not support a kind of media, or tokens, grids and patches are inconsistent.
@@ -100,11 +100,11 @@ class MediaFields:
             raise self.error(name, f'must be integers [N, 3], got {given.dtype} {list(given.shape)}')
         side = self.spec.merge_size
         if given.size and ((given < 1).any() or (given > 2**15).any() or (given[:, 1:] % side).any()):
-            raise self.error(name, f'must contain frames, and rows and columns in multiples of {side}')
+            raise self.error(name, f'must contain at least 1 frame, and rows and columns that are multiples of {side}')
         return [(int(frames), int(rows), int(columns)) for frames, rows, columns in given]
 
     def _check_seconds(self, videos: int) -> None:
-        """Validate the seconds per grid; their effect is already in the positions, so they are not read further."""
+        """Validate the seconds per grid. They are not used otherwise, because the positions already include them."""
         name = 'second_per_grid_ts'
         given = self._array(name)
         if given is None:

@@ -19,7 +19,7 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class PackedMedia:
-    """Rows `[begin_row, end_row)` are the tokens of one image, video or clip."""
+    """One image, video or clip. Its tokens are the rows `[begin_row, end_row)`."""
 
     begin_row: int
     end_row: int

@@ -134,6 +134,6 @@ def _wait_for(groups: Sequence[DeviceGroup], placements: Sequence[PlacementGroup
             for reserved in placements:
                 remove_placement_group(reserved)
             raise ValueError(
-                f'group {group.name!r} got no resources within {_PLACEMENT_SECONDS:.0f} s; retry when other programs use '
-                'less of the cluster'
+                f'group {group.name!r} got no resources within {_PLACEMENT_SECONDS:.0f} s, because other programs use '
+                'the cluster; retry later'
             )

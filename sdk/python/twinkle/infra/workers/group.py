@@ -181,7 +181,7 @@ class WorkerGroup:
         return self._torch_environment
 
     def _wait(self, references: Sequence[Any], *, timeout: float | None = None) -> list[Any]:
-        """Return the results. If workers failed, wait for the others, then raise the error of the first failed worker."""
+        """Return the results. If workers failed, wait for the others, then raise the first error by rank."""
         deadline = None if timeout is None else time.monotonic() + timeout
         results: dict[Any, Any] = {}
         errors: dict[Any, Exception] = {}

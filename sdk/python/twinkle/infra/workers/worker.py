@@ -16,7 +16,7 @@ from twinkle.infra.workers.dispatch import Call
 
 @dataclass(frozen=True)
 class RemoteIterator:
-    """Reference to an iterator that a method returned. The iterator stays in the worker; `Worker.next_items` reads it."""
+    """Reference to an iterator in a worker, which a method returned and `Worker.next_items` reads."""
 
     number: int
 
