@@ -117,7 +117,7 @@ def initialize(
     _refuse_visible_devices(groups)
     if mode == 'ray':
         if full_determinism:
-            raise NotSupportedYet("full_determinism does not reach the workers of mode='ray' yet; leave it out")
+            raise NotSupportedYet("full_determinism is not supported in mode='ray' yet; leave it out")
         use_runtime(_ray_runtime(seed, tuple(groups), global_device_mesh, ray_options))
     else:
         _refuse_several_devices(groups)

@@ -6,7 +6,7 @@ from twinkle.loss.policy import ClippedPolicyLoss
 class BNPOLoss(ClippedPolicyLoss):
     """Clipped objective, averaged over all labels.
 
-    Other trainers use this name for the token-level mean of DAPO (arXiv 2503.14476, equation 12) over the
+    Other libraries use this name for the token-level mean of DAPO (arXiv 2503.14476, equation 12) over the
     labels of a step. BNPO (arXiv 2506.02864) is named after a Beta normalization of the rewards. This loss does not
     apply it; the caller may apply it to the advantages.
 

@@ -24,7 +24,7 @@ class CorrectionOptions(TypedDict, total=False):
     correction_low: float
     """Minimum k of 'masked'; smaller weights become 0. 0.5 by default."""
     correction_high: float
-    """Maximum k: 'truncated' clips larger weights, 'masked' sets them to 0. Default: 2 and 5."""
+    """Maximum k. 'truncated' clips larger weights (default 2), and 'masked' sets them to 0 (default 5)."""
 
 
 def truncated_weights(log_k_R: Tensor, *, high: float = 2.0) -> Tensor:

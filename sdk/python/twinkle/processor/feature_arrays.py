@@ -117,8 +117,8 @@ class FeatureReader:
         if self.routing is None:
             raise self._error(
                 name,
-                'cannot be used: the routers of the base model have a fixed choice, or ulysses ranks divide the rows; '
-                'remove it',
+                'cannot be used: the base model has no routers that accept given experts, or ulysses ranks divide the '
+                'rows; remove it',
             )
         layers, choices, experts = self.routing
         values = self._as_integers(name, self._array(name, None))

@@ -98,8 +98,8 @@ def create_component(cls: type, args: tuple[Any, ...], named: dict[str, Any], pl
 
     Raises:
         ValueError: the mesh does not have one rank per worker.
-        NotSupportedYet: an axis of the mesh is not supported, or workers with separate replicas need another axis than
-            `dp`.
+        NotSupportedYet: an axis of the mesh is not supported, or each worker is a separate replica and the mesh has
+            another axis than `dp`.
         Exception: the constructor raised it.
     """
     group, mesh = placement.group, placement.mesh

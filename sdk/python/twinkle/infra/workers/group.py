@@ -193,7 +193,10 @@ class WorkerGroup:
                 self._end()
                 if errors:
                     break
-                raise TimeoutError(f'the call took longer than {timeout} s; the workers of {self.name!r} were ended')
+                raise TimeoutError(
+                    f'the call took longer than {timeout} s, so the workers of group {self.name!r} were killed; raise '
+                    'the timeout of the method'
+                )
             try:
                 results[done[0]] = ray.get(done[0])
             except RayTaskError as error:
