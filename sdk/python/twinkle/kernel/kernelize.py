@@ -54,7 +54,12 @@ def kernelize(model: Any, mapping: Mapping[str, Choice] = DEFAULT_KERNEL_CONFIG)
     for selection in plan:
         for layer in selection.layers:
             layer.kernel = selection.kernel
-        get_logger().info('%s: %d layers run on %s', selection.operation, len(selection.layers), selection.name)
+        get_logger().info(
+            'kernel selected operation=%s layers=%d kernel=%s',
+            selection.operation,
+            len(selection.layers),
+            selection.name,
+        )
     return model
 
 

@@ -11,11 +11,11 @@ from twinkle.loss.reporting import as_numbers, mean_of
 class PPOValueLoss(Loss):
     """`1/2 max((v - returns)^2, (old + clip(v - old, -epsilon, epsilon) - returns)^2)`.
 
-    Squared error of PPO, arXiv 1707.06347, equation 9, with the value clipped around the one at sampling time as in the
-    original implementation (arXiv 2005.12729, section 3). v is the value head's output at the row that predicts the
-    label.
+    Squared error of PPO, arXiv 1707.06347, equation 9. As in the original implementation (arXiv 2005.12729, section 3),
+    the value is clipped around the value at sampling time. v is the value head's output at the row that predicts the
+    label, and old is its value when the label was sampled.
 
-    The streams are `returns` and `old_values`, which is v when the label was sampled.
+    The streams are `returns` and `old_values`.
 
     The divisor of the loss (`LossOutput.num_tokens`) is the number of labels. The metrics are means over the labels:
     `value` and `return`, in units of reward; `value_error`, `(v - returns)^2`; and `clip_fraction`, the fraction of

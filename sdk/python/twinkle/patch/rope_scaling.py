@@ -44,8 +44,8 @@ class RopeScalingPatch(Patch):
         """Replace the model's rotary embeddings by scaled ones.
 
         Raises:
-            PatchError: the model has no rotary embeddings, scales them already, or has several kinds, or their class
-                cannot be built from a configuration.
+            PatchError: the model has no rotary embeddings, already scales them, or has several kinds of them; or their
+                class cannot be built from a configuration.
         """
         config = model.config.get_text_config()
         present = self._checked_parameters(config)
@@ -77,7 +77,7 @@ class RopeScalingPatch(Patch):
     def _checked_parameters(self, config: Any) -> dict[str, Any]:
         name, parameters = type(self).__name__, getattr(config, 'rope_parameters', None)
         if not isinstance(parameters, dict) or any(isinstance(value, dict) for value in parameters.values()):
-            raise PatchError(name, 'the model has no rotary embeddings, or different ones per layer')
+            raise PatchError(name, 'the model has no rotary embeddings, or has several kinds of them')
         if parameters.get('rope_type', 'default') != 'default':
             raise PatchError(name, f'the model already scales its rotary embeddings ({parameters["rope_type"]})')
         return parameters

@@ -73,7 +73,10 @@ class Worker:
         self._components[number] = cls(*args, **named)
 
     def call(self, number: int, method: str, call: Call, *, is_result_wanted: bool) -> Any:
-        """Call a method of a component; return its result if it is wanted, else None."""
+        """Call a method of a component; return its result, or None if the result is not wanted.
+
+        An iterator stays in the worker, and a `RemoteIterator` is returned instead.
+        """
         args, named = call
         result = getattr(self._components[number], method)(*args, **named)
         if not is_result_wanted:
