@@ -58,7 +58,7 @@ class TwinkleModel(ABC):
     def add_metric(
         self, metric_cls: Any, *, is_training: bool = True, adapter_name: str | None = None, **options: Any
     ) -> None:
-        """Add a metric of training, or of forward-only batches."""
+        """Add a metric of training or, if `is_training` is false, of forward-only batches."""
 
     @abstractmethod
     def forward_only(self, inputs: Inputs, *, adapter_name: str | None = None, **options: Any) -> ModelOutput:
@@ -74,7 +74,13 @@ class TwinkleModel(ABC):
 
     @abstractmethod
     def backward(self, *, logprob_gradients: Sequence[Any] | None = None, adapter_name: str | None = None) -> None:
-        """Accumulate the gradient of the last `calculate_loss`, or of the custom loss of `logprob_gradients`."""
+        """Accumulate the gradient of the last `calculate_loss`, or of a custom loss.
+
+        Args:
+            logprob_gradients: float [T] for each example of T tokens: derivative of the custom loss with respect to
+                each label's log-probability. None uses the loss of the last `calculate_loss`.
+            adapter_name: see the class.
+        """
 
     @abstractmethod
     def forward_backward(self, inputs: Inputs, *, adapter_name: str | None = None, **options: Any) -> ModelOutput:
@@ -95,7 +101,11 @@ class TwinkleModel(ABC):
         max_grad_value: float | None = None,
         adapter_name: str | None = None,
     ) -> float | None:
-        """Clip the gradient's norm; return the norm before clipping, or None while accumulating."""
+        """Clip the gradient's elements to `max_grad_value`, if it is given, and then its norm.
+
+        Returns:
+            The norm before it is clipped, or None while accumulating.
+        """
 
     @abstractmethod
     def step(
@@ -126,7 +136,7 @@ class TwinkleModel(ABC):
 
     @abstractmethod
     def calculate_metric(self, is_training: bool = True, *, adapter_name: str | None = None) -> dict[str, float]:  # noqa: FBT001, FBT002 - an established signature
-        """Return the metrics accumulated since the last call."""
+        """Return the metrics accumulated since the last call, and reset them."""
 
     @abstractmethod
     def save(

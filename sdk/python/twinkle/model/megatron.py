@@ -30,9 +30,9 @@ class _MegatronNames(ConfiguringVerbs):
         Args:
             scheduler_cls: 'default', or a schedule that `TransformersModel` accepts.
             adapter_name: optional while there is one adapter.
-            options: for 'default': `lr_decay_steps`, the number of steps including `lr_warmup_steps` (0) steps of
-                warm-up; `lr_decay_style`, 'cosine' (the default) or 'linear'; `max_lr`, which must equal the learning
-                rate of the optimizer; and `min_lr`, which must be 0.
+            options: for 'default': `lr_decay_steps`, the number of steps including warm-up; `lr_warmup_steps`, the
+                number of steps of warm-up, by default 0; `lr_decay_style`, 'cosine' (the default) or 'linear';
+                `max_lr`, which must equal the learning rate of the optimizer; and `min_lr`, which must be 0.
 
         Raises:
             InvalidComponentOptions: an option is unknown, missing or out of range.
@@ -53,8 +53,8 @@ class MegatronModel(_MegatronNames, TransformersModel):
     of the weights. Adapters are whole on every rank, with the names of peft, and can be saved by and loaded into any
     trainer. Full-parameter training and patches are not supported.
 
-    Results are bitwise the same for every number of `dp` and `pp` ranks, on CPUs as `TransformersModel` describes. With
-    another number of `tp` ranks they differ by rounding.
+    On CPUs, results are bitwise the same for every number of `dp` and `pp` ranks; see `TransformersModel`. Results with
+    another number of `tp` ranks differ by rounding.
     """
 
     _is_megatron = True

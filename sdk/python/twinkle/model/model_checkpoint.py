@@ -113,7 +113,7 @@ def write_model_checkpoint(folder: Path, snapshot: AdapterSnapshot, *, base_fold
 def read_model_checkpoint(
     folder: Path, parameters: Mapping[str, Tensor], *, base_folder: Path, ranks: Ranks
 ) -> AdapterSnapshot:
-    """Read a checkpoint, or the weights of any model folder. Every rank must call it, and reads only its shards.
+    """Read a checkpoint, or the weights of any model folder. Every rank must call it; each reads only its shards.
 
     Args:
         folder: folder that `write_model_checkpoint` or an earlier release wrote, or any folder in the Hugging Face
@@ -140,7 +140,7 @@ def read_model_checkpoint(
 
 
 def _prepare(staging: Path, base_folder: Path, snapshot: AdapterSnapshot) -> None:
-    """Create an empty folder, if the base model has the weights of the snapshot."""
+    """Check that the base model has the weights of the snapshot, and create an empty folder."""
     _check_names(ModelFolder.open(base_folder), snapshot.adapter)
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
@@ -209,7 +209,7 @@ def _file_numbers(base: ModelFolder) -> dict[str, int]:
 
 
 def _arrange_files(staging: Path, base_folder: Path) -> None:
-    """Add the configuration and the tokenizer, and give the weights files the names of a model folder."""
+    """Add the configuration and the tokenizer, remove the shards, and give a single weights file its usual name."""
     base = ModelFolder.open(base_folder)
     for file in base.companions:
         shutil.copyfile(file, staging / file.name)

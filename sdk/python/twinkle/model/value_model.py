@@ -10,9 +10,9 @@ class TransformersValueModel(TransformersModel):
     """Causal language model with a scalar value head, the critic of PPO.
 
     Without an adapter, the whole model is trained, including the head. The first method that needs an adapter creates a
-    full-parameter adapter named 'default'. If a LoRA adapter was added before, only it and the head are trained. Either
-    critic starts with `PPOValueLoss` and a head of zeros, so all initial values are 0. Every forward method returns
-    values.
+    full-parameter adapter named 'default'. If a LoRA adapter was added before, only it and the head are trained. Both
+    kinds of critic start with `PPOValueLoss` and a head of zeros, so all initial values are 0. Every forward method
+    returns values.
 
     A policy and a critic on one base model need less memory as two adapters of a `MultiLoraTransformersModel`; call
     `set_loss('PPOValueLoss')` for the critic.
@@ -23,7 +23,7 @@ class TransformersValueModel(TransformersModel):
 
     Raises:
         NotSupportedYet, ModelNotFound: see `TransformersModel`.
-        UnsupportedModel: the whole model is trained, and the mesh has `fsdp` ranks.
+        InvalidArgument: the whole model is trained, and the mesh has `fsdp` ranks; raised when the adapter is created.
     """
 
     def add_adapter_to_model(

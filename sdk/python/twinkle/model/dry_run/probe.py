@@ -118,7 +118,8 @@ def _features(shape: BatchShape, *, vocab_size: int) -> list[InputFeature]:
 def _split_by_parameter(low: float, high: float, *, extra: int) -> tuple[float, float]:
     """Split the additional memory of a larger adapter into bytes per parameter and bytes per row and parameter.
 
-    A pass stores at most the new and the accumulated gradient of a parameter; the rest depends on the rows.
+    A pass stores at most two float32 numbers (8 bytes) per parameter: the new and the accumulated gradient. The rest of
+    the additional memory depends on the rows.
     """
     by_parameter = min(8.0, max(0.0, (high - low) / extra))
     left = max(0.0, high - low - by_parameter * extra)
@@ -128,7 +129,7 @@ def _split_by_parameter(low: float, high: float, *, extra: int) -> tuple[float, 
 def _fitted(
     values: list[float], parameter_counts: list[int], *, label_term: str, adapted: float | None = None
 ) -> Coefficients:
-    """Solve for the coefficients, each from the two probes that differ in its term; negative results become 0."""
+    """Return the coefficients, each from the two probes that differ in its term; negative results become 0."""
     short, many, long, few, high = values
     rows = _MANY.terms['rows']
     if adapted is None:

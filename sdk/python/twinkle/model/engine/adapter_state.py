@@ -76,11 +76,11 @@ class AdapterState:
     batch_count: int = 0
     """Number of batches in the accumulated gradient."""
     divisor: int = 0
-    """Divisor of the accumulated gradient at the step; 0 means no division."""
+    """Number by which the optimizer step divides the accumulated gradient; 0 means no division."""
     step_count: int = 0
     """Number of applied optimizer steps."""
     grad_norm: float | None = None
-    """Norm of the accumulated gradient before the last clipping; None if it was not clipped."""
+    """Norm of the divided gradient before the last clipping of the norm; None if it was not clipped."""
     pending: PendingForward | None = None
     metrics_in_training: tuple[ConfiguredMetric, ...] = field(
         default_factory=lambda: (ConfiguredMetric.by_default(LossMetric()), ConfiguredMetric.by_default(TrainMetric()))
@@ -179,7 +179,7 @@ class AdapterState:
 
     @contextmanager
     def restoring_configuration(self) -> Iterator[None]:
-        """Restore optimizer, schedule, loss, processor, metrics and accumulation if the block fails."""
+        """Restore the configuration, including `gradient_accumulation_steps` and the value head, if the block fails."""
         names = (
             'optimization', 'value_head', 'loss', 'loss_choice', 'processor', 'processor_choice',
             'gradient_accumulation_steps', 'metrics_in_training', 'metrics_in_evaluation',
@@ -195,7 +195,7 @@ class AdapterState:
             raise
 
     def drop_gradient(self) -> None:
-        """Clear the accumulated gradient and the pending forward pass."""
+        """Clear the accumulated gradient and its counters, and discard the pending forward pass."""
         for parameter in self.parameters():
             parameter.grad = None
         self.batch_count, self.divisor, self.grad_norm, self.pending = 0, 0, None, None

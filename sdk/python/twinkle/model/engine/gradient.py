@@ -185,7 +185,7 @@ def apply_on_owner(owner: AdapterOwner, state: AdapterState, changes: Mapping[st
         updated=state.parameters(),
     )
     if not owner.is_this_rank:
-        # Some optimizers count in their groups.
+        # Some optimizers store counters in their parameter groups.
         state.optimization.replace_groups(groups)
         state.step_count += 1
     return rate

@@ -33,7 +33,7 @@ LOSS_FAILURES = (ValueError, TypeError, LookupError, ArithmeticError, AssertionE
 """Exceptions of a loss that is faulty or does not suit its batch; out-of-memory errors are handled separately."""
 
 _MAX_DIVISOR = 1 << 40
-"""Limit of a loss's divisor; sums of it over any number of batches fit 64-bit integers."""
+"""Maximum `num_tokens` of a loss, by which its gradient is divided; the sum over millions of batches fits 64 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class PassResult:
     output: LossOutput
     """Output of the loss as plain numbers."""
     target_logps: npt.NDArray[np.float32]
-    """float32 [R] for R labels, or [R, K] if K candidates replace the label: log-probabilities for the result."""
+    """Log-probabilities of the batch's result: float32 [R] for R labels, or [R, K] if K candidates replace a label."""
     more: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
     """Other requested outputs."""
     gradient: Sequence[Tensor] | None = None
@@ -250,7 +250,7 @@ def _differentiate(model: PackedModel, runs: Sequence[_SegmentRun]) -> Exception
         purpose = runs[0].segment.purpose
         runs[0].refusal = LossFailed(purpose.state.adapter_id, purpose.loss_name, str(error))
         return None
-    # Outside of the try statement, because an error here is the loss of a rank and not of a loss function.
+    # Outside of the try statement, because an error here means that a rank is gone, not that a loss function failed.
     gradients = partial if model.sharding is None else completed_gradients(states, partial, model.sharding)
     for run, gradient in zip(runs, gradients, strict=True):
         run.gradient = gradient

@@ -66,10 +66,10 @@ class SoloPassGroup:
         return [mine]
 
     def agree(self, error: Exception | None) -> Exception | None:
-        """Return the error."""
+        """Return the error of this process, which is the only rank."""
         return error
 
     def owner(self, rank: int) -> AdapterOwner | None:
-        """Return None."""
+        """Return None, because one process holds everything."""
         del rank
         return None

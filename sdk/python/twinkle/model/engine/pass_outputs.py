@@ -115,7 +115,7 @@ def forward_outputs(model: PackedModel, segments: Sequence[Segment]) -> list[Seg
 def _routing(
     shape: RoutingShape, segments: Sequence[Segment], to_device: Callable[[npt.NDArray[Any]], Tensor]
 ) -> ExpertRouting | None:
-    """Return the recording and replay of the pass, or None if no segment gives or requests experts."""
+    """Return the object that records or replays the experts of the pass; None if no segment gives or requests them."""
     given = [segment.batch.routed_experts_TLA for segment in segments]
     if all(own is None for own in given):
         is_recorded = any('routed_experts' in segment.purpose.options.more_outputs for segment in segments)

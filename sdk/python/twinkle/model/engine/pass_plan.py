@@ -1,7 +1,7 @@
 """Queue that groups parts of different items into passes.
 
-An item is divided into parts independently of other items. The plan only affects speed: results of an item are
-bitwise independent of the other items in its passes.
+An item is the batch of one adapter. It is divided into parts independently of other items. The plan only affects
+speed: results of an item are bitwise independent of the other items in its passes.
 """
 
 from collections.abc import Sequence
@@ -28,11 +28,11 @@ class PassPlanner:
     def __init__(self, *, max_tokens: int) -> None:
         self._max_tokens = max_tokens
         self._queue: dict[int, list[int]] = {}
-        """Sizes of all parts by item."""
+        """Number of tokens of each part, by item."""
         self._next_part: dict[int, int] = {}
 
     def add(self, item: int, part_tokens: Sequence[int]) -> None:
-        """Add a new item with the sizes of its parts, at least one."""
+        """Add a new item of at least one part, with the number of tokens of each part."""
         self._queue[item] = list(part_tokens)
         self._next_part[item] = 0
 

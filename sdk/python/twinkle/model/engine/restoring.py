@@ -34,6 +34,8 @@ def restore_snapshot(
 ) -> None:
     """Load a checkpoint into a configured adapter: its weights, and if requested the state for resuming.
 
+    The accumulated gradient is cleared; the state for resuming includes another one.
+
     Raises:
         SnapshotMismatch: the snapshot has another configuration, is malformed, or lacks the state for resuming;
             nothing was changed.
@@ -55,7 +57,7 @@ def restore_snapshot(
 def restored_adapter(
     adapter_id: str, snapshot: AdapterSnapshot, model: PackedModel, *, owner: AdapterOwner | None
 ) -> AdapterState:
-    """Create an adapter from a whole snapshot; all ranks have it, and the owner keeps gradient and optimizer state.
+    """Create an adapter from a whole snapshot. Every rank must call it; the owner keeps gradient and optimizer state.
 
     Raises:
         SnapshotMismatch: the snapshot is incomplete, malformed, or of another model.

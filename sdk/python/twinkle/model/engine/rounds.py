@@ -20,7 +20,7 @@ from twinkle.processor import InvalidFeatures
 
 @dataclass(eq=False)
 class Piece:
-    """A part of a batch, or one half of a part or piece that did not fit in memory. It runs in one pass."""
+    """Rows of a batch that run in one pass: a whole part, or one half of a piece that did not fit in memory."""
 
     run: 'ItemRun'
     part: Part
@@ -51,7 +51,10 @@ class ItemRun:
 
     @property
     def gradient(self) -> Sequence[Tensor] | None:
-        """Sum of the gradients of all parts; None without training, after a refusal, and if another rank owns it."""
+        """Sum of the gradients of all parts.
+
+        None without training, after a refusal, and on ranks that do not own the adapter.
+        """
         if self.refusal is not None:
             return None
         return self._sum.total() if self.shards is None else self.shards
@@ -119,7 +122,10 @@ class Worklist:
             self._planner.add(item, [part.batch.token_count for part in run.parts])
 
     def next_round(self, size: int) -> list[list[Piece]]:
-        """Remove up to `size` passes from the list and return them, without refused batches; empty at the end."""
+        """Remove up to `size` passes from the list and return them, without pieces of refused batches.
+
+        The result is empty when the list is empty.
+        """
         passes: list[list[Piece]] = []
         while len(passes) < size:
             pieces: list[Piece] = []

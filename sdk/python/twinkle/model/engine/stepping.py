@@ -27,7 +27,8 @@ _SAFE_RATE = 1e3
 class Stepping(AdapterTable):
     """Clips and applies gradients.
 
-    Methods do nothing while a gradient has fewer than `gradient_accumulation_steps` batches.
+    `clip_grad_norm`, `step`, `zero_grad` and `lr_step` do nothing while a gradient accumulates: while it has at least
+    one batch, but fewer than `gradient_accumulation_steps`.
     """
 
     def clip_grad_norm(
@@ -77,7 +78,8 @@ class Stepping(AdapterTable):
 
         Raises:
             AdapterNotReady: there is no gradient, or the schedule's learning rate is not finite.
-            InvalidArgument: the learning rate is negative or not finite as float32.
+            InvalidArgument: the learning rate is negative or not finite as float32, or the layers of sharded weights
+                should be measured.
             InvalidStepOptions: an option is unknown, determines the optimizer's state, or is out of range.
         """
         _check_health(self.adapter(adapter_id), is_health_returned=is_health_returned)
@@ -90,7 +92,7 @@ class Stepping(AdapterTable):
         return _step(state, changes, gradients=gradients)
 
     def zero_grad(self, adapter_id: str) -> None:
-        """Clear the gradient, unless it is still accumulating."""
+        """Clear the gradient and discard a pending `forward`, unless the gradient is still accumulating."""
         state = self.adapter(adapter_id)
         if not state.is_accumulating:
             state.drop_gradient()

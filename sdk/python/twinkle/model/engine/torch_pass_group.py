@@ -140,7 +140,7 @@ class TorchAdapterOwner:
     def run(self, call: str, work: Callable[[], _Value], *, updated: Sequence[Tensor] = ()) -> _Value:
         """Call `work` on the owner, and send its outcome and the updated tensors to the other ranks."""
         outcomes = self.group.gather(call, outcome_of(work, _FAILURES) if self.is_this_rank else None)
-        # Comparing the calls comes first, because a broadcast of different calls would wait for the other ranks.
+        # `gather` has compared the calls; in a broadcast, ranks with different calls would wait for each other.
         self.broadcast(updated)
         return result_or_raise(outcomes[self.rank])
 

@@ -49,7 +49,7 @@ class Training(AdapterTable):
         self._runner = BatchRunner(model, max_pass_tokens=max_pass_tokens, group=self.group)
 
     def check_features(self, adapter_id: str, features: Sequence[InputFeature]) -> PackedBatch:
-        """Validate a batch as a training method would, without running it.
+        """Validate and pack a batch as a training method would, without running it.
 
         Raises:
             InvalidFeatures: a feature is invalid; the error names the feature, the field and the fix.
@@ -89,7 +89,7 @@ class Training(AdapterTable):
         """Return losses and log-probabilities; only the evaluation metrics are changed.
 
         If the features lack a stream that the loss requires, the loss is 0, metrics are not updated, and the result has
-        a warning. Calls that compute reference log-probabilities are an example.
+        a warning. A call that computes reference log-probabilities is an example.
 
         Args:
             adapter_id: id of the adapter.
@@ -101,7 +101,7 @@ class Training(AdapterTable):
             InvalidFeatures, InvalidLossInput: see `check_features`.
             InvalidArgument: the loss learns values, and the adapter has no value head.
             LossNotFinite: the loss is not finite.
-            LossFailed: the loss raised.
+            LossFailed, MetricFailed: the loss or a metric raised.
             BatchTooLarge: memory ran out.
         """
         item = BatchItem(

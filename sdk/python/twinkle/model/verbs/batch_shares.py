@@ -47,13 +47,13 @@ class SoloShares:
     """Batches of one process. Implements `BatchShares`."""
 
     def gather(self, call: str, make: Callable[[], Sequence[_Value]]) -> tuple[list[_Value], slice]:
-        """Return the values of this process."""
+        """Return the values of this process, and a slice of all of them."""
         del call
         values = list(make())
         return values, slice(0, len(values))
 
     def on_first(self, call: str, work: Callable[[], _Value]) -> _Value:
-        """Run `work`."""
+        """Run `work`, and return its result."""
         del call
         return work()
 
@@ -70,7 +70,7 @@ class TorchShares:
         self._mesh = mesh
 
     def gather(self, call: str, make: Callable[[], Sequence[_Value]]) -> tuple[list[_Value], slice]:
-        """Return the values of all processes.
+        """Return the values of all processes, with equal shares only once, and the slice with those of this process.
 
         Raises:
             ValueError: processes that must pass the same share passed different ones.
@@ -96,7 +96,7 @@ class TorchShares:
                 )
 
     def on_first(self, call: str, work: Callable[[], _Value]) -> _Value:
-        """Run `work` in the first process."""
+        """Run `work` in the first process, and return its result in all processes."""
         return run_on_rank(call, work, failures=_FAILURES)
 
 

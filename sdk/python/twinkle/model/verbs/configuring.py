@@ -40,7 +40,7 @@ class ConfiguringVerbs(ModelHandle):
 
         Raises:
             AdapterExists: the name is in use.
-            InvalidArgument: a configuration is given with `full_parameters`.
+            InvalidArgument: a number is out of range, or a configuration is given with `full_parameters`.
             ModelLeased: a full-parameter run has leased the model, or cannot lease it because of other adapters.
             UnknownTargetModules: the configuration names layers that the model does not have.
             SnapshotMismatch: the folder is not an adapter of this model.
@@ -55,7 +55,7 @@ class ConfiguringVerbs(ModelHandle):
         config = snapshot.lora_config if snapshot is not None else LoraConfig.of(config_or_dir or {})
         self._check_config(config)
         if config.seed is None:
-            # Random generators of the processes may differ.
+            # The random generators of the processes may differ, but their seeds of an adapter must be equal.
             seed = self._shares.on_first(f'added {adapter_name}', lambda: int(torch.randint(2**31, ())))
             config = replace(config, seed=seed)
         self.engine.create_adapter(adapter_name, config, gradient_accumulation_steps=gradient_accumulation_steps)

@@ -21,7 +21,7 @@ _TASKS = ('causal_lm', 'embedding')
 
 
 def own_loss(given: dict[str, Any]) -> Loss | None:
-    """Remove the loss of one batch from the options of a forward method and return it, or None.
+    """Remove `loss` and `loss_options` from the options of a forward method; return the built loss, or None.
 
     Raises:
         InvalidArgument: there are options of a loss, but no loss.
@@ -87,7 +87,7 @@ def with_streams(features: Sequence[InputFeature], given: Mapping[str, Any]) -> 
 
 
 def with_labels(features: Sequence[InputFeature]) -> list[InputFeature]:
-    """Return the features for a task without labels; features without labels receive ignored labels."""
+    """Return copies of the features; those without labels receive labels that are all ignored."""
     return [
         cast(InputFeature, {'labels': np.full(len(feature['input_ids']), IGNORE_INDEX), **feature})
         for feature in features

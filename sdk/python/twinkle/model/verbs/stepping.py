@@ -18,7 +18,7 @@ class SteppingVerbs(ModelHandle):
         max_grad_value: float | None = None,
         adapter_name: str | None = None,
     ) -> float | None:
-        """Clip the gradient's norm; return the norm before clipping, or None while accumulating.
+        """Clip the gradient's elements, then its norm; return the norm between the two, or None while accumulating.
 
         Args:
             max_grad_norm: positive.
@@ -65,7 +65,7 @@ class SteppingVerbs(ModelHandle):
         )
 
     def zero_grad(self, *, adapter_name: str | None = None) -> None:
-        """Clear the gradient, unless it is still accumulating."""
+        """Clear the gradient and discard a pending `forward`, unless the gradient is still accumulating."""
         self.engine.zero_grad(self._adapter(adapter_name))
 
     def lr_step(self, *, adapter_name: str | None = None) -> None:
@@ -110,5 +110,5 @@ class SteppingVerbs(ModelHandle):
         )
 
     def calculate_metric(self, is_training: bool = True, *, adapter_name: str | None = None) -> dict[str, float]:  # noqa: FBT001, FBT002 - an established signature
-        """Return the metrics accumulated since the last call."""
+        """Return the metrics accumulated since the last call, and reset them."""
         return self.engine.calculate_metric(self._adapter(adapter_name), is_training=is_training)

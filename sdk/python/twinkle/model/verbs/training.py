@@ -18,10 +18,16 @@ from twinkle.model.verbs.inputs import forward_options, own_loss, with_labels, w
 class TrainingVerbs(ModelHandle):
     """Training methods. `adapter_name` is optional while there is one adapter.
 
-    `options` of forward methods: `temperature` divides the logits; `advantages`, `old_logps`, `ref_logps`, `returns`,
-    `loss_weights` and other streams of the loss, with one entry per example: a number for all its labels, one per
-    label, or one per token; `return_logits`; `return_routed_experts`; `task='embedding'`. `forward_only` and
-    `forward_backward` also take `loss`, a name, class or instance, and `loss_options`, for this batch only.
+    The `options` of forward methods are:
+
+    - `temperature`, which divides the logits;
+    - streams of the loss, such as `advantages`, `old_logps`, `ref_logps`, `returns` and `loss_weights`, with one entry
+      per example: a number for all its labels, one number per label, or one per token;
+    - `return_logits`, `return_routed_experts` and `task='embedding'`, which request additional outputs;
+    - `micro_batch_size`, the maximum number of examples in one pass.
+
+    `forward_only` and `forward_backward` also take `loss` (a name, class or instance) and `loss_options`, which apply
+    to this batch only.
     """
 
     @remote_function(dispatch='first', collect='first')
