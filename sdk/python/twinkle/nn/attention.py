@@ -22,7 +22,7 @@ from twinkle.nn.spans import SequenceSpan
 IMPLEMENTATION = 'twinkle_packed'
 """Value of transformers' `attn_implementation` that selects this function."""
 SEQUENCES_ARGUMENT = 'twinkle_sequences'
-"""Keyword argument of the model that carries the sequence spans."""
+"""Keyword argument of the model with the sequence spans."""
 _UNSUPPORTED_ARGUMENTS = ('softcap', 's_aux', 'position_bias')
 
 
@@ -50,8 +50,8 @@ def packed_attention(
     attend = partial(_attend, scaling=scaling, window=arguments.get('sliding_window'))
     lengths = [span.end_row - span.begin_row for span in sequences]
     padding = query_1QTH.shape[2] - sum(lengths)
-    # `split` adds one autograd node per tensor, and its backward is one concatenation. Slicing would fill a
-    # tensor of the full size for every slice.
+    # `split` adds one autograd node per tensor, and its backward pass is one concatenation. The backward pass of slices
+    # would fill a tensor of the full size for every slice.
     queries, keys, values = (x.split([*lengths, padding], dim=2) for x in (query_1QTH, key_1KTH, value_1KTH))
     outputs: list[Tensor] = [torch.empty(0)] * len(lengths)
     for group in _groups(sequences, lengths):

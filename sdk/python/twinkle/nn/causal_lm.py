@@ -31,7 +31,7 @@ class PackedCausalLM(PackedModel):
     Args:
         model: model to wrap; it is changed in place and must not be used elsewhere afterwards.
         is_checkpointed: whether the backward pass recomputes each layer's activations instead of storing them.
-        sharding: division of the model's weights among ranks, which has divided them.
+        sharding: division of the model's weights among ranks; it has already divided them.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class PackedCausalLM(PackedModel):
             is_checkpointed: whether the backward pass recomputes each layer's activations instead of storing them.
                 It costs about a third more time and the results are bitwise the same.
             prepare: called with the loaded model to change it in place before it is wrapped, as `twinkle.patch` does.
-            sharding: divides the weights among ranks, which all must call this method. Each reads only its shards.
+            sharding: divides the weights among ranks. Every rank must call this method, and reads only its shards.
 
         Raises:
             UnsupportedModel: the architecture has layers that cannot run packed sequences, or the results of a few
@@ -97,7 +97,7 @@ class PackedCausalLM(PackedModel):
         """
         divide = None if sharding is None else sharding.divide
         model = load_pretrained(path, dtype=getattr(torch, dtype), divide=divide)
-        # FSDP must not gather trainable weights, for which it would let each pass compute gradients.
+        # Freeze the weights first. If FSDP gathered trainable weights, each pass would compute their gradients.
         model.requires_grad_(requires_grad=False)
         if prepare is not None:
             prepare(model)

@@ -59,7 +59,7 @@ def _cpu_text() -> str:
 
 
 def has_independent_rows(dtype: torch.dtype) -> bool:
-    """Return whether rows of two products are bitwise the same with fewer other rows."""
+    """Return whether rows of two test products are bitwise the same if fewer other rows are computed with them."""
     inputs, outputs = _SHAPE
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(_ROWS, inputs, generator=generator).to(dtype)

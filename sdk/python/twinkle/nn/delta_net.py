@@ -37,7 +37,7 @@ class _Rows:
     decay_TV: Tensor
 
     def split(self, lengths: Sequence[int]) -> list['_Rows']:
-        """Return the rows of each sequence, as copies: results depend on a tensor's alignment."""
+        """Return the rows of each sequence as copies, because results depend on a tensor's alignment."""
         parts = [
             [part.clone() for part in x.split([*lengths, len(x) - sum(lengths)])[: len(lengths)]]
             for x in (self.mixed_TC, self.gate_TVH, self.beta_TV, self.decay_TV)

@@ -42,14 +42,14 @@ class RowDropout:
     def mask(self, x: Tensor, *, layer: int) -> Tensor:
         """Return the factors for `x`: 0 or `1 / (1 - probability)`. Every call returns the same mask.
 
-        For a part of the rows, the random numbers of all rows exist during the call.
+        If this rank has only a part of the rows, the call needs temporary memory for the random numbers of all rows.
         """
         generator = torch.Generator(device=x.device).manual_seed(self.seed + layer * _LAYER_STRIDE)
         if self.part is None:
             uniform = torch.rand(x.shape, generator=generator, device=x.device)
         else:
             begin, end, row_count = self.part
-            # Layers pad few rows, so a rank with all rows would sample the numbers of the padding, too.
+            # Layers pad a short input to `MIN_ROWS` rows, and a rank with all rows samples numbers for the padding too.
             shape = (max(row_count, MIN_ROWS), *x.shape[1:])
             uniform = torch.rand(shape, generator=generator, device=x.device)[begin:end]
             uniform = pad_rows(uniform, x.shape[0])

@@ -16,7 +16,7 @@ from torch import Tensor
 from twinkle.nn.errors import PackError
 
 FREE = -1
-"""Index in the rows whose experts are chosen by the router."""
+"""Value that stands for an expert in given rows whose experts the router chooses."""
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ class PackedExperts(nn.Module):
 
 
 def _rows_before(index_TA: Tensor, borders: Sequence[int], *, expert_count: int) -> list[list[int]]:
-    """Return how many rows each expert receives from the tokens before each border, and in total as the last number.
+    """Return the number of rows that each expert receives from the tokens before each border, and then its total.
 
     The counts of all experts reach the host in one transfer.
     """

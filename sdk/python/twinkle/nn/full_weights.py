@@ -21,8 +21,8 @@ from twinkle.nn.targets import matches_any
 class FullWeights:
     """Parameters of the base model, trained in place. The model must not be used elsewhere until `release`.
 
-    If FSDP divides the model among ranks, the parameters are the shards of this rank (`DTensor`). Their gradients are
-    those of `collecting`, because `torch.autograd.grad` does not reach them.
+    If FSDP divides the model among ranks, the parameters are the shards of this rank (`DTensor`). `collecting` returns
+    their gradients, because `torch.autograd.grad` does not reach them.
 
     Args:
         model: model to train; its weights must be float32, because 16-bit weights lose small steps to rounding.
@@ -143,7 +143,7 @@ class FullWeights:
 
 
 def _local(parameter: Tensor) -> Tensor:
-    """Return the part of a parameter that this rank stores, without its gradient; it shares memory with it."""
+    """Return the part of a parameter that this rank stores, detached but in the same memory."""
     own = parameter.detach()
     return own.to_local() if isinstance(own, DTensor) else own
 

@@ -15,7 +15,7 @@ from twinkle.nn.rms_norm import fused_norm
 
 
 def fuse_layers(model: nn.Module) -> None:
-    """Replace every norm and gated layer below a module that has an equivalent fused form.
+    """Replace norms and gated layers below a module by equivalent fused layers, where these exist.
 
     Weights are shared, not copied. Layers whose weights are divided among ranks are left unchanged.
     """

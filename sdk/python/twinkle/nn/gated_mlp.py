@@ -125,10 +125,10 @@ def gate_of(activation: Callable[[Tensor], Tensor]) -> type[_Gate] | None:
 
 
 def fused_mlp(module: nn.Module) -> GatedMLP | None:
-    """Return the fused form of a gated layer if it computes the same function on sample rows.
+    """Return the fused form of a gated layer, if both compute the same function on sample rows.
 
     Returns:
-        None if it does not, or if the layer's weights are divided among ranks.
+        None for any other module, and for a layer whose weights are divided among ranks.
     """
     names = {name for name, _ in module.named_children()}
     if names != {'gate_proj', 'up_proj', 'down_proj', 'act_fn'}:

@@ -51,7 +51,7 @@ def run_head(
     is_entropy_needed: bool = False,
     candidate_ids_RK: Tensor | None = None,
 ) -> HeadOutputs:
-    """Compute the requested values of each row; see `PackedCausalLM.head_outputs`."""
+    """Compute the requested values of each row; see `PackedModel.head_outputs`."""
     row_count = hidden_RD.shape[0]
     if not row_count:
         empty_R = hidden_RD.sum(dim=-1, dtype=torch.float32)

@@ -120,7 +120,7 @@ class HeadBlock:
         return self.logits_BV.gather(1, ids_BK) - self.normalizer_B[:, None]
 
     def entropies(self) -> Tensor:
-        """Return float32 [B], in nats."""
+        """Return the entropy of each row, float32 [B], in nats."""
         return self.normalizer_B - (self.softmax_BV * self.logits_BV).sum(dim=-1)
 
     def label_jacobian(self, labels_B: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ class HeadBlock:
 
 
 def summed(totals: list[Tensor | None], more: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Return the elementwise sums of two blocks' gradients; None where a tensor has no gradient."""
+    """Add a block's gradients to `totals` in place, and return the sums; None where a tensor has no gradient."""
     if not totals:
         return list(more)
     return [None if a is None or b is None else a.add_(b) for a, b in zip(totals, more, strict=True)]

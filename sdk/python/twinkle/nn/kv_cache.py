@@ -46,9 +46,10 @@ class RecurrentState:
 
 
 class KVCache:
-    """Keys and values of one sequence per layer, `[n_kv_heads, length, head_dim]`, grown by doubling.
+    """Keys and values of one sequence at every layer, and the state of its recurrent layers.
 
-    Tensors are written in place, so a cache must not be used under autograd.
+    Keys and values are `[n_kv_heads, length, head_dim]`; their capacity doubles when it is exceeded. Tensors are
+    written in place, so a cache must not be used under autograd.
 
     Args:
         max_length: maximum number of tokens, which also bounds the memory; None is unbounded.

@@ -26,7 +26,7 @@ class LoraLinear(nn.Module):
         path: module path of the layer in the model.
         layer: index of the layer in the model, which selects its dropout masks.
         active: holder of the running pass's adapters.
-        shard: the part of the layer that `base` is, if other ranks hold the rest.
+        shard: outputs or inputs of the whole layer that `base` computes, if other ranks compute the rest.
     """
 
     def __init__(

@@ -210,7 +210,7 @@ def _divided_class(loader: Any, config: Any, divide: Callable[[PreTrainedModel],
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
             if _is_tied(config):
-                # Transformers ties weights after it has read them, but FSDP must know one parameter with two names.
+                # Transformers ties weights after it has read them, but FSDP must divide them as one parameter.
                 _head_of(self).weight = _embedding_of(self).weight
             divide(cast('PreTrainedModel', self))
             self.__class__ = plain

@@ -168,8 +168,8 @@ class PackedModel(ABC):
             float [T, D], after the final norm.
 
         Raises:
-            PackError: the spans do not fit the rows, or media was given to a text model; or ranks divide the rows, and
-                a sequence has a cache or experts are recorded or replaced.
+            PackError: the spans do not fit the rows; media was given to a text model; or ranks divide the rows, which
+                excludes caches and the recording and replacement of experts.
         """
         row_count = input_ids_T.shape[0]
         if row_count == 0 or position_ids_T.shape[-1:] != input_ids_T.shape:
@@ -202,7 +202,7 @@ class PackedModel(ABC):
         return ranks.all_rows(own_ND, layout)
 
     def padded_count(self, *row_counts: int) -> int:
-        """Return the number of rows with padding of a pass of adapters with these numbers of rows, on all ranks."""
+        """Return the number of rows of a pass, with padding and on all ranks, by the number of rows of each adapter."""
         if self.row_ranks is not None:
             return self.row_ranks.size * rank_row_count(row_counts, self.row_ranks.size, self._widths)
         return padded_row_count(sum(row_counts), self._widths)

@@ -29,7 +29,7 @@ _DTYPE_NAMES = {dtype: name for name, dtype in _TORCH_DTYPES.items()}
 
 @dataclass(frozen=True)
 class TensorShard(TensorData):
-    """This rank's part of a tensor that is divided among ranks, of `shape` on all ranks together; `data` is empty."""
+    """This rank's part of a tensor that is divided among ranks. `shape` is the whole tensor's; `data` is empty."""
 
     tensor: Tensor
 

@@ -119,7 +119,10 @@ class Reference:
 
 
 def reference_of(model: PreTrainedModel) -> Reference:
-    """Run the sequences of the check with transformers. The model is not changed."""
+    """Run the sequences of the check with transformers' own attention.
+
+    Afterwards, the model is in evaluation mode and has packed attention.
+    """
     model.eval().set_attn_implementation('eager')
     try:
         own = _plain_logits(model)

@@ -20,8 +20,8 @@ class FusedRMSNorm(KernelLayer):
     """`y = x / sqrt(mean(x^2) + eps) * (weight + offset)`, computed in float32 and returned in the dtype of `x`.
 
     Args:
-        source: module whose `weight` [D] is read in each pass, with D the width of the rows; FSDP replaces the weights
-            of the modules that it divides. None: a weight of 1 for any D.
+        source: module with the `weight` [D] for rows of width D. It is read in each pass, because FSDP replaces the
+            weights of the modules that it divides. None: a weight of 1 for any D.
         eps: added to the mean square.
         offset: 1 if the model stores the weight minus one, else 0.
     """

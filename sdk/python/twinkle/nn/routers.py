@@ -34,7 +34,7 @@ def router_kinds(part: nn.Module) -> set[RouterKind]:
 
 
 def hook_routers(text: nn.Module, active: ActiveAdapters, *, kinds: Collection[RouterKind]) -> RoutingShape | None:
-    """Let the routers of a model take part in recording and replay.
+    """Add hooks to the routers of a model, which record their choices and replace them by given ones.
 
     Args:
         text: text model.
@@ -42,8 +42,8 @@ def hook_routers(text: nn.Module, active: ActiveAdapters, *, kinds: Collection[R
         kinds: kinds of all routers of the model.
 
     Returns:
-        Sizes of the routing. None if the routers do not compute weights as the softmax of their logits, or differ in
-        their sizes; they are not changed.
+        Sizes of the routing. None if no hooks were added, because the model has no routers, their weights are not the
+        softmax of their logits, or their sizes differ.
     """
     routers: list[Any] = [module for module in text.modules() if _is_router(module)]
     layer_count = sum(isinstance(module, PackedExperts) for module in text.modules())

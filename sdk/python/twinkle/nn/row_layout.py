@@ -28,7 +28,7 @@ class RowLayout:
     own_R: Tensor
     """int64 [R]: rows of the pass that this rank runs, in order."""
     order_T: Tensor
-    """int64 [T]: place of each row of the pass among the N rows of every rank, one rank after the other."""
+    """int64 [T]: index of each row of the pass in the concatenation of the N rows of every rank."""
 
     @classmethod
     def of(
@@ -81,7 +81,7 @@ class RowRanks(Protocol):
         ...
 
     def for_attention(self, layout: RowLayout, sequences: Sequence[SequenceSpan]) -> Any:
-        """Return what the attention layers receive in place of the sequences.
+        """Return the object that the attention layers receive in place of the sequences.
 
         Raises:
             PackError: a sequence has a cache.
@@ -97,7 +97,7 @@ class RowRanks(Protocol):
 
 
 def rank_row_count(row_counts: Sequence[int], size: int, widths: set[int]) -> int:
-    """Return the number of rows of each of `size` ranks with padding, for adapters with `row_counts` rows."""
+    """Return the number of rows that each of `size` ranks runs, with padding, for adapters with `row_counts` rows."""
     counts = [sum(len(_share(0, count, rank=rank, size=size)) for count in row_counts) for rank in range(size)]
     return padded_row_count(max(counts), widths)
 

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 class BaseSharding(Protocol):
     """Model that is divided among ranks: each rank has a part of every layer, some layers, or some rows of each pass.
 
-    If `needs_every_rank`, all ranks must run the same number of passes. Otherwise, the ranks of a copy of the model run
-    the same passes. Every backward pass must reach every layer.
+    If `needs_every_rank`, all ranks must run the same number of passes. Otherwise, the ranks that share one copy of the
+    model must run the same passes. Every backward pass must reach every layer.
     """
 
     @property
@@ -42,13 +42,13 @@ class BaseSharding(Protocol):
         ...
 
     def agree(self, errors: Sequence[Exception | None]) -> list[Exception | None]:
-        """Return the errors of the losses of a pass on which all ranks that run the pass agree.
+        """Return the error of each adapter's loss, or None, equal on all ranks that run the pass.
 
-        Losses of programs can fail on one rank only. The ranks must agree before the backward pass, which all of them
-        run or none.
+        A custom loss can fail on one rank only. The ranks must agree before the backward pass, which either all of them
+        run, or none.
 
         Args:
-            errors: error of each adapter on this rank.
+            errors: error of each adapter's loss on this rank, or None.
         """
         ...
 
@@ -56,8 +56,8 @@ class BaseSharding(Protocol):
         """Return the gradients of the whole layers. Every rank of a pass must call it, with gradients of equal shapes.
 
         Args:
-            gradients: module path of each layer with an adapter, and the gradient of one of its tensors, which may be
-                this rank's part of a sum.
+            gradients: for each tensor of an adapter, the module path of its layer, and its gradient on this rank. The
+                gradient may be this rank's part of a sum.
         """
         ...
 

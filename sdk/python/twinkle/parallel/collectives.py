@@ -10,7 +10,7 @@ _Value = TypeVar('_Value')
 
 
 class CallsDiffer(RuntimeError):
-    """The processes made different calls, so their adapters may differ; the program must start again."""
+    """The processes made different calls, so their adapters may differ; restart the program."""
 
 
 _differences: list[CallsDiffer] = []
@@ -94,7 +94,7 @@ def run_on_rank(
 
 
 def outcome_of(work: Callable[[], Any], failures: tuple[type[Exception], ...]) -> tuple[Any, Exception | None]:
-    """Return the result of `work`, or one of the given exceptions, in a form that can be pickled."""
+    """Call `work`, and return its result and None, or None and one of the given exceptions, made picklable."""
     try:
         return work(), None
     except failures as error:

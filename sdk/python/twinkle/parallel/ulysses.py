@@ -4,7 +4,8 @@ Each rank runs the layers on its own rows (`twinkle.nn.row_layout`). Before atte
 heads, so that each has all rows of some heads; after attention, they exchange them back. The output head and the losses
 run on all rows on every rank.
 
-Legend: U ranks, T rows of the pass, N rows of each rank with padding, Q heads, H head size, D hidden size.
+Legend: U ranks, T rows of the pass, N rows of each rank with padding, Q query heads, K key-value heads, H head size, D
+hidden size.
 """
 
 import math
@@ -188,7 +189,7 @@ class UlyssesSharding:
 
     @property
     def needs_every_rank(self) -> bool:
-        """Whether the division of the weights needs every rank. The exchange of rows needs the ranks of a pass."""
+        """Whether the division of the weights needs every rank. The exchange of rows needs only the ranks of a pass."""
         return self._weights is not None and self._weights.needs_every_rank
 
     def whole_weights(self) -> AbstractContextManager[None]:
@@ -209,7 +210,7 @@ class UlyssesSharding:
         return parameter if self._weights is None else self._weights.gathered(parameter)
 
     def agree(self, errors: Sequence[Exception | None]) -> list[Exception | None]:
-        """Return the errors of the first rank that has one, for each adapter. All ranks of a pass must call it."""
+        """Return the error of each adapter's loss on the first rank that has one. All ranks of a pass must call it."""
         return agreed_errors(errors, group=self._ranks.group)
 
     def complete(self, gradients: Sequence[tuple[str, Tensor]]) -> list[Tensor]:

@@ -35,7 +35,7 @@ _KNOWN_WEIGHTS = re.compile(
     r'(input_layernorm|post_attention_layernorm|self_attn\.[qk]_norm)\.weight|'
     rf'({"|".join(map(re.escape, LINEARS))})\.(weight|bias))|model\.(embed_tokens|norm)\.weight|lm_head\.weight)'
 )
-"""Names of the weights that the layers use."""
+"""Names of all weights that this backend supports."""
 
 
 class MegatronCausalLM(PackedModel):
@@ -143,7 +143,7 @@ class MegatronCausalLM(PackedModel):
         return [module for module in self._block.modules() if isinstance(module, KernelLayer)]
 
     def padded_count(self, *row_counts: int) -> int:
-        """Return the number of rows of a pass with padding, which sequence-parallel ranks can divide."""
+        """Return the number of rows of a pass with padding; sequence-parallel ranks can divide it evenly."""
         count = super().padded_count(*row_counts)
         while self._ranks.is_sequence_parallel and count % self._ranks.tensor.size():
             count = super().padded_count(count + 1)

@@ -13,7 +13,7 @@ from twinkle.nn import UnsupportedModel
 from twinkle.parallel.megatron.ranks import MegatronRanks
 
 _MODEL_TYPES = ('llama', 'mistral', 'qwen2', 'qwen3')
-"""Values of `model_type` whose layers have the same structure, up to biases and norms of queries and keys."""
+"""Values of `model_type` whose layers have the same structure, except for biases and norms of queries and keys."""
 _ROPE_TYPES = ('default', 'linear', 'llama3')
 """Rotary embeddings whose frequencies do not depend on the length of a sequence."""
 
@@ -95,7 +95,7 @@ def _unchanged(x: Tensor) -> Tensor:
 
 
 def _problem_of(config: Any) -> str | None:
-    """Return what is not supported about a model, or None."""
+    """Return a description of the model that names its unsupported property, or None if it is supported."""
     if config.model_type not in _MODEL_TYPES:
         return repr(config.model_type)
     layer_types = getattr(config, 'layer_types', None) or ()

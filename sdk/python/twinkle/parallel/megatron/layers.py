@@ -1,9 +1,10 @@
-"""Linear layers, norms and attention that Megatron-core's transformer layers are built from.
+"""Linear layers and attention that Megatron-core's transformer layers are built from.
 
 Each linear layer of the model stays a separate `LoraLinear` under its name in transformers, so that adapters are those
-of `PackedCausalLM`. The modules here join their outputs in the layouts that Megatron-core expects.
+of `PackedCausalLM`. The modules here join the outputs of these layers in the layouts that Megatron-core expects.
 
-Legend: S rows of this rank (all rows without sequence parallelism), T all rows, H head size.
+Legend: S rows of this rank (all rows without sequence parallelism), T all rows, I inputs and O outputs of a layer, Q
+query heads, K key-value heads, H head size.
 """
 
 from collections.abc import Callable, Sequence
@@ -135,7 +136,7 @@ class PackedAttention(nn.Module):
 
 
 class Given:
-    """Class that returns a module that exists already. Other arguments of Megatron-core are ignored."""
+    """Class that returns an existing module instead of a new one. Other arguments of Megatron-core are ignored."""
 
     def __new__(cls, *arguments: Any, module: nn.Module, **options: Any) -> Any:
         """Return `module`."""

@@ -16,7 +16,7 @@ class MegatronRanks:
     tensor: dist.ProcessGroup
     """Ranks that divide each layer."""
     pipeline: dist.ProcessGroup
-    """Ranks that hold the other stages of this rank's layers, in the order of the stages."""
+    """Ranks that hold the pipeline stages, including this rank, in the order of the stages."""
     data: dist.ProcessGroup
     """Ranks that have the same weights and run other passes."""
     model: dist.ProcessGroup

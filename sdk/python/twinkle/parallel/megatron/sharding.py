@@ -96,7 +96,7 @@ class MegatronSharding:
         return self._head.whole()
 
     def agree(self, errors: Sequence[Exception | None]) -> list[Exception | None]:
-        """Return the errors of the first rank that has one, for each adapter. All ranks of a pass must call it."""
+        """Return the error of each adapter's loss on the first rank that has one. All ranks of a pass must call it."""
         return agreed_errors(errors, group=self._ranks.model)
 
     def gathered(self, parameter: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ class MegatronSharding:
         return own if division is None else gathered(own, division, self._ranks.tensor)
 
     def complete(self, gradients: Sequence[tuple[str, Tensor]]) -> list[Tensor]:
-        """Return the sums of the parts of all `tp` ranks, from the rank whose stage has the layer.
+        """Return the sums of the parts of all `tp` ranks, which the stage of each layer sends to the other stages.
 
         Gradients of the output head are complete and equal on every rank.
         """
