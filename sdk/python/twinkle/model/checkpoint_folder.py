@@ -32,6 +32,7 @@ def write_checkpoint(folder: Path, snapshot: AdapterSnapshot, *, base_model: str
     """Write the checkpoint of an adapter, replacing an existing one.
 
     Raises:
+        ValueError: the snapshot is of a full-parameter run.
         OSError: writing failed.
     """
     if snapshot.lora_config is None:

@@ -36,12 +36,12 @@ class MultiLoraTransformersModel(TransformersModel):
             raise InvalidArgument(f'there are already {self._max_loras} adapters; remove one or raise max_loras')
         rank = max([config.r, *config.rank_pattern.values()])
         if rank > self._max_r:
-            raise InvalidArgument(f'the LoRA rank {rank} is above max_r {self._max_r}')
+            raise InvalidArgument(f'the LoRA rank {rank} is above max_r ({self._max_r}); lower r or raise max_r')
 
     def _features(self, name: str, inputs: Inputs) -> Sequence[InputFeature]:
         features = super()._features(name, inputs)
         for index, feature in enumerate(features):
             length = len(feature.get('input_ids', ()))
             if self._max_length is not None and length > self._max_length:
-                raise InvalidArgument(f'features[{index}] has {length} tokens, above max_length {self._max_length}')
+                raise InvalidArgument(f'features[{index}] has {length} tokens; max_length is {self._max_length}')
         return features

@@ -57,9 +57,9 @@ class ExpertRouting:
         if given_TLA is not None:
             wanted = (shape.layer_count, shape.choice_count)
             if given_TLA.dim() != 3 or given_TLA.shape[1:] != wanted:
-                raise PackError(f'given experts must have shape [T, {wanted[0]}, {wanted[1]}]')
+                raise PackError(f'experts must have shape [T, {wanted[0]}, {wanted[1]}], got {list(given_TLA.shape)}')
             if bool(((given_TLA < FREE) | (given_TLA >= shape.expert_count)).any()):
-                raise PackError(f'given experts must be below {shape.expert_count}')
+                raise PackError(f'experts must be from 0 to {shape.expert_count - 1}, or {FREE} for a free choice')
         self.shape = shape
         self._given_TLA = given_TLA
         self._chosen: dict[int, Tensor] = {}

@@ -82,7 +82,7 @@ class FullWeights:
         own = self.peft_state()
         if own.keys() != state.keys():
             raise ValueError(
-                f'weights do not match the model: {sorted(own.keys() ^ state.keys())[:3]} are on one side only'
+                f'weights do not match the model: {sorted(own.keys() ^ state.keys())[:3]} are missing or unexpected'
             )
         for name, tensor in own.items():
             if state[name].shape != tensor.shape:

@@ -102,7 +102,7 @@ class BatchRunner:
             if not is_out_of_memory(error):
                 raise
             if self._model.sharding is not None:
-                raise OutOfMemoryInShardedPass('a pass needs more memory; make passes smaller') from error
+                raise OutOfMemoryInShardedPass('memory ran out in a pass; lower max_pass_tokens') from error
         # Not in the except block, because the exception keeps the tensors of the pass alive.
         release_memory(self._model.device)
         return None

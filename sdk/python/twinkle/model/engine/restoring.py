@@ -123,7 +123,9 @@ def _check_config(state: AdapterState, snapshot: AdapterSnapshot) -> None:
     own, saved = state.weights.peft_state(), snapshot.adapter
     shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
     if shapes != {name: tensor.shape for name, tensor in saved.items()}:
-        raise SnapshotMismatch('the checkpoint has other layers or ranks than the adapter; use its LoRA configuration')
+        raise SnapshotMismatch(
+            'the checkpoint has other layers or LoRA ranks than the adapter; create an adapter with its configuration'
+        )
     if state.config is None:
         return
     for name in ('lora_alpha', 'use_rslora', 'alpha_pattern'):

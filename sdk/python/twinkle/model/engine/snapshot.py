@@ -87,7 +87,7 @@ def trainer_state(snapshot: AdapterSnapshot) -> dict[str, Any]:
         SnapshotMismatch: the snapshot has no trainer state, or it is malformed.
     """
     if not snapshot.trainer or STATE_TENSOR not in snapshot.trainer:
-        raise SnapshotMismatch('the checkpoint has no optimizer state; it was saved without it')
+        raise SnapshotMismatch('the checkpoint has no optimizer state; load only its weights')
     try:
         numbers = json.loads(bytes(snapshot.trainer[STATE_TENSOR].data))
     except (ValueError, RecursionError) as error:

@@ -237,7 +237,7 @@ def _changes(state: AdapterState, options: StepOptions) -> dict[str, Any]:
         return step_changes(state.optimizer, options.optimizer_options, learning_rate=rate)
     except InvalidComponentOptions as error:
         if not options.optimizer_options:
-            raise InvalidArgument(f'learning_rate {rate} is too large for the optimizer') from error
+            raise InvalidArgument(f'learning_rate {rate} is too large for the optimizer; lower it') from error
         raise InvalidStepOptions(error.problem) from error
 
 

@@ -234,7 +234,7 @@ class Training(AdapterTable):
             if not is_out_of_memory(raised):
                 raise
             if self.model.sharding is not None:
-                raise OutOfMemoryInShardedPass(f'a pass of {batch.token_count} tokens needs more memory') from raised
+                raise OutOfMemoryInShardedPass(f'memory ran out in a pass of {batch.token_count} tokens') from raised
             error = BatchTooLarge(batch.token_count, batch.token_count - 1)
             error.__cause__ = raised
         error = self.group.agree(error)
@@ -265,7 +265,7 @@ class Training(AdapterTable):
 
     def _pending(self, state: AdapterState) -> PendingForward:
         if state.pending is None:
-            raise AdapterNotReady(state.adapter_id, 'a forward pass')
+            raise AdapterNotReady(state.adapter_id, 'a forward pass: call forward')
         return state.pending
 
 
