@@ -16,7 +16,7 @@ from torch import Tensor
 from twinkle.nn.errors import PackError
 
 FREE = -1
-"""Value that stands for an expert in given rows whose experts the router chooses."""
+"""Index in given experts that leaves the choice to the router."""
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ class PackedExperts(nn.Module):
 
 
 def _rows_before(index_TA: Tensor, borders: Sequence[int], *, expert_count: int) -> list[list[int]]:
-    """Return the number of rows that each expert receives from the tokens before each border, and then its total.
+    """Return each expert's numbers of rows: from the tokens before each border, and from all tokens.
 
     The counts of all experts reach the host in one transfer.
     """

@@ -32,7 +32,7 @@ def float32_weights(model: nn.Module) -> Iterator[None]:
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
-    """Return the elements of all module lists, without the elements inside of other elements."""
+    """Return the elements of all module lists, without elements inside other elements."""
     elements = [child for module in model.modules() if isinstance(module, nn.ModuleList) for child in module]
     inner = {module for element in elements for module in element.modules() if module is not element}
     return [element for element in dict.fromkeys(elements) if element not in inner]

@@ -202,7 +202,11 @@ class PackedModel(ABC):
         return ranks.all_rows(own_ND, layout)
 
     def padded_count(self, *row_counts: int) -> int:
-        """Return the number of rows of a pass, with padding and on all ranks, by the number of rows of each adapter."""
+        """Return the number of rows of a pass, including padding, summed over the ranks.
+
+        Args:
+            row_counts: number of rows of each adapter.
+        """
         if self.row_ranks is not None:
             return self.row_ranks.size * rank_row_count(row_counts, self.row_ranks.size, self._widths)
         return padded_row_count(sum(row_counts), self._widths)

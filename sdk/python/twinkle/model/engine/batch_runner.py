@@ -49,7 +49,7 @@ class BatchRunner:
             raise
 
     def _train_sharded(self, runs: Sequence[ItemRun]) -> None:
-        """Run batches for training on a sharded model. If one of them is of a full-parameter run, it is the only one.
+        """Run batches for training on a sharded model. A batch of a full-parameter run is the only one.
 
         Raises:
             RuntimeError: a weight of a full-parameter run got no gradient, which would be a defect.

@@ -34,7 +34,7 @@ def restore_snapshot(
 ) -> None:
     """Load a checkpoint into a configured adapter: its weights, and if requested the state for resuming.
 
-    The accumulated gradient is cleared; the state for resuming includes another one.
+    The accumulated gradient is cleared, or replaced by the gradient in the state for resuming.
 
     Raises:
         SnapshotMismatch: the snapshot has another configuration, is malformed, or lacks the state for resuming;
@@ -57,7 +57,7 @@ def restore_snapshot(
 def restored_adapter(
     adapter_id: str, snapshot: AdapterSnapshot, model: PackedModel, *, owner: AdapterOwner | None
 ) -> AdapterState:
-    """Create an adapter from a whole snapshot. Every rank must call it; the owner keeps gradient and optimizer state.
+    """Create an adapter from a whole snapshot. Every rank must call it; only the owner keeps its gradient and optimizer.
 
     Raises:
         SnapshotMismatch: the snapshot is incomplete, malformed, or of another model.

@@ -27,8 +27,8 @@ _SAFE_RATE = 1e3
 class Stepping(AdapterTable):
     """Clips and applies gradients.
 
-    `clip_grad_norm`, `step`, `zero_grad` and `lr_step` do nothing while a gradient accumulates: while it has at least
-    one batch, but fewer than `gradient_accumulation_steps`.
+    `clip_grad_norm`, `step`, `zero_grad` and `lr_step` do nothing while the gradient is accumulating, which means that
+    it has batches, but fewer than `gradient_accumulation_steps`.
     """
 
     def clip_grad_norm(
@@ -78,8 +78,8 @@ class Stepping(AdapterTable):
 
         Raises:
             AdapterNotReady: there is no gradient, or the schedule's learning rate is not finite.
-            InvalidArgument: the learning rate is negative or not finite as float32, or the layers of sharded weights
-                should be measured.
+            InvalidArgument: the learning rate is negative or not finite as float32, or `is_health_returned` is set for
+                sharded weights.
             InvalidStepOptions: an option is unknown, determines the optimizer's state, or is out of range.
         """
         _check_health(self.adapter(adapter_id), is_health_returned=is_health_returned)

@@ -70,7 +70,7 @@ class TorchShares:
         self._mesh = mesh
 
     def gather(self, call: str, make: Callable[[], Sequence[_Value]]) -> tuple[list[_Value], slice]:
-        """Return the values of all processes, with equal shares only once, and the slice with those of this process.
+        """Return the values of all processes, each share once, and the slice with the values of this process.
 
         Raises:
             ValueError: processes that must pass the same share passed different ones.

@@ -55,7 +55,7 @@ class ConfiguringVerbs(ModelHandle):
         config = snapshot.lora_config if snapshot is not None else LoraConfig.of(config_or_dir or {})
         self._check_config(config)
         if config.seed is None:
-            # The random generators of the processes may differ, but their seeds of an adapter must be equal.
+            # The random generators of the processes may differ, but all processes must use the same seed.
             seed = self._shares.on_first(f'added {adapter_name}', lambda: int(torch.randint(2**31, ())))
             config = replace(config, seed=seed)
         self.engine.create_adapter(adapter_name, config, gradient_accumulation_steps=gradient_accumulation_steps)

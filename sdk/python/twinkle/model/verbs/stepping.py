@@ -18,13 +18,16 @@ class SteppingVerbs(ModelHandle):
         max_grad_value: float | None = None,
         adapter_name: str | None = None,
     ) -> float | None:
-        """Clip the gradient's elements, then its norm; return the norm between the two, or None while accumulating.
+        """Clip the gradient's elements to `max_grad_value`, if it is given, and then its norm.
 
         Args:
             max_grad_norm: positive.
             norm_type: p of the p-norm, at least 1.
             max_grad_value: limit of each element's magnitude, applied first; None disables it.
             adapter_name: optional while there is one adapter.
+
+        Returns:
+            The norm before it is clipped, or None while accumulating.
 
         Raises:
             AdapterNotReady: there is no gradient.
