@@ -115,7 +115,7 @@ class TwinkleModel(ABC):
 
     @abstractmethod
     def zero_grad(self, *, adapter_name: str | None = None) -> None:
-        """Clear the gradient, unless it is still accumulating."""
+        """Clear the gradient and discard a pending `forward`, unless the gradient is still accumulating."""
 
     @abstractmethod
     def lr_step(self, *, adapter_name: str | None = None) -> None:

@@ -12,7 +12,7 @@ def available_bytes(device_type: str = 'cpu') -> int:
     """Return the memory that can be allocated now, in bytes.
 
     Args:
-        device_type: torch's name of the device type; any other than 'cuda' means the host's memory.
+        device_type: torch's name of the device type. 'cuda' is the current GPU; all other names mean the host's memory.
 
     Raises:
         OSError: the operating system does not report it.

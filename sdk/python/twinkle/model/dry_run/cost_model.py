@@ -65,7 +65,7 @@ class Coefficients:
     """Coefficient per row and adapter parameter."""
 
     def of(self, shape: BatchShape, *, parameter_count: int) -> float:
-        """Return the time or memory of one pass."""
+        """Return the time in seconds, or the memory in bytes, of one pass."""
         terms = shape.terms
         plain = sum(coefficient * terms[name] for name, coefficient in self.by_term.items())
         return plain + self.adapted * terms['rows'] * parameter_count
@@ -98,7 +98,7 @@ class CostModel:
     max_pass_tokens: int
 
     def estimate(self, size: TrainableSize, shape: BatchShape) -> CostEstimate:
-        """Return the cost of training `size` on batches of `shape`."""
+        """Return the cost of training parameters of `size` on batches of `shape`."""
         per_pass = max(1, min(shape.batch_size, self.max_pass_tokens // shape.sequence_tokens))
         passes, rest = divmod(shape.batch_size, per_pass)
         widest = self._part(shape, per_pass)

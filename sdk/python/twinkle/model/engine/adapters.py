@@ -105,7 +105,7 @@ class AdapterTable:
             weights.release()
 
     def _next_owner(self) -> AdapterOwner | None:
-        """Return the owner of a new LoRA adapter: the first rank that owns the fewest parameters; None if alone."""
+        """Return the owner of a new LoRA adapter: the rank with the fewest parameters, or None for one process."""
         loads = [0] * self.group.size
         for state in self._adapters.values():
             if state.owner is not None:

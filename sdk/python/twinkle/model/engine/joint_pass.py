@@ -106,7 +106,7 @@ def run_joint_pass(
         # Raised after the block, because `running_pass` skips its collectives after an exception, and other ranks wait
         # for them.
         raise BackwardFailed from error
-    # The check that gradients are finite synchronized with the device, so its work is complete.
+    # The check that values are finite has waited for the device, so the device has completed the pass.
     seconds = time.perf_counter() - begin
     padded_count = model.padded_count(*(segment.batch.token_count for segment in segments))
     return [run.refusal or _result_of(run, runs, seconds=seconds, padded_count=padded_count) for run in runs]

@@ -57,7 +57,9 @@ def restore_snapshot(
 def restored_adapter(
     adapter_id: str, snapshot: AdapterSnapshot, model: PackedModel, *, owner: AdapterOwner | None
 ) -> AdapterState:
-    """Create an adapter from a whole snapshot. Every rank must call it; only the owner keeps its gradient and optimizer.
+    """Create an adapter from a whole snapshot. Every rank must call it.
+
+    Only the owner keeps the gradient and the optimizer's state.
 
     Raises:
         SnapshotMismatch: the snapshot is incomplete, malformed, or of another model.

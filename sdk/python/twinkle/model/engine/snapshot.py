@@ -1,4 +1,4 @@
-"""An adapter's state as named tensors, without pickle. `restoring` is the inverse.
+"""An adapter's state as named tensors, without pickle. `restoring` contains the inverse functions.
 
 The trainer state consists of the optimizer's tensors, the random state, the accumulated gradient and the value head,
 and of one uint8 tensor with their numbers and names as JSON. A checkpoint omits the configuration, because it is
