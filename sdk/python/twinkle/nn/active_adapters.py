@@ -25,7 +25,7 @@ class LayerSpan:
 
 @dataclass(frozen=True)
 class Pass:
-    """Adapters of one pass."""
+    """Adapters, number of rows and routing of one pass."""
 
     spans: Sequence[AdapterSpan] = ()
     row_count: int = 0

@@ -32,7 +32,7 @@ def _host_bytes() -> int:
 
 
 def _container_bytes() -> int:
-    """Return the memory left within the container's limit, or a number above any machine's memory without a limit."""
+    """Return the memory left within the container's limit; if it has none, a number above any machine's memory."""
     unlimited = 1 << 62
     try:
         limit = (_CGROUP / 'memory.max').read_text().strip()

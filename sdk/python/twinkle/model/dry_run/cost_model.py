@@ -1,9 +1,9 @@
 """Linear model of the time and memory of training, with terms computed from shapes.
 
 The cost of a pass is a constant plus four terms: per row, per pair of rows of a sequence (attention), per label (the
-head), and per row and adapter parameter (LoRA). Five probes that each differ in one term determine the five
-coefficients of time and of memory. For memory, the head's term is the rows of one block, because the head is computed
-block by block.
+head), and per row and adapter parameter (LoRA). Five probes of different shapes determine the five coefficients of time
+and of memory. For memory, the head's term is the number of rows of one block, because the head is computed block by
+block.
 """
 
 from collections.abc import Mapping

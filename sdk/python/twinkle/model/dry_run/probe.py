@@ -129,7 +129,7 @@ def _split_by_parameter(low: float, high: float, *, extra: int) -> tuple[float, 
 def _fitted(
     values: list[float], parameter_counts: list[int], *, label_term: str, adapted: float | None = None
 ) -> Coefficients:
-    """Return the coefficients, each from the two probes that differ in its term; negative results become 0."""
+    """Return the coefficients, each from two probes that differ in its term; negative results become 0."""
     short, many, long, few, high = values
     rows = _MANY.terms['rows']
     if adapted is None:

@@ -49,7 +49,10 @@ class PassResult:
     more: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
     """Other requested outputs."""
     gradient: Sequence[Tensor] | None = None
-    """Gradient in the order of the adapter's parameters; None without training, and on ranks other than its owner."""
+    """Gradient, in the order of the adapter's parameters.
+
+    None without training, and on ranks that do not own the adapter.
+    """
     seconds: float = 0.0
     """The adapter's share of the pass's duration, by tokens."""
     padding_token_count: int = 0
@@ -113,7 +116,10 @@ def run_joint_pass(
 
 
 def has_loss(purpose: Purpose, batch: PackedBatch) -> bool:
-    """Return whether a batch has the required streams, and counted labels or features for the loss to learn from."""
+    """Return whether the loss can be calculated on a batch.
+
+    The batch needs the required streams, and a counted label unless the loss reads embeddings.
+    """
     loss = purpose.loss
     if any(name not in batch.streams for name in loss.required_streams):
         return False

@@ -64,7 +64,7 @@ class Purpose:
         return tuple(name for name in self.loss.required_streams if name not in batch.streams)
 
     def warnings(self, features: Sequence[InputFeature], *, missing: Sequence[str] = ()) -> tuple[str, ...]:
-        """Return warnings about streams that are not used, and about missing streams without which there is no loss."""
+        """Return warnings about streams that are not read, and about `missing` streams that the loss requires."""
         loss = type(self.loss).__name__
         names = ignored_streams(features, self.loss, more_streams=self._metric_streams)
         absent = tuple(f'no loss was calculated and metrics were not updated: {loss} needs {name}' for name in missing)

@@ -50,6 +50,9 @@ class SendingVerbs(ModelHandle):
         return pack_state(views, base_model=self.model_id, lora_config=config)
 
     def export_base(self) -> PackedState:
-        """Copy all current weights of the base model, tied ones once; if it is sharded, every process must call it."""
+        """Copy all current weights of the base model, tied ones once.
+
+        If the base model is sharded, every process must call it.
+        """
         views = {name: tensor_view_of(tensor) for name, tensor in self.engine.model.base_state()}
         return pack_state(views, base_model=self.model_id, lora_config=None)

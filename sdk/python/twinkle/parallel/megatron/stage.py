@@ -101,7 +101,7 @@ class StageBuilder:
         return FusedRMSNorm(source, eps=self._config.rms_norm_eps, offset=0.0)
 
     def vocabulary(self, name: str) -> nn.Parameter:
-        """Return this rank's rows of a weight with one row per token id; the last rank's may end with rows of zeros."""
+        """Return this rank's rows of a weight with one row per token id, padded with zeros on the last rank."""
         if name in self.parameters:
             # The embedding and the head of some models are one weight.
             return self.parameters[name]
@@ -183,7 +183,7 @@ class StageBuilder:
         return slice(count * index // parts, count * (index + 1) // parts)
 
     def _part_count(self, name: str) -> int:
-        """Return the number of different parts of a weight; several ranks have the same part if there are fewer."""
+        """Return the number of different parts of a weight. If there are more ranks, several have the same part."""
         size = self._ranks.tensor.size()
         return min(size, self._config.num_key_value_heads) if _KEYS_OR_VALUES.search(name) else size
 
