@@ -25,7 +25,7 @@ class TransformersModel(ConfiguringVerbs, TrainingVerbs, SteppingVerbs, SavingVe
     In a program of several processes, every process makes the same calls and passes its share of each batch. All
     processes train on the whole batch. On CPUs, losses, metrics and adapters are bitwise those of one process with all
     shares; for custom losses see `forward_backward_custom`. Each process receives the loss and the metrics of the whole
-    batch, and the outputs of its own examples.
+    batch, and the outputs of the examples that it passed.
 
     Args:
         model_id: hub id or folder.
