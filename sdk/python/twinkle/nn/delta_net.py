@@ -175,7 +175,7 @@ def gated_delta_rule(
 def _chunk(
     query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, memory: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the outputs [V, B, H] of a chunk of B rows, and the state after it. Axis 0 of all arguments is the head."""
+    """Return a chunk's outputs [V, B, H], for B rows, and the state after it. Axis 0 of all arguments is the head."""
     total = decay.cumsum(dim=-1)
     is_later = torch.ones(total.shape[-1], total.shape[-1], dtype=torch.bool, device=total.device).triu(1)
     # Differences of earlier to later rows are positive, so they are masked before the exponential can overflow.
