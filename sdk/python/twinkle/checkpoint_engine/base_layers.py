@@ -76,7 +76,7 @@ def base_weights_of(layer: AdapterLayer, names: Container[str]) -> dict[str, tup
     module, _, name = layer.path.rpartition('.')
     parts = SEPARATE_WEIGHTS[name]
     if f'{module}.{layer.expert_count}.{parts[0]}.weight' in names:
-        raise AdapterMismatch(f'{layer.path} has {layer.expert_count} experts in the adapter, more in the base model')
+        raise AdapterMismatch(f'the base model has more experts than {layer.path} of the adapter: {layer.expert_count}')
     return {
         f'{module}.{expert}.{part}.weight': (outputs // len(parts), inputs)
         for expert in range(layer.expert_count)
