@@ -95,7 +95,7 @@ _CONVERTERS: tuple[tuple[type[Exception], Callable[[Any], DomainError]], ...] = 
 
 
 def check_expert_size(layers: Layers, config: LoraConfig) -> None:
-    """Refuse an adapter whose factors of experts are too large; a rank counts once for each expert.
+    """Refuse an adapter whose expert factors have too many parameters; every expert has separate factors.
 
     Raises:
         InvalidField: The factors have too many parameters.
@@ -103,5 +103,5 @@ def check_expert_size(layers: Layers, config: LoraConfig) -> None:
     stacked = [path for path in select_layers(layers, config) if path in expert_counts_of(layers)]
     count = sum(rank_of(path, config) * sum(trained_shape(layers, path)) for path in stacked)
     if count > _MAX_EXPERT_PARAMETERS:
-        problem = f'is too large for experts: {count} parameters, at most {_MAX_EXPERT_PARAMETERS}'
+        problem = f'gives the experts {count} parameters, at most {_MAX_EXPERT_PARAMETERS}; lower the rank'
         raise InvalidField('lora_config.lora_rank', problem)

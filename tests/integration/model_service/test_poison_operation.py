@@ -42,7 +42,7 @@ async def _check(client: PersistentClient) -> None:
 
 @pytest.mark.parametrize('on_mesh', [False, True], ids=['one process', 'mesh'])
 async def test_operation_killed_in_each_replay_fails(tiny_llama_dir: Path, tmp_path: Path, *, on_mesh: bool) -> None:
-    """An operation fails after two kills during its replay, and both adapters continue bitwise without it."""
+    """An operation fails after two kills during its replay, and later results equal those of runs without it."""
     async with killed_model(tiny_llama_dir, tmp_path, KILLS, on_mesh=on_mesh) as (service, channel):
         await _check(PersistentClient(channel, str(tiny_llama_dir)))
         assert [(kill.failpoint, kill.count) for kill in service.deaths] == [

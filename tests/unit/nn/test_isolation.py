@@ -83,7 +83,7 @@ def test_half_precision_is_isolated_bitwise(name, request):
 @pytest.mark.parametrize(('dtype', 'summary', 'tolerance'), [('float32', max, 1e-2), ('bfloat16', median, 0.3)])
 @pytest.mark.parametrize('name', FOLDERS)
 def test_results_in_a_mix_on_an_accelerator_equal_results_alone(name, dtype, summary, tolerance, request):
-    """Results in a mix and alone differ by less than a tolerance, because the choice of kernels depends on the rows."""
+    """Results in a mix equal results alone within a tolerance, because the number of rows selects the kernels."""
     model = PackedCausalLM.load(request.getfixturevalue(name), dtype=dtype, device='cuda')
     assert all(summary(isolation.deviations(model, seed, longest=120)) < tolerance for seed in range(4))
 

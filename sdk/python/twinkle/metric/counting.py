@@ -11,7 +11,7 @@ from twinkle.metric.base import Metric, MetricState
 
 
 class CountingMetric(Metric):
-    """Metric with named totals, each 0 until something is added."""
+    """Metric with named totals."""
 
     def __init__(self) -> None:
         self._totals: dict[str, float] = {}
@@ -36,7 +36,7 @@ class CountingMetric(Metric):
         self._totals[name] = self._totals.get(name, 0) + value
 
     def raise_to(self, name: str, value: float) -> None:
-        """Raise a total to at least `value`."""
+        """Set a total to the maximum of its value and `value`; a total that was never set becomes `value`."""
         self._totals[name] = max(self._totals.get(name, -math.inf), value)
 
     def total(self, name: str) -> float:
@@ -44,7 +44,10 @@ class CountingMetric(Metric):
         return self._totals.get(name, 0)
 
     def add_moments(self, name: str, values: npt.NDArray[np.float64]) -> None:
-        """Add values to a running mean and variance (Chan, Golub and LeVeque 1979, eq. 2.1), without cancellation."""
+        """Add values to a running mean and variance (Chan, Golub and LeVeque 1979, eq. 2.1).
+
+        This formula avoids the loss of precision by cancellation.
+        """
         if not len(values):
             return
         before, count = self.total(f'{name}.count'), len(values)

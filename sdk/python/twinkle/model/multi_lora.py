@@ -10,7 +10,7 @@ from twinkle.model.transformers_model import TransformersModel
 
 
 class MultiLoraTransformersModel(TransformersModel):
-    """`TransformersModel` with limits on the number, rank and length of adapters.
+    """`TransformersModel` with limits on the number and rank of adapters and on the length of examples.
 
     Args:
         model_id: hub id or folder.
@@ -43,5 +43,7 @@ class MultiLoraTransformersModel(TransformersModel):
         for index, feature in enumerate(features):
             length = len(feature.get('input_ids', ()))
             if self._max_length is not None and length > self._max_length:
-                raise InvalidArgument(f'features[{index}] has {length} tokens; max_length is {self._max_length}')
+                raise InvalidArgument(
+                    f'features[{index}] has {length} tokens; max_length is {self._max_length}, so shorten it'
+                )
         return features

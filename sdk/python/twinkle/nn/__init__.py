@@ -2,8 +2,8 @@
 
 All tokens of a batch are stored on one flat row axis T; each sequence and each adapter has a contiguous range of rows.
 The frozen base model runs once over all rows, attention runs within each sequence, and each adapter's low-rank
-update is applied to its own rows. Trainer and sampler use the same code, so the log-probabilities they report
-for the same tokens agree.
+update is applied to its own rows. The trainer and the torch engine of the sampler use the same code, so
+the log-probabilities that they report for the same tokens agree.
 """
 
 from twinkle.nn.base_weights import merged_parameters, replace_parameters

@@ -1,10 +1,10 @@
 """Images, videos and audio of a pack: a frozen tower computes the embeddings of their tokens.
 
-The tower processes each image alone, without gradients and without adapters, so its output depends only on that
-image (docs/adr/0022-vision-tower.md).
+The tower processes each image, video or audio clip alone, without gradients and without adapters, so its output
+depends only on that item (docs/adr/0022-vision-tower.md).
 
-Legend: T rows of the pack, P patches of one image or frames of one clip, C features of a patch or frame, N tokens of
-one image or clip, D hidden size.
+Legend: T rows of the pack, P patches of one image or video or frames of one audio clip, C features of a patch or frame,
+N tokens of one item, D hidden size.
 """
 
 import os
@@ -30,7 +30,7 @@ _POSITION_AXES = 3
 
 @dataclass(frozen=True)
 class MediaSpan:
-    """Rows `[begin_row, end_row)` of the pack are consecutive tokens of one image, video or clip."""
+    """Rows `[begin_row, end_row)` of the pack are consecutive tokens of one image, video or audio clip."""
 
     begin_row: int
     end_row: int
@@ -50,7 +50,7 @@ class Tower(Protocol):
     """Part of the model that runs packed sequences."""
 
     def tokens(self, patches_PC: Tensor, grid: Grid) -> Tensor:
-        """Return [N, D] for one image, video or clip."""
+        """Return [N, D] for one image, video or audio clip."""
         ...
 
 
@@ -133,7 +133,8 @@ class MediaInputs:
     def rows(self, span: MediaSpan) -> Tensor:
         """Return [N, D] for the rows of a span; the result does not depend on the rest of the pass."""
         weight = self.language_model.embed_tokens.weight
-        # Results depend on alignment. A copy has torch's alignment at any offset of the patches in a batch.
+        # The results of kernels depend on the alignment of memory. A copy always has torch's default alignment, so the
+        # result does not depend on the offset of the patches in the batch.
         patches_PC = span.patches_PC.to(device=weight.device, dtype=weight.dtype, copy=True)
         rows_ND = self._tower.tokens(patches_PC, span.grid)
         return rows_ND[span.first_token : span.first_token + span.end_row - span.begin_row]

@@ -71,9 +71,7 @@ def _text(content: Any, path: str) -> str:
         kind = cast('Mapping[str, Any]', part).get('type') if isinstance(part, Mapping) else None
         text = cast('Mapping[str, Any]', part).get('text') if kind == 'text' else None
         if not isinstance(text, str):
-            raise InvalidTrajectory(
-                f'{path}[{index}]', f'must be a text part; parts of type {kind!r} are not supported here'
-            )
+            raise InvalidTrajectory(f'{path}[{index}]', f'must be a part of type text with a text, got {part!r:.60}')
         pieces.append(text)
     return ''.join(pieces)
 

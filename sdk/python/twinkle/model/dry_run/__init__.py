@@ -1,7 +1,7 @@
-"""Dry run: the cost of a training run, estimated before anything is allocated.
+"""Dry run: the cost of a training run, estimated before the run allocates memory.
 
-`Probe` measures a model once, with small batches and a temporary adapter. The resulting `CostModel` estimates any
-adapter and batch by arithmetic.
+`Probe` measures a model once, with small batches and a temporary adapter. The resulting `CostModel` computes the
+cost of any adapter and batch without running the model.
 """
 
 from twinkle.model.dry_run.available_memory import available_bytes
