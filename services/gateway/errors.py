@@ -144,7 +144,7 @@ class BaseModelsUnreachable(ServiceUnreachable):
 
     def __str__(self) -> str:
         names = self.base_models or 'a base model that is not known yet'
-        return f'the model service of {names} cannot be reached at the moment, so its entries are missing; retry later'
+        return f'the model service of {names} cannot be reached at the moment, so the list is incomplete; retry later'
 
 
 @domain_error(

@@ -77,7 +77,7 @@ class ModelForwarder(grpc.GenericRpcHandler):
 
     @property
     def methods(self) -> Mapping[str, bool]:
-        """Full names of the forwarded methods, without leading slash."""
+        """Whether each forwarded method is implemented (always true), by full name without leading slash."""
         return {name[1:]: True for name in self._handlers}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
@@ -259,7 +259,7 @@ async def _same_service(
     yield first
     async for request in rest:
         if await _found(find, request) not in {name, None}:
-            problem = 'belongs to another trainer than the first operation of this stream; use one stream per adapter'
+            problem = 'is of another model service than the first operation of this stream; use one stream per adapter'
             raise InvalidField('operation.adapter_id', problem)
         yield request
 

@@ -56,7 +56,7 @@ class Forwarder(grpc.GenericRpcHandler):
 
     @property
     def methods(self) -> Mapping[str, bool]:
-        """Full names of the forwarded methods, without leading slash."""
+        """Whether each forwarded method is implemented (always true), by full name without leading slash."""
         return {name[1:]: True for name in self._handlers}
 
     @property

@@ -61,7 +61,7 @@ class UsageMeter:
         self._rates.charge(tenant_id, work.token_count)
 
     async def save(self, entry: Reading) -> None:
-        """Store a run's meter reading. The first reading since the start is not charged, because it is old usage."""
+        """Keep a run's meter reading for the next flush. The first one since the start is old usage and not charged."""
         key = entry.tenant_id, entry.run_id
         before = self._last_readings.get(key)
         if before is not None and entry.trained_token_count > before.trained_token_count:

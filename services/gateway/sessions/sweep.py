@@ -116,7 +116,7 @@ class SessionSettler:
                 await call(session.session_id)
 
     async def _park_all(self, session: Session, adapter_ids: Sequence[str]) -> list[str] | None:
-        """Return the checkpoints that were saved; None if an adapter must be parked again later."""
+        """Park the adapters, and return the saved checkpoints; None if an adapter must be parked again later."""
         paths, is_complete = list[str](), True
         for adapter_id in adapter_ids:
             if not await self._is_unchanged(session):
