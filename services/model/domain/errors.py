@@ -163,8 +163,8 @@ class ReplicaInUse(FailedPrecondition):
 
 @domain_error(
     'FULL_PARAMETERS_DISABLED',
-    'this server does not train the base model itself; an operator can set full_parameters of its model service, '
-    'or train an adapter',
+    'this server does not train the base model itself; train an adapter instead, or ask an operator to set '
+    'full_parameters of the model service',
     disposition=Disposition.REFUSED,
 )
 class FullParametersDisabled(FailedPrecondition):
