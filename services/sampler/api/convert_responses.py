@@ -2,10 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from services.kit.ids import new_id
 from services.kit.rpc.tensors import tensor_to_proto
@@ -119,7 +117,7 @@ def _finished_to_proto(event: SequenceFinished) -> sampling_pb2.SequenceFinished
         sequence_id=new_id('sq'),
         version_spans=_spans_to_proto(event.version_spans),
         text=event.text,
-        routed_experts=None if event.routed_experts is None else _experts(event.routed_experts),
+        routed_experts=None if event.routed_experts is None else tensor_to_proto(event.routed_experts),
     )
 
 
@@ -132,7 +130,7 @@ def _sequence_to_proto(sequence: CompletedSequence) -> sampling_pb2.SampledSeque
         top_logprobs=_top_to_proto([entry[1:] for entry in sequence.logprobs]),
         text=sequence.text,
         version_spans=_spans_to_proto(sequence.version_spans),
-        routed_experts=None if sequence.routed_experts is None else _experts(sequence.routed_experts),
+        routed_experts=None if sequence.routed_experts is None else tensor_to_proto(sequence.routed_experts),
     )
 
 
@@ -161,11 +159,6 @@ def _top_to_proto(rows: list[TopTokens] | list[TopTokens | None] | None) -> samp
 
 def _prompt_logprobs(values: list[float | None]) -> tensor_pb2.Tensor:
     return _floats([math.nan if value is None else value for value in values])
-
-
-def _experts(indices: npt.NDArray[np.integer[Any]]) -> tensor_pb2.Tensor:
-    # The contract has no 16-bit integers.
-    return tensor_to_proto(indices if indices.dtype == np.uint8 else indices.astype(np.int32))
 
 
 def _ints(values: list[int] | tuple[int, ...]) -> tensor_pb2.Tensor:

@@ -32,13 +32,13 @@ class RoutingShape:
 
     @property
     def token_bytes(self) -> int:
-        """Size of the experts of one token in a message, which has no 16-bit integers."""
-        return self.layer_count * self.choice_count * (1 if self.dtype is torch.uint8 else 4)
+        """Size in bytes of the experts of one token."""
+        return self.layer_count * self.choice_count * self.dtype.itemsize
 
     @property
     def dtype(self) -> torch.dtype:
-        """Smallest integer dtype for the index of an expert."""
-        return torch.uint8 if self.expert_count <= 1 << 8 else torch.int16
+        """Smallest integer dtype for the index of an expert that messages support; they have no 16-bit integers."""
+        return torch.uint8 if self.expert_count <= 1 << 8 else torch.int32
 
 
 class ExpertRouting:

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from services.model.domain import operation as verbs
 from services.model.domain import result as results
 from twinkle.data_format import ForwardResult, StepResult
@@ -32,10 +30,8 @@ def forward_outcome(result: BatchResult, options: verbs.ForwardOptions | None) -
         logps=result.logps if is_requested else (),
         metrics=result.metrics,
         values=result.values if is_requested else (),
-        # Copies, because views would keep the experts of the whole pass. The contract has no 16-bit integers.
-        routed_experts=[own.astype(np.uint8 if own.dtype == np.uint8 else np.int32) for own in experts]
-        if experts
-        else (),
+        # Views would keep the experts of the whole pass in memory.
+        routed_experts=[own.copy() for own in experts] if experts else (),
     )
 
 

@@ -13,10 +13,10 @@ from twinkle.sampler.engine.request import Experts
 from twinkle.sampler.engine.sequence import SampleGroup, Sequence
 
 
-def recording_of(items: Items[PackItem], shape: RoutingShape | None) -> ExpertRouting | None:
+def recording_of(items: Items[PackItem], shape: RoutingShape) -> ExpertRouting | None:
     """Return the recording of a step, or None if no request of the step returns experts."""
     is_requested = any(item.request.params.return_routed_experts for item in items)
-    return ExpertRouting(shape) if shape is not None and is_requested else None
+    return ExpertRouting(shape) if is_requested else None
 
 
 def record(items: Items[PackItem], item_rows: Items[range], routing: ExpertRouting) -> None:
