@@ -1,11 +1,11 @@
 """Device transports of a service: the ones that its configuration names, and transfers over them."""
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
-from typing import Literal, ParamSpec, Self, TypeVar
+from typing import Literal, Self, TypeVar
 
 import numpy as np
 import structlog
@@ -25,7 +25,6 @@ from twinkle.checkpoint_engine import (
 
 _log = structlog.get_logger('weights')
 
-_Arguments = ParamSpec('_Arguments')
 _Result = TypeVar('_Result')
 
 
@@ -76,10 +75,13 @@ class Devices:
             return None
         transport = self._classes[name](self._options)
         try:
-            rendezvous = await asyncio.to_thread(transport.prepare)  # it may resolve a name
+            rendezvous = await _step(transport, asyncio.to_thread(transport.prepare))  # it may resolve a name
         except TransferFailed as error:
             _log.warning('device transport failed; sending bytes', transport=name, problem=str(error))
             return None
+        except asyncio.CancelledError:
+            transport.close()
+            raise
         transfer = DeviceTransfer(name, rendezvous, self._options.piece_bytes)
         return OutgoingState(transport, transfer, self._threads)
 
@@ -94,7 +96,7 @@ class Devices:
         options = replace(self._options, piece_bytes=transfer.piece_bytes)
         transport = self._classes[transfer.transport](options)
         try:
-            return await _step(self._threads, transport, _receive, transport, transfer, size_bytes)
+            return await _step(transport, self._threads.run(_receive, transport, transfer, size_bytes))
         finally:
             transport.close()
 
@@ -125,11 +127,11 @@ class OutgoingState:
         transport, transfer = self._transport, self.transfer
         size_bytes = source.manifest.size_bytes
         try:
-            await _step(self._threads, transport, transport.init_process_group, transfer.rendezvous)
+            await _step(transport, self._threads.run(transport.init_process_group, transfer.rendezvous))
             for begin in range(0, size_bytes, transfer.piece_bytes):
                 piece = await source.read(begin, min(transfer.piece_bytes, size_bytes - begin))
-                await _step(self._threads, transport, transport.send_weights, piece)
-            await _step(self._threads, transport, transport.finalize)
+                await _step(transport, self._threads.run(transport.send_weights, piece))
+            await _step(transport, self._threads.run(transport.finalize))
         except TransferFailed as error:
             _log.warning('device transfer failed', transport=transfer.transport, problem=str(error))
             raise ServiceUnreachable('subscriber') from error
@@ -165,19 +167,16 @@ def _receive(transport: WeightTransport, transfer: DeviceTransfer, size_bytes: i
     return data.toreadonly()
 
 
-async def _step(
-    threads: Threads,
-    transport: WeightTransport,
-    function: Callable[_Arguments, _Result],
-    *args: _Arguments.args,
-    **kwargs: _Arguments.kwargs,
-) -> _Result:
-    """Run a step of a transfer in a thread. Cancellation aborts the step, and is raised once the step has returned."""
-    task = asyncio.ensure_future(threads.run(function, *args, **kwargs))
+async def _step(transport: WeightTransport, call: Awaitable[_Result]) -> _Result:
+    """Wait for a step of a transfer, which runs in a thread.
+
+    Cancellation: the step is aborted, and the cancellation is raised once the step has returned.
+    """
+    step = asyncio.ensure_future(call)
     try:
-        return await asyncio.shield(task)
+        return await asyncio.shield(step)
     except asyncio.CancelledError:
         transport.abort()
-        await asyncio.wait([task])
-        _ = task.cancelled() or task.exception()
+        await asyncio.wait([step])
+        _ = step.cancelled() or step.exception()
         raise

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from pathlib import Path
@@ -114,6 +115,35 @@ async def test_version_survives_the_death_of_the_sender_in_the_middle(tmp_path: 
     await restarted.stop()
     assert isinstance(event, ReceivedState)
     assert (event.state, event.encoding, event.header.version.version) == (state, Encoding.WHOLE, 1)
+
+
+class SlowTransport(GlooTransport):
+    """Listens only after the test has let it, like a transport that must resolve the name of its host."""
+
+    has_begun: ClassVar = threading.Event()
+    may_listen: ClassVar = threading.Event()
+    addresses: ClassVar[list[str]] = []
+
+    def prepare(self) -> Rendezvous:
+        self.has_begun.set()
+        assert self.may_listen.wait(60)
+        rendezvous = super().prepare()
+        self.addresses.append(rendezvous.address)
+        return rendezvous
+
+
+async def test_cancelled_preparation_leaves_no_listener() -> None:
+    """A sender that is cancelled while its transport begins to listen stops listening."""
+    devices = Devices(DevicesConfig(**GLOO), load=lambda name: SlowTransport)
+    preparing = asyncio.ensure_future(devices.prepare({'gloo'}, 1))
+    assert await asyncio.to_thread(SlowTransport.has_begun.wait, 60)
+    preparing.cancel()
+    SlowTransport.may_listen.set()
+    with pytest.raises(asyncio.CancelledError):
+        await preparing
+    (address,) = SlowTransport.addresses
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(*address.split(':'))
 
 
 class FaultyDevices(Devices):

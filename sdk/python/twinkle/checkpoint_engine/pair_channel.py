@@ -114,10 +114,10 @@ def accept_peer(listener: socket.socket, secret: bytes, *, timeout: timedelta) -
         channel = PairChannel(connection, secret, is_listener=True)
         try:
             channel.expect(_GREETING)
+            channel.send(_GREETING)
         except TransferFailed:
             channel.close()
             continue
-        channel.send(_GREETING)
         channel.set_timeout(timeout)
         return channel
     raise TransferFailed('the receiver has not connected in time')
