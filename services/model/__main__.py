@@ -55,7 +55,11 @@ _log = structlog.get_logger('model')
 
 
 def main() -> None:
-    """Run the service until it receives SIGINT or SIGTERM."""
+    """Run the service until SIGINT or SIGTERM. All processes of the mesh but the first repeat the calls of the first.
+
+    Raises:
+        SystemExit: The model cannot be loaded, or the journal cannot be used; the message states the cause.
+    """
     keep_plugins_out()
     keep_files_private()
     config = load_config(ModelConfig)
@@ -77,7 +81,7 @@ def repeat_calls(config: ModelConfig) -> None:
     Raises:
         SystemExit: The model cannot be loaded; the message states the cause.
     """
-    # Only the first process opens files and ports of the service; its log contains the output of all processes.
+    # Only the first process opens the files and ports of the service.
     unset = {'log_file': None, 'trace_dir': None, 'metrics_port': 0, 'otlp_endpoint': ''}
     start_telemetry(config.telemetry.model_copy(update=unset), service=f'model rank {os.environ["RANK"]}')
     options = load_options(config)
@@ -150,7 +154,7 @@ async def open_journal(config: ModelConfig, backend: TrainerBackend) -> Journal:
     """Open the configured journal, which only one process may use at a time.
 
     Raises:
-        JournalRefused: Another process uses the journal, or its version or base model differs.
+        JournalRefused: The journal is in use, damaged, incomplete, or of another version or engine.
     """
     if config.journal == 'none':
         return MemoryJournal(undo_steps=config.undo_steps)
@@ -184,7 +188,7 @@ def replay_environment(config: ModelConfig) -> ReplayEnvironment:
         'layer_parts': config.mesh.tp,
         'pass_tokens': config.pass_tokens,
         'row_parts': config.mesh.ulysses,
-        # torchrun sets the variable, so the default of torch depends on the launcher.
+        # torchrun sets OMP_NUM_THREADS, which determines the default of torch.
         'thread_count': config.thread_count or int(os.environ.get('OMP_NUM_THREADS') or os.cpu_count() or 1),
         'torch': version('torch'),
         'transformers': version('transformers'),

@@ -11,16 +11,17 @@ from services.kit.weights import SegmentsConfig
 
 
 class MeshConfig(BaseModel):
-    """Sizes of the mesh of processes that share a model."""
+    """Sizes of the axes of the mesh, the processes that share the base model."""
 
     model_config = ConfigDict(frozen=True, extra='forbid')
 
     dp: int = Field(default=1, ge=1, le=256)
-    """Number of groups of processes, each with a copy of the frozen weights, that share the passes of a batch."""
+    """Number of groups of processes. Each group has a copy of the frozen weights and runs a part of the passes."""
     fsdp: int = Field(default=1, ge=1, le=256)
-    """Number of processes that share one copy of the frozen weights, and the passes of a batch."""
+    """Number of processes that divide one copy of the frozen weights. They also divide the passes of a batch."""
     ulysses: int = Field(default=1, ge=1, le=256)
-    """Number of processes that divide the rows of each pass, and with `fsdp` also the frozen weights."""
+    """Number of processes that divide the tokens of each pass. If `fsdp` is above 1, they also divide the frozen
+    weights."""
     tp: int = Field(default=1, ge=1, le=256)
     """Number of processes that divide each layer, with Megatron-core."""
     pp: int = Field(default=1, ge=1, le=256)
@@ -84,7 +85,7 @@ class ModelConfig(ServiceConfig):
     `thread_count`, adapters are bitwise the same for all sizes except `tp` and `ulysses`, which change the rounding.
     The sizes can be changed while the service is stopped."""
     backend: Literal['transformers', 'megatron'] = 'transformers'
-    """Library that runs the layers. A mesh with `tp` or `pp` processes requires 'megatron'."""
+    """Library that runs the layers. A mesh whose `tp` or `pp` is above 1 requires 'megatron'."""
     workers: WorkersConfig = WorkersConfig()
     """Settings of the processes of the mesh."""
     checkpoint_address: str = Field(min_length=1)
@@ -103,17 +104,18 @@ class ModelConfig(ServiceConfig):
     """Number of tokens per pass through the model. Larger batches take several passes. Small batches of different
     adapters share a pass. Each process of the mesh runs one pass at a time."""
     batch_seconds: float = Field(default=2.0, gt=0)
-    """Target duration of a shared pass, in seconds. On a slow device, passes become smaller than `pass_tokens`. Longer
-    passes cost slightly less per token. Shorter passes share the device more fairly, because the weights of tenants
-    matter only if not all waiting work fits into one pass."""
+    """Target duration of a pass that several adapters share, in seconds. On a slow device, fewer operations share a
+    pass, so that it takes about this long. A higher value costs slightly less time per token. A lower value shares the
+    device more fairly: the weights of tenants have an effect only if the waiting operations do not fit into one
+    pass."""
     tenant_weights: Mapping[str, PositiveFloat] = {}
     """Positive weight of each tenant when tenants compete for the device; 1 for tenants that are not listed."""
     full_parameters: bool = False
     """Whether API keys with the scope `full_parameters` may train the base model itself. A full-parameter run leases
     this replica: until its lease ends, operations on other adapters are refused."""
     lease_quiet_seconds: float = Field(default=3600.0, ge=0)
-    """A full-parameter run can lease the replica only if no other adapter ran an operation within this many seconds.
-    Adapters whose sessions have ended do not count."""
+    """A full-parameter run can lease the replica only if no LoRA adapter was created or ran an operation within this
+    many seconds. Adapters whose sessions have ended do not count."""
     max_adapters: int = Field(default=65536, ge=1)
     """Maximum number of adapters of all tenants. An adapter that is not resident uses disk space and a few kilobytes of
     memory."""
@@ -130,18 +132,18 @@ class ModelConfig(ServiceConfig):
     parked_adapter_days: int = Field(default=90, ge=0, le=36500)
     """An adapter is removed after this many days without use, counted from its last operation or the end of its
     session, whichever is later. Its trained state is saved as a checkpoint first. 0: adapters are kept until they are
-    deleted. Full-parameter runs are always kept."""
+    deleted. Full-parameter runs, and adapters whose sessions have not ended, are always kept."""
     journal: Literal['sqlite', 'none'] = 'sqlite'
     """'sqlite' stores the journal below the state folder, so operations survive a crash. With 'none', all adapters are
     lost when the process exits."""
     peer_trainers: Mapping[str, Path] = {}
     """State folders of the other trainers of this base model on shared storage, by a name of your choice. An operator
-    can let this service take over the runs of a named trainer that has ended (docs/gateways.md). Its settings must
-    compute the same results as those of this service."""
+    can let this service take over the runs of a named trainer that has ended (docs/gateways.md). Both services need
+    settings that compute the same results."""
     accept_data_loss: bool = False
     """Whether to start although the journal lost acknowledged operations or adapters, for example because its
-    write-ahead log was damaged. Set it for one start only. Operations that follow lost numbers fail after at most
-    five seconds, because the missing numbers are not received."""
+    write-ahead log was damaged. Set it for one start only. If operations of an adapter were lost, its next operation
+    waits for their numbers and fails after at most five seconds."""
     forget_crashes: bool = False
     """Whether to reset the counts of crashes, for example after an update of the library that crashed. Adapters that
     are refused because the service crashed while it restored them are then restored again. Set it for one start
@@ -153,7 +155,7 @@ class ModelConfig(ServiceConfig):
     undo_steps: int = Field(default=8, ge=0)
     """Maximum number of optimizer steps that can be undone; the state before them is stored on disk."""
     queue_bytes: int = Field(default=1 << 30, ge=1)
-    """Maximum size in bytes of one tenant's requests in progress."""
+    """Maximum size in bytes of one tenant's requests in progress. Requests of the same total size may also wait."""
     upload_bytes: int = Field(default=512 << 20, ge=1)
     """Maximum size in bytes of one tenant's uploaded batches."""
     upload_seconds: float = Field(default=3600.0, gt=0)

@@ -1,4 +1,4 @@
-"""Ports of the model service: the engine that trains, the store of weights, the model exporter and the journal."""
+"""Ports of the model service: the training engine, the store of weights, the model exporter and the journal."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from twinkle.data_format import LoraConfig
 class TrainerBackend(Protocol):
     """Trains adapters on one base model. Contract suite: tests/contract/model.
 
-    Errors of the InvalidArgument family are raised before any state changes.
+    Errors of the InvalidArgument family, except BatchTooLarge, are raised before any state changes.
     """
 
     def facts(self) -> ServerFacts:
@@ -37,13 +37,14 @@ class TrainerBackend(Protocol):
         *,
         full_parameters: Sequence[str] | None = None,
     ) -> AdapterDescription:
-        """Create an adapter with fresh weights, or train the base model's parameters if `full_parameters` is given.
+        """Create an adapter with fresh weights, or one that trains the parameters `full_parameters` of the base model.
 
         Full-parameter training needs the base model exclusively; deleting the adapter restores the base model.
 
         Raises:
             InvalidField, UnknownComponent: The configuration is invalid; field paths start with `lora_config`,
                 `full_parameters` or `training_config`.
+            ReplicaLeased: A full-parameter adapter exists, or `full_parameters` is given and any other adapter exists.
         """
         ...
 
@@ -55,8 +56,11 @@ class TrainerBackend(Protocol):
         """Run a verb.
 
         Raises:
-            InvalidField, UnknownComponent, BatchTooLarge: The verb was refused and nothing changed. Field paths are
-                relative to the verb, such as `features[2].labels` or `training_config.optimizer`.
+            AdapterNotFound: The engine has no such adapter.
+            InvalidField, UnknownComponent: The verb was refused and nothing changed. Field paths are relative to the
+                verb, such as `features[2].labels` or `training_config.optimizer`.
+            BatchTooLarge: The batch has too many tokens, or memory ran out. A verb without a batch may have changed
+                a part of the adapter's state.
             AdapterNotReady, LossNotFinite: The verb failed; gradients and weights are unchanged.
         """
         ...
@@ -65,8 +69,8 @@ class TrainerBackend(Protocol):
         """Run verbs of different adapters together, at most one per adapter.
 
         Returns:
-            The return value or error of `run` for each part, in the order of `parts`. On the reference backend each
-            result is bitwise equal to running the part alone. A failing part does not affect the others.
+            The return value or error of `run` for each part, in the order of `parts`. On CPUs, each result is bitwise
+            equal to that of running the part alone. A failing part does not affect the others.
         """
         ...
 
@@ -91,7 +95,7 @@ class TrainerBackend(Protocol):
     async def import_state(self, adapter_id: str, state: AdapterState, *, is_trainer_included: bool) -> VerbRun:
         """Replace the weights and, if requested, the trainer's state, atomically; the outcome is a `LoadResult`.
 
-        A pending Forward is dropped.
+        The accumulated gradient and a Forward without Backward are dropped.
 
         Raises:
             InvalidField: The state does not fit the adapter, or lacks the trainer's state.
@@ -104,7 +108,10 @@ class TrainerBackend(Protocol):
 
 
 class WeightStore(Protocol):
-    """Stores versions and checkpoints on behalf of the current caller. Raises the errors of the RPC `Publish`."""
+    """Stores versions and checkpoints on behalf of the current caller.
+
+    `publish_version` and `save` raise the errors of the RPC `WeightStreamService.Publish`.
+    """
 
     async def publish_version(
         self, adapter_id: str, state: AdapterState, *, base_model: str, version: int, is_pinned: bool
@@ -156,7 +163,7 @@ class ModelExporter(Protocol):
         ...
 
     async def close(self) -> None:
-        """Wait for the running export and stop."""
+        """Wait for the running export, and stop the exporter."""
         ...
 
 
@@ -195,9 +202,9 @@ class RecordCodec(Protocol):
 class Journal(Protocol):
     """Stores all data needed to rebuild each adapter bitwise. Contract suite: tests/contract/model.
 
-    A durable write survives `kill -9` and a power loss once the method returns. Every writing method may raise
-    JournalUnavailable, in which case nothing was recorded. Concurrent writes share one commit; operations of one
-    adapter arrive one at a time.
+    A durable write survives `kill -9` and a power loss once the method returns. Every asynchronous method that writes
+    may raise JournalUnavailable; nothing was recorded then. Concurrent writes share one commit. Callers write the
+    operations of one adapter one at a time.
 
     Concurrency: use it from one event loop only.
     """
@@ -232,7 +239,7 @@ class Journal(Protocol):
         ...
 
     async def remove_adapter(self, adapter_id: str, *, expired: ExpiredAdapter | None = None) -> None:
-        """Delete an adapter and all its data durably, and record `expired`; do nothing if it does not exist."""
+        """Delete an adapter durably, except its creation request, and record `expired`; do nothing if it is unknown."""
         ...
 
     async def expired_adapters(self) -> Sequence[ExpiredAdapter]:
@@ -240,7 +247,7 @@ class Journal(Protocol):
         ...
 
     async def accept(self, operation: Operation) -> None:
-        """Record a running operation durably. An operation on record with its number and no outcome is replaced."""
+        """Record a running operation durably, replacing an operation without outcome that has the same number."""
         ...
 
     async def begin_attempt(self, operation: Operation) -> int:
@@ -306,20 +313,22 @@ class Journal(Protocol):
         ...
 
     async def amend(self, adapter: Adapter) -> None:
-        """Update an adapter's record durably after its last operation; do nothing if a later operation is recorded."""
+        """Replace an adapter's record durably; do nothing if the stored one includes a later operation."""
         ...
 
     async def snapshot_before(self, adapter_id: str, *, at_most: int | None = None) -> Snapshot:
-        """Return the newest intact snapshot taken after operation `at_most` or earlier.
+        """Return the newest intact snapshot whose last operation has a number of at most `at_most`; None for no limit.
 
         Raises:
             AdapterNotFound: There is no such adapter.
-            AdapterDamaged: No snapshot can be read.
+            AdapterDamaged: No such snapshot can be read.
         """
         ...
 
     async def entries(self, adapter_id: str, *, after: int, until: int | None = None) -> Sequence[JournalEntry]:
-        """Return the operations to replay after a snapshot, in order, without state verbs.
+        """Return the operations to replay after number `after`, up to and including `until` (None: the last one).
+
+        They are in order, without those that did not change the adapter's state, such as saves.
 
         Raises:
             AdapterDamaged: An operation is missing, unreadable, or changed the state in a way that replay cannot
@@ -328,7 +337,7 @@ class Journal(Protocol):
         ...
 
     async def record(self, adapter_id: str, *, size: int) -> Sequence[RecordEntry]:
-        """Return the last `size` operations, in order."""
+        """Return the last `size` operations, in order; raise AdapterDamaged if a record cannot be read."""
         ...
 
     async def applied_steps(self, adapter_id: str) -> Sequence[int]:
@@ -355,7 +364,7 @@ class Journal(Protocol):
         ...
 
     async def complete_take_over(self) -> None:
-        """Report the ids of the journals that were taken over, after their adapters were registered.
+        """Add the journals that were taken over to `ids`; call this after their adapters were registered.
 
         Raises:
             JournalUnavailable: A disk failed; repeat the takeover.

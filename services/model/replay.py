@@ -1,7 +1,8 @@
 """Replays a journal on this machine: `python -m services.model.replay --journal FOLDER --config FILE`.
 
 The program prints its progress and the first divergence: adapter, operation, field, recorded value and replayed value.
-The exit status is 0 if all results are bitwise equal, 1 after a divergence, and 2 if the journal cannot be replayed.
+The exit status is 0 if all replayed results are bitwise equal to the recorded ones, 1 after a divergence, and 2 if the
+journal cannot be replayed.
 """
 
 import argparse
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config = load_config(ModelConfig, config_arguments)
     rounding = [name for name, size in (('tp', config.mesh.tp), ('ulysses', config.mesh.ulysses)) if size > 1]
     if rounding:
-        _print(f'cannot be replayed: results of mesh.{rounding[0]} > 1 have another rounding than those of one process')
+        _print(f'cannot be replayed: results of mesh.{rounding[0]} > 1 are rounded differently than in one process')
         return 2
     try:
         replayed = asyncio.run(_replay(config, options.journal, options.adapter))
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _replay(config: ModelConfig, folder: Path, adapter_id: str | None) -> ReplayResult:
-    # One process computes the same results as the mesh without `tp` and `ulysses` that wrote the journal.
+    # Without `tp` and `ulysses`, one process computes the same results as the mesh that wrote the journal.
     backend = await load_backend(config.model_copy(update={'mesh': MeshConfig()}))
     try:
         return await replay_folder(folder, backend, adapter_id)
@@ -58,10 +59,11 @@ async def _replay(config: ModelConfig, folder: Path, adapter_id: str | None) -> 
 
 
 async def replay_folder(folder: Path, backend: TrainerBackend, adapter_id: str | None = None) -> ReplayResult:
-    """Replay the journal in `folder` on an engine.
+    """Replay one adapter of the journal in `folder` on an engine, or all adapters if `adapter_id` is None.
 
     Raises:
-        JournalRefused, AdapterNotFound, AdapterDamaged: The journal cannot be replayed.
+        JournalRefused: The folder contains no readable journal.
+        AdapterNotFound, AdapterDamaged: See `ReplayJournal`.
     """
     journal = await SqliteJournal.open_copy(folder, codec=codec_of(backend))
     try:

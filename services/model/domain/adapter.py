@@ -1,4 +1,4 @@
-"""An adapter: its tenant, configuration and progress; and the facts that remain after it was removed."""
+"""An adapter with its tenant, configuration and progress, and the records that remain after its removal."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -43,8 +43,8 @@ class Adapter:
     session_id: str = ''
     """Session in which the adapter was created; empty without a session."""
     checkpoint_path: str = ''
-    """Checkpoint from which the current state can be restored: that of the last save with the optimizer and without an
-    expiry, or of the last load, if no step followed. Empty otherwise."""
+    """Checkpoint with the current weights: that of the creation, of the last load, or of the last save with the optimizer
+    and without an expiry, if no step or undo followed. Empty otherwise."""
     session_end_time: datetime | None = None
     """Time of the last request to park the adapter because its session had ended; None before the first request."""
 
@@ -55,7 +55,7 @@ class Adapter:
 
     @property
     def is_unsaved(self) -> bool:
-        """Whether the adapter has steps that the checkpoint at `checkpoint_path` does not contain."""
+        """Whether the adapter applied steps, and its current weights are in no known checkpoint."""
         return self.step_count > 0 and not self.checkpoint_path
 
     @property
@@ -65,7 +65,7 @@ class Adapter:
 
     @property
     def last_use_time(self) -> datetime | None:
-        """Time of the last operation or of the end of the session, the later one; None until the session has ended.
+        """The time of the last operation or of the end of the session, if later; None until the session has ended.
 
         An adapter without a session is treated as if its session had ended.
         """

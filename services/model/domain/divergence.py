@@ -20,8 +20,8 @@ _TIMES = ('seconds', 'per_second')
 def first_difference(recorded: OperationResult | DomainError, found: OperationResult | DomainError) -> str | None:
     """Return the location of the first difference and both values; None if the outcomes are equal.
 
-    Receipts, warnings and time metrics are ignored, because they describe the run and not the adapter. Errors are equal
-    if their codes and reasons are equal. Values of a value head are compared only if they were recorded, because older
+    Receipts, warnings and time metrics are ignored, because they do not describe the adapter. Errors are equal if their
+    codes and reasons are equal. Values of a value head are compared only if they were recorded, because older
     journals lack them.
     """
     if isinstance(recorded, DomainError) or isinstance(found, DomainError):

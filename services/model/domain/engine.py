@@ -51,14 +51,14 @@ class VerbRun:
     pass_count: int = 0
     """Number of passes through the model that included this verb."""
     pass_adapter_count: int = 0
-    """Maximum number of adapters in one of these passes, including this one."""
+    """Maximum number of adapters that shared one of these passes, including this adapter."""
     training_config: TrainingConfig | None = None
     """Configuration in use after the verb; None if the verb did not change it."""
     step_count: int | None = None
     """Number of optimizer steps applied in total; None if the verb cannot change it."""
     warnings: tuple[str, ...] = ()
     is_divided: bool = False
-    """True if memory ran out and the batch ran in smaller parts. Running it again may then give slightly different
+    """True if memory ran out and the batch ran in smaller parts. A replay of the verb may then give slightly different
     floating-point results."""
 
 

@@ -25,17 +25,17 @@ class JournalEntry:
 
     operation: Operation
     outcome: OperationResult | DomainError | None
-    """None if the process stopped before it was recorded; replay recomputes it."""
+    """Recorded outcome; None if the process stopped before recording one, and replay must compute the outcome."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordEntry:
-    """Recorded data that is returned for a repeated operation."""
+    """The record of an operation, with which a repeat of the operation is answered."""
 
     sequence_number: int
     fingerprint: str
     outcome: OperationResult | DomainError | None
-    """None if it is not known yet."""
+    """None if the outcome is not known yet."""
 
 
 @dataclass(frozen=True, kw_only=True)

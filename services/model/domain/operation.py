@@ -177,7 +177,7 @@ class ExportMerged:
 
 
 BatchVerb = ForwardOnly | ForwardBackward
-"""Verbs that share a pass with verbs of other adapters."""
+"""Verbs that can share a pass with verbs of other adapters."""
 ComputeVerb = (
     ForwardOnly
     | Forward
@@ -237,5 +237,5 @@ class Operation:
 
 
 def token_count(verb: Any) -> int:
-    """Return the number of tokens in a verb's batch."""
+    """Return the number of tokens in a verb's batch; 0 if the verb has no batch."""
     return sum(len(feature['input_ids']) for feature in getattr(verb, 'features', ()))

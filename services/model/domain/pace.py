@@ -1,4 +1,4 @@
-"""Estimates the durations of batches and verbs, and the arrivals of operations, from earlier ones."""
+"""Estimates the durations of batches and verbs, and the arrival times of operations, from earlier measurements."""
 
 from collections import OrderedDict
 from datetime import timedelta
@@ -32,10 +32,10 @@ class Average:
 
 
 class Pace:
-    """Mean durations of quick verbs, and of batches per token."""
+    """Mean durations of quick verbs, which have no tokens, and of batches per token."""
 
     def __init__(self) -> None:
-        """Start without measurements; all estimates are zero at first."""
+        """Start without measurements; the estimated durations are zero at first."""
         self._quick_seconds = Average()
         self._token_seconds = Average()
         self._mean_seconds = Average()
@@ -87,7 +87,10 @@ class ThinkTimes:
             self._mean[adapter_id].add(now - finish_time)
 
     def latest_expected(self, now: float, *, limit: float) -> float:
-        """Return the latest expected arrival of adapters with a mean think time up to `limit`, at least `now`."""
+        """Return the time at which the last expected operation arrives at the latest; `now` if none is expected.
+
+        Only adapters with a mean think time of at most `limit` seconds are considered.
+        """
         last = now
         for adapter_id, finish_time in self._finish_times.items():
             mean = self._mean[adapter_id].value

@@ -30,7 +30,7 @@ class PlanCost:
 
     parameter_count: int
     adapter_bytes: int
-    """Memory of the adapter when idle."""
+    """Memory of the adapter while no batch runs."""
     peak_bytes: int
     """Peak memory while a batch runs."""
     step_time: timedelta
@@ -52,5 +52,6 @@ class CostEstimator(Protocol):
 
         Raises:
             InvalidField, UnknownComponent: The plan is invalid.
+            ReplicaLeased: The model cannot be measured while a full-parameter run uses it.
         """
         ...

@@ -63,7 +63,7 @@ class Receipt:
     pass_count: int = 0
     """Number of passes through the model that included the operation."""
     pass_adapter_count: int = 0
-    """Maximum number of adapters in one of these passes, including this one."""
+    """Maximum number of adapters that shared one of these passes, including the operation's adapter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +76,6 @@ class OperationResult:
     receipt: Receipt
     warnings: tuple[str, ...] = ()
     is_replayed: bool = False
-    """Whether a repeated operation received its recorded result."""
+    """Whether this result was recorded by an earlier run of the operation."""
     next_cursor: LoaderCursor | None = None
     """The position after the operation's batch, if the batch came from a loader."""

@@ -25,7 +25,7 @@ class Retention:
     """Replayable operations, as ranges of numbers that exclude both bounds; None means no upper bound."""
 
     def is_replayable(self, number: int) -> bool:
-        """Return whether an operation's payload is stored."""
+        """Return whether an operation's payload must be stored."""
         return any(low < number and (high is None or number < high) for low, high in self.ranges)
 
 

@@ -50,7 +50,7 @@ class _Tenant:
     """Verbs with tokens of one tenant, and its remaining credit."""
 
     weight: float
-    """Share of the tenant, in batches of tokens per round."""
+    """Share of the tenant: it receives credit for this many full batches in each round."""
     credit: float
     """Remaining tokens in this round; negative if the last verb cost more."""
     verbs: dict[str, ReadyVerb] = field(default_factory=dict[str, ReadyVerb])
@@ -103,11 +103,11 @@ class Scheduler:
 
     @property
     def is_batch_ready(self) -> bool:
-        """Whether the next batch cannot become larger by waiting for more verbs."""
+        """Whether not to wait for more verbs: a quick verb is ready, the batch is full, or no verb is ready."""
         return not self._verbs or bool(self._quick) or self.token_count >= self._batch_tokens
 
     def bound(self, token_count: int | None) -> None:
-        """Limit the size of future batches to about `token_count` tokens; None removes the limit.
+        """Limit the size of future batches to about `token_count` tokens; None restores the initial limit.
 
         A batch that contains all ready verbs serves tenants in proportion to their load. The weights of tenants matter
         only if some verbs do not fit, so batches must be small on a slow device.
@@ -138,7 +138,7 @@ class Scheduler:
         self._tenants[verb.tenant_id].add(verb)
 
     def remove(self, adapter_id: str) -> ReadyVerb | None:
-        """Withdraw an adapter's verb; return None if it has no ready verb."""
+        """Withdraw and return an adapter's verb; return None if the adapter has no ready verb."""
         verb = self._verbs.pop(adapter_id, None)
         if verb is None:
             return None
@@ -165,7 +165,7 @@ class Scheduler:
         return batch
 
     def ahead_of(self, adapter_id: str) -> VerbsAhead | None:
-        """Return the verbs that run before an adapter's verb, by simulating the queue; None if it has no ready verb."""
+        """Simulate the queue and return the verbs that run before an adapter's verb; None if it has no ready verb."""
         if adapter_id not in self._verbs:
             return None
         future, before = self._copy(), list[list[ReadyVerb]]()
@@ -219,7 +219,7 @@ class Scheduler:
             is_more = is_more or self._begin_round()
 
     def _remaining_capacity(self, token_count: int) -> int:
-        """Return the number of tokens that may be added to a verb, to fill its passes or the limit set by `bound`."""
+        """Return how many tokens may join a verb of `token_count` tokens, up to full passes or the limit set by `bound`."""
         if self._batch_tokens < self._max_batch_tokens:
             return max(self._batch_tokens - token_count, 0)
         return -token_count % self._max_batch_tokens

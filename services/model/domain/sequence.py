@@ -32,7 +32,7 @@ class Action(Enum):
     RUN = auto()
     """Run the operation, because it is the next one."""
     WAIT = auto()
-    """Wait, because an earlier operation is missing or running, or because a running operation has this number."""
+    """Wait, because an earlier operation is missing or running, or because a different one with this number is running."""
     REPEAT = auto()
     """Return the recorded outcome, or wait for it, because the operation was accepted before."""
 
@@ -99,7 +99,7 @@ class OperationSequence:
         """
         sequence = cls(adapter_id)
         for entry in entries:
-            # Without an outcome, the operation can be neither repeated nor run.
+            # An operation without an outcome is omitted, because its result cannot be returned to a repeat.
             if entry.outcome is not None:
                 sequence._record[entry.sequence_number] = Entry(entry.fingerprint)
                 sequence.finish(entry.sequence_number, entry.outcome)
