@@ -124,7 +124,7 @@ class AdapterQueue:
         return is_behind and self._fail(number, SequenceGap(self._adapter_id, number, missing))
 
     async def close(self) -> None:
-        """Wait for the running operation; waiting operations raise AdapterNotFound."""
+        """Close the queue and wait for the running operation; waiting calls of `carry_out` raise AdapterNotFound."""
         self.is_closed = True
         self._stop_gap_timer()
         for number in list(self._waiters):
@@ -157,7 +157,7 @@ class AdapterQueue:
         try:
             await waiter.ready
         except asyncio.CancelledError:
-            # If this caller was just woken, another caller with the same number must run the operation.
+            # Later operations may wait for this number, which may not be sent again.
             self._watch_gap()
             raise
         finally:
@@ -180,7 +180,7 @@ class AdapterQueue:
         return bool(waiters)
 
     def _watch_gap(self) -> None:
-        """Limit waiting to `gap_seconds` while no operation runs."""
+        """Start the timer that limits waiting to `gap_seconds` while no operation runs."""
         if self._running is None and self._gap_timer is None and self._waiters:
             self._gap_timer = asyncio.get_running_loop().call_later(self._gap_seconds, self._refuse_gaps)
 

@@ -1,4 +1,4 @@
-"""Counts attempts at work that may end the process, by a fault in native code or by exhausting the memory.
+"""Counts attempts at work that may crash the process, by a fault in native code or by exhausting the memory.
 
 Without the counts, a client that repeats a crashing request could end the process again and again, for all tenants.
 """
@@ -16,11 +16,12 @@ MAX_ATTEMPTS = 3
 """Number of attempts that may end the process. The next one is refused, so that the work cannot prevent the service
 from serving other tenants."""
 _CAREFUL_SECONDS = 600.0
-"""Time after a crash during which blocks run one at a time. A client may repeat the request that caused the crash."""
+"""Seconds after the restart that followed a crash. In this time, counted work runs one piece at a time, because a
+client may repeat the request that caused the crash."""
 
 
 class Attempts:
-    """The counts of one service. Concurrency: use it from one event loop only."""
+    """Counts the attempts of one service. Concurrency: use it from one event loop only."""
 
     def __init__(self, journal: Journal, *, clock: Clock) -> None:
         self._journal = journal

@@ -86,7 +86,7 @@ class CarryOut:
                     operation = await self._fetch_batch(stack, caller, operation)
                     resident = await stack.enter_async_context(self._residency.hold(operation.adapter_id))
             reach('operation.begun')
-            # Look the adapter up again: loading it may have recorded outcomes.
+            # Loading the adapter may have recorded outcomes, which changed it.
             adapter = self._directory.get(caller, operation.adapter_id)
             queue_time = timedelta(seconds=max(self._clock.monotonic() - arrival, 0.0))
             execution = _Execution(adapter, operation, resident, queue_time)
@@ -135,7 +135,7 @@ class CarryOut:
             outcome = None
             raise
         finally:
-            # A defect is recorded, too, because the operation's number must remain used up after a crash.
+            # A defect is also recorded, because the operation's number must remain used up after a crash.
             if outcome is not None:
                 await self._wait_until_accepted(execution, accepting)
                 await self._record(execution, outcome)
@@ -190,7 +190,7 @@ class CarryOut:
     async def _discard_if_partly_changed(
         self, execution: _Execution, outcome: VerbRun | StateChange | DomainError
     ) -> None:
-        """Rebuild the adapter by replay if memory ran out during a verb that changes it in place."""
+        """Drop the adapter's state in the engine if memory ran out during a verb that changes this state in place."""
         is_in_place = not token_count(execution.operation.verb)
         if isinstance(outcome, BatchTooLarge) and is_in_place:
             await self._residency.discard(execution.operation.adapter_id)
@@ -213,7 +213,7 @@ class CarryOut:
         return result_of(execution.operation, change.run, queue_time=execution.queue_time)
 
     def _attempted(self, operation: Operation) -> AbstractAsyncContextManager[None]:
-        """Return a context that refuses a state verb during which the process ended several times."""
+        """Return a context that counts an attempt at a state verb, and refuses the verb after `MAX_ATTEMPTS` crashes."""
         work = f'{operation.verb_name} of {operation.adapter_id}'
         refusal = OperationCrashed(operation.adapter_id, operation.sequence_number)
         return self._residency.attempts.counted(work, refusal=refusal)

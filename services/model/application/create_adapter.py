@@ -79,7 +79,7 @@ class CreateAdapter:
         self._request_locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     def remember(self, creations: Iterable[CreationRecord]) -> None:
-        """Register earlier requests, oldest first, so that a repeat returns the same adapter."""
+        """Register earlier requests, oldest first, so that a repeat returns the same adapter; forget the oldest ones."""
         for creation in creations:
             self._requests[creation.tenant_id, creation.request_id] = creation
         while len(self._requests) > MAX_CREATIONS:
@@ -97,7 +97,8 @@ class CreateAdapter:
 
         Raises:
             ScopeMissing: The API key lacks the scope `train`, or `full_parameters` for a full-parameter adapter.
-            BaseModelNotFound, CheckpointNotFound: The base model or the checkpoint does not exist.
+            BaseModelNotFound: This replica does not serve the base model.
+            CheckpointNotFound, CheckpointDamaged, ServiceUnreachable: The checkpoint cannot be read.
             InvalidField, UnknownComponent: The configuration is invalid, or a client chose the id.
             QuotaExceeded: The tenant or the replica has reached its limit of adapters.
             ReplicaLeased: A full-parameter adapter uses the replica exclusively.
@@ -130,7 +131,7 @@ class CreateAdapter:
             async with self._creation_lock:
                 if await self._creation_of(request.adapter_id) is not None:
                     raise AdapterIdTaken(request.adapter_id)
-                # A repeated request reports the outcome of a creation whose caller disconnected.
+                # The creation completes even if the caller disconnects; a repeated request then returns its outcome.
                 return await completed(self._create(caller, request, state))
 
     async def _create(self, caller: Caller, request: CreateAdapterRequest, state: AdapterState | None) -> Adapter:

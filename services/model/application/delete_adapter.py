@@ -20,7 +20,7 @@ _log = structlog.get_logger('adapters')
 
 
 class DeleteAdapter:
-    """Deletes adapters."""
+    """Deletes adapters for their owners, and removes unused ones."""
 
     def __init__(
         self,
@@ -45,6 +45,7 @@ class DeleteAdapter:
         Cancellation: a deletion that has started completes.
 
         Raises:
+            ScopeMissing: The API key lacks the scope `train`.
             AdapterNotFound, AdapterExpired: The caller has no such adapter, or the adapter was unused and removed.
             JournalUnavailable: The deletion could not be recorded; the adapter still exists.
         """
@@ -125,5 +126,5 @@ class DeleteAdapter:
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._deletions.discard(task)
-        # Retrieve the exception, so that asyncio does not log it; after a failure the adapter is still listed.
+        # Retrieve the exception, so that asyncio does not log it. After a failure, the adapter still exists.
         _ = task.cancelled() or task.exception()

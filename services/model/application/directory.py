@@ -153,8 +153,7 @@ class AdapterDirectory:
         """Remove the caller's adapter.
 
         Raises:
-            ScopeMissing: The API key lacks the scope `train`.
-            AdapterNotFound: The caller has no such adapter.
+            DomainError: `get` raised it.
         """
         self.get(caller, adapter_id)
         self._remove(adapter_id)
@@ -168,11 +167,11 @@ class AdapterDirectory:
             del self._expired[next(iter(self._expired))]
 
     async def watch(self, caller: Caller, token: str) -> AsyncGenerator[AdapterEvent, None]:
-        """Yield events after `token` if they are still stored, otherwise a snapshot and then events, until `close`.
+        """Yield the events after `token`, or a snapshot and the events after it if they are no longer stored.
 
         Raises:
             ScopeMissing: The caller is not a service.
-            Draining: The service is shutting down.
+            Draining: `close` was called, because the service is shutting down.
         """
         require_internal(caller)
         position = self._position_of(token)
@@ -227,5 +226,5 @@ class AdapterDirectory:
 
 
 def sort_key(adapter: Adapter) -> tuple[str, str]:
-    """Return the key by which lists are sorted; page tokens contain it."""
+    """Return the key by which lists of adapters are sorted; page tokens contain the key."""
     return adapter.create_time.isoformat(), adapter.adapter_id

@@ -86,7 +86,7 @@ class Dispatcher:
             clock: Clock with which batches are timed.
             batch_seconds: Target duration of a batch with tokens, estimated from earlier batches. None: batches are
                 limited by tokens only.
-            short_work: Work on the engine that batches must not interrupt; None for no such work.
+            short_work: Short work on the engine, for which the next batch waits; None if there is no such work.
         """
         self._backend = backend
         self._short_work = short_work or ShortWork()
@@ -107,7 +107,7 @@ class Dispatcher:
         self._is_closed = False
 
     async def run(self, adapter: Adapter, operation: Operation) -> VerbRun:
-        """Return the engine's result for the operation, with its waiting time.
+        """Run the operation's verb once it is scheduled, and return the engine's result with the waiting time.
 
         Cancellation: a waiting operation is withdrawn; a running operation completes.
 

@@ -32,6 +32,7 @@ class Estimate:
             ScopeMissing: The API key lacks the scope `train`.
             BaseModelNotFound: This replica does not serve the base model.
             InvalidField, UnknownComponent, BatchTooLarge: The plan is invalid, or its batch is too large.
+            ReplicaLeased: The model cannot be measured while a full-parameter run uses it.
         """
         require_scope(caller, 'train')
         facts = self._backend.facts()

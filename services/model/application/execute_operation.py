@@ -47,8 +47,9 @@ class ExecuteOperation:
             ScopeMissing: The API key lacks the scope `data` for a batch from a loader, or `full_parameters` for a
                 full-parameter adapter.
             QueueFull: The tenant has too many operations in progress.
+            SequenceReused, SequenceGap, OperationNotFound: The sequence number is wrong; see `AdapterQueue`.
             Cancelled: The operation was cancelled, or the adapter's session ended, while the operation waited.
-            DomainError: The operation failed.
+            DomainError: The operation was refused or failed; see `CarryOut`.
         """
         if self._directory.get(caller, operation.adapter_id).is_full_parameter:
             require_scope(caller, 'full_parameters')

@@ -1,8 +1,8 @@
 """Removes adapters that were not used for a long time after their sessions had ended, and saves their state first.
 
 The checkpoint belongs to the adapter's tenant. It counts towards the storage quota, but a full quota does not prevent
-the save, because losing work would be worse. Full-parameter adapters are never removed, because no checkpoint contains
-them.
+the save, because losing work would be worse. Full-parameter adapters are never removed, because they are never saved
+automatically.
 """
 
 import asyncio

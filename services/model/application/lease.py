@@ -26,7 +26,7 @@ _SUSPENDED = 'the lease of this run was ended by its session or by an operator; 
 
 
 class ReplicaLease:
-    """The adapter that uses the replica exclusively. Concurrency: use it from one event loop only."""
+    """Grants the exclusive use of the replica to one adapter. Concurrency: use it from one event loop only."""
 
     def __init__(self, journal: Journal, directory: AdapterDirectory, *, clock: Clock, bounds: ResidencyBounds) -> None:
         self._journal = journal
@@ -34,7 +34,7 @@ class ReplicaLease:
         self._bounds = bounds
         self._clock = clock
         self._suspensions: dict[str, float] = {}
-        """Ends of the suspensions by adapter, on the clock's monotonic scale."""
+        """Time at which each adapter's suspension ends, on the clock's monotonic scale."""
         self.holder_id: str | None = None
         """Adapter that has the lease; None if no adapter has it."""
 
@@ -130,7 +130,7 @@ class ReplicaLease:
         self.holder_id = adapter_id
 
     def _are_others_used(self) -> bool:
-        """Return whether another adapter ran an operation recently, so that another operation is likely to follow."""
+        """Return whether a LoRA adapter was created or used recently, so that its next operation is likely to follow."""
         recently = self._clock.now() - timedelta(seconds=self._bounds.lease_quiet_seconds)
         # The lease excludes other full-parameter runs without this check.
         return any(

@@ -50,7 +50,7 @@ class Recover:
         await self.register(journaled)
 
     async def register(self, journaled: Sequence[JournaledAdapter]) -> None:
-        """Register adapters that were added to the journal, and restore those with unrecorded outcomes."""
+        """Register adapters from the journal, and restore those with unrecorded outcomes and the one with the lease."""
         for expired in await self._ports.journal.expired_adapters():
             self._directory.expire(expired)
         self._create_adapter.remember(await self._ports.journal.creations())
@@ -64,7 +64,7 @@ class Recover:
             _log.info('adapter recovered', adapter=item.adapter.adapter_id, done=done, total=len(unsettled))
 
     def _with_lease(self, adapter: Adapter) -> Adapter:
-        """Renew the lease of an adapter, and return the adapter; it has no lease if the renewal fails."""
+        """Renew the lease of an adapter that had it, and return the adapter; without the lease if the renewal fails."""
         if not adapter.has_lease:
             return adapter
         try:

@@ -21,7 +21,7 @@ from services.model.domain.sequence import Entry
 
 
 class OperationState(Enum):
-    """Progress of an operation."""
+    """State of an operation; see the enum of the same name in `twinkle.api.model.v1`."""
 
     QUEUED = auto()
     RUNNING = auto()
@@ -134,7 +134,7 @@ class Operations:
             if not entry.is_running or not self._stop(adapter_id):
                 return False
             while entry.is_running and queue.sequence.last_number >= sequence_number and not queue.is_closed:
-                # The journal entry is removed before the cancellation is reported, so that a restart cannot revive it.
+                # The operation is removed from the journal before the cancellation is reported, so that no restart runs it.
                 await queue.wait_for_change()
             return entry.is_running
 

@@ -19,7 +19,8 @@ class ResidencyBounds:
     is_lease_allowed: bool = False
     """Whether full-parameter runs may lease the replica."""
     lease_quiet_seconds: float = 3600.0
-    """No lease is granted if another adapter in an open session ran an operation within this many seconds."""
+    """No lease is granted if a LoRA adapter was created or ran an operation within this many seconds, unless its session
+    has ended."""
 
 
 @dataclass(eq=False)

@@ -16,7 +16,11 @@ from services.kit.errors import (
 )
 
 
-@domain_error('OPERATION_NOT_FOUND', 'adapter {adapter_id!r} has no operation {sequence_number} on record')
+@domain_error(
+    'OPERATION_NOT_FOUND',
+    'adapter {adapter_id!r} has no operation {sequence_number} on record; the operation was never accepted, or its '
+    'record was deleted',
+)
 class OperationNotFound(NotFound):
     """No operation with that number is on record."""
 
@@ -33,7 +37,8 @@ class AdapterIdTaken(AlreadyExists):
 
 
 @domain_error(
-    'SEQUENCE_REUSED', 'sequence_number {sequence_number} of adapter {adapter_id!r} was used for another operation'
+    'SEQUENCE_REUSED',
+    'sequence_number {sequence_number} of adapter {adapter_id!r} was used for another operation; use the next number',
 )
 class SequenceReused(Aborted):
     """The number was used for an operation with other content."""
@@ -44,7 +49,8 @@ class SequenceReused(Aborted):
 
 @domain_error(
     'SEQUENCE_GAP',
-    'operation {sequence_number} of adapter {adapter_id!r} waited for operation {expected}, which was not received',
+    'operation {sequence_number} of adapter {adapter_id!r} waited for operation {expected}, which was not received; '
+    'send operation {expected} first',
     disposition=Disposition.UNKNOWN,
 )
 class SequenceGap(FailedPrecondition):
@@ -81,7 +87,7 @@ class LossNotFinite(FailedPrecondition):
 
     def __str__(self) -> str:
         source = 'the batch' if self.feature_index is None else f'example {self.feature_index}'
-        return f'the loss of {source} is not finite; no gradient was added'
+        return f'the loss of {source} is not finite, so no gradient was added; check the data and the learning rate'
 
 
 @domain_error(
@@ -110,7 +116,7 @@ class CreationCrashed(FailedPrecondition):
     'the batch has {token_count} tokens, but this replica processes at most {token_limit} at once; split it',
 )
 class BatchTooLarge(InvalidArgument):
-    """One batch needs more memory than the replica has."""
+    """The batch has more tokens than the replica accepts, or memory ran out."""
 
     token_count: int
     token_limit: int
@@ -122,15 +128,18 @@ class BatchTooLarge(InvalidArgument):
     'open another loader, or one with more epochs',
 )
 class LoaderAtEnd(FailedPrecondition):
-    """The loader has no batch after the position."""
+    """The loader has no batch after the requested position."""
 
     loader_id: str
     consumed_rows: int
 
 
-@domain_error('UNDO_TOO_FAR', 'adapter {adapter_id!r} can undo {step_limit} steps, not {step_count}')
+@domain_error(
+    'UNDO_TOO_FAR',
+    'adapter {adapter_id!r} can undo {step_limit} steps, not {step_count}; load a checkpoint of an earlier step',
+)
 class UndoTooFar(FailedPrecondition):
-    """The requested step is older than the steps that can be undone."""
+    """The adapter cannot undo as many steps as requested."""
 
     adapter_id: str
     step_count: int

@@ -219,7 +219,7 @@ class Scheduler:
             is_more = is_more or self._begin_round()
 
     def _remaining_capacity(self, token_count: int) -> int:
-        """Return how many tokens may join a verb of `token_count` tokens, up to full passes or the limit set by `bound`."""
+        """Return how many tokens may join a verb of `token_count` tokens, up to full passes or the limit of `bound`."""
         if self._batch_tokens < self._max_batch_tokens:
             return max(self._batch_tokens - token_count, 0)
         return -token_count % self._max_batch_tokens
