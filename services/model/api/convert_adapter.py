@@ -25,12 +25,12 @@ _MAX_LABELS, _MAX_NAME_LENGTH, _MAX_VALUE_LENGTH = 64, 256, 4096
 adapter exists."""
 _MAX_SESSION_ID_LENGTH = 128
 _MAX_NAMES_BYTES = 1 << 20
-"""Maximum size of the names of an adapter's modules or parameters."""
+"""Maximum size in bytes of the message that names an adapter's modules or parameters."""
 _SAVE_PREFIX = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]{0,63}')
 
 
 def create_request_from_proto(request: adapter_service_pb2.CreateAdapterRequest) -> CreateAdapterRequest:
-    """Convert a request for a new adapter.
+    """Convert a request for a new adapter, and clear the field `adapters_limit` of the message.
 
     Raises:
         InvalidField: A field is missing, malformed or out of range.

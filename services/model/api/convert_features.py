@@ -27,7 +27,7 @@ _PER_TOKEN: dict[str, tuple[str, ...]] = {
 
 
 def features_from_proto(batch: operation_pb2.Batch, field: str, *, vocabulary_size: int) -> list[InputFeature]:
-    """Convert the examples of a batch. The list is empty if they must still be fetched from a loader.
+    """Convert the examples of a batch. The list is empty if the examples must still be fetched from a loader.
 
     Args:
         batch: The message.

@@ -18,13 +18,13 @@ def operation_from_proto(message: wire.Operation, field: str, *, vocabulary_size
     """Convert an operation.
 
     Args:
-        message: The message.
+        message: The message; its field `save.stored_bytes_limit` is cleared.
         field: Field path of the message, for errors.
         vocabulary_size: Upper bound of token ids, exclusive.
 
     Raises:
         InvalidField: A field is missing, malformed or out of range.
-        NotBuiltYet: The verb is not supported yet.
+        NotBuiltYet: The verb or the source of the batch is not supported yet.
     """
     if message.sequence_number < 1:
         raise InvalidField(f'{field}.sequence_number', f'must be at least 1, got {message.sequence_number}')

@@ -1,4 +1,4 @@
-"""Converts adapters, events and results to messages."""
+"""Converts adapters, events of the change feed, and results of operations to messages."""
 
 from typing import Any
 

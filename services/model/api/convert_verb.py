@@ -17,8 +17,8 @@ from twinkle.api.model.v1 import operation_pb2 as wire
 from twinkle.checkpoint_engine.rounding import ROUNDED_DTYPES
 
 _MAX_MICRO_BATCHES = 64
-"""Maximum number of passes that `micro_batch_size` requests for a batch. Many small passes would occupy the device for
-a long time, although the batch has few tokens."""
+"""Maximum number of passes into which `micro_batch_size` may divide a batch. Many small passes would occupy the device
+for a long time, although the batch has few tokens."""
 _PATH = re.compile(r'twinkle://[^/\s]+/weights/[^/\s]+')
 
 
@@ -27,7 +27,7 @@ def verb_from_proto(message: wire.Operation, field: str, *, vocabulary_size: int
 
     Raises:
         InvalidField: A field is missing, malformed or out of range.
-        NotBuiltYet: The verb is not supported yet.
+        NotBuiltYet: The verb or the source of the batch is not supported yet.
     """
     name = message.WhichOneof('verb')
     if name is None:
@@ -233,4 +233,4 @@ _VERBS: dict[str, Callable[[Any, str, int], domain.Verb]] = {
     'undo': _undo,
     'export_merged': _export_merged,
 }
-"""Converters by name of the verb's field. Verbs without a converter are not supported yet."""
+"""Converters by the name of the verb's field in the message. Other verbs are not supported yet."""

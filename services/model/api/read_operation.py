@@ -1,7 +1,7 @@
 """Converts received operations and inserts uploaded batches.
 
-The journal and the fingerprint use the operation with its examples. A replay therefore needs no upload, and the
-fingerprint does not depend on how the examples were sent.
+The journal stores the operation with its examples, and the fingerprint covers them. A replay therefore needs no upload,
+and the fingerprint is the same for examples in the message and in an upload.
 """
 
 import asyncio
@@ -41,11 +41,11 @@ class OperationReader:
         self._max_batch_examples = max_batch_examples
 
     async def __call__(self, caller: Caller, message: operation_pb2.Operation, field: str) -> Operation:
-        """Convert an operation.
+        """Convert an operation, whose message is changed if its batch was uploaded.
 
         Raises:
             InvalidField: A field is missing, malformed or out of range.
-            UploadNotFound: The caller's tenant has not uploaded the batch completely, or the upload has expired.
+            ScopeMissing, UploadNotFound, StoredDataDamaged: The upload cannot be read; see `ReadUpload`.
             NotBuiltYet: The verb or the source of the batch is not supported yet.
         """
         verb = message.WhichOneof('verb')

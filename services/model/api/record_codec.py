@@ -171,4 +171,4 @@ _OUTCOMES: dict[str, Callable[[Any], domain.Outcome]] = {
     'publish': lambda message: domain.PublishResult(**_fields(message)),
     'load': _load,
 }
-"""Converters by field name; errors are handled separately."""
+"""Converters of outcomes by field name; `outcome_from_bytes` converts errors."""

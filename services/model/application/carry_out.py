@@ -213,7 +213,7 @@ class CarryOut:
         return result_of(execution.operation, change.run, queue_time=execution.queue_time)
 
     def _attempted(self, operation: Operation) -> AbstractAsyncContextManager[None]:
-        """Return a context that counts an attempt at a state verb, and refuses the verb after `MAX_ATTEMPTS` crashes."""
+        """Return a context that counts an attempt at a state verb, and refuses the verb after several crashes."""
         work = f'{operation.verb_name} of {operation.adapter_id}'
         refusal = OperationCrashed(operation.adapter_id, operation.sequence_number)
         return self._residency.attempts.counted(work, refusal=refusal)

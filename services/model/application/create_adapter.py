@@ -79,7 +79,10 @@ class CreateAdapter:
         self._request_locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     def remember(self, creations: Iterable[CreationRecord]) -> None:
-        """Register earlier requests, oldest first, so that a repeat returns the same adapter; forget the oldest ones."""
+        """Register earlier requests, oldest first, so that a repeat returns the same adapter.
+
+        If there are more than `MAX_CREATIONS`, the oldest ones are forgotten.
+        """
         for creation in creations:
             self._requests[creation.tenant_id, creation.request_id] = creation
         while len(self._requests) > MAX_CREATIONS:

@@ -167,7 +167,9 @@ class AdapterDirectory:
             del self._expired[next(iter(self._expired))]
 
     async def watch(self, caller: Caller, token: str) -> AsyncGenerator[AdapterEvent, None]:
-        """Yield the events after `token`, or a snapshot and the events after it if they are no longer stored.
+        """Yield the events after `token`, until `close` is called.
+
+        If these events are no longer stored, a snapshot is sent first. A slow watcher also receives a new snapshot.
 
         Raises:
             ScopeMissing: The caller is not a service.

@@ -130,7 +130,7 @@ class ReplicaLease:
         self.holder_id = adapter_id
 
     def _are_others_used(self) -> bool:
-        """Return whether a LoRA adapter was created or used recently, so that its next operation is likely to follow."""
+        """Return whether a LoRA adapter was created or used recently, so that an operation is likely to follow."""
         recently = self._clock.now() - timedelta(seconds=self._bounds.lease_quiet_seconds)
         # The lease excludes other full-parameter runs without this check.
         return any(

@@ -134,7 +134,7 @@ class Operations:
             if not entry.is_running or not self._stop(adapter_id):
                 return False
             while entry.is_running and queue.sequence.last_number >= sequence_number and not queue.is_closed:
-                # The operation is removed from the journal before the cancellation is reported, so that no restart runs it.
+                # The journal entry is deleted before the call returns, so that a restart does not replay the operation.
                 await queue.wait_for_change()
             return entry.is_running
 

@@ -36,7 +36,7 @@ class ParkAdapter:
         *,
         drop_waiting: Callable[[str], None],
     ) -> None:
-        """Create the verb; `drop_waiting` cancels the operations of an adapter that are not being computed yet."""
+        """Create the use case; `drop_waiting` cancels an adapter's operations that are not being computed yet."""
         self._drop_waiting = drop_waiting
         self._ports = ports
         self._directory = directory
@@ -59,7 +59,7 @@ class ParkAdapter:
             ScopeMissing: The caller is a client.
             AdapterNotFound: The tenant has no such adapter.
             ReplicaLeased: The adapter has unsaved steps, and another adapter uses the replica exclusively.
-            DomainError: Saving failed; the adapter is unchanged.
+            DomainError: Saving or recording failed. The waiting operations were cancelled; repeat the call.
         """
         require_internal(caller)
         self._directory.get(caller, adapter_id)
@@ -117,9 +117,9 @@ class ParkAdapter:
         _log.info('unsaved steps saved', adapter=adapter_id, step=adapter.step_count, checkpoint=path)
 
     async def _state_at_rest(self, adapter_id: str, lost_path: str) -> tuple[Adapter, AdapterState] | None:
-        """Return an adapter that must be saved and its state; None if it is in use or need not be saved."""
+        """Return an adapter and its state; None if the adapter is in use, was deleted, or need not be saved."""
         async with self._residency.at_rest(adapter_id) as is_at_rest:
-            # Look the adapter up again: loading it may have recorded outcomes.
+            # Loading the adapter may have recorded outcomes, which changed it.
             adapter = self._directory.find(adapter_id)
             if not is_at_rest or adapter is None:
                 return None
@@ -152,12 +152,13 @@ class EndLease:
     """Ends the lease of the replica. Concurrency: use it from one event loop only."""
 
     def __init__(self, backend: TrainerBackend, residency: Residency, *, suspended_seconds: float) -> None:
+        """Create the use case; operations of the adapter are refused for `suspended_seconds` after its lease ended."""
         self._backend = backend
         self._residency = residency
         self._suspended_seconds = suspended_seconds
 
     async def __call__(self, caller: Caller, base_model: str) -> str | None:
-        """Park the adapter that has the lease, after its running operation, and refuse its operations for a while.
+        """Park the adapter that has the lease, after its running operation, and refuse its operations temporarily.
 
         Returns:
             Id of the adapter; None if no adapter had the lease.

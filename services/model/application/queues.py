@@ -15,7 +15,7 @@ from services.model.ports import Journal
 
 
 class Queues:
-    """Stores one queue for each adapter in use. Concurrency: use it from one event loop only."""
+    """Creates and stores the queues of adapters. Concurrency: use it from one event loop only."""
 
     def __init__(self, journal: Journal, residency: Residency, *, gap_seconds: float) -> None:
         """Create an empty collection; `gap_seconds` is passed to each `AdapterQueue`."""
@@ -35,7 +35,7 @@ class Queues:
         """Open an adapter's queue and keep it in memory while the block runs.
 
         Raises:
-            DomainError: The record cannot be read.
+            DomainError: The record cannot be read, or its missing outcomes cannot be recomputed now.
         """
         self._users[adapter_id] += 1
         try:

@@ -1,4 +1,4 @@
-"""Replays a journal on another engine, and finds the first result that differs from the record."""
+"""Replays a journal on an engine, and finds the first result that differs from the record."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ class ReplayResult:
     """Result of a replay."""
 
     operation_count: int = 0
-    """Number of operations whose results are bitwise equal."""
+    """Number of replayed operations whose results equal the recorded ones bitwise."""
     adapter_count: int = 0
     divergence: Divergence | None = None
 
@@ -52,7 +52,7 @@ class ReplayJournal:
 
         Raises:
             AdapterNotFound: There is no such adapter.
-            AdapterDamaged: The stored data is incomplete.
+            AdapterDamaged: An adapter's stored data is incomplete or cannot be read.
         """
         adapters = [item.adapter for item in await self._journal.adapters()]
         chosen = [adapter for adapter in adapters if adapter_id in (None, adapter.adapter_id)]

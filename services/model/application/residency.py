@@ -1,4 +1,4 @@
-"""Controls which adapters are in the engine's memory: adapters in use, and idle ones while there are free slots.
+"""Controls which adapters are in the engine's memory: those in use, and idle ones while slots are free.
 
 An adapter that is not resident uses no memory. It is restored from the journal when its next operation arrives.
 Snapshots make the restore fast. They are copied between two operations and written in the background.
@@ -113,9 +113,10 @@ class Residency:
 
     @asynccontextmanager
     async def at_rest(self, adapter_id: str) -> AsyncIterator[bool]:
-        """Keep an adapter in the engine between two operations, with its state in a snapshot.
+        """Keep an adapter in the engine while the block runs, so that none of its operations starts.
 
-        The next operation starts after the block. The context yields False if an operation of the adapter is running.
+        The context yields False if an operation of the adapter is already running. Otherwise the adapter's
+        state is snapshotted if possible, and the context yields True.
 
         Raises:
             DomainError: See `hold`.
@@ -148,7 +149,7 @@ class Residency:
         self.lease.take(adapter_id, is_in_use=self._is_used_by_others(adapter_id))
 
     async def end_lease(self, adapter_id: str, *, suspended_seconds: float = 0.0) -> None:
-        """Park an adapter that has the lease after its running operation, and refuse its waiting operations.
+        """Park an adapter that has the lease once its running operation has finished; refuse its waiting operations.
 
         Args:
             adapter_id: Id of the adapter; the call does nothing if the adapter does not have the lease.
@@ -179,7 +180,7 @@ class Residency:
             await self._unload(resident)
 
     async def forget(self, adapter_id: str) -> None:
-        """Remove a deleted adapter once its snapshots are written, and release its lease."""
+        """Remove a deleted adapter from the engine once its snapshots are written, and end its lease."""
         resident = self._residents.get(adapter_id)
         if resident is not None:
             await _wait_for(resident.copying)
@@ -263,7 +264,7 @@ class Residency:
         return any(item.is_loaded for item in self._residents.values() if item.adapter_id != adapter_id)
 
     def _victim(self) -> Resident | None:
-        """Return the least recently used adapter, preferring those without a pending Forward."""
+        """Return the least recently used adapter that can be evicted, if any, preferably without a pending Forward."""
         evictable = [resident for resident in self._residents.values() if _is_evictable(resident)]
         return min(evictable, key=lambda resident: resident.is_pending, default=None)
 
@@ -333,7 +334,7 @@ class Residency:
         return (is_costly or is_long) and not resident.holder_count and not is_in_progress
 
     async def _copy(self, resident: Resident) -> None:
-        """Copy the state before the next operation starts, and write it in the background."""
+        """Copy the adapter's state before its next operation starts, and write the copy in the background."""
         try:
             async with resident.lock:
                 if resident.holder_count:

@@ -1,4 +1,4 @@
-"""The state of an adapter in the engine, and the limits of adapters in memory, for `residency`."""
+"""Values of `residency`: the state of an adapter in the engine, and the limits of adapters in memory."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -19,8 +19,7 @@ class ResidencyBounds:
     is_lease_allowed: bool = False
     """Whether full-parameter runs may lease the replica."""
     lease_quiet_seconds: float = 3600.0
-    """No lease is granted if a LoRA adapter was created or ran an operation within this many seconds, unless its session
-    has ended."""
+    """No lease is granted if a LoRA adapter was used within this many seconds, unless its session has ended."""
 
 
 @dataclass(eq=False)
@@ -30,9 +29,9 @@ class Resident:
     adapter_id: str
     is_loaded: bool = False
     user_count: int = 0
-    """Number of operations that hold the adapter or wait for it."""
+    """Number of tasks, such as operations, that hold the adapter or wait for it."""
     holder_count: int = 0
-    """Number of operations that hold the adapter; it can be evicted only if this is 0."""
+    """Number of tasks that hold the adapter; the adapter can be evicted only if this number is 0."""
     device_seconds: float = 0.0
     """Estimated seconds to replay the operations since the last snapshot."""
     operation_count: int = 0

@@ -103,7 +103,7 @@ class Restore:
         return restored
 
     async def _begin(self, adapter_id: str) -> None:
-        """Count a restore.
+        """Count a restore durably.
 
         Raises:
             AdapterDamaged: The process ended during each of the last restores.
@@ -247,7 +247,7 @@ def _work_of(adapter_id: str) -> str:
 
 
 async def begin_from(snapshot: Snapshot, backend: TrainerBackend) -> Adapter:
-    """Create an adapter in the engine from a snapshot and return it."""
+    """Create or replace an adapter in the engine from a snapshot, and return the adapter."""
     adapter = snapshot.adapter
     if snapshot.state is not None:
         state = replace(snapshot.state, full_parameters=adapter.full_parameters)

@@ -40,7 +40,7 @@ class Limits:
     lora_rank: int
     """Maximum LoRA rank."""
     batch_tokens: int
-    """Maximum number of tokens of a shared batch, enough for one pass in each process of the engine."""
+    """Maximum number of tokens of a shared batch, enough for the passes that can run at the same time."""
     batch_seconds: float | None = None
     """Target duration of a shared batch; None: batches are limited by tokens only."""
     tenant_weights: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -71,12 +71,12 @@ class ModelService:
     """Returns whether an adapter is in the engine's memory."""
     execute_operation: ExecuteOperation
     operations: Operations
-    """Finds, watches and cancels operations; close its watches before draining."""
+    """Finds, watches and cancels operations; close it when the service begins to shut down."""
     train_stream: TrainStream
     upload_batch: UploadBatch
     read_upload: ReadUpload
     directory: AdapterDirectory
-    """Gets, lists and watches adapters; close its watches before draining."""
+    """Gets, lists and watches adapters; close it when the service begins to shut down."""
     facts: Callable[[], ServerFacts]
     """Returns the facts about this service, including its load."""
     recover: Recover
@@ -90,11 +90,11 @@ class ModelService:
     max_batch_examples: int
     """Maximum number of examples of a batch."""
     close: Callable[[], Awaitable[None]]
-    """Finish running operations and pending writes."""
+    """Refuses waiting operations, and finishes running operations and pending writes."""
 
 
 def make_service(ports: Ports, limits: Limits) -> ModelService:
-    """Create the use cases. Adapters of earlier runs are unknown until `recover` has run."""
+    """Create the use cases. The adapters in the journal are unknown until `recover` has run."""
     directory = AdapterDirectory()
     residency = Residency(ports.backend, ports.journal, directory, clock=ports.clock, bounds=limits.residency)
     queues = Queues(ports.journal, residency, gap_seconds=limits.gap_seconds)

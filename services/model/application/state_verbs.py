@@ -41,9 +41,9 @@ class StateChange:
     version: int | None = None
     """Newest published version, if the verb published one."""
     state: AdapterState | None = None
-    """New state of the engine, if the verb changed it."""
+    """New state of the adapter, if the verb changed it."""
     undone_from: int | None = None
-    """First operation that an undo reverted."""
+    """Number of the first operation that an undo reverted."""
 
 
 class StateVerbRunner:
@@ -149,7 +149,7 @@ class StateVerbRunner:
             state = await self._backend.snapshot(adapter_id)
         finally:
             if state is None:
-                # The engine's state cannot be made durable: restore it from the journal.
+                # The engine's state cannot be made durable, so the next use restores the adapter from the journal.
                 await self._residency.discard(adapter_id)
         if state is None:
             raise AdapterNotReady(adapter_id, 'the Backward of its last Forward')

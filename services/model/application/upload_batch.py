@@ -1,4 +1,4 @@
-"""Uploads of batches that are too large for one message. Each is received in one or several streams and read later."""
+"""Receives batches that are too large for one message, each in one or several streams, and reads them later."""
 
 from collections.abc import AsyncIterator
 
@@ -24,6 +24,7 @@ class UploadBatch:
             InvalidField: A chunk exceeds the announced size, or the header differs from an earlier stream's header.
             QuotaExceeded: The tenant has too many uploads, or their total size is too large.
             InUse: Another stream is sending this upload.
+            DiskFull, StoreUnavailable: The disk has too little space or cannot be used.
             DigestMismatch: The complete upload does not match the header's digest. The upload was removed.
         """
         require_scope(caller, 'train')
@@ -55,7 +56,7 @@ class ReadUpload:
 
         Raises:
             ScopeMissing: The API key lacks the scope `train`.
-            UploadNotFound: The tenant has no such upload, or it is incomplete or expired.
+            UploadNotFound: The tenant has no such upload, or the upload is incomplete or expired.
             StoredDataDamaged: The stored bytes are damaged.
         """
         require_scope(caller, 'train')
