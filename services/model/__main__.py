@@ -137,7 +137,7 @@ def start_job(name: str, job: Coroutine[Any, Any, NoReturn]) -> asyncio.Task[NoR
 
 
 async def open_batches(config: ModelConfig, stack: AsyncExitStack) -> BatchSource:
-    """Connect to the configured data service; the connection closes with `stack`."""
+    """Connect to the data service until `stack` closes; without a configured one, batches from loaders are refused."""
     if not config.data_address:
         return NoDataService()
     channel = open_channel(

@@ -1,4 +1,4 @@
-"""Servicer of AdapterService, which creates, finds, parks and watches adapters."""
+"""Servicer of AdapterService, which manages adapters, leases and takeovers, and estimates the cost of runs."""
 
 from __future__ import annotations
 

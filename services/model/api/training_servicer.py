@@ -1,4 +1,4 @@
-"""Servicer of TrainingService, which runs, looks up, watches and cancels operations."""
+"""Servicer of TrainingService, which runs, looks up, watches and cancels operations, and receives uploaded batches."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ MAX_ATTEMPTS = 3
 """Number of attempts that may end the process. The next one is refused, so that the work cannot prevent the service
 from serving other tenants."""
 _CAREFUL_SECONDS = 600.0
-"""Seconds after the restart that followed a crash. In this time, counted work runs one piece at a time, because a
+"""Seconds after the restart that follows a crash. In this time, only one counted attempt runs at a time, because a
 client may repeat the request that caused the crash."""
 
 

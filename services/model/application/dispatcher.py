@@ -210,7 +210,7 @@ class Dispatcher:
         """Wait briefly for adapters whose next operation is expected soon, so that their batches share a pass.
 
         Without this wait, adapters whose operations arrive at different times would never share a pass. The wait is a
-        small share of the batch's duration; it is skipped if a quick verb is ready or the batch is full.
+        small share of the batch's duration; it is skipped if a verb without tokens is ready or the batch is full.
         """
         while (seconds := self._gathering_time()) > 0.0:
             begin = self._clock.monotonic()

@@ -47,7 +47,7 @@ class ExecuteOperation:
             ScopeMissing: The API key lacks the scope `data` for a batch from a loader, or `full_parameters` for a
                 full-parameter adapter.
             QueueFull: The tenant has too many operations in progress.
-            SequenceReused, SequenceGap, OperationNotFound: The sequence number is wrong; see `AdapterQueue`.
+            SequenceReused, SequenceGap, OperationNotFound: The number is wrong; see `AdapterQueue.carry_out`.
             Cancelled: The operation was cancelled, or the adapter's session ended, while the operation waited.
             DomainError: The operation was refused or failed; see `CarryOut`.
         """

@@ -1,4 +1,4 @@
-"""Waits of tasks on the event loop: for a change, for short work on the engine, and cancellable waits of operations."""
+"""Lets tasks wait for a change or for short work on the engine, and makes the waits of operations cancellable."""
 
 import asyncio
 from collections.abc import Iterator

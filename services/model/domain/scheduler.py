@@ -38,6 +38,7 @@ class VerbsAhead:
     """Verbs that run before a given verb if no more verbs arrive."""
 
     quick_count: int = 0
+    """Number of quick verbs, which have no tokens."""
     heavy_count: int = 0
     """Number of verbs with tokens."""
     batch_count: int = 0
@@ -47,7 +48,7 @@ class VerbsAhead:
 
 @dataclass
 class _Tenant:
-    """Verbs with tokens of one tenant, and its remaining credit."""
+    """A tenant's ready verbs with tokens, and its remaining credit."""
 
     weight: float
     """Share of the tenant: it receives credit for this many full batches in each round."""
@@ -72,7 +73,7 @@ class _Tenant:
 
 
 class Scheduler:
-    """Ready verbs and their order."""
+    """Orders the ready verbs, and selects the verbs of the next batch."""
 
     def __init__(self, *, batch_tokens: int, weights: Mapping[str, float] | None = None) -> None:
         """Initialize without verbs.
