@@ -328,7 +328,7 @@ class Journal(Protocol):
     async def entries(self, adapter_id: str, *, after: int, until: int | None = None) -> Sequence[JournalEntry]:
         """Return the operations to replay after number `after`, up to and including `until` (None: the last one).
 
-        They are in order, without those that did not change the adapter's state, such as saves.
+        The operations are in order. Those that did not change the adapter's state, such as saves, are left out.
 
         Raises:
             AdapterDamaged: An operation is missing, unreadable, or changed the state in a way that replay cannot

@@ -44,7 +44,7 @@ def create_request_from_proto(request: adapter_service_pb2.CreateAdapterRequest)
     if request.checkpoint_path:
         check_checkpoint_path(request.checkpoint_path, 'checkpoint_path')
     if request.is_optimizer_included and not request.checkpoint_path:
-        raise InvalidField('is_optimizer_included', 'has no effect without checkpoint_path')
+        raise InvalidField('is_optimizer_included', 'must be false if checkpoint_path is empty')
     if request.HasField('full_parameters') and request.HasField('lora_config'):
         raise InvalidField('lora_config', 'must be unset with full_parameters: the base model itself is trained')
     lora_config = (

@@ -163,9 +163,9 @@ def check_kind(state: AdapterState, *, is_full_parameter: bool) -> None:
         InvalidField: The checkpoint has the other kind of weights.
     """
     if state.full_parameters is None and is_full_parameter:
-        raise InvalidField('checkpoint_path', 'contains an adapter, not full model weights')
+        raise InvalidField('checkpoint_path', 'contains an adapter; choose the checkpoint of a full-parameter run')
     if state.full_parameters is not None and not is_full_parameter:
-        raise InvalidField('checkpoint_path', 'contains full model weights, not an adapter')
+        raise InvalidField('checkpoint_path', 'contains full model weights; choose the checkpoint of an adapter')
 
 
 async def as_published(state: AdapterState, dtype: str | None) -> tuple[AdapterState, tuple[str, ...]]:

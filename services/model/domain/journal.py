@@ -25,7 +25,7 @@ class JournalEntry:
 
     operation: Operation
     outcome: OperationResult | DomainError | None
-    """Recorded outcome; None if the process stopped before recording one, and replay must compute the outcome."""
+    """Recorded outcome; None if the process stopped before recording it. Replay then computes the outcome."""
 
 
 @dataclass(frozen=True, kw_only=True)

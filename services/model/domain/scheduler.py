@@ -104,7 +104,7 @@ class Scheduler:
 
     @property
     def is_batch_ready(self) -> bool:
-        """Whether not to wait for more verbs: a quick verb is ready, the batch is full, or no verb is ready."""
+        """Whether to start the next batch at once: it is full, a quick verb is ready, or no verb is ready."""
         return not self._verbs or bool(self._quick) or self.token_count >= self._batch_tokens
 
     def bound(self, token_count: int | None) -> None:
