@@ -59,7 +59,7 @@ async def _replay(config: ModelConfig, folder: Path, adapter_id: str | None) -> 
 
 
 async def replay_folder(folder: Path, backend: TrainerBackend, adapter_id: str | None = None) -> ReplayResult:
-    """Replay one adapter of the journal in `folder` on an engine, or all adapters if `adapter_id` is None.
+    """Replay one adapter of the journal in `folder` on an engine, or all adapters by default.
 
     Raises:
         JournalRefused: The folder contains no readable journal.
