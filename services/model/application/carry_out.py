@@ -131,7 +131,7 @@ class CarryOut:
             outcome = error
             raise
         except asyncio.CancelledError:
-            # The process is shutting down: replay computes the outcome.
+            # The process is shutting down. The next one computes the outcome by replay.
             outcome = None
             raise
         finally:
@@ -149,7 +149,7 @@ class CarryOut:
             is_durable = True
         finally:
             if not is_durable:
-                # The engine has run an operation that the journal lacks, so its state is restored from the journal.
+                # The engine has run an operation that the journal lacks, so the next use restores the adapter.
                 await self._residency.discard(execution.operation.adapter_id)
 
     async def _record(self, execution: _Execution, outcome: VerbRun | DomainError) -> None:

@@ -12,7 +12,7 @@ from twinkle.data_format import StepResult
 
 
 def adapter_after(adapter: Adapter, operation: Operation, run: VerbRun | None, *, now: datetime) -> Adapter:
-    """Return the adapter after an operation; pass `run=None` for a failed operation that used up its number."""
+    """Return the adapter after an operation. For a failed operation that used up its number, `run` must be None."""
     changes: dict[str, Any] = {'sequence_number': operation.sequence_number, 'update_time': now}
     if run is not None:
         changes['trained_token_count'] = adapter.trained_token_count + token_count(operation.verb)

@@ -116,7 +116,7 @@ class Restore:
         reach('restore.begun')
 
     def _report(self, error: AdapterDamaged) -> None:
-        """Log the problem of a damaged adapter once. The error that the tenant receives does not contain it."""
+        """Log the problem of a damaged adapter once, because the error that the tenant receives does not contain it."""
         if error.adapter_id not in self._damaged:
             self._damaged.add(error.adapter_id)
             _log.error('adapter damaged', adapter=error.adapter_id, problem=error.problem)

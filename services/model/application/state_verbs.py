@@ -1,7 +1,7 @@
 """Runs the verbs that need other services or the journal: save, load, publish, undo and export.
 
-Each verb can be repeated after a crash: other services recognize its request id, and its effect on the engine becomes
-valid only when the journal contains the resulting state.
+Each verb can be repeated after a crash: other services recognize a repeated request, and the effect on the engine
+becomes valid only when the journal contains the resulting state.
 """
 
 import asyncio

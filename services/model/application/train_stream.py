@@ -3,7 +3,7 @@
 A refused operation frees its number, so the operations after it cannot run until the number is sent again. If the
 refusal is temporary (UNAVAILABLE, or RESOURCE_EXHAUSTED with a retry time), the later operations wait for the number.
 Otherwise they fail immediately with SEQUENCE_GAP until the stream sends the missing number. As in a database pipeline,
-an operation is not applied if an earlier one failed.
+an operation is not applied if an earlier one was refused.
 """
 
 import asyncio

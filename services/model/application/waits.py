@@ -9,7 +9,7 @@ from typing import Any
 from services.kit.errors import Cancelled, DomainError, Draining
 
 _SHORT_WORK_SECONDS = 0.5
-"""Maximum time by which short work delays a pass, for example if a disk is slow."""
+"""Maximum time in seconds by which short work delays a pass, for example if a disk is slow."""
 
 
 class ChangeNotifier:
@@ -31,7 +31,9 @@ class ChangeNotifier:
 class ShortWork:
     """Tracks short work on the engine, such as creating or parking an adapter, which takes several calls of the engine.
 
-    No pass starts between these calls, so short work waits only for the pass that is running when it begins.
+    Within a time limit, no pass starts between these calls. Short work therefore waits only for the pass that runs when
+    the work begins.
+
     Concurrency: use it from one event loop only.
     """
 
@@ -50,7 +52,7 @@ class ShortWork:
             done.set_result(None)
 
     async def wait(self) -> None:
-        """Wait for the short work that is in progress now, within the limit. The same work delays at most one pass."""
+        """Wait for the short work in progress, for at most half a second. The same work delays at most one pass."""
         waiting, self._in_progress = self._in_progress, set()
         if waiting:
             await asyncio.wait(waiting, timeout=_SHORT_WORK_SECONDS)
