@@ -41,7 +41,7 @@ class OperationReader:
         self._max_batch_examples = max_batch_examples
 
     async def __call__(self, caller: Caller, message: operation_pb2.Operation, field: str) -> Operation:
-        """Convert an operation, whose message is changed if its batch was uploaded.
+        """Convert an operation; the message may be modified.
 
         Raises:
             InvalidField: A field is missing, malformed or out of range.
