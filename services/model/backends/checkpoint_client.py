@@ -1,4 +1,4 @@
-"""Stores versions and checkpoints in the checkpoint service."""
+"""Stores versions and checkpoints in the checkpoint service, and fetches checkpoints from it."""
 
 import asyncio
 
@@ -62,7 +62,7 @@ class CheckpointClient:
         return SaveResult(checkpoint_path=saved.path, size_bytes=saved.size_bytes, folder=saved.folder)
 
     async def fetch(self, checkpoint_path: str, *, is_trainer_included: bool) -> AdapterState:
-        """Return a checkpoint's state; `full_parameters` is set if it contains full model weights.
+        """Return a checkpoint's state; its `full_parameters` is `()` for full model weights, and None for LoRA weights.
 
         Raises:
             InvalidField: The checkpoint has another base model, or lacks the requested state of the trainer.

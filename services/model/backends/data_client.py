@@ -17,7 +17,7 @@ from twinkle.api.data.v1.loader_service_pb2_grpc import LoaderServiceStub
 MAX_BATCH_BYTES = 256 << 20
 """Maximum size of a batch in bytes, far above the size of a batch that the engine can compute at once."""
 _THREAD_BYTES = 1 << 20
-"""Size in bytes from which batches are serialized in a thread."""
+"""Batches of at least this size in bytes are serialized in a thread."""
 _BATCH_TIMEOUT = timedelta(seconds=60)
 """Timeout for one batch, which usually takes milliseconds."""
 
@@ -45,7 +45,7 @@ class DataClient:
 
 
 class NoDataService:
-    """Refuses batches of loaders if no data service is configured."""
+    """Refuses every batch; used if no data service is configured."""
 
     async def load(self, reference: BatchReference) -> LoadedBatch:
         del reference
@@ -72,7 +72,7 @@ def _loaded(reference: BatchReference, response: wire.StreamBatchesResponse) -> 
 
 
 def _error_of(error: grpc.aio.AioRpcError) -> DomainError:
-    """Convert an error of the data service to the error for the operation's caller."""
+    """Convert an error of a call to the data service to the error that the caller of the operation receives."""
     failure = error_from_call(error, service='data')
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and isinstance(failure, ServiceUnreachable):
         return InvalidField(

@@ -11,7 +11,7 @@ from twinkle.model.engine import AdapterState, TrainerEngine
 from twinkle.template import template_names
 
 _REDUCTION = 'reduction'
-"""Constructor argument of losses with a configurable reduction."""
+"""Name of the constructor argument of losses with a configurable reduction."""
 _TEMPLATE_WARNING = (
     'training_config.template: stored, but has no effect until batches of chats are supported; send features'
 )
@@ -19,7 +19,7 @@ _REDUCTION_WARNING = 'training_config.loss.reduction: has no effect; {} scales i
 
 
 def configure(engine: TrainerEngine, adapter_id: str, config: TrainingConfig) -> tuple[str, ...]:
-    """Apply the settings of `config` atomically, and return warnings for the owner.
+    """Apply the settings of `config` atomically, and return warnings for the tenant.
 
     Raises:
         UnknownComponent, InvalidComponentOptions, InvalidField: The configuration is invalid; nothing changed.
@@ -50,7 +50,7 @@ def configure(engine: TrainerEngine, adapter_id: str, config: TrainingConfig) ->
 
 
 def batch_loss(choice: LossChoice) -> Loss:
-    """Return the loss of one batch.
+    """Build the loss that one batch uses instead of the adapter's loss.
 
     Raises:
         UnknownComponent, InvalidField: The loss or its options are invalid; field paths start with `loss`.
@@ -111,7 +111,7 @@ def _has_reduction(loss: object) -> bool:
 
 
 def _warnings(config: TrainingConfig) -> tuple[str, ...]:
-    """Return warnings about an applied configuration for the adapter's owner."""
+    """Return warnings for the tenant about settings that have no effect."""
     loss = config.loss
     is_sum_requested = loss is not None and loss.is_mean is False
     found = [_TEMPLATE_WARNING] if config.template is not None else []
@@ -125,5 +125,5 @@ def _component(choice: Any) -> Component:
 
 
 def _without_unset(options: dict[str, Any]) -> dict[str, Any]:
-    """Remove options that torch leaves unset."""
+    """Return the options without those that are None, which torch uses for unset options."""
     return {name: value for name, value in options.items() if value is not None}

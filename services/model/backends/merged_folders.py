@@ -14,7 +14,7 @@ from twinkle.checkpoint_engine import AdapterMismatch, InvalidModelFolder, Merge
 from twinkle.hub import resolve_model
 
 _OWNER_FILE = '.tenant'
-"""File with the id of the tenant, in the folder of an adapter. It stays with the folder when the adapter is deleted."""
+"""File with the id of the tenant, in the folder of an adapter. Deleting the adapter deletes neither of them."""
 
 
 class MergedFolders:
@@ -42,7 +42,7 @@ class MergedFolders:
             raise InvalidField('operation.export_merged', str(error)) from error
         except (MergeRunning, OSError) as error:
             raise ExportUnavailable(adapter.adapter_id) from error
-        # Results contain no paths of the server.
+        # Results contain no absolute paths of the server.
         folder = merged.folder.relative_to(self._root.parent)
         return SaveResult(checkpoint_path='', size_bytes=merged.size_bytes, folder=str(folder))
 
@@ -54,7 +54,7 @@ class MergedFolders:
         base = resolve_model(self._base_model)
         if self._count_others(tenant_id, folder) >= self._tenant_limit:
             raise QuotaExceeded('merged_models', self._tenant_limit)
-        # The merged weights are as large as the base model, and an earlier export is removed only afterwards.
+        # The merged weights are as large as the base model, and an earlier export is removed only after the merge.
         check_free_space(folder, sum(path.stat().st_size for path in Path(base).glob('*.safetensors')))
         folder.parent.mkdir(parents=True, exist_ok=True)
         (folder.parent / _OWNER_FILE).write_text(tenant_id)
@@ -62,7 +62,7 @@ class MergedFolders:
         return export_merged(base, state.adapter, config, folder)
 
     def _count_others(self, tenant_id: str, folder: Path) -> int:
-        """Return the number of the tenant's models except `folder`. Incomplete models count, as they take space."""
+        """Count the tenant's merged models, including incomplete ones, except those that an export to `folder` replaces."""
         owned = [owner.parent for owner in self._root.glob(f'*/{_OWNER_FILE}') if owner.read_text() == tenant_id]
         replaced = {folder, folder.with_name(f'.{folder.name}.merging')}
         return sum(item.is_dir() and item not in replaced for parent in owned for item in parent.iterdir())

@@ -1,4 +1,4 @@
-"""Converts errors of the engine to domain errors, and refuses adapters that are too large for it."""
+"""Converts errors of the engine to domain errors, and refuses adapters that are too large for the engine."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from twinkle.model.engine.memory import is_out_of_memory
 from twinkle.nn.targets import Layers, expert_counts_of, rank_of, select_layers, trained_shape
 
 _MAX_EXPERT_PARAMETERS = 1 << 30
-"""Maximum number of parameters of one adapter's expert factors: 4 GiB as float32."""
+"""Maximum number of LoRA parameters that an adapter may have in expert layers: 4 GiB as float32."""
 _log = structlog.get_logger('refusals')
 
 
@@ -24,8 +24,8 @@ def engine_errors_as_domain_errors(*, token_count: int = 0, token_limit: int = 0
     """Convert errors of the engine to domain errors; exceptions caused by defects are raised unchanged.
 
     Args:
-        token_count: Size of the running batch, for BatchTooLarge.
-        token_limit: Maximum batch size of this replica.
+        token_count: Number of tokens in the running batch, for BatchTooLarge.
+        token_limit: Maximum number of tokens in a batch of this replica.
     """
     try:
         yield
@@ -95,13 +95,14 @@ _CONVERTERS: tuple[tuple[type[Exception], Callable[[Any], DomainError]], ...] = 
 
 
 def check_expert_size(layers: Layers, config: LoraConfig) -> None:
-    """Refuse an adapter whose expert factors have too many parameters; every expert has separate factors.
+    """Refuse an adapter with too many LoRA parameters in expert layers, where each expert has separate ones.
 
     Raises:
-        InvalidField: The factors have too many parameters.
+        InvalidField: The adapter has too many parameters in expert layers.
+        UnknownTargetModules, ExpertDropout: See `select_layers`.
     """
     stacked = [path for path in select_layers(layers, config) if path in expert_counts_of(layers)]
     count = sum(rank_of(path, config) * sum(trained_shape(layers, path)) for path in stacked)
     if count > _MAX_EXPERT_PARAMETERS:
-        problem = f'gives the experts {count} parameters, at most {_MAX_EXPERT_PARAMETERS}; lower the rank'
+        problem = f'needs {count} parameters for experts, at most {_MAX_EXPERT_PARAMETERS} are allowed; lower the rank'
         raise InvalidField('lora_config.lora_rank', problem)

@@ -29,7 +29,7 @@ class GroupBackend:
     def __init__(self, group: WorkerGroup, engine: TrainerEngine, facts: ServerFacts) -> None:
         self.group = group
         self.engine = engine
-        """Engine of this process. Only its thread may call it; ids and sizes may be read at any time."""
+        """Engine of this process. Only the engine's thread may call methods; ids and sizes may be read at any time."""
         self._facts = facts
 
     @classmethod
@@ -37,8 +37,9 @@ class GroupBackend:
         """Load a model and its engine, in the first process of the program.
 
         Raises:
-            ModelNotFound, UnsupportedModel, UnknownComponent, InvalidComponent, ValueError, NotSupportedYet: See
-                `load_engine`.
+            ModelNotFound, HubUnreachable, UnsupportedModel, UnknownComponent, InvalidComponent, PluginRefused,
+                ValueError, NotSupportedYet, ImportError: See `load_engine`.
+            RuntimeError: Another process of the program was lost.
         """
         worker = SingleWorker('trainer')
         engine = await worker.run(load_engine, options)
@@ -61,7 +62,7 @@ class GroupBackend:
         full_parameters: Sequence[str] | None = None,
     ) -> AdapterDescription:
         if lora_config.seed is None:
-            # Every process must create the same weights.
+            # Without a common seed, the processes would create different weights.
             lora_config = replace(lora_config, seed=secrets.randbelow(1 << 31))
         return await self.group.call(
             EngineHost.create, adapter_id, lora_config, training_config, full_parameters=full_parameters

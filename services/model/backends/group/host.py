@@ -166,7 +166,7 @@ class EngineHost:
         Each measurement takes up to a few seconds; other calls can run in between.
 
         Raises:
-            ModelLeased: Full-parameter training uses the engine exclusively.
+            ReplicaLeased: A full-parameter run uses the engine exclusively.
         """
         self._probe = self._probe or Probe(self._engine, max_pass_tokens=self._pass_tokens)
         with engine_errors_as_domain_errors():
@@ -233,11 +233,13 @@ _TEMPORARY_ID = 'an adapter that is being restored'
 
 
 def _check_frozen(model: PackedModel, saved: Mapping[str, TensorData]) -> None:
-    """Refuse a checkpoint whose other weights are not those of the base model.
+    """Refuse a checkpoint if one of the weights that this run does not train differs from the base model.
 
     Raises:
-        SnapshotMismatch: The run that saved the checkpoint trained a weight that this run does not train.
+        SnapshotMismatch: The run that saved the checkpoint trained this weight.
     """
     for name, tensor in model.base_state():
         if name in saved and not torch.equal(tensor.cpu().float(), tensor_of(saved[name]).float()):
-            raise SnapshotMismatch(f'the checkpoint has a trained weight {name}, which this run does not train')
+            raise SnapshotMismatch(
+                f'the checkpoint has a trained weight {name}, which this run does not train; train it, too'
+            )

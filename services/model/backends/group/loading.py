@@ -23,7 +23,7 @@ from twinkle.template import template_names
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """The model to load, and its limits."""
+    """Options of the engine: the model to load, its devices and its limits."""
 
     base_model: str
     """Hub id, alias or folder; also the name that clients request."""
@@ -55,13 +55,14 @@ def load_engine(options: LoadOptions) -> TrainerEngine:
     """Load the model and its engine. Collective: every process of the program must call this function.
 
     Raises:
-        ModelNotFound: The id cannot be resolved.
-        UnsupportedModel: The architecture is not supported.
-        UnknownComponent: An allowed plugin is not installed.
-        InvalidComponent: A plugin is not a loss, or its name is taken.
+        ModelNotFound, HubUnreachable: The model does not exist, or cannot be downloaded.
+        UnsupportedModel: The architecture, or a combination with the mesh or the patches, is not supported.
+        UnknownComponent, HubUnreachable: A plugin is not installed, or cannot be downloaded.
+        InvalidComponent, PluginRefused: A plugin is not a loss, its name is taken, or it has another digest.
         ValueError: A patch is unknown or does not fit the model, or the mesh or the device does not fit the processes.
         NotSupportedYet: An axis of the mesh is not supported.
         ImportError: Megatron-core is needed and not installed.
+        RuntimeError: Another process of the program cannot be reached.
     """
     mesh = program_mesh(options.mesh)
     LOSSES.load_plugins(options.loss_plugins)

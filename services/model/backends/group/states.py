@@ -16,7 +16,7 @@ _LIMITS = {CURSOR: range(2**63), _STEPS: range(1, 2**31)}
 
 
 def state_of(snapshot: AdapterSnapshot) -> AdapterState:
-    """Convert a snapshot of the engine."""
+    """Convert a snapshot of the engine to a state of the port."""
     return AdapterState(
         lora_config=snapshot.lora_config or LoraConfig(),
         full_parameters=snapshot.full_parameters,
@@ -28,7 +28,7 @@ def state_of(snapshot: AdapterSnapshot) -> AdapterState:
 
 
 def snapshot_of(state: AdapterState) -> AdapterSnapshot:
-    """Convert a state for the engine."""
+    """Convert a state of the port to a snapshot of the engine."""
     lora_config = state.lora_config if state.full_parameters is None else None
     return AdapterSnapshot(
         lora_config, state.adapter, state.trainer or None, state.step_count, full_parameters=state.full_parameters
@@ -46,5 +46,5 @@ def counters_of(snapshot: AdapterSnapshot) -> dict[str, int]:
     saved = {_STEPS: numbers.get(_STEPS), **({CURSOR: extra[CURSOR]} if CURSOR in (extra or ()) else {})}
     for name, value in saved.items():
         if not isinstance(value, int) or value not in _LIMITS[name]:
-            raise SnapshotMismatch(f'{name} of the checkpoint is {value!r}')
+            raise SnapshotMismatch(f'{name} of the checkpoint is {value!r}, which is invalid; load only its weights')
     return saved

@@ -1,7 +1,7 @@
-"""Several processes that torchrun started: the first one serves, and the others repeat its calls.
+"""Runs the engine in several processes that torchrun started: the first one serves, and the others repeat its calls.
 
-If a process ends, hangs, or computes a different result, all processes exit, as if they had been killed. Nothing is
-recorded for the running operation, so the journal restores the adapters when the service starts again.
+If a process ends, hangs, or computes a different result, all processes exit, as if they had been killed. No outcome of
+the running operation is recorded, so the journal can restore the adapters when the service starts again.
 """
 
 import os
@@ -28,7 +28,7 @@ _Result = TypeVar('_Result')
 LOST_STATUS = 75
 """Exit status of a process whose group cannot continue."""
 _NO_LIMIT = timedelta(days=365)
-"""Time limit of the wait for the next call. `RankWatch` detects lost processes."""
+"""Time limit of a wait for the next call, which may come late; `RankWatch` detects lost processes."""
 _log = structlog.get_logger('engine')
 
 
@@ -61,15 +61,19 @@ class _Ranks:
         self._watch.start()
 
     def share(self, call: _Call | None) -> _Call | None:
-        """Return the next call of the first process, or None once it stops."""
+        """Send `call` from the first process to the others, and return it in every process; None stops the group.
+
+        The other processes pass None. They wait until the first process calls this method.
+        """
         return broadcast(call, group=self._group)
 
     def run(self, host: EngineHost, call: _Call) -> Any:
-        """Run a call that every process runs, and check that its outcome is the same in all processes.
+        """Run a call, as every process does, and check that its outcome is the same in all processes.
 
         Raises:
             DomainError: The host refused the call.
             CallsDiffer: The outcome or the adapter's state differs in another process.
+            RuntimeError: Another process was lost.
         """
         result, refusal = None, None
         try:
@@ -89,7 +93,7 @@ class TorchrunGroup:
     """Implements `WorkerGroup` in the first process, which sends each call to the others."""
 
     def __init__(self, host: EngineHost, worker: SingleWorker, *, silence_seconds: float) -> None:
-        """Create the group in the thread of `worker`, after `join_ranks`; the other processes must call `follow`.
+        """Create the group. Call this in the thread of `worker`, after `join_ranks`; other processes call `follow`.
 
         Args:
             host: Host of the engine, used only in the thread of `worker`.
@@ -106,11 +110,11 @@ class TorchrunGroup:
         *args: _Arguments.args,
         **options: _Arguments.kwargs,
     ) -> _Result:
-        """Call a method of the host in every process; a defect ends all of them."""
+        """Call a method of the host in every process; an error that is no DomainError ends all processes."""
         return await self._worker.run(self._run, _Call(method.__name__, args, options))
 
     async def close(self) -> None:
-        """Stop the other processes and the thread once the running call is done."""
+        """Stop the other processes and the thread once all earlier calls are done."""
         await self._worker.run(self._stop)
         self._worker.close()
 
@@ -138,7 +142,7 @@ def follow(host: EngineHost, *, silence_seconds: float) -> None:
 
 
 def _outcome_text(result: Any, refusal: DomainError | None) -> str:
-    """Return a text about the outcome of a call, equal in all processes; it includes the digest of a copied state."""
+    """Describe the outcome of a call, to compare the processes; the text includes the digest of a copied state."""
     if refusal is not None:
         return f'refused, {refusal.reason}'
     if isinstance(result, list):
@@ -169,6 +173,6 @@ def _exit_on_defect() -> Iterator[None]:
 
 
 def _exit(problem: str, error: Exception | None = None) -> NoReturn:
-    """End this process without cleanup, because its engine's thread may be waiting for a lost process."""
+    """End this process without cleanup, because the thread of its engine may be waiting for a lost process."""
     _log.error('mesh failed; all of its processes exit', problem=problem, exc_info=error)
     os._exit(LOST_STATUS)

@@ -21,7 +21,7 @@ def forward_options(options: verbs.ForwardOptions, *, learns_values: bool) -> Fo
 
 
 def forward_outcome(result: BatchResult, options: verbs.ForwardOptions | None) -> ForwardResult:
-    """Return the result to record. It contains log-probabilities and values only if they were requested."""
+    """Return the result to record, with log-probabilities and values only if they were requested."""
     is_requested = options is not None and options.is_logprobs_returned
     experts = result.outputs.get('routed_experts', ())
     return ForwardResult(
@@ -54,7 +54,7 @@ def run_forward(
 
 
 def run_other(engine: TrainerEngine, adapter_id: str, verb: verbs.ComputeVerb) -> results.Outcome:
-    """Run a verb that does not run the model."""
+    """Run a verb that needs no pass through the model."""
     return _HANDLERS[type(verb)](engine, adapter_id, verb)
 
 

@@ -1,4 +1,4 @@
-"""Processes that host the engine: this one alone, or several."""
+"""Defines `WorkerGroup`, the processes that host the engine, and implements it for this process alone."""
 
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
@@ -30,17 +30,17 @@ class WorkerGroup(Protocol):
         """Call a method of the host in every process, and return the result of the first one.
 
         Raises:
-            DomainError: The host refused the call.
+            DomainError: The host refused the call; `Internal` if the call failed because of a defect.
         """
         ...
 
     async def close(self) -> None:
-        """Stop the processes once the running call is done."""
+        """Stop the processes once the running call is done; calls in the queue may be cancelled."""
         ...
 
 
 class InProcessGroup:
-    """The engine of this process alone, in its own thread. Implements `WorkerGroup`."""
+    """Implements `WorkerGroup` with the engine of this process, which runs in a separate thread."""
 
     def __init__(self, host: EngineHost, worker: SingleWorker) -> None:
         """Create the group, which uses `host` only in the thread of `worker`."""
@@ -64,5 +64,5 @@ class InProcessGroup:
             raise Internal('') from error
 
     async def close(self) -> None:
-        """Stop the thread once the running call is done."""
+        """Stop the thread once the running call is done; calls in the queue are cancelled."""
         self._worker.close()
