@@ -155,6 +155,7 @@ async def open_journal(config: ModelConfig, backend: TrainerBackend) -> Journal:
 
     Raises:
         JournalRefused: The journal is in use, damaged, incomplete, or of another version or engine.
+        JournalUnavailable: The disk failed.
     """
     if config.journal == 'none':
         return MemoryJournal(undo_steps=config.undo_steps)

@@ -62,7 +62,7 @@ class MergedFolders:
         return export_merged(base, state.adapter, config, folder)
 
     def _count_others(self, tenant_id: str, folder: Path) -> int:
-        """Count the tenant's merged models, including incomplete ones, except those that an export to `folder` replaces."""
+        """Count the tenant's merged models and incomplete ones, except those that an export to `folder` replaces."""
         owned = [owner.parent for owner in self._root.glob(f'*/{_OWNER_FILE}') if owner.read_text() == tenant_id]
         replaced = {folder, folder.with_name(f'.{folder.name}.merging')}
         return sum(item.is_dir() and item not in replaced for parent in owned for item in parent.iterdir())

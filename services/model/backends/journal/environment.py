@@ -18,14 +18,14 @@ ReplayEnvironment = Mapping[str, str | int]
 
 
 def changed_environment(folder: Path, current: ReplayEnvironment) -> dict[str, str]:
-    """Return the settings that changed since the last call, each as `old -> new`, and store the current ones."""
+    """Return the settings that changed since the last call, each as `old -> new`, and store the current settings."""
     before = _stored(folder)
     (folder / _FILE).write_text(json.dumps(current, indent=2, sort_keys=True))
     return {name: f'{before[name]} -> {current[name]}' for name in _differing(before, current)}
 
 
 def differing_settings(folder: Path, other: Path) -> list[str]:
-    """Return the names of the settings that differ between the last uses of two journals, sorted."""
+    """Return the sorted names of the settings that both journals recorded with different values at their last use."""
     return sorted(_differing(_stored(folder), _stored(other)))
 
 

@@ -1,4 +1,4 @@
-"""Writes files atomically and durably: each under a temporary name, which is synced and renamed."""
+"""Writes files atomically and durably: each file is written under a temporary name, synced, and renamed."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -43,7 +43,7 @@ class Folder:
     def adopt(self, source: Path) -> None:
         """Add a file of another folder under its name, durably, as a hard link if possible; keep an existing file.
 
-        Files never change once they have their name, so that both folders can share one.
+        A file does not change after it has been renamed, so both folders can share it.
 
         Raises:
             FileNotFoundError: There is no such file.
@@ -57,12 +57,12 @@ class Folder:
         except FileNotFoundError:
             raise
         except OSError:
-            # The folders are on different file systems, or theirs has no hard links.
+            # The folders are on different file systems, or their file system has no hard links.
             with source.open('rb') as file:
                 self.write(source.name, iter(lambda: file.read(_COPIED_BYTES), b''))
 
     def sync(self) -> None:
-        """Make added and removed names durable."""
+        """Make the names of added and deleted files durable."""
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
             self._sync(descriptor)

@@ -20,7 +20,7 @@ _log = structlog.get_logger('journal')
 _Result = TypeVar('_Result')
 
 GROUP = 256
-"""Maximum number of jobs per transaction."""
+"""Maximum number of jobs per transaction, not counting retried jobs."""
 LAZY_SECONDS = 0.25
 """Seconds until a lazy job is written if no other job follows."""
 
@@ -51,7 +51,7 @@ class Writer:
     """Runs jobs in order of arrival, in groups. Concurrency: use it from one event loop only."""
 
     def __init__(self, connection: sqlite3.Connection, *, mark: DatabaseMark | None = None) -> None:
-        """Start the writer, which takes ownership of `connection`. Without a `mark` it only reads."""
+        """Start the writer, which takes ownership of `connection`. Without a `mark`, jobs may only read."""
         self._connection = connection
         self._mark = mark
         self._begin = 'BEGIN' if mark is None else 'BEGIN IMMEDIATE'
@@ -65,7 +65,7 @@ class Writer:
         self._thread.start()
 
     async def run(self, work: Callable[[Transaction], _Result]) -> _Result:
-        """Run `work` in a transaction, and return its result once this job and all earlier lazy jobs are durable.
+        """Run `work` in a transaction after all earlier jobs, also lazy ones, and return its result once it is durable.
 
         Raises:
             sqlite3.Error: The disk failed; nothing was written.
@@ -78,7 +78,7 @@ class Writer:
         return await job.future
 
     def add(self, work: Callable[[Transaction], Any]) -> None:
-        """Run `work` in one of the next transactions, without waiting."""
+        """Run `work` in one of the next transactions, without waiting. `work` is retried after a disk error."""
         self._lazy.append(_Job(work))
         if len(self._lazy) >= GROUP // 2:
             self.flush()
@@ -102,7 +102,7 @@ class Writer:
             self._mark.sync()
 
     async def close(self) -> None:
-        """Run the remaining jobs and stop the thread."""
+        """Run the remaining jobs, close the connection, and stop the thread."""
         self.flush()
         self._jobs.put(None)
         await asyncio.to_thread(self._thread.join)

@@ -22,7 +22,7 @@ from services.model.domain.sequence import RECORD_LENGTH
 @dataclass
 class _Row:
     operation: Operation | None
-    """The operation; None once no restore needs it."""
+    """The operation; None for a state verb, and once no restore needs the operation."""
     fingerprint: str
     kind: ReplayKind
     outcome: OperationResult | DomainError | None = None
@@ -164,7 +164,7 @@ class MemoryJournal:
         numbers = sorted(self._history_of(adapter_id).snapshots)
         count = len(numbers) if at_most is None else bisect_right(numbers, at_most)
         if not count:
-            raise AdapterDamaged(adapter_id, f'no snapshot of at most operation {at_most}')
+            raise AdapterDamaged(adapter_id, f'no snapshot up to operation {at_most}')
         return self._history_of(adapter_id).snapshots[numbers[count - 1]]
 
     async def entries(self, adapter_id: str, *, after: int, until: int | None = None) -> Sequence[JournalEntry]:

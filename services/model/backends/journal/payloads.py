@@ -19,7 +19,8 @@ class PayloadDamaged(Exception):
 class Payloads:
     """Files named by their digest. Concurrency: thread-safe.
 
-    A digest is pinned from `put` until `unpin`, so that its payload is not deleted before its row is committed.
+    A digest is pinned from `put` or `adopt` until `unpin`, so that its payload is not deleted before its row is
+    committed.
     """
 
     def __init__(self, path: Path, *, sync: Callable[[int], None]) -> None:
@@ -28,7 +29,7 @@ class Payloads:
         self._lock = Lock()
 
     def put(self, payload: bytes) -> str:
-        """Store a payload durably and return its digest, pinned.
+        """Store a payload durably, and return its digest, which is pinned.
 
         Raises:
             OSError: Writing failed; the digest is not pinned.
@@ -46,7 +47,7 @@ class Payloads:
         return digest
 
     def adopt(self, source: Path) -> None:
-        """Add a payload of another journal durably, and pin it; a restore reports if it is missing.
+        """Add a payload of another journal durably, and pin it. A restore reports the payload if its file is missing.
 
         Raises:
             OSError: Writing failed; the payload is not pinned.

@@ -77,7 +77,7 @@ def all_creations(tx: Transaction) -> list[CreationRecord]:
 
 
 def creation_of(tx: Transaction, adapter_id: str) -> CreationRecord | None:
-    """Return the request that created an adapter, even a deleted one."""
+    """Return the request that created an adapter, even a deleted one; None if the id was never used."""
     columns = 'tenant_id, request_id, fingerprint'
     row = tx.execute(f'SELECT {columns} FROM used_ids WHERE adapter_id = ?', adapter_id).fetchone()  # noqa: S608
     if row is None:
@@ -99,7 +99,7 @@ def add_adapter(tx: Transaction, adapter_id: str, record: bytes, origin: bytes, 
 
 
 def add_creation(tx: Transaction, creation: CreationRecord) -> None:
-    """Add a request and delete the oldest beyond MAX_CREATIONS; the used id is stored permanently."""
+    """Add a creation request, and delete the oldest ones above MAX_CREATIONS; the used id is stored permanently."""
     tx.execute(
         'INSERT OR REPLACE INTO creations (tenant_id, request_id, fingerprint, adapter_id) VALUES (?, ?, ?, ?)',
         creation.tenant_id,
@@ -122,8 +122,8 @@ def remove_adapter(
 ) -> UnusedFiles:
     """Delete an adapter and all its rows, record `expired`, and return the files that no row names any more.
 
-    The rows of a damaged adapter may name files of other adapters, so its files are not returned. The next start
-    deletes unused files.
+    Do nothing if the adapter does not exist. The rows of a damaged adapter may name files of other adapters, so its
+    files are not returned. The next start deletes unused files.
     """
     row = tx.execute('SELECT key FROM adapters WHERE adapter_id = ?', adapter_id).fetchone()
     if row is None:
@@ -148,7 +148,7 @@ def all_expired(tx: Transaction) -> list[ExpiredAdapter]:
 
 
 def put_operation(tx: Transaction, key: int, row: OperationRow) -> UnusedFiles:
-    """Add an operation, or replace the one with the same number."""
+    """Add an operation, or replace the one with the same number, and return its payload file if that became unused."""
     replaced = _digests(tx, 'adapter = ? AND number = ?', key, row.number)
     tx.execute(
         'INSERT OR REPLACE INTO operations (adapter, number, kind, fingerprint, payload, digest, outcome)'
@@ -199,7 +199,7 @@ def add_step(tx: Transaction, key: int, number: int) -> None:
 
 
 def add_snapshot(tx: Transaction, key: int, row: SnapshotRow) -> UnusedFiles:
-    """Add a snapshot, or replace the one after the same operation."""
+    """Add a snapshot, or replace the one after the same operation, and return the replaced file."""
     replaced = tx.execute('SELECT file FROM snapshots WHERE adapter = ? AND number = ?', key, row.number).fetchall()
     if row.file is not None:
         values = (key, row.number, row.file.name, row.file.digest, row.record)
@@ -208,7 +208,7 @@ def add_snapshot(tx: Transaction, key: int, row: SnapshotRow) -> UnusedFiles:
 
 
 def undo(tx: Transaction, key: int, undone_from: int, number: int) -> UnusedFiles:
-    """Delete the history that was reverted by the undo with number `number`."""
+    """Delete the snapshots, steps and payloads of the operations that operation `number` undid; return unused files."""
     where = 'adapter = ? AND number >= ? AND number < ?'
     span = (key, undone_from, number)
     files = tuple(name for (name,) in tx.execute(f'SELECT file FROM snapshots WHERE {where}', *span))  # noqa: S608
@@ -220,7 +220,7 @@ def undo(tx: Transaction, key: int, undone_from: int, number: int) -> UnusedFile
 
 
 def trim(tx: Transaction, key: int, *, undo_steps: int) -> UnusedFiles:
-    """Delete rows that no restore, undo or repeat needs."""
+    """Delete an adapter's rows and payloads that no restore, undo or repeat needs, and return the unused files."""
     roots = _roots(tx, key)
     retention = retain(_steps(tx, key), roots, undo_steps=undo_steps)
     for number in set(_steps(tx, key)) - set(retention.steps):
@@ -238,7 +238,7 @@ def trim(tx: Transaction, key: int, *, undo_steps: int) -> UnusedFiles:
 
 
 def snapshots_before(tx: Transaction, adapter_id: str, at_most: int | None) -> list[SnapshotRow]:
-    """Return the snapshots that a restore can start from, newest first."""
+    """Return the snapshots after operation `at_most` or earlier, newest first; None selects all snapshots."""
     key = key_of(tx, adapter_id)
     limit = at_most if at_most is not None else 1 << 62
     rows = tx.execute(
@@ -252,7 +252,7 @@ def snapshots_before(tx: Transaction, adapter_id: str, at_most: int | None) -> l
 
 
 def operations_between(tx: Transaction, adapter_id: str, after: int, until: int | None) -> list[OperationRow]:
-    """Return the operations after `after`, up to and including `until`, in order."""
+    """Return the operations after `after`, up to and including `until`, in order; None for no upper limit."""
     rows = tx.execute(
         'SELECT number, kind, fingerprint, payload, digest, outcome FROM operations'
         ' WHERE adapter = ? AND number > ? AND number <= ? ORDER BY number',
@@ -264,7 +264,7 @@ def operations_between(tx: Transaction, adapter_id: str, after: int, until: int 
 
 
 def last_operations(tx: Transaction, adapter_id: str, size: int) -> list[tuple[int, str, bytes | None]]:
-    """Return the number, the fingerprint and the outcome of the last operations, in order."""
+    """Return the number, the fingerprint and the outcome of the last `size` operations, in order."""
     rows = tx.execute(
         'SELECT number, fingerprint, outcome FROM operations WHERE adapter = ? ORDER BY number DESC LIMIT ?',
         key_of(tx, adapter_id),
@@ -299,7 +299,7 @@ def _roots(tx: Transaction, key: int) -> list[int]:
 
 
 def _delete_payloads(tx: Transaction, key: int, numbers: Sequence[int]) -> UnusedFiles:
-    """Delete the payloads of operations, and the rows of operations that are too old for the record."""
+    """Delete payloads of operations, and rows that are too old to be on record, and return the unused files."""
     newest = tx.execute('SELECT max(number) FROM operations WHERE adapter = ?', key).fetchone()[0]
     digests = list[str]()
     for number in numbers:
@@ -324,13 +324,13 @@ def _unneeded(tx: Transaction, digests: Sequence[str]) -> tuple[str, ...]:
 
 
 def count_attempt(tx: Transaction, work: str) -> int:
-    """Count an attempt at some work, and return the number of attempts."""
+    """Count an attempt at a piece of work, and return the number of attempts."""
     tx.execute("INSERT INTO meta VALUES (?, '1') ON CONFLICT (name) DO UPDATE SET value = value + 1", work)
     return int(tx.execute('SELECT value FROM meta WHERE name = ?', work).fetchone()[0])
 
 
 def note_progress(tx: Transaction, work: str, position: int) -> None:
-    """Set the number of attempts at some work to 1 if `position` is later than all positions reached before."""
+    """Store `position` and set the number of attempts to 1 if no attempt since the last reset has reached it."""
     statement = 'INSERT INTO meta VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value'
     known = tx.execute('SELECT value FROM meta WHERE name = ?', _progress_of(work)).fetchone()
     if known is None or int(known[0]) < position:
@@ -339,12 +339,12 @@ def note_progress(tx: Transaction, work: str, position: int) -> None:
 
 
 def remove_count(tx: Transaction, work: str) -> None:
-    """Remove the number of attempts at some work, and its progress."""
+    """Remove the number of attempts at a piece of work, and its progress."""
     tx.execute('DELETE FROM meta WHERE name IN (?, ?)', work, _progress_of(work))
 
 
 def remove_all_counts(tx: Transaction) -> None:
-    """Remove the numbers of attempts at all work and all operations."""
+    """Remove the attempt counts and the progress of all pieces of work, and reset the counts of all operations."""
     tx.execute("DELETE FROM meta WHERE name LIKE '% of %'")
     tx.execute('UPDATE operations SET attempts = 0 WHERE attempts > 0')
 

@@ -150,7 +150,8 @@ def open_database(
         path: The database file.
         engine: Name of the engine, such as base model and dtype; a journal with adapters of another engine is refused.
         is_creation_allowed: Whether the database may be created; False if files of its adapters exist.
-        is_loss_accepted: Whether to use a database that lost committed transactions, or damaged rows of no adapter.
+        is_loss_accepted: Whether to use a database that lost committed transactions, or whose damaged rows belong to no
+            adapter.
         takers: Ids of the journals that may continue an interrupted takeover of this one.
 
     Raises:
@@ -214,7 +215,7 @@ def open_folder(
 def _create_if_empty(connection: sqlite3.Connection, path: Path, *, is_creation_allowed: bool) -> None:
     if not connection.execute('SELECT count(*) FROM sqlite_master').fetchone()[0]:
         if not is_creation_allowed:
-            # With a new database, the next start would delete these files.
+            # With a new database, the journal would delete these files, because no row names them.
             raise JournalRefused(
                 f'{path} is missing or empty, but files of its adapters exist; restore it, or move the folder away'
                 ' to start without adapters'
@@ -227,7 +228,7 @@ def _create_if_empty(connection: sqlite3.Connection, path: Path, *, is_creation_
 def _damaged_adapters(
     connection: sqlite3.Connection, rows: Sequence[DamagedRow], path: Path, *, is_loss_accepted: bool
 ) -> dict[str, tuple[str, bool]]:
-    """Return the tenant and the readability of each adapter with damaged rows, and complete the database's seals.
+    """Return, for each adapter with damaged rows, the tenant and whether the record is readable; add missing seals.
 
     Raises:
         DatabaseDamaged: A damaged row belongs to no known adapter, and the loss is not accepted.
@@ -251,7 +252,7 @@ def _damaged_adapters(
 
 
 def _owner_of(connection: sqlite3.Connection, row: DamagedRow) -> tuple[str, str] | None:
-    """Return the id and the tenant of the adapter to which a row belongs."""
+    """Return the id and the tenant of the adapter to which a row belongs; None if there is no such adapter."""
     key = row.key.partition(',')[0]
     if row.table not in ADAPTER_TABLES or not key.isdigit():
         return None
@@ -263,7 +264,7 @@ def open_to_read(path: Path) -> sqlite3.Connection:
     """Open a journal's database read-only; older versions can be read.
 
     Raises:
-        JournalRefused: The file is not a journal, or has an unknown version.
+        JournalRefused: The file is missing, is not a journal, or has an unknown version.
     """
     try:
         connection = sqlite3.connect(f'file:{path}?mode=ro', uri=True, isolation_level=None, check_same_thread=False)
@@ -291,15 +292,18 @@ def _version_of(connection: sqlite3.Connection) -> int:
 def _check_version(connection: sqlite3.Connection, path: Path) -> None:
     version = _version_of(connection)
     if version != SCHEMA_VERSION:
-        raise JournalRefused(f'{path} has version {version}; this service reads version {SCHEMA_VERSION}')
+        raise JournalRefused(
+            f'{path} has schema version {version}, but this service reads version {SCHEMA_VERSION}; use the release'
+            ' that wrote it, or another state folder'
+        )
 
 
 def _check_taker(connection: sqlite3.Connection, path: Path, takers: Sequence[str]) -> None:
     row = connection.execute('SELECT value FROM meta WHERE name = ?', (TAKER,)).fetchone()
     if row is not None and row[0] not in takers:
         raise JournalRefused(
-            f'another trainer, with the journal {row[0]}, is taking over the adapters of {path}, and was interrupted;'
-            ' repeat the takeover there'
+            f'the trainer with the journal {row[0]} was interrupted while it took over the adapters of {path}; repeat'
+            ' the takeover on that trainer'
         )
 
 

@@ -31,7 +31,7 @@ class SnapshotFile:
 
 
 class SnapshotFiles:
-    """Snapshots of adapters. Concurrency: thread-safe."""
+    """Snapshot files in one folder. Concurrency: thread-safe."""
 
     def __init__(self, path: Path, *, sync: Callable[[int], None]) -> None:
         self._folder = Folder(path, sync=sync)
@@ -57,7 +57,12 @@ class SnapshotFiles:
         return file
 
     def read(self, file: SnapshotFile, *, lora_config: LoraConfig, step_count: int) -> AdapterState:
-        """Return a state.
+        """Return the state in a file; `full_parameters` is not stored and is None.
+
+        Args:
+            file: Name and digest of the file.
+            lora_config: Configuration from the record of the adapter.
+            step_count: Number of steps from the record of the adapter.
 
         Raises:
             SnapshotDamaged: The file is missing or damaged.
@@ -86,7 +91,7 @@ class SnapshotFiles:
             self._folder.adopt(source)
 
     def drop(self, name: str) -> None:
-        """Delete a file."""
+        """Delete a file if it exists."""
         self._folder.drop(name)
 
     def sweep(self, used_names: set[str]) -> int:

@@ -72,18 +72,18 @@ class SqliteJournal:
         is_loss_accepted: bool = False,
         sync: Callable[[int], None] = os.fsync,
     ) -> 'SqliteJournal':
-        """Open or create the journal in `folder`, and delete files without rows.
+        """Open or create the journal in `folder`, and delete files that no row names, unless rows are damaged.
 
         Args:
             folder: Folder of the journal, which must not contain other files.
             codec: Serializes records.
             engine: Name of the engine, such as base model and dtype.
             undo_steps: Maximum number of steps of an adapter that can be undone.
-            is_loss_accepted: Whether to use a journal that lost committed transactions.
+            is_loss_accepted: See `open_database`.
             sync: Flushes a file descriptor to disk.
 
         Raises:
-            JournalRefused: The journal is in use or cannot be used; the message states the reason.
+            JournalRefused, JournalUnavailable: The journal is in use or cannot be used, or the disk failed.
         """
         lock, database = await asyncio.to_thread(open_folder, folder, engine, is_loss_accepted=is_loss_accepted)
         journal = cls(
@@ -113,7 +113,7 @@ class SqliteJournal:
         return cls(writer, payloads, snapshots, codec=codec, undo_steps=0)
 
     async def forget_crashes(self) -> None:
-        """Reset the counts of attempts of all work and all operations, durably."""
+        """Reset the attempt counts of all pieces of work and all operations, durably."""
         await self._run('', rows.remove_all_counts)
 
     async def adapters(self) -> Sequence[JournaledAdapter]:
@@ -277,7 +277,7 @@ class SqliteJournal:
                 _log.error('snapshot damaged', adapter=adapter_id, operation=row.number, error=str(error))
             else:
                 return Snapshot(sequence_number=row.number, adapter=adapter, state=state)
-        raise AdapterDamaged(adapter_id, f'no snapshot of at most operation {at_most} can be read')
+        raise AdapterDamaged(adapter_id, f'no snapshot up to operation {at_most} can be read')
 
     async def entries(self, adapter_id: str, *, after: int, until: int | None = None) -> Sequence[JournalEntry]:
         found = await self._run(adapter_id, lambda tx: rows.operations_between(tx, adapter_id, after, until))
@@ -320,7 +320,7 @@ class SqliteJournal:
     async def _snapshot_row(
         self, adapter: Adapter, number: int, state: AdapterState | None
     ) -> AsyncIterator[rows.SnapshotRow | None]:
-        """Write a state to a file and yield its row; delete the file if the block fails."""
+        """Write a state to a file and yield its row, or None without a state; delete the file if the block fails."""
         if state is None:
             yield None
             return
@@ -391,7 +391,7 @@ class SqliteJournal:
 
     async def _sweep(self) -> None:
         if self._damaged:
-            # Damaged rows may refer to files that a backup of the database needs.
+            # A backup of the database may name files that the damaged rows no longer name.
             return
         snapshots, digests = await self._run('', rows.all_files)
         swept = await self._threads.run(self._snapshots.sweep, snapshots)

@@ -41,13 +41,13 @@ _ROWS = {
     'steps': ('number',),
     'snapshots': ('number', 'file', 'digest', 'record'),
 }
-"""Columns of the tables that have rows of each adapter, without its key."""
+"""Tables with rows of adapters, and their columns except the key of the adapter."""
 _REQUESTS = {
     'used_ids': ('adapter_id', 'tenant_id', 'request_id', 'fingerprint'),
     'creations': ('tenant_id', 'request_id', 'fingerprint', 'adapter_id'),
     'expired_adapters': ('adapter_id', 'tenant_id', 'checkpoint_path'),
 }
-"""Columns of the tables with facts that remain after an adapter was deleted."""
+"""Tables whose rows remain after an adapter was deleted, and their columns."""
 
 _ADAPTER_IDS = 'SELECT adapter_id FROM adapters'
 _ADAPTERS = 'SELECT key, adapter_id, number, record, origin, is_fresh FROM adapters ORDER BY key'
@@ -72,7 +72,7 @@ class TargetJournal:
     snapshots: SnapshotFiles
     codec: RecordCodec
     moved: set[str]
-    """Ids of moved adapters, which also remain known if a later step of a takeover fails."""
+    """Ids of the moved adapters. A takeover adds them before its last step, so they are known if that step fails."""
 
 
 class Takeover:
@@ -97,7 +97,8 @@ class Takeover:
             ids: Ids of this journal and of those that it took over.
 
         Raises:
-            TakeoverRefused: The trainer is running, or its journal cannot be used; no adapter was moved.
+            TakeoverRefused: The trainer is running, its journal cannot be used, or both journals contain the same
+                adapter id; no adapter was moved.
             sqlite3.Error, OSError: A disk failed; the call must be repeated.
         """
         lock, source = await asyncio.to_thread(self._open, engine, ids)
@@ -136,7 +137,7 @@ class Takeover:
         return move
 
     def _copy_files(self, source: OpenedDatabase, digests: list[str]) -> None:
-        """Add the files of the other journal to this one, durably, and the digests of its pinned payloads to a list."""
+        """Add the files of the other journal to this one durably, and append the pinned digests to `digests`."""
         rows = source.connection
         for (name,) in rows.execute('SELECT file FROM snapshots'):
             self._into.snapshots.adopt(self._folder / 'snapshots' / name)
@@ -146,7 +147,7 @@ class Takeover:
         reach('takeover.copied')
 
     def _insert(self, tx: Transaction, rows: sqlite3.Connection, move: str) -> frozenset[str]:
-        """Add all rows of the other journal, and return the ids of the adapters; none if a move was completed."""
+        """Add all rows of the other journal, and return the adapter ids; none if an earlier call added the rows."""
         if tx.execute('SELECT 1 FROM meta WHERE name = ?', _MOVED + move).fetchone():
             return frozenset()
         added = frozenset(self._insert_adapter(tx, rows, row) for row in rows.execute(_ADAPTERS))
@@ -161,7 +162,7 @@ class Takeover:
         return added
 
     def _finish(self, source: OpenedDatabase) -> None:
-        """Delete the adapters of the other journal, which can then be used by its trainer again."""
+        """Delete the adapters of the other journal, so that its trainer can use the journal again."""
         reach('takeover.inserted')
         rows = source.connection
         facts = [name for (name,) in rows.execute('SELECT name FROM meta') if name.startswith((_TAKEN, _MOVED))]
@@ -205,7 +206,7 @@ class Takeover:
 
 
 def _without_lease(codec: RecordCodec, record: bytes) -> bytes:
-    """Return the record of an adapter without the lease of the ended trainer, which does not lease this one."""
+    """Return the record of an adapter without its lease, which is valid for the ended trainer only."""
     adapter = codec.adapter_from_bytes(record)
     return codec.adapter_to_bytes(replace(adapter, has_lease=False)) if adapter.has_lease else record
 
@@ -215,7 +216,7 @@ def _adapter_ids(tx: Transaction) -> frozenset[str]:
 
 
 def _insertion(table: str, columns: Sequence[str]) -> str:
-    """Return the statement that adds a row; an earlier fact about the same request or id remains."""
+    """Return the statement that adds a row; an existing row about the same request or id is kept."""
     verb = 'INSERT OR IGNORE' if table in _REQUESTS else 'INSERT'
     return f'{verb} INTO {table} ({", ".join(columns)}) VALUES ({", ".join("?" * len(columns))})'
 
