@@ -78,7 +78,10 @@ class ExportedFile(Protocol):
 
 
 class DatasetStore(Protocol):
-    """Stores datasets by id. The use cases check which tenant owns a dataset."""
+    """Stores datasets by id. The use cases check which tenant owns a dataset.
+
+    Asynchronous methods raise StoreUnavailable if the disk cannot be used at the moment.
+    """
 
     def get(self, tenant_id: str, dataset_id: str) -> Dataset | None:
         """Return the description of a tenant's dataset; None if the tenant has no such dataset.
@@ -98,7 +101,7 @@ class DatasetStore(Protocol):
         ...
 
     async def save(self, dataset: Dataset, table: Table) -> Dataset:
-        """Replace a dataset and its rows atomically, and return the dataset with its content digest.
+        """Create or replace a dataset and its rows atomically, and return the dataset with its content digest.
 
         Cancellation: a change that has begun is completed.
         """
@@ -125,7 +128,8 @@ class DatasetStore(Protocol):
         """Return the dataset as a file to read from byte `offset` on; the same revision always yields the same bytes.
 
         Raises:
-            QuotaExceeded, BytesFull: The meter refused the rows of a format with columns, which are written together.
+            QuotaExceeded, BytesFull: The meter refused the rows; it counts only the rows of formats with columns.
+            StoredDataDamaged: The stored rows are damaged.
             InvalidField: The format cannot represent these rows, or the offset exceeds the file. Nothing is stored.
         """
         ...
@@ -140,7 +144,10 @@ class DatasetStore(Protocol):
 
 
 class LoaderStore(Protocol):
-    """Stores open loaders by id. The use cases check which tenant owns a loader."""
+    """Stores open loaders by id. The use cases check which tenant owns a loader.
+
+    Asynchronous methods raise StoreUnavailable if the disk cannot be used at the moment.
+    """
 
     def get(self, loader_id: str) -> Loader | None:
         """Return a loader; None if it does not exist.

@@ -114,7 +114,7 @@ def page_to_proto(caller: Caller, datasets: Sequence[Dataset], after: SortKey | 
 
 
 def dataset_to_proto(dataset: Dataset) -> dataset_pb2.Dataset:
-    """Convert a dataset to the message that its owner receives."""
+    """Convert a dataset to the message that the tenant receives."""
     return dataset_pb2.Dataset(
         dataset_id=dataset.dataset_id,
         row_count=dataset.row_count,

@@ -37,7 +37,7 @@ def open_request_from_proto(request: wire.OpenLoaderRequest) -> OpenRequest:
 
 
 def loader_to_proto(loader: Loader) -> dataset_pb2.Loader:
-    """Convert a loader to the message that its owner receives."""
+    """Convert a loader to the message that the tenant receives."""
     return dataset_pb2.Loader(
         loader_id=loader.loader_id,
         dataset_id=loader.dataset_id,

@@ -31,7 +31,7 @@ from services.kit.upload_store import UploadStore
 from twinkle.dataset import counted
 
 CHUNK_BYTES = 1 << 20
-"""Size of the pieces of an exported file."""
+"""Size of the pieces of an exported file, in bytes; the last piece may be smaller."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class DatasetLimits:
 
 
 class Datasets:
-    """Creates and changes datasets, one change per tenant at a time."""
+    """Creates, changes, lists, exports and deletes datasets; the changes of one tenant run one at a time."""
 
     def __init__(
         self, store: DatasetStore, loaders: LoaderStore, uploads: UploadStore, engine: RowEngine, *, clock: Clock,
@@ -102,6 +102,7 @@ class Datasets:
             DatasetNotFound, UploadNotFound, HubIdNotFound: A part of a mixture, an upload, or a hub id was not found.
             InvalidField: A row or an argument is invalid.
             DatasetNotReady: A step requires an earlier step that is missing.
+            StoredDataDamaged, StoreUnavailable: Stored data is damaged, or the disk cannot be used at the moment.
         """
         require_scope(caller, 'data')
         async with self._locks.hold(caller.tenant_id):
@@ -133,6 +134,7 @@ class Datasets:
             InvalidField: A row or an argument is invalid.
             DatasetNotReady: A step requires an earlier step that is missing.
             HubIdNotFound: The template's model was not found.
+            StoredDataDamaged, StoreUnavailable: The dataset is damaged, or the disk cannot be used at the moment.
         """
         dataset_of(self._store, caller, request.dataset_id)
         async with self._locks.hold(caller.tenant_id):
@@ -157,6 +159,7 @@ class Datasets:
         Raises:
             ScopeMissing: The API key lacks the scope `data`.
             DatasetNotFound: The tenant has no such dataset.
+            StoredDataDamaged: The stored description of the dataset is damaged.
         """
         return dataset_of(self._store, caller, dataset_id)
 
@@ -187,6 +190,7 @@ class Datasets:
             InvalidField: The dataset is lazy, the format cannot represent its rows, or the offset exceeds the file.
             QueueFull: Too many requests of the tenant are waiting.
             QuotaExceeded, BytesFull: The rows take too much memory.
+            StoredDataDamaged, StoreUnavailable: The dataset is damaged, or the disk cannot be used at the moment.
         """
         dataset_of(self._store, caller, dataset_id)
         async with self._locks.hold(caller.tenant_id):
@@ -205,9 +209,10 @@ class Datasets:
         Raises:
             ScopeMissing: The API key lacks the scope `data`.
             DatasetNotFound: The tenant has no such dataset.
-            StoredDataDamaged: The dataset is damaged, and so is the record of its owner.
+            StoredDataDamaged: The dataset is damaged, and its tenant is unknown.
             InUse: A loader is open for the dataset.
             QueueFull: Too many requests of the tenant are waiting.
+            StoreUnavailable: The disk cannot be used at the moment.
         """
         require_scope(caller, 'data')
         if await self._store.delete_damaged(caller.tenant_id, dataset_id):

@@ -84,6 +84,7 @@ class Loaders:
             DatasetNotReady: The dataset is not encoded.
             RequestIdReused: An earlier request with this id had other content.
             QuotaExceeded: The tenant has too many open loaders.
+            StoredDataDamaged, StoreUnavailable: The dataset is damaged, or the disk cannot be used at the moment.
         """
         dataset = dataset_of(self._store, caller, request.dataset_id)
         opened = self._loaders.of_tenant(caller.tenant_id)
@@ -127,9 +128,10 @@ class Loaders:
             ScopeMissing: The API key lacks the scope `data`.
             StreamOutOfOrder: The first request is not a start, or a start is repeated.
             LoaderNotFound: The tenant has no such loader.
-            InvalidField: The cursor does not fit the loader, there are too many credits, a row of a lazy dataset
-                cannot be computed, or the dataset changed while the loader was opened.
-            StoredDataDamaged: The stored loader, dataset or rows are damaged.
+            InvalidField: The cursor does not fit the loader, a number of credits is out of range, a row of a lazy
+                dataset cannot be computed, chats of packed rows are requested, or the dataset changed while the loader
+                was opened.
+            StoredDataDamaged, StoreUnavailable: Stored data is damaged, or the disk cannot be used at the moment.
         """
         start = await anext(requests, None)
         if not isinstance(start, StreamStart):
@@ -149,7 +151,7 @@ class Loaders:
 
         Raises:
             ScopeMissing: The API key lacks the scope `data`.
-            StoredDataDamaged: The stored loader is damaged.
+            StoredDataDamaged, StoreUnavailable: The loader is damaged, or the disk cannot be used at the moment.
         """
         require_scope(caller, 'data')
         loader = self._loaders.get(loader_id)

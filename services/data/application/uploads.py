@@ -25,6 +25,7 @@ class Uploads:
                 of an earlier stream.
             QuotaExceeded: The total size of the tenant's uploads is too large.
             InUse: Another stream is sending this upload.
+            DiskFull, StoreUnavailable: The disk has too little space, or cannot be used at the moment.
         """
         require_scope(caller, 'data')
         header = await anext(parts, None)
@@ -49,6 +50,7 @@ class Uploads:
         Raises:
             ScopeMissing: The API key lacks the scope `data`.
             UploadNotFound: The tenant has no such upload.
+            StoredDataDamaged, StoreUnavailable: The upload is damaged, or the disk cannot be used at the moment.
         """
         require_scope(caller, 'data')
         status = await self._store.find(caller.tenant_id, upload_id)

@@ -237,7 +237,7 @@ def _damages(dataset: Dataset) -> Generator[None]:
 
 
 def _rows_per_piece(dataset: Dataset) -> int:
-    """Return the number of rows that are converted together, so that a piece takes about 8 MiB."""
+    """Return the number of rows that are converted together, so that a piece takes at most about 8 MiB."""
     row_bytes = _TOKEN_BYTES * dataset.token_count // max(dataset.row_count, 1)
     return max(1, min(_PIECE_ROWS, _PIECE_BYTES // (row_bytes + 1)))
 
@@ -264,7 +264,7 @@ class DiskRows:
     """The rows of one revision; implements `RowReader`."""
 
     def __init__(self, dataset: Dataset, files: RowFiles, threads: Threads, *, check: Callable[[], None]) -> None:
-        """Read the rows of `dataset` from `files`; `check` raises if they are damaged."""
+        """Create a reader of the rows of `dataset` in `files`; `check` raises an error if files are damaged."""
         self._dataset, self._files, self._threads, self._check = dataset, files, threads, check
 
     async def read(self, indices: Sequence[int]) -> list[Row]:

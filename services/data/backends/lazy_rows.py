@@ -29,7 +29,7 @@ TemplateOf = Callable[[TemplateStep], Template]
 
 
 def apply_lazily(table: Table, steps: Sequence[Step], template_of: TemplateOf) -> Table:
-    """Apply the filters now, and make all other steps pending after checking their arguments and order.
+    """Apply filters and set templates now; make all other steps pending after checking their arguments and order.
 
     Raises:
         InvalidField, UnknownComponent, DatasetNotReady, HubIdNotFound: A step cannot be applied to this table.
@@ -110,6 +110,6 @@ class LazyReader:
             with step_errors(0, self._dataset.pending[-1], Table(rows=[])):
                 return as_stored(view[position])
         except InvalidField as error:
-            # The error names the row's position in the batch; the dataset's owner needs the index in the dataset.
+            # The error names the row's position in the batch; the caller needs the row's index in the dataset.
             field = error.field.replace(f'rows[{position}]', f'rows[{index}]', 1)
             raise InvalidField(field, error.problem) from error

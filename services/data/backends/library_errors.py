@@ -47,7 +47,7 @@ def step_errors(index: int, step: Step, table: Table) -> Generator[None]:
     Args:
         index: Index of the step in the request.
         step: The step.
-        table: The rows before the first step.
+        table: The table of the step; errors name its dataset and its template.
 
     Raises:
         InvalidField: A row or an argument is invalid.

@@ -7,7 +7,7 @@ from typing import Any
 from services.data.domain.step import Step, TemplateStep
 
 Row = dict[str, Any]
-"""Column name to value; the token columns of encoded rows are arrays."""
+"""A row as a mapping from column names to values; the token columns of encoded rows are arrays."""
 
 TOKEN_COLUMNS = ('input_ids', 'labels', 'position_ids', 'loss_weights', 'completion_mask')
 """Columns that encoding adds, with one number per token. A loader sends these columns; the chat of a row omits them."""
@@ -32,7 +32,7 @@ class Table:
     template: TemplateStep | None = None
     """Template that encodes chats; None until a step sets it."""
     warnings: list[str] = field(default_factory=list[str])
-    """Messages for the owner about the steps that produced this table."""
+    """Messages for the tenant about the steps that produced this table."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ class Dataset:
         return dict(self.requests).get(request_id)
 
     def changed(self, table: Table, steps: tuple[Step, ...], request: tuple[str, str]) -> 'Dataset':
-        """Return the dataset after `request` applied `steps` to it, with `table` as the result."""
+        """Return the dataset after `request` applied `steps`, with `table` as the result and no content digest."""
         return Dataset(
             dataset_id=self.dataset_id,
             tenant_id=self.tenant_id,

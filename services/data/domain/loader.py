@@ -68,7 +68,8 @@ class Loader:
         begins at its row.
 
         Raises:
-            InvalidField: The cursor belongs to other content, another batch size or another order, or was modified.
+            InvalidField: The cursor belongs to other content, another batch size or another order, was modified, or is
+                not the beginning of a batch.
         """
         if not cursor.state:
             self._check_begin(cursor.consumed_rows)
