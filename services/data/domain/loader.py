@@ -69,7 +69,7 @@ class Loader:
 
         Raises:
             InvalidField: The cursor belongs to other content, another batch size or another order, was modified, or is
-                not the beginning of a batch.
+                not at a batch boundary.
         """
         if not cursor.state:
             self._check_begin(cursor.consumed_rows)
