@@ -21,8 +21,8 @@ class CheckpointConfig(ServiceConfig):
     """Options of fsspec's file system; for S3 `endpoint_url`, `key` and `secret`, unless the environment provides
     them."""
     are_folders_shown: bool = False
-    """Whether results include the folder of a checkpoint on this machine, for its owner. Enable it only if all tenants
-    may know paths of the server."""
+    """Whether the results that a tenant receives include the folders of its checkpoints on this machine. Enable it only
+    if all tenants may know paths of the server."""
     shared_memory: SegmentsConfig = SegmentsConfig()
     """Shared memory for versions, and for exchanging weights with other services on this host."""
     device_transports: DevicesConfig = DevicesConfig()

@@ -51,12 +51,13 @@ class StateWriter(Protocol):
         ...
 
     async def add(self, chunk: StateChunk) -> None:
-        """Add the next chunk. If this raises, the state is unchanged.
+        """Add the next chunk. If a chunk is refused, the state is unchanged.
 
         Raises:
             ChunkCorrupt: The bytes do not match the checksum.
             StreamOutOfOrder: The chunk overlaps earlier ones or leaves a gap.
             InvalidField: The chunk extends beyond the state.
+            DiskFull, StoreUnavailable: The disk has too little space, or cannot be used; discard the state.
         """
         ...
 
@@ -87,7 +88,7 @@ class StateWriter(Protocol):
 
 
 class StateStore(Protocol):
-    """Stores states with their records."""
+    """Stores states with their records. Methods raise StoreUnavailable if the disk cannot be used at the moment."""
 
     async def load(self) -> list[Record | NewestMark | DamagedState]:
         """Remove uncommitted states and return all records and marks; call once, before any other method.
@@ -190,6 +191,7 @@ class UploadStore(Protocol):
             InUse: Another stream is sending this upload.
             InvalidField: Earlier streams have sent more than `size_bytes` bytes.
             QuotaExceeded: The tenant has too many unfinished uploads, or too many bytes in them.
+            DiskFull, StoreUnavailable: The disk has too little space, or cannot be used at the moment.
         """
         ...
 

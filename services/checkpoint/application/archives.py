@@ -1,4 +1,4 @@
-"""Downloads of checkpoints as tar archives, which can be resumed and verified by the archive's digest."""
+"""Downloads of checkpoints as tar archives. A download can be resumed, and verified with the archive's digest."""
 
 import asyncio
 from collections import OrderedDict
@@ -46,12 +46,13 @@ class Archives:
         Raises:
             CheckpointNotFound: The checkpoint does not exist, or the tenant may not read it.
             InvalidField: The offset is larger than the archive.
+            CheckpointDamaged: The files or the record of the checkpoint differ from the committed ones.
         """
         found = self._registry.catalogue.readable_checkpoint(key, now=self._registry.now())
         source = await self._registry.store.open_archive(found.key)
         try:
             if offset > source.size_bytes:
-                raise InvalidField('offset', f'is {offset}, the archive has {source.size_bytes} bytes')
+                raise InvalidField('offset', f'is {offset}, must be at most {source.size_bytes}, the archive size')
             digest = await self._digests.digest_of(found, source)
             # A caller that already has all bytes receives one empty piece with the digest.
             for begin in range(offset, source.size_bytes, CHUNK_BYTES) or (offset,):

@@ -1,4 +1,4 @@
-"""A watch over the checkpoints of all tenants: a snapshot, then every change. The gateway's catalogue uses it."""
+"""A watch over the checkpoints of all tenants: a snapshot, then the changes. The gateway's catalogue uses it."""
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -37,7 +37,9 @@ class CheckpointWatch:
         self._epoch = epoch
 
     async def watch(self, caller: Caller, resume_token: str) -> AsyncGenerator[CheckpointEvent, None]:
-        """Yield all checkpoints, an event that marks the end of the snapshot, and then every change.
+        """Yield all checkpoints, an event that marks the end of the snapshot, and then the changes.
+
+        If a checkpoint changes several times before the caller reads on, only its last change is sent.
 
         Args:
             caller: Caller, which must be a service of this deployment.
@@ -46,7 +48,8 @@ class CheckpointWatch:
         Raises:
             ScopeMissing: The caller is not a service.
             Draining: The service is shutting down.
-            InvalidField: The token is too old, or was issued before a restart; start with an empty one.
+            InvalidField: The token was issued before a restart, or more deletions followed than are stored; start with
+                an empty token. A slow reader may receive this error later, too.
         """
         require_internal(caller)
         revision = self._parse(resume_token) if resume_token else 0

@@ -31,7 +31,7 @@ class Checkpoints:
         self._registry = registry
 
     async def get(self, key: CheckpointKey) -> Checkpoint:
-        """Return a checkpoint of the key's tenant, or a public one without its folder and the owner's labels.
+        """Return a checkpoint of the key's tenant, or another tenant's public one without its folder and its labels.
 
         Raises:
             CheckpointNotFound: The checkpoint does not exist, or the tenant may not read it.
@@ -46,6 +46,7 @@ class Checkpoints:
         Raises:
             CheckpointNotFound: The checkpoint does not exist, or the tenant may not read it.
             CheckpointDamaged: A file differs or is missing, or the checkpoint's record cannot be read.
+            StoreUnavailable: The disk cannot be used at the moment.
         """
         found = await self.get(key)
         readable = self._registry.catalogue.readable_checkpoint(key, now=self._registry.now())
@@ -74,6 +75,7 @@ class Checkpoints:
         Raises:
             ScopeMissing: The caller is not a service.
             CheckpointNotFound: The checkpoint does not exist, or the tenant may not read it.
+            CheckpointDamaged: The files or the record of the checkpoint differ from the committed ones.
             CheckpointExists: Another state has that name.
         """
         require_internal(caller)
@@ -89,7 +91,7 @@ class Checkpoints:
             await source.close()
 
     async def delete(self, caller: Caller, key: CheckpointKey) -> None:
-        """Delete a checkpoint.
+        """Delete a checkpoint, even if its record cannot be read.
 
         Raises:
             ScopeMissing: The API key lacks the scope `train`.
@@ -110,6 +112,7 @@ class Checkpoints:
         Raises:
             ScopeMissing: The API key lacks the scope `train`.
             CheckpointNotFound: The tenant has no such checkpoint.
+            CheckpointDamaged: The checkpoint's record cannot be read.
         """
         require_scope(caller, 'train')
 
@@ -121,11 +124,12 @@ class Checkpoints:
         return await self._registry.change(key.adapter, change)
 
     async def set_public(self, caller: Caller, key: CheckpointKey, *, is_public: bool) -> Checkpoint:
-        """Make a checkpoint readable for all tenants, or for its owner only, and return it.
+        """Make a checkpoint readable for all tenants, or for its tenant only, and return it.
 
         Raises:
             ScopeMissing: The caller is not a service.
             CheckpointNotFound: The tenant has no such checkpoint.
+            CheckpointDamaged: The checkpoint's record cannot be read.
             CheckpointIdTaken: Another tenant's public checkpoint has the same run and name, and therefore this path.
         """
         require_internal(caller)

@@ -18,7 +18,7 @@ _DELAY_SECONDS = 0.2
 
 
 class Evictions:
-    """Deletes evicted versions. Callers no longer find them, and their numbers are not reused."""
+    """Deletes evicted versions, which the catalogue no longer contains and whose numbers are not reused."""
 
     def __init__(self, store: StateStore) -> None:
         self._store = store

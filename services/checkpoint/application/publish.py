@@ -26,12 +26,13 @@ class Publisher:
 
         Raises:
             ScopeMissing: The caller is not a service.
-            InvalidField: The state is too large, or a chunk is outside its range.
+            InvalidField: The state is too large, a chunk is outside its range, or a segment has another size.
             StreamOutOfOrder, ChunkCorrupt, DigestMismatch: The frames differ from the announced state.
             VersionConflict, CheckpointExists: Another state is committed under the same key, or a newer version exists.
             CheckpointDamaged: The record under the same key cannot be read, and overwriting is not allowed.
             QuotaExceeded: The request pins the version, and the adapter has the maximum number of pins.
             MemoryNotShared: The bytes are in a segment that this service cannot open.
+            DiskFull, StoreUnavailable: The disk has too little space, or cannot be used at the moment.
         """
         require_internal(caller)
         transfer = Transfer()

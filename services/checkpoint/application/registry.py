@@ -113,7 +113,8 @@ class Registry:
         """Commit a written state, or return the record of the same state if another writer committed it first.
 
         Raises:
-            VersionConflict, CheckpointExists: Another writer has committed a different state.
+            VersionConflict, CheckpointExists, CheckpointDamaged, QuotaExceeded: See `match`; another writer may have
+                committed a state since then.
             StreamOutOfOrder, DigestMismatch: The written bytes differ from the announced state.
         """
         return await self.change(adapter, lambda: self._commit(adapter, header, writer))
@@ -123,6 +124,7 @@ class Registry:
 
         Raises:
             CheckpointExists: Another state is committed under the same name.
+            CheckpointDamaged: The record of the checkpoint with this name cannot be read.
         """
         record = self.match(adapter, header)
         if record is None:

@@ -61,6 +61,7 @@ class Uploads:
             InUse: Another stream is sending this upload.
             CheckpointExists: This upload has already created a different checkpoint.
             ServiceUnreachable: The shapes of the base model could not be read.
+            DiskFull, StoreUnavailable: The disk has too little space, or cannot be used at the moment.
         """
         require_scope(caller, 'train')
         header = await anext(parts, None)

@@ -94,7 +94,7 @@ class Versions:
         """Delete the versions that have not been used for the time `idle`, and return the number of deleted ones.
 
         Pinned versions, and all versions of an adapter that a stream follows, are not deleted. Without this method, the
-        newest version of an adapter that is no longer trained would be stored forever, since a ring evicts its newest
+        newest version of an adapter that is no longer trained would never be deleted, because a ring evicts its newest
         version only for a newer one.
         """
         adapters = self._registry.catalogue.adapters()

@@ -89,6 +89,7 @@ class WeightFeed:
         Raises:
             ScopeMissing: The caller is not a service.
             AdapterNotFound: The tenant has no such adapter.
+            CheckpointDamaged: The files or the record of a version differ from the committed ones.
             Draining: The service is shutting down.
             InvalidField: The resume offset is larger than the version.
         """

@@ -32,7 +32,7 @@ def open_disk(url: str, options: Mapping[str, Any] | None = None, *, are_paths_s
 
     Args:
         url: A path, or a URL that fsspec supports, such as `s3://bucket/folder`.
-        options: Options of fsspec's file system, for S3 such as `endpoint_url`, `key` and `secret`.
+        options: Options of fsspec's file system, such as `endpoint_url`, `key` and `secret` for S3.
         are_paths_shown: Whether `local_path` returns the paths of local files.
     """
     # fsspec ships no types.
@@ -55,7 +55,7 @@ class Disk(ABC):
         self._root = root.rstrip('/')
 
     def names(self, folder: str) -> list[str]:
-        """Return all files and folders below `folder`, at any depth, relative to it, sorted."""
+        """Return the sorted paths of all files and folders below `folder`, at any depth, relative to `folder`."""
         self._fs.invalidate_cache()
         top = self._path(folder)
         if not self._fs.exists(top):
@@ -110,7 +110,7 @@ class Disk(ABC):
 
     @abstractmethod
     def unsynced(self) -> 'Disk':
-        """Return this disk without syncs: written data survives a crash of the process, but not a power failure."""
+        """Return this disk without syncs: data survives a crash of the process, but may not survive a power failure."""
 
     @abstractmethod
     def local_path(self, name: str) -> str:
@@ -134,7 +134,7 @@ class Disk(ABC):
 
     @abstractmethod
     def sync_folder(self, name: str) -> None:
-        """Make the entries of a folder, and of the folders above it up to the root, durable."""
+        """Make the entries of a folder, and of its parents below the root, durable."""
 
     @abstractmethod
     def sync_files(self, folder: str) -> None:

@@ -155,7 +155,7 @@ class FolderStore:
         return CheckpointDamaged(_title(key))
 
     def _load_mark(self, name: str) -> NewestMark | None:
-        """Return a mark; None if it is damaged. Then only numbers up to the newest stored version count as used."""
+        """Return a mark, or None if it is damaged; then only numbers up to the newest stored version count as used."""
         try:
             return mark_from_json(self._disk.read(name))
         except (ValueError, KeyError, TypeError) as error:
@@ -183,6 +183,7 @@ class FolderStore:
 
         Raises:
             CheckpointDamaged: A file differs from the committed one, or is missing.
+            VersionNotFound, CheckpointNotFound: No state is committed under the key.
         """
         slot = _slot(key)
         previous = None
@@ -329,6 +330,6 @@ def _adapter_folder(adapter: AdapterKey) -> str:
 
 
 def _safe(text: str, *, unquoted: str = '') -> str:
-    """Return `text` quoted as one path component; characters in `unquoted` stay unquoted to limit its length."""
+    """Return `text` quoted as one path component; characters in `unquoted` stay unquoted, to keep the name short."""
     quoted = quote(text, safe=unquoted)
     return quoted.replace('.', '%2E') if not quoted.strip('.') else quoted

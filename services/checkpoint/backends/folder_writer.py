@@ -1,8 +1,8 @@
 """Writes one state into a PEFT folder as its chunks arrive, and commits it with its record.
 
 The weights are written to `adapter_model.safetensors`, or to `model.safetensors` for full-parameter weights, and the
-trainer's section to `trainer_state.safetensors`. Neither section is collected in memory. The record
-beside the folder is written last and makes the state visible.
+trainer's section to `trainer_state.safetensors`. Neither section is collected in memory. The record beside the folder
+is written last and makes the state visible.
 """
 
 from contextlib import suppress
@@ -110,7 +110,7 @@ class FolderWriter:
             is_synced = self._write_record(disk, record)
             self._close()
             if replaced is not None and is_synced:
-                # The next start removes what remains.
+                # The next start removes the files that remain.
                 with suppress(OSError):
                     self._folders.remove(f'{self._slot}/{replaced}')
 
@@ -120,7 +120,7 @@ class FolderWriter:
         The replaced folder remains if the record is not synced, because a power failure may still undo the change.
 
         Raises:
-            OSError: The record is not visible.
+            OSError: The record is not visible, or cannot be read.
         """
         data = record_to_json(record, generation=self._generation)
         try:
@@ -197,7 +197,7 @@ def replace_record(disk: Disk, slot: str, data: bytes) -> bool:
     A disk may fail after the record is visible. The change then counts as made, since the next start finds it.
 
     Raises:
-        OSError: The record is not visible.
+        OSError: The record is not visible, or cannot be read.
     """
     name = f'{slot}/{RECORD_FILE}'
     try:

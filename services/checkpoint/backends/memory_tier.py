@@ -2,8 +2,8 @@
 
 Publishing a version returns once its segment and record are in shared memory, which survives a crash of the process.
 The version is written to the durable store ("spilled") after its subscribers have fetched it, and stays in memory until
-its memory is needed. Checkpoints, pinned versions, and versions that do not fit in memory are durable before
-publishing returns, so publishing them is as slow as the disk.
+its memory is needed. Checkpoints, pinned versions, and versions that do not fit in memory are written to the durable
+store before publishing returns, so publishing them is as slow as the disk.
 """
 
 import asyncio
@@ -106,7 +106,7 @@ class MemoryTier:
 
     @property
     def used_bytes(self) -> int:
-        """Memory in use, including reservations of states being written."""
+        """Memory in use in bytes, including the memory that is reserved for states being written."""
         return self._used_bytes
 
     async def load(self) -> list[Record | NewestMark | DamagedState]:
@@ -172,7 +172,7 @@ class MemoryTier:
             return False
         changed = replace(entry.cached, record=record)
         if entry.is_spilled:
-            # `load` prefers the durable record, so the change is made even if the other record cannot be written.
+            # `load` prefers the durable record, so the change counts even if the record in memory cannot be written.
             await self._durable.update(record)
             entry.cached = changed
         try:
@@ -318,7 +318,7 @@ class MemoryTier:
         self._used_bytes -= entry.size_bytes
 
     async def _spill_next(self, key: _Key) -> None:
-        """Write a version to the durable store, retrying until it succeeds or the version is removed."""
+        """Write a version to the durable store, and retry until the write succeeds or the version is removed."""
         entry = self._entries.get(key)
         if entry is None:
             return

@@ -129,7 +129,7 @@ class SegmentCache:
         (self._folder / f'{name}{_RECORD}').unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Unlock the cache, and remove its folder if it is empty."""
+        """Unlock the cache, and remove its folder if the folder contains no record."""
         if not any(self._folder.glob(f'*{_RECORD}')):
             shutil.rmtree(self._folder, ignore_errors=True)
         os.close(self._lock)
@@ -172,7 +172,7 @@ def _has_home(folder: Path) -> bool:
 
 
 def _lock(folder: Path) -> int | None:
-    """Lock a folder and return the lock's descriptor; None if another process has locked it."""
+    """Lock a folder and return the lock's descriptor; None if it is locked or cannot be opened."""
     with suppress(OSError):
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
