@@ -72,7 +72,9 @@ class CheckpointClient:
         base_model = received.state.manifest.base_model
         if self._base_model and base_model != self._base_model:
             raise InvalidField(
-                'checkpoint_path', f'has base model {base_model!r}; this service serves {self._base_model!r}'
+                'checkpoint_path',
+                f'has base model {base_model!r}, but this service serves {self._base_model!r}; use a checkpoint of the '
+                'same base model',
             )
         if is_trainer_included and not received.state.manifest.is_trainer_included:
             raise InvalidField('checkpoint_path', 'was saved without its optimizer; load it without the optimizer')

@@ -53,7 +53,7 @@ def _unknown_component(error: component.UnknownComponent) -> DomainError:
 def _failed(component_name: str, problem: str) -> DomainError:
     # The message comes from a library or a plugin of this process, so only the operator sees it.
     _log.warning('component failed on a batch', component=component_name, problem=problem)
-    return InvalidField('features', f'{component_name} failed on these examples with its current options')
+    return InvalidField('features', f'{component_name} failed on these examples; change its options or the examples')
 
 
 def _field_path(index: int | None, field: str | None = None) -> str:

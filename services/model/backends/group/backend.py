@@ -99,5 +99,5 @@ class GroupBackend:
         )
 
     async def close(self) -> None:
-        """Stop the processes once the running verb is done."""
+        """Stop the processes once the running verb is done; verbs in the queue may be cancelled."""
         await self.group.close()

@@ -229,7 +229,7 @@ class EngineHost:
 
 
 _TEMPORARY_ID = 'an adapter that is being restored'
-"""Id of a temporary adapter. Ids of other adapters contain no spaces, so it is unique."""
+"""Id of a temporary adapter. The ids of other adapters contain no spaces, so this id is unique."""
 
 
 def _check_frozen(model: PackedModel, saved: Mapping[str, TensorData]) -> None:

@@ -28,7 +28,7 @@ _Result = TypeVar('_Result')
 LOST_STATUS = 75
 """Exit status of a process whose group cannot continue."""
 _NO_LIMIT = timedelta(days=365)
-"""Time limit of a wait for the next call, which may come late; `RankWatch` detects lost processes."""
+"""Time limit for receiving the next call, which may come after days; `RankWatch` detects lost processes."""
 _log = structlog.get_logger('engine')
 
 
@@ -110,7 +110,7 @@ class TorchrunGroup:
         *args: _Arguments.args,
         **options: _Arguments.kwargs,
     ) -> _Result:
-        """Call a method of the host in every process; an error that is no DomainError ends all processes."""
+        """Call a method of the host in every process; an error other than DomainError ends all processes."""
         return await self._worker.run(self._run, _Call(method.__name__, args, options))
 
     async def close(self) -> None:

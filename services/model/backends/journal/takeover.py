@@ -3,8 +3,8 @@
 The lock of the other journal's folder proves that no process uses it. The move has three durable steps: the other
 journal names this one as its `taker`, so that no other process can open it; one transaction adds all rows here and
 records the move; the other journal deletes its adapters and gets a new id. A move that was interrupted between two
-steps continues when it is repeated. The ids of used adapters remain in the other journal, so that it never creates one
-of them again.
+steps continues when it is repeated. The ids of used adapters remain in the other journal, so that its trainer never
+uses one of them again.
 """
 
 import asyncio
@@ -128,7 +128,7 @@ class Takeover:
         rows = source.connection
         begun = rows.execute('SELECT value FROM meta WHERE name = ?', (_MOVE,)).fetchone()
         if begun is None and any(adapter_id in known for (adapter_id,) in rows.execute(_ADAPTER_IDS)):
-            raise TakeoverRefused(self._trainer, 'both trainers have a run with the same id')
+            raise TakeoverRefused(self._trainer, 'both trainers have a run with the same id; delete one of them')
         move = begun[0] if begun is not None else new_id('mv')
         with _committed(source):
             for name, value in ((TAKER, taker), (_MOVE, move)):
@@ -176,9 +176,11 @@ class Takeover:
     def _open(self, engine: str, ids: Sequence[str]) -> tuple[FolderLock, OpenedDatabase]:
         if not (self._folder / DATABASE).is_file():
             # The folder must not be created: its file system may not be mounted.
-            raise TakeoverRefused(self._trainer, 'its folder contains no journal')
+            raise TakeoverRefused(self._trainer, 'its folder contains no journal; correct it in `peer_trainers`')
         if names := differing_settings(self._folder, self._into.folder):
-            raise TakeoverRefused(self._trainer, f'its results may differ in the last bits: {", ".join(names)} differs')
+            raise TakeoverRefused(
+                self._trainer, f'these settings differ and may change results: {", ".join(names)}; use the same settings'
+            )
         try:
             lock, source = open_folder(self._folder, engine, is_loss_accepted=False, takers=ids)
         except JournalInUse as error:
