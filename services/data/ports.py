@@ -128,7 +128,7 @@ class DatasetStore(Protocol):
         """Return the dataset as a file to read from byte `offset` on; the same revision always yields the same bytes.
 
         Raises:
-            QuotaExceeded, BytesFull: The meter refused the rows; it counts only the rows of formats with columns.
+            QuotaExceeded, BytesFull: The meter refused the rows, which are counted only for formats with columns.
             StoredDataDamaged: The stored rows are damaged.
             InvalidField: The format cannot represent these rows, or the offset exceeds the file. Nothing is stored.
         """

@@ -40,7 +40,7 @@ class Versions:
         return items, (items[-1].version,) if len(found) > page.size else None
 
     async def pin(self, caller: Caller, adapter_id: str, version: int, *, is_pinned: bool) -> AdapterVersion:
-        """Pin or unpin a version and return it. An unpinned version is evicted once there are enough newer ones.
+        """Pin or unpin a version and return it; unpinned versions in excess of `ring_capacity` are evicted.
 
         Raises:
             ScopeMissing: The API key lacks the scope `train`.

@@ -194,7 +194,7 @@ def is_durable(record: Record) -> bool:
 def replace_record(disk: Disk, slot: str, data: bytes) -> bool:
     """Write the record of a slot, and return whether it is also synced.
 
-    A disk may fail after the record is visible. The change then counts as made, since the next start finds it.
+    A disk may fail after the record is visible. The change then counts as made, because the next start finds it.
 
     Raises:
         OSError: The record is not visible, or cannot be read.

@@ -1,9 +1,9 @@
 """A store that keeps versions in shared memory and writes them to a durable store in the background.
 
 Publishing a version returns once its segment and record are in shared memory, which survives a crash of the process.
-The version is written to the durable store ("spilled") after its subscribers have fetched it, and stays in memory until
-its memory is needed. Checkpoints, pinned versions, and versions that do not fit in memory are written to the durable
-store before publishing returns, so publishing them is as slow as the disk.
+The version is written to the durable store ("spilled") after a short pause, in which subscribers can fetch it, and
+stays in memory until its memory is needed. Checkpoints, pinned versions, and versions that do not fit in memory are
+written to the durable store before publishing returns. Publishing them is therefore as slow as the disk.
 """
 
 import asyncio

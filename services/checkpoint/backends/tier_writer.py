@@ -1,4 +1,4 @@
-"""Writer of the memory tier: it writes a state to a segment if there is capacity, otherwise to the durable store."""
+"""Writer of the memory tier. It uses a segment for a version that fits in memory, and otherwise the durable store."""
 
 from threading import Lock
 from typing import Protocol

@@ -125,5 +125,5 @@ def _component(choice: Any) -> Component:
 
 
 def _without_unset(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options without those that are None, which torch uses for unset options."""
+    """Return the options whose values are not None; torch uses None for unset options."""
     return {name: value for name, value in options.items() if value is not None}

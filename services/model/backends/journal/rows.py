@@ -330,7 +330,7 @@ def count_attempt(tx: Transaction, work: str) -> int:
 
 
 def note_progress(tx: Transaction, work: str, position: int) -> None:
-    """Store `position` and set the number of attempts to 1 if no attempt since the last reset has reached it."""
+    """Store `position`, and set the attempts to 1, if no attempt since the last reset has reached `position`."""
     statement = 'INSERT INTO meta VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value'
     known = tx.execute('SELECT value FROM meta WHERE name = ?', _progress_of(work)).fetchone()
     if known is None or int(known[0]) < position:

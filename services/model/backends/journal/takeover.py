@@ -179,7 +179,7 @@ class Takeover:
             raise TakeoverRefused(self._trainer, 'its folder contains no journal; correct it in `peer_trainers`')
         if names := differing_settings(self._folder, self._into.folder):
             raise TakeoverRefused(
-                self._trainer, f'these settings differ and may change results: {", ".join(names)}; use the same settings'
+                self._trainer, f'these settings differ and may change results: {", ".join(names)}; set the same values'
             )
         try:
             lock, source = open_folder(self._folder, engine, is_loss_accepted=False, takers=ids)
