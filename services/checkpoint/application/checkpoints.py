@@ -57,7 +57,7 @@ class Checkpoints:
     async def list_page(
         self, caller: Caller, page: Page, *, adapter_id: str
     ) -> tuple[list[Checkpoint], SortKey | None]:
-        """Return a page of checkpoints, newest first, and its last sort key if more follow.
+        """Return a page of checkpoints, newest first, and the sort key of its last checkpoint if more follow.
 
         Args:
             caller: The tenant whose checkpoints are listed.
@@ -146,7 +146,7 @@ class Checkpoints:
         return await self._registry.change(all_tenants, lambda: self._registry.change(key.adapter, change))
 
     async def delete_expired(self) -> int:
-        """Delete the expired checkpoints and return the number of deleted ones."""
+        """Delete the expired checkpoints and return the number of deleted checkpoints."""
         now = self._registry.now()
         checkpoints = self._registry.catalogue.all_checkpoints()
         expired = [checkpoint.key for checkpoint in checkpoints if checkpoint.is_expired(now)]

@@ -59,7 +59,8 @@ class Uploads:
             QuotaExceeded: The tenant has too many unfinished uploads, or their total size is too large.
             ChunkCorrupt, StreamOutOfOrder: A chunk is damaged, or does not follow the received bytes.
             InUse: Another stream is sending this upload.
-            CheckpointExists: This upload has already created a different checkpoint.
+            CheckpointExists, CheckpointDamaged: This upload has already created a checkpoint, which is different or
+                damaged.
             ServiceUnreachable: The shapes of the base model could not be read.
             DiskFull, StoreUnavailable: The disk has too little space, or cannot be used at the moment.
         """

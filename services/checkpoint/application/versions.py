@@ -29,7 +29,7 @@ class Versions:
     async def list_page(
         self, caller: Caller, adapter_id: str, page: Page
     ) -> tuple[list[AdapterVersion], SortKey | None]:
-        """Return a page of an adapter's versions, newest first, and its last sort key if more follow.
+        """Return a page of an adapter's versions, newest first, and the sort key of its last version if more follow.
 
         Raises:
             AdapterNotFound: The caller has no such adapter.
@@ -91,7 +91,7 @@ class Versions:
         await self._registry.change(adapter, lambda: self._delete_unpinned(adapter))
 
     async def collect(self, idle: timedelta) -> int:
-        """Delete the versions that have not been used for the time `idle`, and return the number of deleted ones.
+        """Delete the versions that have not been used for the time `idle`, and return the number of deleted versions.
 
         Pinned versions, and all versions of an adapter that a stream follows, are not deleted. Without this method, the
         newest version of an adapter that is no longer trained would never be deleted, because a ring evicts its newest

@@ -19,7 +19,7 @@ from fsspec.spec import AbstractBufferedFile
 from services.kit.disk_space import check_free_space
 
 _S3_DEFAULTS = {
-    # A cached listing would miss files written since and include files deleted since.
+    # A cached listing would lack newly written files and contain deleted ones.
     'use_listings_cache': False,
     # Buffer size of a reader or writer, and size of an upload part. S3 allows 10,000 parts, so a file may have up to
     # 78 GiB.
@@ -130,7 +130,7 @@ class Disk(ABC):
 
     @abstractmethod
     def replace(self, name: str, data: bytes) -> None:
-        """Write a file atomically: a crash leaves either the old content or the new."""
+        """Write a file atomically and durably: a crash leaves either the old content or the new."""
 
     @abstractmethod
     def sync_folder(self, name: str) -> None:

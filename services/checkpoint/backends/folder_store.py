@@ -2,8 +2,8 @@
 
 Each state has a slot, the folder `states/<tenant>/<adapter>/{versions/<number>|weights/<name>}/`. The slot contains
 `record.json` and a folder with the files of the state; the record's `generation` is the name of that folder. A folder
-that no record names is the result of a crash before the commit, and `load` removes it. The mark
-`states/<tenant>/<adapter>/newest.json` exists once the adapter's newest version was deleted.
+that no record names is the result of a crash, and `load` removes it. The mark `states/<tenant>/<adapter>/newest.json`
+exists once the adapter's newest version was deleted.
 """
 
 import asyncio

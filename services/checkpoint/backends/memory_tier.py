@@ -376,7 +376,7 @@ def _create_time(cached: CachedVersion) -> datetime:
 
 
 class _MemorySource(BytesInMemory):
-    """Implements `StateSource` over a version in memory; its segment keeps its name until the source is closed."""
+    """Implements `StateSource` over a version in memory, whose segment keeps its name until the source is closed."""
 
     def __init__(self, tier: MemoryTier, entry: _Entry) -> None:
         cached = entry.cached
