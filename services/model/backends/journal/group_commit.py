@@ -22,7 +22,7 @@ _Result = TypeVar('_Result')
 GROUP = 256
 """Maximum number of jobs per transaction, not counting retried jobs."""
 LAZY_SECONDS = 0.25
-"""Seconds until a lazy job is written if no other job follows."""
+"""Maximum time in seconds until the writer receives a lazy job, which was added with `Writer.add`."""
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Writer:
             self._timer = self._loop.call_later(LAZY_SECONDS, self.flush)
 
     def flush(self) -> None:
-        """Submit the lazy jobs now."""
+        """Pass all lazy jobs to the writer's thread now."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
