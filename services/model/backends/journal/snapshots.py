@@ -57,7 +57,7 @@ class SnapshotFiles:
         return file
 
     def read(self, file: SnapshotFile, *, lora_config: LoraConfig, step_count: int) -> AdapterState:
-        """Return the state in a file; `full_parameters` is not stored and is None.
+        """Return the state in a file, without `full_parameters`, which the file does not contain.
 
         Args:
             file: Name and digest of the file.
