@@ -37,8 +37,8 @@ class GroupBackend:
         """Load a model and its engine, in the first process of the program.
 
         Raises:
-            ModelNotFound, HubUnreachable, UnsupportedModel, UnknownComponent, InvalidComponent, PluginRefused,
-                ValueError, NotSupportedYet, ImportError: See `load_engine`.
+            HubError, UnsupportedModel, UnknownComponent, InvalidComponent, PluginRefused, ValueError, NotSupportedYet,
+                ImportError: See `load_engine`.
             RuntimeError: Another process of the program was lost.
         """
         worker = SingleWorker('trainer')

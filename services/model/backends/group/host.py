@@ -167,6 +167,7 @@ class EngineHost:
 
         Raises:
             ReplicaLeased: A full-parameter run uses the engine exclusively.
+            BatchTooLarge: Memory ran out.
         """
         self._probe = self._probe or Probe(self._engine, max_pass_tokens=self._pass_tokens)
         with engine_errors_as_domain_errors():
