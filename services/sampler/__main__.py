@@ -54,7 +54,8 @@ async def serve(config: SamplerConfig) -> None:
     """Serve until SIGINT or SIGTERM, or until a gateway requests that this sampler leave the fleet.
 
     Raises:
-        SystemExit: The model cannot be loaded, or the engine failed permanently; the message states the cause.
+        SystemExit: The model cannot be loaded, in which case the message states the cause, or the engine failed
+            permanently.
     """
     devices = open_devices(
         config.device_transports, service=config.service, is_encrypted=config.tls.certificate is not None
@@ -219,7 +220,11 @@ def make_fleet(
 
 
 def make_engine(config: SamplerConfig) -> SamplerEngine:
-    """Load the model and start the engine, which takes seconds. Only the selected engine's libraries are imported."""
+    """Load the model and start the engine, which takes seconds. Only the selected engine's libraries are imported.
+
+    Raises:
+        HubError, OSError, ValueError: The model cannot be found or loaded, or an option is invalid.
+    """
     folder = str(resolve_model(config.base_model))
     return make_vllm_engine(config, folder) if config.engine == 'vllm' else make_torch_engine(config, folder)
 

@@ -10,7 +10,7 @@ from services.kit.weights import DevicesConfig, SegmentsConfig
 
 
 class TorchEngineConfig(BaseModel):
-    """Options of the torch engine; limits have the same names as in vLLM."""
+    """Options of the torch engine; limits that vLLM also has keep their vLLM names."""
 
     model_config = ConfigDict(frozen=True, extra='forbid')
 

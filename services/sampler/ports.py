@@ -65,8 +65,8 @@ class SamplerEngine(Protocol):
     async def replace_base(self, weights: AdapterWeights) -> None:
         """Replace the base model's weights; adapters stay loaded, and cached prefixes are dropped.
 
-        Afterwards, tokens sampled without an adapter are labelled with the version of `weights`. A replacement that has
-        begun is completed even if the call is cancelled.
+        Afterwards, tokens sampled without an adapter are labelled with the version of `weights`. Once a replacement has
+        begun, it is completed even if the call is cancelled.
 
         Raises:
             AdapterMisfit: The weights are not a complete set for this model; the old weights remain in use.

@@ -41,7 +41,7 @@ def sample_from_proto(request: sampler_service_pb2.SampleRequest) -> SampleReque
     """Convert a Sample request.
 
     Raises:
-        InvalidField: A field is missing or malformed.
+        InvalidField: A field is missing, malformed or out of range.
     """
     params = params_from_proto(request.params)
     return SampleRequest(
@@ -58,7 +58,7 @@ def batch_from_proto(request: sampler_service_pb2.SampleBatchRequest) -> SampleR
     """Convert a SampleBatch request.
 
     Raises:
-        InvalidField: A field is missing or malformed.
+        InvalidField: A field is missing, malformed or out of range.
     """
     if not request.prompts:
         raise InvalidField('prompts', 'is empty; give at least one')
@@ -75,7 +75,7 @@ def logprobs_from_proto(request: sampler_service_pb2.ComputeLogprobsRequest) -> 
     """Convert a ComputeLogprobs request: the sequences become prompts, and `max_tokens` is 0.
 
     Raises:
-        InvalidField: A field is missing or malformed.
+        InvalidField: A field is missing, malformed or out of range.
     """
     if not request.token_ids:
         raise InvalidField('token_ids', 'is empty; give at least one sequence')
@@ -122,7 +122,7 @@ def required_choice_from_proto(request: sampler_service_pb2.LoadAdapterRequest) 
     """Convert the required adapter of a LoadAdapter request.
 
     Raises:
-        InvalidField: A field is missing or malformed.
+        InvalidField: The adapter is missing, or one of its fields is invalid; see `choice_from_proto`.
     """
     if not request.HasField('adapter'):
         raise InvalidField('adapter', 'is missing; name the adapter to load')
@@ -166,7 +166,7 @@ def tokens_from_proto(request: sampler_service_pb2.DescribeTokensRequest) -> tup
     """Return the base model and the tokens of a DescribeTokens request.
 
     Raises:
-        InvalidField: A field is missing or malformed.
+        InvalidField: A field is missing or malformed, or the number of tokens is not 1 to MAX_DESCRIBED_TOKENS.
     """
     base_model = base_model_from_proto(request.base_model, 'base_model')
     token_ids = tensor_from_proto(request.token_ids, 'token_ids', dtypes=('int32',), dimensions=1)

@@ -59,7 +59,7 @@ def params_from_proto(message: sampling_pb2.SamplingParams) -> SamplingParams:
     try:
         return SamplingParams.from_dict(values)
     except ValueError as error:
-        # The message begins with the name of the field. Fields with another name in the request were checked above.
+        # The message begins with the name of the field. Fields whose name differs in the request were checked above.
         raise InvalidField(f'params.{str(error).partition(" ")[0]}', str(error)) from error
 
 

@@ -58,7 +58,7 @@ def scores_to_proto(sequences: list[ScoredSequence]) -> sampler_service_pb2.Comp
 
 
 def resident_to_proto(version: ResidentVersion) -> engine_pb2.ResidentAdapter:
-    """Convert a resident version; for a checkpoint, only the path of its key is included."""
+    """Convert a resident version; the `adapter_id` of a checkpoint is its path, without the digest."""
     return engine_pb2.ResidentAdapter(
         adapter_id=version.key.adapter.name.partition('#')[0],
         version=version.key.version,

@@ -74,7 +74,7 @@ def fetch_from_proto(request: wire.FetchRequest) -> FetchRequest:
     """Convert a Fetch request.
 
     Raises:
-        InvalidField: The request names no version, or a field is malformed or negative.
+        InvalidField: The request does not name a version, or a field is malformed or negative.
     """
     if request.WhichOneof('state') != 'version':
         raise InvalidField('state', 'must name a version; fetch checkpoints from the checkpoint service')

@@ -30,7 +30,7 @@ class Admission:
         self.slots = slots
         """Maximum number of prompts that run in the engine at once."""
         self.requests = RunningRequests()
-        """Requests that are being served, also while they hold no slot."""
+        """Requests that are being served, including those that hold no slot."""
         self._engine = engine
         self._queue_limit = queue_limit
         self._running = 0
@@ -70,7 +70,7 @@ class Admission:
 
     @asynccontextmanager
     async def slot(self, request: RunningRequest) -> AsyncGenerator[None, None]:
-        """Wait for a slot and hold it within this block; `admit_aborted` shortens the wait."""
+        """Wait for a slot and hold it within this block; `admit_aborted` ends the wait of an aborted request."""
         await self._acquire(request)
         try:
             yield

@@ -50,8 +50,8 @@ class EngineControl:
     async def pause(self, caller: Caller, mode: PauseMode) -> None:
         """Pause the engine. New requests are refused from this call until `resume`.
 
-        If the call is cancelled before the engine is paused, requests are admitted again, unless the engine was already
-        paused or asleep.
+        If the call fails or is cancelled before the engine is paused, requests are admitted again, unless the engine
+        was already paused or asleep.
 
         Raises:
             ScopeMissing: The caller is not an operator.
@@ -86,12 +86,12 @@ class EngineControl:
     async def sleep(self, caller: Caller, level: SleepLevel) -> None:
         """Release the accelerator's memory once running requests are done.
 
-        New requests are refused from this call until `wake_up`. If the call is cancelled before the engine sleeps,
-        requests are admitted again.
+        New requests are refused from this call until `wake_up`. If the call fails or is cancelled before the engine
+        sleeps, requests are admitted again, unless the engine was already paused or asleep.
 
         Raises:
             ScopeMissing: The caller is not an operator.
-            NotSupportedHere: The engine or platform cannot sleep; nothing changed.
+            NotSupportedHere: The engine cannot sleep, or not at this level; nothing changed.
         """
         require_scope(caller, 'operator')
         if not self._engine.facts.can_sleep:

@@ -25,7 +25,7 @@ class _Fetch:
     """Task that loads the version; it returns None if there was no capacity and no waiter."""
 
     def failure(self) -> BaseException | None:
-        """Return the error of a failed fetch; None if the fetch is running or succeeded."""
+        """Return the error of a failed fetch; None if the fetch is running, succeeded or was cancelled."""
         return self.task.exception() if self.task.done() and not self.task.cancelled() else None
 
 
@@ -50,7 +50,7 @@ class Fetches:
         """Wait for a version's running fetch, or start one with `fetch_weights`, and return the loaded version.
 
         Raises:
-            DomainError: The fetch failed, during this call or before it.
+            DomainError: The fetch failed, during this call or before it, or it ended without free capacity.
         """
         fetch = self._fetches.pop(key, None)
         if fetch is not None and (error := fetch.failure()) is not None:

@@ -69,7 +69,7 @@ class FollowedRun:
         self._run = run
         self._patience_seconds = patience.total_seconds()
         self._caller = Caller(tenant_id=run.tenant_id, is_internal=True)
-        # Samplers that relay from this one may request other adapters; those streams fail immediately.
+        # Samplers that use this one as their relay may request other adapters; those streams fail immediately.
         self.followers = Followers(self._follow, max_followers=16, idle=_ONE_DAY)
         self._current: ResidentVersion | None = None
         """Version in the engine; None for the original base model, which is not a version of the run."""
@@ -171,7 +171,7 @@ class FollowedRun:
             await self._changed.wait()
 
     def _check_problem(self, choice: AdapterChoice) -> None:
-        """Raise the error of the unusable newest version if the request needs that version or an earlier one."""
+        """Raise an error if the newest version is unusable and the request needs that version or an earlier one."""
         problem = self._problem
         if problem is None or choice.lowest_version > problem.version:
             return

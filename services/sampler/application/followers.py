@@ -67,7 +67,7 @@ class Follower:
             self._end.result()
 
     async def wait_for_end(self) -> BaseException | None:
-        """Wait until the stream is closed, and return its error."""
+        """Wait until the stream is closed, and return its error; None if it closed without an error."""
         await asyncio.wait([self._end])
         return self._end.exception()
 

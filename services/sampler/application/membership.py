@@ -14,7 +14,7 @@ from services.sampler.ports import FleetGateway
 _log = structlog.get_logger('fleet')
 
 REPORTS_PER_LEASE = 3
-"""Number of reports within one lease interval; a lease stays valid if at least one report arrives."""
+"""Number of reports within one lease interval; a lease stays valid if at least one of them arrives."""
 MIN_REPORT_INTERVAL = timedelta(milliseconds=50)
 """Minimum time between two reports; changes within this time are reported together."""
 _FIRST_RETRY_SECONDS = 0.1
@@ -83,7 +83,10 @@ class Membership:
             lease.changed.set()
 
     async def drain(self) -> None:
-        """Announce to every gateway that this sampler leaves, and wait until the reachable ones acknowledge it."""
+        """Announce to every gateway that this sampler leaves, and wait until the reachable gateways acknowledge this.
+
+        The wait ends after two seconds at the latest.
+        """
         self._is_draining = True
         self.report_soon()
         reachable = [lease for lease in self._leases if not lease.is_lost]
@@ -140,7 +143,7 @@ class Membership:
             lease.retry_seconds = min(2 * lease.retry_seconds, _MAX_RETRY_SECONDS)
 
     async def _hold(self, lease: _Lease) -> None:
-        """Register and renew the lease until it is lost."""
+        """Register this sampler, and renew its lease until the lease is lost."""
         self._on_registered(lease, await lease.gateway.register(self._report(self._is_draining)))
         # Closed explicitly: a generator of reports that outlives its lease would clear `changed` for the next lease.
         async with (

@@ -112,8 +112,8 @@ class PromptRunner:
             field: Path of the prompt in the request, for error messages.
 
         Raises:
-            InvalidField: The prompt cannot be encoded.
-            ContextExceeded: The prompt is too long.
+            InvalidField: The prompt cannot be encoded, or a parameter does not fit the prompt or the engine.
+            ContextExceeded: The prompt and its new tokens do not fit the context.
         """
         try:
             token_ids = await self._engine.encode(prompt)
@@ -140,7 +140,8 @@ class PromptRunner:
         """Lease the version named in `choice` within this block; yield None for the base model alone.
 
         Raises:
-            NotFound, VersionNotReady, AdapterMisfit, InvalidField, NotSupportedHere: See `Versions.lease`.
+            BaseModelNotFound: `choice` is None, and this sampler serves a full-parameter run.
+            NotFound, Unavailable, AdapterMisfit, InvalidField, NotSupportedHere: See `Versions.lease`.
         """
         if choice is None:
             self._versions.check_base()

@@ -1,4 +1,4 @@
-"""Relays versions to other samplers. Resident versions are sent immediately. Other adapters are followed first."""
+"""Relays versions to other samplers. A subscription follows the adapter, and sends resident versions immediately."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -71,6 +71,7 @@ class Relay:
             NotFound: The checkpoint service has no such adapter, or the adapter's newest version is not resident here.
             VersionNotReady: The maximum number of adapters is followed already.
             InvalidField: The resume offset is larger than the version.
+            DomainError: The stream from which this sampler receives the adapter failed with this error.
             Draining: This sampler is shutting down.
         """
         require_internal(caller)
@@ -99,7 +100,7 @@ class Relay:
 
         Raises:
             ScopeMissing: The caller is not a service.
-            VersionNotFound: The version is not resident.
+            VersionNotFound: The version is not resident, or its bytes were not retained.
             InvalidField: The offset is larger than the version.
         """
         require_internal(caller)

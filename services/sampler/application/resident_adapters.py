@@ -27,7 +27,7 @@ class ResidentAdapters:
 
         Raises:
             ScopeMissing: The caller may not sample.
-            NotFound, VersionNotReady, AdapterMisfit, InvalidField, NotSupportedHere: See `Versions.lease`.
+            NotFound, Unavailable, AdapterMisfit, InvalidField, NotSupportedHere: See `Versions.lease`.
         """
         require_scope(caller, 'sample')
         async with self._versions.lease(caller, choice) as version:

@@ -43,7 +43,8 @@ class Sampling:
     async def sample(self, caller: Caller, request: SampleRequest) -> AsyncGenerator[GenerationEvent, None]:
         """Yield the prompt once, tokens as they are sampled, and one `SequenceFinished` per sequence.
 
-        Closing the generator frees the request's memory immediately.
+        A continued request yields no prompt, and no events of sequences that were finished already. Closing the
+        generator frees the request's memory immediately.
 
         Args:
             caller: The tenant that samples.

@@ -57,6 +57,7 @@ class VersionStore:
         Raises:
             NotFound: The caller has no such adapter, version or checkpoint.
             VersionNotReady: The version did not arrive in time, or there was no capacity for it.
+            Unavailable: The source of the weights cannot be reached.
             AdapterMisfit: The version is not a LoRA adapter that fits the base model and the memory for adapters.
             InvalidField: The version belongs to another base model.
         """

@@ -50,7 +50,9 @@ class Versions(Protocol):
         """Keep the version named in `choice` loaded within this block.
 
         Raises:
-            NotFound, VersionNotReady, AdapterMisfit, InvalidField, NotSupportedHere: The version cannot be served.
+            NotFound, AdapterMisfit, InvalidField, NotSupportedHere: This sampler cannot serve the version.
+            VersionNotReady: The version did not arrive in time, or there was no capacity for it.
+            Unavailable: The source of the weights cannot be reached.
         """
         ...
 

@@ -38,8 +38,8 @@ class CheckpointClient:
     ) -> AsyncGenerator[WeightUpdate, None]:
         async with aclosing(self._weights.follow(adapter_id, **held_by(held))) as events:
             while True:
-                # The caller is set only here, where a call may start; around the yield, it would also apply to the
-                # reader.
+                # The caller is set only here, where a call may start. A block around the yield would also set the
+                # caller for the code that reads the updates.
                 with acting_for(caller):
                     event = await anext(events)
                 yield weights_of(event) if isinstance(event, ReceivedState) else Synced()

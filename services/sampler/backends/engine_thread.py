@@ -98,6 +98,7 @@ class EngineThread:
 
         Raises:
             EngineFailed: The thread has stopped, or stops before the command runs.
+            Exception: The command raised this exception.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_Result] = loop.create_future()
@@ -185,7 +186,7 @@ class EngineThread:
         command.fail()
 
     def _main(self) -> None:
-        """Run until closed; an error fails all pending commands and all readers."""
+        """Run until closed or until an error, and then fail all pending commands and all readers."""
         try:
             self._run()
         except Exception:
@@ -231,7 +232,10 @@ class EngineThread:
         return events
 
     def _run_commands(self, *, is_waiting: bool) -> bool:
-        """Run the posted commands, or wait for one if the engine is idle; return False once the thread is closing."""
+        """Wait for a command if the engine is idle, and run all posted commands; return False if the thread is closing.
+
+        The wait also ends after `stall_seconds` while a request is parked.
+        """
         with self._wakeup:
             while is_waiting and not self._commands and not self._is_closing:
                 self._wakeup.wait(self._stall_seconds if self._has_parked() else None)

@@ -76,7 +76,10 @@ class _ReportQueue:
         self._queue: asyncio.Queue[ReplicaReport | None] = asyncio.Queue(maxsize=1)
 
     async def fill(self, reports: AsyncIterator[ReplicaReport]) -> None:
-        """Put reports into the queue until cancelled; after this method returns, `reports` is no longer read."""
+        """Put reports into the queue until `reports` ends or this task is cancelled.
+
+        At the end, a report that was not yet read is discarded, so that `messages` ends.
+        """
         try:
             async for report in reports:
                 await self._queue.put(report)
@@ -111,7 +114,7 @@ def _replica(report: ReplicaReport) -> wire.Replica:
 
 
 def _resident(version: ResidentVersion) -> engine_pb2.ResidentAdapter:
-    """Convert a resident version; for a checkpoint, only the path of its key is included."""
+    """Convert a resident version; the `adapter_id` of a checkpoint is its path, without the digest."""
     return engine_pb2.ResidentAdapter(
         adapter_id=version.key.adapter.name.partition('#')[0],
         version=version.key.version,

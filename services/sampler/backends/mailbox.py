@@ -47,10 +47,10 @@ class Mailbox:
         """Wait for events, and remove and return all of them.
 
         Returns:
-            The events, and whether the mailbox was full, in which case a parked request may continue.
+            The events, possibly none, and whether the mailbox was full. If it was, a parked request may continue.
 
         Raises:
-            EngineFailed: The engine has failed.
+            EngineFailed: The engine failed or was closed.
         """
         await self._ready.wait()
         self._ready.clear()

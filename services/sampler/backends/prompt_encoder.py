@@ -23,11 +23,11 @@ class PromptEncoder:
         self._templates: dict[tuple[bool, int], Template] = {}
 
     def encode(self, prompt: Prompt, facts: EngineFacts) -> tuple[int, ...]:
-        """Return the prompt's tokens, at least one.
+        """Return the prompt's tokens.
 
         Raises:
             InvalidField: The prompt cannot be encoded; the field path starts with 'token_ids', 'text' or 'chat'.
-            ContextExceeded: A chat or a text is longer than the context. For a text, `prompt_tokens` is a lower bound.
+            ContextExceeded: A chat, or the minimum number of tokens of a text, exceeds the context.
         """
         if isinstance(prompt, TokenPrompt):
             return self._checked(prompt.token_ids)

@@ -114,7 +114,7 @@ class TorchEngine:
 
     @property
     def buffered_events(self) -> int:
-        """Number of events that wait for readers; at most `mailbox_events` plus one step's events per request."""
+        """Number of events that wait for readers; at most `mailbox_events` for each request, plus those of one step."""
         return self._thread.buffered_events
 
     @property

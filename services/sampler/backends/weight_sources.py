@@ -49,7 +49,7 @@ class WeightSources:
             checkpoint_address: Address of the checkpoint service, `host:port`; if empty, calls wait for
                 `use_checkpoint`.
             internal_token: Token of the deployment.
-            tls: TLS configuration of this sampler; plaintext without it.
+            tls: TLS configuration of this sampler; None for plaintext.
             segments: Shared memory of this host; without it, weights are sent as bytes.
             devices: Device transports of this sampler; without them, gRPC sends all bytes.
             patience: Maximum time without a frame from a relay while its first response or the rest of a version is
@@ -92,7 +92,7 @@ class WeightSources:
     async def follow(
         self, caller: Caller, adapter_id: str, held: AdapterWeights | None
     ) -> AsyncGenerator[WeightUpdate, None]:
-        """Yield versions as they are published, and change the source when the fleet names another one."""
+        """Yield versions as they are published. The source changes if the fleet names another, or if the relay fails."""
         failed_relay = ''
         while True:
             changed, address = self._source_changed, self._relay_address

@@ -49,7 +49,7 @@ class VersionKey:
 
     adapter: AdapterKey
     version: int
-    """Version number, at least 1; for a checkpoint, the number of its optimizer steps, at least 1."""
+    """Version number, at least 1; for a checkpoint, the number of its optimizer steps, or 1 if there were none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,8 @@ class AdapterWeights:
     lora_config: LoraConfig | None
     """LoRA configuration; None for a full-parameter run, whose weights replace the base model's weights."""
     tensors: Mapping[str, TensorData]
-    """Tensors by their PEFT names; views of one buffer."""
+    """Tensors by name, with PEFT's names for an adapter and the base model's for a full-parameter run; views of one
+    buffer."""
     size_bytes: int
     digest: str
     """Hexadecimal blake3 digest of the bytes."""

@@ -35,7 +35,7 @@ class ContextExceeded(InvalidArgument):
 
 @domain_error('SERVICE_UNREACHABLE', 'the engine of the {service} failed while it ran the request; retry later')
 class EngineFailed(ServiceUnreachable):
-    """The engine failed while it computed this request; the log contains the cause, and the process will exit."""
+    """The engine failed or was closed while it ran this request; the log contains the cause of a failure."""
 
     service: str = 'sampler'
 
@@ -57,7 +57,7 @@ class RequestIdTaken(AlreadyExists):
 
 @domain_error('VERSION_NOT_READY', disposition=Disposition.RETRYABLE)
 class VersionNotReady(Unavailable):
-    """The requested version has not reached this sampler yet."""
+    """The requested version is not on this sampler yet: it did not arrive in time, or there was no capacity for it."""
 
     adapter_id: str
     version: int

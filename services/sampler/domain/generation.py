@@ -13,7 +13,8 @@ from services.sampler.domain.errors import ContextExceeded
 from twinkle.data_format import InvalidProbe, ProbeResult, SamplingParams, StopReason, Trajectory, VersionSpan
 
 MAX_EXPERT_BYTES = 256 << 20
-"""Maximum size of the experts that one prompt may return, because they stay in memory until its sequences finish."""
+"""Maximum size in bytes of the expert indices that one prompt may return, which stay in memory until its sequences
+finish."""
 TopTokens = list[tuple[int, float]]
 """Pairs `(token_id, log-probability)`, natural logarithm, most likely first."""
 
@@ -132,7 +133,7 @@ class SequenceFinished:
     text: str = ''
     """Remaining text that was not contained in earlier events."""
     routed_experts: npt.NDArray[np.integer[Any]] | None = None
-    """See `SampledSequence` of the library; None if they were not requested."""
+    """See `SampledSequence.routed_experts`; None if the experts were not requested, or the sequence was aborted."""
 
 
 GenerationEvent = PromptComputed | TokensSampled | SequenceFinished
@@ -155,7 +156,7 @@ class EngineFacts:
     can_sleep: bool = True
     """Whether the engine can release its memory while it sleeps."""
     expert_token_bytes: int = 0
-    """Size in bytes of the experts of one token; 0 if the engine cannot report them."""
+    """Size in bytes of the expert indices of one token; 0 if the engine cannot report them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,8 +186,8 @@ def check_fits(prompt_tokens: int, params: SamplingParams, facts: EngineFacts) -
 
     Raises:
         ContextExceeded: Prompt and `max_tokens` exceed the context.
-        InvalidField: `min_tokens` is larger than the number of tokens that may be sampled, or `prompt_probe` does not
-            fit the prompt's length or the vocabulary, or the engine cannot report experts.
+        InvalidField: `min_tokens` is larger than the number of tokens that may be sampled, `prompt_probe` does not fit
+            the prompt's length or the vocabulary, or the engine cannot report experts, or not for so many tokens.
     """
     available = facts.context_tokens - prompt_tokens
     max_tokens = 1 if params.max_tokens is None else params.max_tokens
@@ -208,8 +209,8 @@ def check_fits(prompt_tokens: int, params: SamplingParams, facts: EngineFacts) -
 def _check_experts(token_bytes: int, token_count: int) -> None:
     field = 'params.is_routed_experts_returned'
     if not token_bytes:
-        raise InvalidField(field, 'needs the torch engine and a mixture of experts with softmax routers; leave it out')
+        raise InvalidField(field, 'needs the torch engine and experts with softmax routers; leave it out')
     if token_bytes * token_count > MAX_EXPERT_BYTES:
         limit = MAX_EXPERT_BYTES // token_bytes
-        problem = f'is limited to {limit} tokens of all sequences with the prompt, got {token_count}; reduce'
+        problem = f'allows at most {limit} tokens in all sequences, prompts included, got {token_count}; reduce'
         raise InvalidField(field, f'{problem} sample_count or max_tokens')

@@ -68,7 +68,7 @@ class Residency:
 
     @property
     def size_bytes(self) -> int:
-        """Total size of the resident versions."""
+        """Total size of the resident versions, in bytes."""
         return sum(item.size_bytes for item in self._versions.values())
 
     def evict_for(self, size_bytes: int = 0) -> list[VersionKey] | None:
