@@ -43,7 +43,7 @@ def _token_logprobs(event: EngineEvent, request: GenerationRequest) -> list[floa
 
 
 def _probed_logprobs(result: ProbeResult, request: GenerationRequest) -> list[float]:
-    """Return the log-probabilities of the requested and the drawn tokens, without entries for no token, which are NaN."""
+    """Return the log-probabilities of the requested and the drawn tokens, without unused entries, which are NaN."""
     found: list[float] = []
     probe = request.params.prompt_probe
     if probe is not None and probe.target_token_ids is not None and result.target_logprobs is not None:

@@ -42,8 +42,10 @@ class Sampler(ABC):
 
         Raises:
             UnknownAdapter: no adapter of this name was added.
-            ContextExceeded, InvalidPrompt, InvalidSamplingParams: an input was refused, and nothing was sampled.
-            ValueError: a chat or parameter is malformed, or several adapters were received and `adapter_name` is empty.
+            ContextExceeded, InvalidPrompt, InvalidSamplingParams: an input or a parameter was refused.
+            ValueError: `inputs` is empty, a chat or parameter is malformed or not supported, `adapter_name` is given
+                with `use_base_model`, or several adapters were received and `adapter_name` is empty.
+            EngineFailed: the vLLM engine failed.
         """
 
     @property
@@ -53,7 +55,7 @@ class Sampler(ABC):
 
     @abstractmethod
     def receive_weights(self, state: PackedState, *, adapter_name: str = '') -> int:
-        """Verify and load weights from memory. A failed call leaves the sampler's weights unchanged.
+        """Verify and load weights from memory. An error other than `EngineFailed` leaves the weights unchanged.
 
         An adapter's state becomes the newest version of `adapter_name`; running requests keep their version. The state
         of a model replaces the base weights and removes all adapters, because they belong to the previous base model.
@@ -70,6 +72,7 @@ class Sampler(ABC):
             DigestMismatch: the bytes do not match the manifest's digest.
             ValueError: the weights do not fit the model, or `adapter_name` does not match the kind of state.
             SamplerBusy: requests are running on the base weights that would be replaced.
+            EngineFailed: the vLLM engine failed, and its weights are undefined.
         """
 
     @property
@@ -88,6 +91,8 @@ class Sampler(ABC):
 
         Raises:
             UnknownTemplate: no template of this name exists.
+            PluginRefused: the name is that of a plugin, which is not allowed or contains no template.
+            TypeError: options are given with an instance, or the template does not accept them.
         """
         if not isinstance(template_cls, Template):
             options.setdefault('model_id', self.model_id)
@@ -111,6 +116,7 @@ class Sampler(ABC):
 
         Raises:
             InvalidTrajectory: the chat is malformed. The error names the field.
+            TemplateError: the template cannot encode the chat, for example because the chat is too long.
         """
         return self.template.encode(trajectory, add_generation_prompt=add_generation_prompt)
 

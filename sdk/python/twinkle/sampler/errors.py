@@ -1,4 +1,4 @@
-"""Errors of the samplers. All except `EngineFailed` are raised before any state changes."""
+"""Errors of the samplers. An error other than `EngineFailed` affects only the call that raised it."""
 
 from dataclasses import KW_ONLY
 
@@ -81,7 +81,7 @@ class BaseDoesNotFit(SamplerError, ValueError):
 
 
 class EngineFailed(SamplerError, RuntimeError):
-    """The engine and all of its requests failed permanently; start another engine."""
+    """The engine could not run a request. Unless the message asks for a retry, start another engine."""
 
 
 class SleepUnavailable(SamplerError, RuntimeError):

@@ -191,6 +191,7 @@ class vLLMSampler(Sampler):  # noqa: N801 - public name
         Raises:
             BaseDoesNotFit: the weights do not fit the model. The previous weights stay in use.
             SamplerBusy: requests are running.
+            EngineFailed: the engine failed, and its weights are undefined.
         """
         tensors = self._library.folder_tensors(str(folder))
         self._loop.run(self._engine.replace_base(tensors, version=self._versions[''] + 1))

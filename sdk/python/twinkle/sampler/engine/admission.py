@@ -60,7 +60,7 @@ class Admission:
                 'min_tokens', f'must be at most {max_new_tokens}, the number of new tokens, got {params.min_tokens}'
             )
         if params.return_routed_experts and not self.is_routing_known:
-            problem = 'only the torch engine supports it, for mixtures of experts with softmax routers; leave it out'
+            problem = 'only the torch engine supports it, for experts with softmax routers; leave it out'
             raise InvalidSamplingParams('return_routed_experts', problem)
         if params.stop_strings and not self.is_text_known:
             raise InvalidSamplingParams('stop', 'this engine has no tokenizer; use stop token ids instead of strings')

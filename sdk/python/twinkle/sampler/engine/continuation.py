@@ -41,7 +41,7 @@ def check_continued(
 
 
 def replay(continued: Sequence[SequenceSoFar], new_stop_detector: Callable[[], StopDetector]) -> dict[int, Replay]:
-    """Replay the tokens of all unfinished sequences; return the sequences by index.
+    """Replay the tokens of all unfinished sequences, and return the resulting states by the index of the sequence.
 
     Raises:
         InvalidContinuation: an entry has tokens after a token that ends the sequence.

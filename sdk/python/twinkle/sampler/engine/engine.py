@@ -51,7 +51,7 @@ class SamplerEngine:
         new_seed: returns seeds for requests without one. None: random seeds of the operating system.
 
     Raises:
-        ValueError: the limits contradict each other.
+        ValueError: a limit is too small. The message names it and the minimum.
 
     Concurrency: not thread-safe; call all methods from the thread that calls `step`.
     """
@@ -90,7 +90,7 @@ class SamplerEngine:
         self._unfinished: dict[str, int] = {}
         self._pending_events: list[EngineEvent] = []
         self.last_step_rows = 0
-        """Number of rows in the last step. 0: another step has no effect until requests are added or resumed."""
+        """Number of rows in the last step. 0: a step has no effect until requests are added, resumed or aborted."""
 
     @property
     def is_idle(self) -> bool:
@@ -115,7 +115,7 @@ class SamplerEngine:
 
     @property
     def cache_bytes_allocated(self) -> int:
-        """Current size of all caches; at most the configured size."""
+        """Current size of all caches in bytes; at most the configured size."""
         prompts = [group.cache for group in self._scheduler.prefilling]
         return sum(cache.size_bytes for cache in [*prompts, *(item.cache for item in self._scheduler.running)])
 
@@ -240,9 +240,9 @@ class SamplerEngine:
     def _replays(
         self, request: EngineRequest, continued: TokenIds[SequenceSoFar], max_new_tokens: int
     ) -> dict[int, Replay]:
-        """Return the sequences to compute: those that have not ended, or also others whose experts are requested.
+        """Return the unfinished sequences to compute: those without a stop reason, or all if experts are requested.
 
-        The next step reports the end of the other unfinished sequences.
+        The next step reports the end of the sequences that are not computed.
         """
         check_continued(continued, request.params, vocab_size=self._model.vocab_size, max_new_tokens=max_new_tokens)
         rules = self._stop_rules(request, max_new_tokens)
@@ -333,7 +333,7 @@ class SamplerEngine:
         return events + self._ended(sequences)
 
     def _ended(self, sequences: list[Sequence]) -> list[EngineEvent]:
-        """End the sequences whose last token was sampled by another engine, once their other tokens are computed."""
+        """End the sequences that end with another engine's token, once their earlier tokens are computed."""
         events: list[EngineEvent] = []
         for sequence in sequences:
             if sequence.end_reason is None or sequence.uncomputed_count > 1:

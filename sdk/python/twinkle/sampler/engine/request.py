@@ -46,7 +46,7 @@ class PromptMedia:
     """The images and videos of a prompt, and the positions of its tokens."""
 
     spans: 'tuple[MediaSpan, ...]'
-    """Media spans; rows are the tokens of the prompt."""
+    """Media spans, whose rows are positions in the prompt."""
     positions_3T: npt.NDArray[np.int64]
     """Positions of the prompt's tokens in time, height and width; equal on all axes if the model has only one."""
     has_axes: bool = True
@@ -64,7 +64,7 @@ class PromptMedia:
         return positions_3T if self.has_axes else positions_3T[0]
 
     def spans_between(self, begin: int, end: int, *, first_row: int) -> 'list[MediaSpan]':
-        """Return the media spans among the tokens `[begin, end)`, as rows that start at `first_row`."""
+        """Return the parts of the media spans in the tokens `[begin, end)`; token `begin` becomes row `first_row`."""
         return [
             replace(
                 span,

@@ -71,13 +71,13 @@ class StopDetector:
         return StopDecision(ready, None)
 
     def release(self) -> str:
-        """Return the withheld text after the sequence has ended."""
+        """Return and clear the withheld text; call this once the sequence has ended."""
         withheld = self._withheld + (self._detokenizer.flush() if self._detokenizer else '')
         self._withheld = ''
         return withheld
 
     def _find_stop(self, text: str) -> int | None:
-        """Return the start of the first stop string that ends in the new part of `text`."""
+        """Return the start of the first stop string that ends in the new part of `text`; None if there is none."""
         if self._token_count <= self._rules.min_tokens:
             return None
         begins = (text.find(stop, max(0, len(self._withheld) - len(stop) + 1)) for stop in self._rules.strings)

@@ -1,7 +1,7 @@
 """The vLLM engine: vLLM's AsyncLLM with adapters loaded from memory and this library's stop rules.
 
-`engine.py` contains the public engine. `worker.py`, `patches.py` and `watchdog.py` run in vLLM's processes. Importing
-this package imports vLLM.
+`engine.py` contains the public engine. `worker.py` and `core_side.py` run in vLLM's processes, with the modules that
+they import. Importing this package imports vLLM.
 """
 
 from twinkle.sampler.vllm.adapters import VllmAdapter

@@ -1,7 +1,7 @@
-"""Adapters in a vLLM worker: mapped memory that is copied into a slot when it is needed.
+"""Adapters in a vLLM worker: files in mapped memory, copied into a slot when a request needs the adapter.
 
-Loading a version only maps its file, and activating it is one batched copy of all factors into a slot. vLLM's default,
-which creates an object per layer and clears and fills the slots one by one, takes ten times as long.
+Loading a version only maps its file, and activating it is one batched copy of all factors into a slot. vLLM's default
+is slower, because it creates an object for each layer, and clears and fills the layers one by one.
 """
 
 from collections.abc import Sequence
@@ -66,7 +66,7 @@ class Slots:
         # The entry is absent until the slot is filled, because a failed copy leaves an unknown state.
         target = self._slots.pop(slot, None)
         if target is None or target.plan is not plan:
-            # This layout may not overwrite all factors of the previous one.
+            # The previous adapter may have factors in layers that this adapter does not overwrite.
             for module in self._manager.modules.values():
                 module.reset_lora(slot)
             target = self._slot_for(slot, plan)
@@ -103,7 +103,7 @@ def _layers_of(plan: Plan) -> list[LayerPlan]:
 
 
 def _views(locations: Sequence[TensorLocation], buffer: Tensor) -> list[Tensor]:
-    """Return views of all tensors. If they have one dtype, the buffer is cast only once, which is faster."""
+    """Return views of all tensors. If all are aligned and have one dtype, the buffer is cast only once."""
     dtype = locations[0].dtype
     if not all(location.is_aligned and location.dtype == dtype for location in locations):
         return [location.view(buffer) for location in locations]
@@ -112,7 +112,7 @@ def _views(locations: Sequence[TensorLocation], buffer: Tensor) -> list[Tensor]:
 
 
 def is_whole(manager: Any, plan: Plan) -> bool:
-    """Return whether no layer of a plan is split across ranks, and each layer has one slice per part."""
+    """Return whether `Slots` can fill the plan's layers: each is on one rank, with one stack of slots per part."""
     return all(
         manager.modules[name].tp_size == 1 and len(manager.modules[name].lora_a_stacked) == len(parts)
         for name, parts in plan.modules.items()
@@ -120,7 +120,7 @@ def is_whole(manager: Any, plan: Plan) -> bool:
 
 
 def build_model(manager: Any, plan: Plan, buffer: Tensor, lora_id: int) -> LoRAModel:
-    """Return the adapter in vLLM's format. Factors alias `buffer` if dtype and scaling allow it."""
+    """Return the adapter in vLLM's format. Factors that need no conversion or scaling are views of `buffer`."""
     dtype = manager.lora_config.lora_dtype
     loras: dict[str, LoRALayerWeights] = {}
     for name, plans in plan.modules.items():

@@ -22,7 +22,7 @@ _Result = TypeVar('_Result')
 _log = logging.getLogger(__name__)
 
 _ALIVE_CHECK_SECONDS = 0.05
-"""Interval of the checks whether the engine has failed."""
+"""Interval between two checks for a failure of the engine."""
 _SHUTDOWN_SECONDS = 0.5
 """Time limit for a regular shutdown of the engine core, which has no data to save."""
 _LONG_METHODS = ('twinkle_replace_base', 'twinkle_restore')

@@ -205,7 +205,7 @@ class VllmEngine:
         Raises:
             SamplerBusy: requests are running; nothing was changed.
             BaseDoesNotFit: the weights do not fit the model. The previous weights stay in use.
-            EngineFailed: the replacement failed, and the state of the engine is undefined.
+            EngineFailed: the replacement failed, and the state of the engine is undefined; or the engine had failed.
         """
         if self._runs or not self._is_open.is_set():
             raise SamplerBusy
@@ -232,8 +232,8 @@ class VllmEngine:
             level: 1 keeps the weights in host memory, 2 discards them.
 
         Raises:
-            SleepUnavailable: the engine runs on a CPU, `enable_sleep_mode` is not set, or weights that were
-                replaced from memory would be lost.
+            SleepUnavailable: the engine runs on a CPU, `enable_sleep_mode` is not set, or level 2 would discard weights
+                that were replaced from memory.
         """
         if not self.can_sleep:
             raise SleepUnavailable('sleeping requires an accelerator and the engine argument enable_sleep_mode')
@@ -370,7 +370,7 @@ class VllmEngine:
                 yield sequence.end(StopReason.ABORT if run.is_aborted else StopReason.LENGTH)
 
     async def _stream(self, run: Run, sequence: Sequence) -> AsyncGenerator[tuple[Sequence, Any], None]:
-        """Yield vLLM's outputs of one sequence until its stop rules end it. Closing the generator aborts it in vLLM."""
+        """Yield vLLM's outputs of one sequence until a stop rule ends it. Closing the generator aborts the sequence."""
         if run.is_aborted:
             return
         params = vllm_params(

@@ -2,7 +2,7 @@
 
 vLLM parses a form on the event loop for each sequence. It compiles the form in the engine core, with few threads and
 without limits, so one costly form would delay all others. A form is therefore compiled first in a separate process with
-limits, once for all its sequences, and the result is cached.
+limits, once for all sequences that use it, and the result is cached.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ class FormChecker:
 
     @property
     def compiled_count(self) -> int:
-        """Number of forms that were compiled; other results came from the cache."""
+        """Number of forms that the process was asked to compile; other results came from the cache."""
         return self._request_count
 
     async def check(self, form: StructuredOutput, *, owner: str = '') -> StructuredOutputsParams:
@@ -108,7 +108,7 @@ class FormChecker:
             yield
 
     async def _request(self, kind: str, text: str) -> str:
-        """Return the problem of a form. After a cancellation, the next check still waits for the response."""
+        """Return the problem of a form, or ''. A cancelled call ends only after the process has responded."""
         task = asyncio.create_task(self._compile(kind, text))
         try:
             return await asyncio.shield(task)

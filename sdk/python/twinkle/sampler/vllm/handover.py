@@ -1,7 +1,7 @@
 """Transfer of tensors to vLLM's processes through an in-memory file and a description of its layout.
 
-The bytes are written once, or not at all if they are already in a shared-memory file. They are not written to disk: the
-file is a memfd, which the kernel deletes with the process that created it.
+The bytes are written once, or not at all if they are already in a shared-memory file. On Linux, they are not written to
+disk: the file is a memfd, which the kernel deletes at the latest when the process that created it exits.
 """
 
 import json
@@ -31,7 +31,7 @@ class AdapterSource:
 
 @contextmanager
 def in_memory_file(tensors: Mapping[str, TensorData], *, segment_path: str = '') -> Iterator[str]:
-    """Return a context with the path of a temporary file that contains the tensors one after the other.
+    """Return a context with the path of a temporary file that contains the tensors without gaps.
 
     Args:
         tensors: tensors, in order.

@@ -9,7 +9,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 RATE_WINDOW_SECONDS = 5.0
 """Time over which the rate of sampled tokens is computed."""
 _HIT_WINDOW = 1000
-"""Number of prompts over which the hit rate is computed."""
+"""Number of steps with new prompts over which the hit rate is computed."""
 
 
 class EngineStats(StatLoggerBase):

@@ -68,6 +68,7 @@ class Plan:
 
     size_bytes: int
     rank: int
+    """Largest rank of a layer."""
     modules: Mapping[str, tuple[LayerPlan | None, ...]]
 
 
@@ -103,6 +104,7 @@ def map_file(path: str, size_bytes: int) -> Tensor:
 
     Raises:
         Misfit: the file is too short.
+        OSError: the file cannot be opened.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -136,8 +138,8 @@ def make_plan(manager: Any, layout: bytes) -> Plan:
     """Assign the tensors of a layout to the model's layers.
 
     Raises:
-        Misfit: there are no tensors, or a tensor belongs to no layer that supports LoRA, lacks its counterpart (A or
-            B), has the wrong shape, or exceeds the maximum rank.
+        Misfit: the layout has no tensors or no LoRA configuration, or a tensor belongs to no layer that supports LoRA,
+            lacks its counterpart (A or B), has the wrong dtype or shape, or exceeds the maximum rank.
     """
     locations, config, size_bytes = read_layout(layout)
     if config is None:

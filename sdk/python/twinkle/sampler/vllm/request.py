@@ -81,7 +81,7 @@ class Sequence:
         if reason is None and completion.finish_reason is not None:
             reason = _REASONS.get(completion.finish_reason)
             if reason is None and self.is_structured:
-                raise InvalidSamplingParams('structured_output', 'allows no further token, or takes too long to apply')
+                raise InvalidSamplingParams('structured_output', 'the form is too costly or has no next token')
             if reason is None:
                 raise EngineFailed(f'vLLM ended a sequence with {completion.finish_reason!r}')
             text += self.stop_detector.release()
@@ -120,7 +120,7 @@ class Run:
     """Checked structured output."""
     is_aborted: bool = False
     probe_ids: set[str] = field(default_factory=set[str])
-    """Ids of the running sequences of the request's probe in vLLM."""
+    """vLLM's ids of the sequences that the probe of this request is running."""
 
     @property
     def open_sequences(self) -> int:

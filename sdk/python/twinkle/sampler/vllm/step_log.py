@@ -22,11 +22,13 @@ class Step:
     """One step of the engine core."""
 
     at: float
-    """Time when its tokens were known, in seconds of `time.monotonic`, which all processes of a machine share."""
+    """Time at which the tokens of the step were known, in seconds of `time.monotonic`. All processes of a machine share
+    this clock."""
     steps_since: Mapping[str, int]
-    """Steps since the previous token, by sequence; 0 for its first token and after a preemption."""
+    """Number of steps since the previous token of a sequence, by the id of each sequence with a new token; 0 for its
+    first token and for the first one after a preemption."""
     preempted: tuple[str, ...]
-    """Sequences that lost their memory and will be recomputed."""
+    """Ids of the sequences that were preempted in this step: vLLM freed their caches, and will compute them again."""
 
 
 class StepLog(AsyncScheduler):
@@ -57,7 +59,7 @@ class StepLog(AsyncScheduler):
         return outputs
 
     def _record(self, name: str) -> int:
-        """Record a new token of a sequence; return the number of steps since its previous token, or 0."""
+        """Record a new token of a sequence; return the value for `Step.steps_since`."""
         last = self._sampled_at.get(name, self._step_number)
         self._sampled_at[name] = self._step_number
         return self._step_number - last

@@ -20,7 +20,11 @@ def record_owner() -> None:
 
 
 def exit_with_owner() -> None:
-    """Start a thread that kills this process when the owner exits. Has no effect in the owner."""
+    """Start a thread that kills this process when the owner exits.
+
+    Has no effect in the owner, without a recorded owner, and on systems without pidfd. If the owner has already exited,
+    this process is killed immediately.
+    """
     owner = int(os.environ.get(OWNER_VARIABLE, '0'))
     if owner in {0, os.getpid()} or not hasattr(os, 'pidfd_open'):
         return
