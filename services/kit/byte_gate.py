@@ -37,7 +37,7 @@ class ByteGate:
         """Create an empty gate.
 
         Args:
-            tenant_bytes: Limit per tenant, at most half of the bytes that are not reserved for small requests.
+            tenant_bytes: Limit per tenant; reduced to half of the bytes that are not reserved for small requests.
             total_bytes: Limit of all tenants together.
             wait_seconds: Time that a request waits for free bytes before it is refused; None for no limit.
         """

@@ -31,11 +31,11 @@ class LimitsConfig(BaseModel):
     message_bytes: int = Field(default=64 << 20, ge=1 << 10)
     """Maximum size of one message in bytes. Larger messages are refused."""
     bytes_per_tenant: int = Field(default=256 << 20, ge=1 << 16)
-    """Maximum bytes of a tenant's messages in progress. Further messages wait for `bytes_wait` and are then refused."""
+    """Maximum bytes of a tenant's messages in progress. Further messages wait up to `bytes_wait` for free bytes."""
     bytes_in_all: int = Field(default=1 << 30, ge=1 << 16)
     """Maximum bytes of all tenants' messages in progress."""
     bytes_wait: timedelta = Field(default=timedelta(seconds=5), ge=timedelta())
-    """Time that a message waits for free memory before it is refused."""
+    """Time after which a message that waits for free bytes is refused."""
     queue_length: int = Field(default=1024, ge=1)
     """Maximum number of queued operations or requests per tenant."""
 

@@ -28,7 +28,7 @@ class Retry:
         """Call `call` until it raises no transient error, and return its result.
 
         Raises:
-            DomainError: A permanent error.
+            DomainError: An error that is not transient; see `Disposition.is_transient`.
         """
         failures = 0
         while True:
@@ -37,7 +37,7 @@ class Retry:
             except DomainError as error:
                 if not error.disposition.is_transient:
                     raise
-                # Only the first failure of an outage is logged at level info.
+                # Only the first failure of each call is logged at level info.
                 write = _log.debug if failures else _log.info
                 write('service call failed; retrying', reason=error.reason)
             await self.back_off(failures)

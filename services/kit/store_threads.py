@@ -52,7 +52,7 @@ def store_errors() -> Iterator[None]:
 async def run_in_store_thread(
     function: Callable[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs
 ) -> _Result:
-    """Run `function(*args, **kwargs)` in a thread of the event loop and return its result; see `asyncio.to_thread`.
+    """Run `function(*args, **kwargs)` in a thread and return its result; see `asyncio.to_thread`.
 
     Raises:
         StoreUnavailable: See `store_errors`.

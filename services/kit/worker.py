@@ -46,7 +46,7 @@ class Threads:
         return await loop.run_in_executor(self._executor, lambda: function(*args, **kwargs))
 
     def close(self) -> None:
-        """Cancel queued calls and stop the threads once their functions return."""
+        """Cancel queued calls, wait until the running functions return, and stop the threads."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 

@@ -1,4 +1,4 @@
-"""Domain errors as typed facts, independent of any transport.
+"""Domain errors as classes with typed fields, independent of any transport.
 
 Each class is declared with `domain_error`, which sets its `reason` (a name of `twinkle.api.error.v1.ErrorReason`
 without the prefix). Its base class, the family, sets the status `code`. Its fields become metadata for programs, and

@@ -68,7 +68,8 @@ class InvalidPageToken(InvalidArgument):
 
 
 @domain_error(
-    'MESSAGE_TOO_LARGE', 'the message has {size_bytes} bytes, the limit is {limit_bytes}; send it in smaller parts'
+    'MESSAGE_TOO_LARGE',
+    'the message has {size_bytes} bytes, but the limit is {limit_bytes} bytes; send several smaller messages',
 )
 class MessageTooLarge(ResourceExhausted):
     """A message is larger than the service accepts."""
@@ -87,7 +88,7 @@ class CredentialsInvalid(Unauthenticated):
     """The key is unknown, revoked or expired; the error does not reveal which."""
 
 
-@domain_error('SCOPE_MISSING', 'the API key lacks the scope {scope!r}')
+@domain_error('SCOPE_MISSING', 'the API key lacks the scope {scope!r}; use a key with this scope')
 class ScopeMissing(PermissionDenied):
     """The key is valid but lacks a scope."""
 
@@ -96,7 +97,7 @@ class ScopeMissing(PermissionDenied):
 
 @domain_error('PEER_NOT_TRUSTED', 'only services with a trusted certificate may call this method')
 class PeerNotTrusted(PermissionDenied):
-    """The caller is not a service that may call this one; the error does not reveal which services may."""
+    """The caller is not a service that may call this method; the error does not reveal which services may."""
 
 
 @domain_error(
@@ -124,33 +125,41 @@ class StreamOutOfOrder(Aborted):
         return cls(f'a chunk at byte {offset}', offset=offset)
 
 
-@domain_error('QUEUE_FULL', '{queue_length} requests are queued, the limit is {queue_limit}; retry later')
+@domain_error(
+    'QUEUE_FULL', '{queue_length} requests are queued or running, but the limit is {queue_limit}; retry later'
+)
 class QueueFull(ResourceExhausted):
-    """The tenant's queue is full."""
+    """The tenant has too many queued or running requests."""
 
     queue_length: int
     queue_limit: int
     wait: timedelta = timedelta(seconds=1)
-    """Estimated time until the queue has a free slot."""
+    """Estimated time until another request is accepted."""
 
     @property
     def retry_after(self) -> timedelta | None:
-        """Estimated time until the queue has a free slot."""
+        """Estimated time until another request is accepted."""
         return self.wait
 
 
-@domain_error('QUEUE_FULL', '{queue_length} bytes of requests are in flight, the limit is {queue_limit}; retry later')
+@domain_error(
+    'QUEUE_FULL',
+    'the requests in progress have {queue_length} bytes, but the limit is {queue_limit} bytes; retry later',
+)
 class BytesFull(QueueFull):
-    """The tenant, or all tenants together, have too many bytes in flight. The inherited lengths are in bytes."""
+    """The requests in progress have too many bytes. `queue_length` and `queue_limit` are numbers of bytes here."""
 
     def metadata(self) -> Mapping[str, str]:
-        """Return the lengths under names that distinguish bytes from requests."""
+        """Return both numbers under keys that distinguish bytes from requests."""
         return {'bytesInFlight': str(self.queue_length), 'bytesLimit': str(self.queue_limit)}
 
 
-@domain_error('QUOTA_EXCEEDED', 'quota {quota!r} is used up: the limit is {limit}')
+@domain_error(
+    'QUOTA_EXCEEDED',
+    'the request exceeds the quota {quota!r}, whose limit is {limit}; release resources, or wait if it limits a rate',
+)
 class QuotaExceeded(ResourceExhausted):
-    """A quota of the tenant is used up."""
+    """The request would exceed a quota of the tenant."""
 
     quota: str
     limit: int
@@ -165,7 +174,7 @@ class QuotaExceeded(ResourceExhausted):
 
 @domain_error('SERVICE_UNREACHABLE', 'the {service} service cannot be reached at the moment; retry later')
 class ServiceUnreachable(Unavailable):
-    """A service that this one calls cannot be reached. It may have received the request before the failure."""
+    """A service that this one calls cannot be reached. The called service may have received the request."""
 
     service: str
 
@@ -219,9 +228,9 @@ class NotBuiltYet(DomainError):
     method: str
 
 
-@domain_error('INTERNAL', 'internal error; quote request {request_id} in a report')
+@domain_error('INTERNAL', 'internal error; report it with the request id {request_id}')
 class Internal(DomainError):
-    """A defect of the service. Details are in its log, under the request id."""
+    """The service has a defect. Its log contains the details, under the request id."""
 
     code = Code.INTERNAL
     request_id: str

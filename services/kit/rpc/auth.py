@@ -49,7 +49,9 @@ class InternalAuthenticator:
         self._token = token
 
     async def authenticate(self, method: str, metadata: Mapping[str, str]) -> Caller:
-        """Return the caller that the metadata names. If no token is configured, the tenant defaults to `default`.
+        """Return the caller that the metadata names, with all scopes if the metadata names none.
+
+        If no token is configured, the tenant of a forwarded call defaults to `default`.
 
         Raises:
             CredentialsMissing: The token is missing, or a forwarded call names no tenant.

@@ -42,7 +42,7 @@ class Call:
     caller: Caller | None = None
     """Authenticated caller; None before the authentication, and if it fails."""
     recheck: Callable[[], Awaitable[object]] | None = None
-    """Authenticates the caller again, for each message of a request stream; None if callers stay valid."""
+    """Authenticates the caller again, for each message of a request stream; None if callers are not checked again."""
     status_name: str = 'OK'
     """Name of the call's final status."""
     hold: Hold | None = None

@@ -1,6 +1,7 @@
-"""Channels between services. Each call sends the caller's identity and the trace. The method determines its retries.
+"""Channels between services. Each call sends the caller's identity and the trace.
 
-Channels for forwarded calls add no metadata and never retry.
+The service config of the contracts determines the retries of each method. Channels for forwarded calls add no metadata
+and never retry.
 """
 
 import asyncio

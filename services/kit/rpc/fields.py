@@ -144,7 +144,7 @@ def timestamp_to_proto(moment: datetime) -> Timestamp:
 
 
 def time_from_proto(message: Any, field: str) -> datetime | None:
-    """Return a time of a request in UTC, or None if the field is unset.
+    """Return the time in the field of `message` that is named `field`, in UTC; None if the field is unset.
 
     Raises:
         InvalidField: The time is out of range.

@@ -14,7 +14,7 @@ _COPY_BYTES = 1 << 20
 class LogFile:
     """Receives standard output and standard error of this process and of its children.
 
-    A file above the limit is copied to `<name>.old` and emptied, so both files together take about twice the
+    A file above the limit is copied to `<name>.old` and emptied, so both files together take at most about twice the
     limit. The file is not renamed, because native libraries and children keep it open and would write to the renamed
     file.
 

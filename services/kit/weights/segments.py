@@ -114,6 +114,7 @@ class Segments:
 
         Raises:
             OSError: There is not enough memory, or the persistent name is in use.
+            ValueError: The persistent name is invalid.
         """
         name = self._new_name(persistent_name)
         file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN, 0o600, dir_fd=self._directory)
@@ -156,6 +157,7 @@ class Segments:
         Raises:
             MemoryNotShared: The segment is not in this memory, or does not have the announced size.
             OSError: The persistent name is in use.
+            ValueError: The persistent name is invalid.
         """
         if ref.host_id != self.host_id or not _NAME.fullmatch(ref.name) or ref.size_bytes < 1:
             raise MemoryNotShared()
@@ -177,6 +179,7 @@ class Segments:
 
         Raises:
             MemoryNotShared: No persistent segment has that name and size.
+            ValueError: The name is invalid.
         """
         return self._open(self._new_name(persistent_name), size_bytes)
 
@@ -186,7 +189,11 @@ class Segments:
         return sorted(name.removeprefix(_PERSISTENT_PREFIX) for name in names)
 
     def remove_persistent(self, persistent_name: str) -> None:
-        """Remove the name of a persistent segment if it exists."""
+        """Remove the name of a persistent segment, if the segment exists.
+
+        Raises:
+            ValueError: The name is invalid.
+        """
         with suppress(FileNotFoundError):
             os.unlink(self._new_name(persistent_name), dir_fd=self._directory)
 

@@ -50,7 +50,7 @@ class Sender:
 
         Args:
             threads: Threads that encode.
-            delta_bytes: Approximate size of the cached deltas.
+            delta_bytes: Approximate maximum size of the cached deltas.
             devices: Device transports of this service; None to send all bytes as chunks.
         """
         self._deltas = Deltas(threads, capacity_bytes=delta_bytes)

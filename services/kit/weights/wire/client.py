@@ -119,8 +119,8 @@ class WeightClient:
     ) -> AsyncGenerator[ReceivedState | Synced, None]:
         """Yield the adapter's newest version and every later one, across restarts of the service.
 
-        A slow consumer skips versions. Close the generator with `contextlib.aclosing` to end the stream. The generator
-        keeps the last state in memory as the base of deltas.
+        `Synced` is yielded when no newer version exists. A slow consumer skips versions. Close the generator with
+        `contextlib.aclosing` to end the stream. The generator keeps the last state in memory as the base of deltas.
 
         Args:
             adapter_id: Adapter to follow.
