@@ -205,7 +205,7 @@ class UploadStore:
         status = intact_status(folder, upload_id, is_content_read=True)
         if status is None or not status.is_complete:
             return None
-        with suppress(FileNotFoundError):  # removed since it was found
+        with suppress(FileNotFoundError):  # the upload may have been removed in the meantime
             data = status.path.read_bytes()
             self.touch(folder)
             return data

@@ -39,7 +39,7 @@ from twinkle.plugin import keep_plugins_out
 
 
 def main() -> None:
-    """Run the service until it receives SIGINT or SIGTERM."""
+    """Run the service until it is stopped; see `serve`."""
     keep_plugins_out()
     keep_files_private()
     config = load_config(SamplerConfig)

@@ -26,7 +26,7 @@ class TorchEngineConfig(BaseModel):
     max_num_batched_tokens: int = Field(default=1024, ge=2)
     """Maximum number of rows computed in one step; at least `max_num_seqs` plus `prefill_chunk_tokens`."""
     prefill_chunk_tokens: int = Field(default=512, ge=1)
-    """Number of prompt tokens computed in one chunk."""
+    """Maximum number of prompt tokens computed in one chunk."""
     kv_cache_memory_bytes: int = Field(default=1 << 29, ge=1)
     """Memory for keys, values and the state of recurrent layers, in bytes; requests wait while it is full."""
     max_model_len: int | None = Field(default=None, ge=2)

@@ -156,7 +156,7 @@ class BytesFull(QueueFull):
 
 @domain_error(
     'QUOTA_EXCEEDED',
-    'the request exceeds the quota {quota!r}, whose limit is {limit}; release resources, or wait if it limits a rate',
+    'the request exceeds quota {quota!r}, which is {limit}; release resources, or wait if the quota limits a rate',
 )
 class QuotaExceeded(ResourceExhausted):
     """The request would exceed a quota of the tenant."""

@@ -83,7 +83,7 @@ class Deltas:
             self._cached.popitem(last=False)
 
     def _size_bytes(self) -> int:
-        # Failed attempts are cached, too, and count as 1 KiB.
+        # Results without a delta are cached, too, and count as 1 KiB.
         return sum(1024 if delta is None else len(delta.data) for delta in self._cached.values())
 
     @asynccontextmanager

@@ -75,7 +75,8 @@ class Devices:
             return None
         transport = self._classes[name](self._options)
         try:
-            rendezvous = await _step(transport, asyncio.to_thread(transport.prepare))  # it may resolve a name
+            # The transport may resolve a host name.
+            rendezvous = await _step(transport, asyncio.to_thread(transport.prepare))
         except TransferFailed as error:
             _log.warning('device transport failed; sending bytes', transport=name, problem=str(error))
             return None

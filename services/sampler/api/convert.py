@@ -136,7 +136,7 @@ def pause_mode_from_proto(mode: engine_pb2.PauseMode.ValueType) -> PauseMode:
         InvalidField: The mode is unknown.
     """
     if mode not in _PAUSE_MODES:
-        raise InvalidField('mode', f'{mode} is not a PauseMode')
+        raise InvalidField('mode', f'{mode} is not a PauseMode; use KEEP, WAIT or ABORT')
     return _PAUSE_MODES[mode]
 
 
@@ -147,7 +147,7 @@ def sleep_level_from_proto(level: engine_pb2.SleepLevel.ValueType) -> SleepLevel
         InvalidField: The level is unknown.
     """
     if level not in _SLEEP_LEVELS:
-        raise InvalidField('level', f'{level} is not a SleepLevel')
+        raise InvalidField('level', f'{level} is not a SleepLevel; use WEIGHTS_KEPT or WEIGHTS_DROPPED')
     return _SLEEP_LEVELS[level]
 
 

@@ -237,7 +237,7 @@ class FollowedRun:
         except asyncio.CancelledError:
             self._admit()
             raise
-        # The replacement completes even if this call is cancelled: the engine cannot interrupt it, the state of this
+        # The replacement completes even if this call is cancelled. The engine cannot interrupt it, the state of this
         # object must match the engine's state, and only one replacement may run at a time.
         self._replacement = asyncio.create_task(self._replace(weights), name=f'replace {self._run}')
         try:

@@ -23,7 +23,7 @@ class ResidentAdapters:
         return items, _sort_key(items[-1]) if len(resident) > page.size else None
 
     async def load(self, caller: Caller, choice: AdapterChoice) -> ResidentVersion:
-        """Load a version before a request needs it; it stays in memory until it is evicted.
+        """Load a version before a request needs it; the version stays in memory until it is evicted.
 
         Raises:
             ScopeMissing: The caller may not sample.
@@ -34,7 +34,7 @@ class ResidentAdapters:
             return version
 
     async def unload(self, caller: Caller, adapter_id: str) -> None:
-        """Unload all versions of an adapter; a version in use is unloaded when its last lease ends.
+        """Unload all versions of an adapter. A version in use is unloaded when its last lease ends.
 
         Raises:
             AdapterNotFound: The caller has no such adapter on this sampler.

@@ -187,7 +187,7 @@ def check_fits(prompt_tokens: int, params: SamplingParams, facts: EngineFacts) -
     Raises:
         ContextExceeded: Prompt and `max_tokens` exceed the context.
         InvalidField: `min_tokens` is larger than the number of tokens that may be sampled, `prompt_probe` does not fit
-            the prompt's length or the vocabulary, or the engine cannot report experts, or not for so many tokens.
+            the prompt or the vocabulary, or the engine cannot report experts, at least not for so many tokens.
     """
     available = facts.context_tokens - prompt_tokens
     max_tokens = 1 if params.max_tokens is None else params.max_tokens
@@ -195,7 +195,8 @@ def check_fits(prompt_tokens: int, params: SamplingParams, facts: EngineFacts) -
         raise ContextExceeded(prompt_tokens, max_tokens, facts.context_tokens)
     limit = available if params.max_tokens is None else max_tokens
     if params.min_tokens > limit:
-        raise InvalidField('params.min_tokens', f'must be at most the {limit} new tokens allowed')
+        problem = f'must be at most {limit}, the maximum number of new tokens, got {params.min_tokens}'
+        raise InvalidField('params.min_tokens', problem)
     if params.return_routed_experts:
         _check_experts(facts.expert_token_bytes, (prompt_tokens + limit) * params.num_samples)
     if params.prompt_probe is None:

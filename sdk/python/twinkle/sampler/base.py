@@ -91,7 +91,7 @@ class Sampler(ABC):
 
         Raises:
             UnknownTemplate: no template of this name exists.
-            PluginRefused: the name is that of a plugin, which is not allowed or contains no template.
+            PluginRefused: plugins are not allowed, or the plugin does not contain exactly one template.
             TypeError: options are given with an instance, or the template does not accept them.
         """
         if not isinstance(template_cls, Template):

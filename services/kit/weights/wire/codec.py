@@ -1,7 +1,7 @@
 """Hand-written protobuf encoding of weight chunks, which avoids the copies of the generated code.
 
-The bytes equal those of the generated code: PublishRequest, SubscribeResponse and FetchResponse have a frame in field
-1, a frame has a chunk in field 2, and a chunk consists of offset, data and checksum. Sending copies the data once, and
+The bytes equal those of the generated code. PublishRequest, SubscribeResponse and FetchResponse have a frame in field
+1. A frame has a chunk in field 2, and a chunk consists of offset, data and checksum. Sending copies the data once, and
 reading does not copy it. Messages of any other form (other frames, unknown or repeated fields, another order) use the
 generated code.
 """

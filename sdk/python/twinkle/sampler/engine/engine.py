@@ -333,7 +333,7 @@ class SamplerEngine:
         return events + self._ended(sequences)
 
     def _ended(self, sequences: list[Sequence]) -> list[EngineEvent]:
-        """End the sequences that end with another engine's token, once their earlier tokens are computed."""
+        """End the sequences that another engine has sampled to their end, once their earlier tokens are computed."""
         events: list[EngineEvent] = []
         for sequence in sequences:
             if sequence.end_reason is None or sequence.uncomputed_count > 1:

@@ -16,7 +16,7 @@ from twinkle.sampler.engine.scheduler import StepPlan
 
 @dataclass(frozen=True, kw_only=True)
 class PackItem:
-    """Rows of one sequence: the tokens that follow those in its cache."""
+    """Rows of one sequence: the next tokens that are not in its cache yet."""
 
     token_ids: Sequence[int]
     cache: KVCache

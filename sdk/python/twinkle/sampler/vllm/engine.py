@@ -130,7 +130,7 @@ class VllmEngine:
         return bool(self._core.args.enable_sleep_mode) and not is_cpu()
 
     async def generate(self, request: VllmRequest) -> AsyncGenerator[EngineEvent, None]:
-        """Run a request and yield its events: the prompt once, the tokens, and one end per sequence.
+        """Run a request and yield its events: the prompt once, the tokens, and the end of each sequence.
 
         Closing the generator aborts the request. A slow consumer does not delay other requests: its backlog is bounded
         by the number of tokens of the request.
