@@ -201,7 +201,10 @@ def _continued(entries: Sequence[sampler_service_pb2.SequenceSoFar], sample_coun
 def _so_far(entry: sampler_service_pb2.SequenceSoFar, index: int) -> SequenceSoFar:
     field = f'continued[{index}]'
     if entry.sequence_index != index:
-        raise InvalidField(f'{field}.sequence_index', f'must be {index}; give one entry per sequence, in order')
+        raise InvalidField(
+            f'{field}.sequence_index',
+            f'must be {index}, got {entry.sequence_index}; give one entry per sequence, in order',
+        )
     token_ids: tuple[int, ...] = ()
     if entry.HasField('token_ids'):
         array = tensor_from_proto(entry.token_ids, f'{field}.token_ids', dtypes=('int32', 'int64'), dimensions=1)

@@ -69,8 +69,9 @@ def _stops(message: sampling_pb2.SamplingParams) -> tuple[str | int, ...]:
             raise InvalidField(f'params.{name}', f'has {len(items)} entries; at most {MAX_STOPS} are allowed')
     for index, text in enumerate(message.stop_strings):
         if not 1 <= len(text) <= MAX_STOP_LENGTH:
-            problem = f'must have 1 to {MAX_STOP_LENGTH} characters, got {len(text)}'
-            raise InvalidField(f'params.stop_strings[{index}]', problem)
+            raise InvalidField(
+                f'params.stop_strings[{index}]', f'must have 1 to {MAX_STOP_LENGTH} characters, got {len(text)}'
+            )
     for index, token_id in enumerate(message.stop_token_ids):
         if token_id < 0:
             raise InvalidField(f'params.stop_token_ids[{index}]', f'must be at least 0, got {token_id}')

@@ -220,7 +220,10 @@ class FollowedRun:
 
     def _check_weights(self, weights: AdapterWeights) -> None:
         if weights.base_model != self._engine.facts.base_model:
-            raise InvalidField('adapter', f'belongs to base model {weights.base_model!r}')
+            raise InvalidField(
+                'adapter',
+                f'belongs to base model {weights.base_model!r}; this sampler serves {self._engine.facts.base_model!r}',
+            )
         if weights.lora_config is not None:
             raise AdapterMisfit(weights.adapter_id, 'a sampler that serves LoRA adapters')
 

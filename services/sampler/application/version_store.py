@@ -230,7 +230,10 @@ class VersionStore:
             AdapterMisfit: The weights are not a LoRA adapter, or exceed the memory for adapters.
         """
         if weights.base_model != self._engine.facts.base_model:
-            raise InvalidField('adapter', f'belongs to base model {weights.base_model!r}')
+            raise InvalidField(
+                'adapter',
+                f'belongs to base model {weights.base_model!r}; this sampler serves {self._engine.facts.base_model!r}',
+            )
         if weights.lora_config is None:
             needs = 'a dedicated sampler: it is a full-parameter run, not a LoRA adapter'
             raise AdapterMisfit(weights.adapter_id, needs)

@@ -195,8 +195,9 @@ def check_fits(prompt_tokens: int, params: SamplingParams, facts: EngineFacts) -
         raise ContextExceeded(prompt_tokens, max_tokens, facts.context_tokens)
     limit = available if params.max_tokens is None else max_tokens
     if params.min_tokens > limit:
-        problem = f'must be at most {limit}, the maximum number of new tokens, got {params.min_tokens}'
-        raise InvalidField('params.min_tokens', problem)
+        raise InvalidField(
+            'params.min_tokens', f'must be at most {limit}, the maximum number of new tokens, got {params.min_tokens}'
+        )
     if params.return_routed_experts:
         _check_experts(facts.expert_token_bytes, (prompt_tokens + limit) * params.num_samples)
     if params.prompt_probe is None:
