@@ -140,7 +140,7 @@ class PromptRunner:
         """Lease the version named in `choice` within this block; yield None for the base model alone.
 
         Raises:
-            BaseModelNotFound: `choice` is None, and this sampler serves a full-parameter run.
+            BaseModelNotFound: No version is named, and this sampler serves a full-parameter run.
             NotFound, Unavailable, AdapterMisfit, InvalidField, NotSupportedHere: See `Versions.lease`.
         """
         if choice is None:

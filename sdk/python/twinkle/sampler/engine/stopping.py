@@ -77,7 +77,7 @@ class StopDetector:
         return withheld
 
     def _find_stop(self, text: str) -> int | None:
-        """Return the start of the first stop string that ends in the new part of `text`; None if there is none."""
+        """Return the start of the first stop string that ends in the new part of `text`; None without a stop string."""
         if self._token_count <= self._rules.min_tokens:
             return None
         begins = (text.find(stop, max(0, len(self._withheld) - len(stop) + 1)) for stop in self._rules.strings)
