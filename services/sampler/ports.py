@@ -153,7 +153,7 @@ class WeightSource(Protocol):
     def follow(
         self, caller: Caller, adapter_id: str, held: AdapterWeights | None
     ) -> AsyncGenerator['AdapterWeights | Synced', None]:
-        """Yield the newest version after `held`, then `Synced`, then later versions as they are published.
+        """Yield the newest version after `held` and later versions as they are published; `Synced` follows the newest.
 
         A reader that is slower than the publisher skips versions. Broken streams are resumed indefinitely. `held` may
         allow the source to send a delta.

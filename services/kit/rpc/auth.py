@@ -49,7 +49,7 @@ class InternalAuthenticator:
         self._token = token
 
     async def authenticate(self, method: str, metadata: Mapping[str, str]) -> Caller:
-        """Return the caller that the metadata names, with all scopes if the metadata names none.
+        """Return the caller that the metadata names, with all scopes if the metadata has no entry for scopes.
 
         If no token is configured, the tenant of a forwarded call defaults to `default`.
 

@@ -166,7 +166,8 @@ class RpcServer:
     async def stop(self, grace: timedelta | None = None) -> None:
         """Shut down: report NOT_SERVING, refuse new calls, wait `grace` for running ones, then cancel them.
 
-        Concurrent calls wait for the same shutdown, because grpc.aio 1.85 crashes if a server is stopped twice.
+        None waits for `drain_seconds` of the configuration. Concurrent calls of this method wait for the same shutdown,
+        because grpc.aio 1.85 crashes if a server is stopped twice.
         """
         if self._shutdown is None:
             seconds = self._config.drain_seconds if grace is None else grace.total_seconds()

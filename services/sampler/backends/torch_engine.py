@@ -68,7 +68,7 @@ class TorchEngine:
 
         Raises:
             OSError, UnsupportedModel: The folder does not contain a supported model.
-            ValueError: A patch is unknown or does not fit the model.
+            ValueError: A patch is unknown or does not fit the model, or a limit is too small.
         """
         self._model = PackedCausalLM.load(
             options.folder,

@@ -60,7 +60,7 @@ class VllmEngine:
 
         Raises:
             OSError: The folder does not contain a model.
-            ValueError: An engine argument is unknown or not available on this machine.
+            ValueError: An engine argument is not supported, or vLLM cannot run the model with the arguments.
         """
         tokenizer = PromptEncoder(options.folder, vocabulary_size=0).tokenizer
         self._engine = LibraryEngine(
@@ -183,7 +183,7 @@ class VllmEngine:
         await self._engine.abort(request_id)
 
     async def reset_prefix_cache(self) -> int:
-        """Drop cached prefixes, and return a count that includes tokens that were evicted earlier."""
+        """Drop cached prefixes, and return an estimate: the number of tokens of requests since the last call."""
         with _domain_errors():
             return await self._engine.reset_prefix_cache()
 

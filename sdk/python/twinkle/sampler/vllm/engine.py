@@ -139,7 +139,7 @@ class VllmEngine:
             DuplicateRequest: a request with this id is running.
             InvalidPrompt, ContextExceeded, InvalidSamplingParams, InvalidContinuation: the request was refused.
             UnknownAdapter: the engine does not have the version.
-            EngineFailed: the engine has failed.
+            EngineFailed: the engine has failed, or could not check the structured output.
         """
         await self._is_open.wait()
         run = self._begin(request)
