@@ -13,7 +13,7 @@ from services.sampler.domain.errors import VersionNotReady
 from services.sampler.domain.residency import ResidentVersion
 
 MAX_UNAWAITED = 8
-"""Maximum number of fetches without a waiter, running or failed; the oldest is dropped for a new one."""
+"""Maximum number of fetches without a waiter, running or failed; if another is added, the oldest is cancelled."""
 
 
 @dataclass(eq=False)

@@ -37,7 +37,7 @@ _TRANSPORTS = {
     'nixl': weights_pb2.DEVICE_TRANSPORT_NIXL,
     'cuda_ipc': weights_pb2.DEVICE_TRANSPORT_CUDA_IPC,
 }
-"""Numbers of the transports, whose names are also those of the fields of DeviceTransfer."""
+"""Enum numbers of the transports, by name. DeviceTransfer has a field with the name of each transport."""
 _TRANSPORTS_BY_NUMBER = {number: name for name, number in _TRANSPORTS.items()}
 
 
