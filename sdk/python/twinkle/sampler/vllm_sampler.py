@@ -178,7 +178,11 @@ class vLLMSampler(Sampler):  # noqa: N801 - public name
         self._loop.run(self._engine.sleep(level))
 
     def wake_up(self) -> None:
-        """Allocate the memory again. Has no effect if the engine does not sleep."""
+        """Allocate the memory again. Has no effect if the engine does not sleep.
+
+        Raises:
+            EngineFailed: the weights could not be restored after level 2.
+        """
         self._loop.run(self._engine.wake_up())
 
     def reset_prefix_cache(self) -> None:

@@ -81,7 +81,9 @@ class Sequence:
         if reason is None and completion.finish_reason is not None:
             reason = _REASONS.get(completion.finish_reason)
             if reason is None and self.is_structured:
-                raise InvalidSamplingParams('structured_output', 'the form is too costly or has no next token')
+                raise InvalidSamplingParams(
+                    'structured_output', 'allows no further token, or takes too long to apply; use a simpler format'
+                )
             if reason is None:
                 raise EngineFailed(f'vLLM ended a sequence with {completion.finish_reason!r}')
             text += self.stop_detector.release()
