@@ -146,7 +146,7 @@ def _delta_header(header: Header, delta: Delta, base_version: int) -> Header:
 
 
 def _offset(header: Header, receiver: ReceiverOptions, field: str) -> int:
-    """Return the position of the first chunk: the resume offset if the receiver has a part of these bytes, else 0."""
+    """Return the position of the first chunk: the resume offset if its digest is that of these bytes, else 0."""
     digest = receiver.resume_digest or header.manifest.digest
     if header.encoding is Encoding.SHARED_MEMORY or digest != header.resume_digest:
         return 0

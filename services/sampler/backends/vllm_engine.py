@@ -183,7 +183,7 @@ class VllmEngine:
         await self._engine.abort(request_id)
 
     async def reset_prefix_cache(self) -> int:
-        """Drop cached prefixes, and return an estimate: the number of tokens of requests since the last call."""
+        """Drop cached prefixes, and return an estimate: the tokens of the requests that ended since the last call."""
         with _domain_errors():
             return await self._engine.reset_prefix_cache()
 
