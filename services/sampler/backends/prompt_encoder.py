@@ -27,8 +27,8 @@ class PromptEncoder:
 
         Raises:
             InvalidField: The prompt cannot be encoded; the field path starts with 'token_ids', 'text' or 'chat'.
-            ContextExceeded: The tokens of a chat exceed the context, or the minimum number of tokens of a text does. For
-                a text, `prompt_tokens` is this lower bound.
+            ContextExceeded: A chat, or the minimum number of tokens of a text, exceeds the context. For a text,
+                `prompt_tokens` is this minimum.
         """
         if isinstance(prompt, TokenPrompt):
             return self._checked(prompt.token_ids)
