@@ -23,14 +23,14 @@ class _Entry:
 
     size_bytes: int
     holders: int = 1
-    """Number of `enter` calls without a `leave`."""
+    """Number of calls of `enter` and `enter_accepted` that no `leave` has undone."""
 
 
 class FutureCapacity:
     """Limits the number of unfinished futures to `bounds`, and the total bytes of their requests to `sizes`.
 
-    A future counts once, until `leave` has been called as often as `enter`. `gate` also counts the futures that sample,
-    and applies quotas to them.
+    A future counts once, until `leave` has been called as often as `enter` and `enter_accepted` together. `gate` also
+    counts the futures that sample, and applies quotas to them.
     """
 
     def __init__(self, bounds: Bounds, *, sizes: Bounds = UNBOUNDED, gate: SamplingGate | None = None) -> None:
@@ -42,7 +42,7 @@ class FutureCapacity:
         self._count = 0
 
     def enter(self, future: Future, size_bytes: int = 0) -> None:
-        """Admit a new future; a future that entered before is never refused.
+        """Count a new future if the limits allow it; a future that is counted already is never refused.
 
         Raises:
             QueueFull: the tenant or all tenants together have too many futures.
@@ -71,7 +71,7 @@ class FutureCapacity:
         self._bytes[future.tenant_id] = self._bytes.get(future.tenant_id, 0) + size_bytes
 
     def leave(self, future: Future) -> None:
-        """Undo one `enter`; an unknown future is ignored."""
+        """Undo one call of `enter` or `enter_accepted`; an unknown future is ignored."""
         if (gate := self._gate_of(future)) is not None:
             gate.leave(future.tenant_id, future.future_id)
         entries = self._entries.get(future.tenant_id, {})
@@ -87,7 +87,7 @@ class FutureCapacity:
             del self._entries[future.tenant_id], self._bytes[future.tenant_id]
 
     def size_bytes(self, future: Future) -> int:
-        """Return the size of the request of a future that entered; 0 for others."""
+        """Return the size of the request of a counted future; 0 for other futures."""
         known = self._entries.get(future.tenant_id, {}).get(future.future_id)
         return known.size_bytes if known else 0
 
@@ -117,7 +117,7 @@ class SampleTally:
             self._works.popitem(last=False)
 
     def settled(self, future: Future, stored: Future) -> None:
-        """Count a future after an attempt to settle it, unless the stored outcome is from another gateway."""
+        """Count the usage of a settled future if `stored`, the stored future, is done and belongs to this gateway."""
         work = self._works.pop(future.future_id, None)
         # An earlier attempt may have succeeded although its response was lost, so the finish times may differ.
         if work is not None and stored.state is FutureState.DONE and stored.owner == future.owner:
@@ -125,14 +125,14 @@ class SampleTally:
 
 
 class LimitedTrainer:
-    """A `Trainer` that applies quotas: an operation waits while its tenant is over its token rate."""
+    """A `Trainer` that applies quotas: operations wait for the token rate; adapters and saves over a limit are refused."""
 
     def __init__(self, trainer: Trainer, limits: TrainingLimits) -> None:
         self._trainer = trainer
         self._limits = limits
 
     async def create_adapter(self, tenant_id: str, request: bytes, *, request_id: str) -> bytes:
-        """Create an adapter and return the response; a repeated request returns the adapter that it created.
+        """Create an adapter and return the response; a repeated request returns the adapter of the first request.
 
         Raises:
             QuotaExceeded: the adapter would be new, and the tenant's limit is reached.

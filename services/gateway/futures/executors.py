@@ -1,4 +1,4 @@
-"""Executors of futures: training operations, adapters, sampling, and requests that were refused in advance."""
+"""Executors of futures: for operations, the creation and deletion of adapters, sampling, and refused requests."""
 
 import asyncio
 import json
@@ -25,18 +25,18 @@ SAMPLE_PATIENCE = timedelta(minutes=30)
 _MAX_REMEMBERED = 1024
 _NOT_RUN = {'SEQUENCE_REUSED', 'SEQUENCE_GAP'}
 _SENT = 1
-"""Number of a deletion that was sent."""
+"""Number that is stored for a deletion before it is sent."""
 _LENGTH_BYTES = 2
 
 
 class ExecuteOperation:
     """Runs a training operation exactly once. The lane of its future is the adapter.
 
-    An operation gets the next number of its adapter, and the number is stored before the operation is sent. After any
-    failure the operation is sent again under that number with the same content, and the model service returns the
-    recorded response if the operation ran. An operation gets another number only if the service reports that it did
-    *not* run under its number: another caller's operation has the number (SEQUENCE_REUSED), or earlier operations are
-    lost (SEQUENCE_GAP). A refused operation leaves its number unused, and the lane's next operation takes that number.
+    An operation gets the next number of its adapter, and the number is stored before the operation is sent. After a
+    transient failure or a restart, the operation is sent again under that number. If it ran before, the model service
+    returns the recorded response. An operation gets another number only if the service reports that it did *not* run
+    under its number: another caller's operation has the number (SEQUENCE_REUSED), or earlier operations are lost
+    (SEQUENCE_GAP). A refused operation leaves its number unused, and the lane's next operation takes that number.
     """
 
     def __init__(self, trainer: Trainer, store: FutureStore, retry: Retry) -> None:
@@ -44,9 +44,9 @@ class ExecuteOperation:
         self._store = store
         self._retry = retry
         self._sent: dict[str, int] = {}
-        """Numbers of the operations that were sent, by the id of the future."""
+        """Numbers of the operations that are being sent or run, by the id of the future."""
         self._unnumbered: set[str] = set()
-        """Ids of futures that need a number, because they have none or did not run under it."""
+        """Ids of futures that need a number, because they have no number or did not run under it."""
         self._stopped: set[str] = set()
         """Ids of unnumbered futures that were cancelled."""
         self._last: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()
@@ -73,7 +73,7 @@ class ExecuteOperation:
         return response
 
     async def stop(self, future: Future) -> bool:
-        """Cancel the operation if the model service has not started it; its call then fails as cancelled."""
+        """Cancel the operation if the model service has not started it; its call then fails as cancelled. Return False."""
         number = self._sent.get(future.future_id)
         if future.future_id in self._unnumbered:
             self._stopped.add(future.future_id)
@@ -94,14 +94,14 @@ class ExecuteOperation:
             self._sent.pop(future.future_id, None)
 
     def _last_before(self, future: Future) -> int | None:
-        """Return the last number if it is from the previous position, so that no other gateway ran the lane since."""
+        """Return the last number if it is from the previous position: no other gateway has run the lane since."""
         position, number = self._last.pop((future.tenant_id, future.lane), (None, None))
         return number if position is not None and position + 1 == future.position else None
 
     async def _renumber(
         self, future: Future, *, last: int | None, instead_of: int | None, failures: int | None = None
     ) -> int:
-        """Assign a number to a future that did not run, after a pause if other numbers failed.
+        """Assign a number to a future that did not run; if an earlier number failed, pause first.
 
         Raises:
             Cancelled: the future was stopped before it had a number.
@@ -145,7 +145,7 @@ class CreateAdapter:
 
 
 class DeleteAdapter:
-    """Deletes an adapter. If a repeated deletion finds no adapter, an earlier attempt succeeded."""
+    """Deletes an adapter. A repeated deletion that finds no adapter succeeds, because an earlier attempt deleted it."""
 
     def __init__(self, trainer: Trainer, store: FutureStore, retry: Retry) -> None:
         self._trainer = trainer
@@ -177,11 +177,11 @@ class DeleteAdapter:
 class FailRefused:
     """Fails a request that was refused before it was submitted.
 
-    Clients count a refused request in its lane; without a future at its position, later requests would wait for it.
+    A refused request has a position in its lane; without a future at that position, later requests would wait for it.
     """
 
     async def __call__(self, future: Future, payload: bytes) -> bytes:
-        """Raise the InvalidField that is stored in the payload."""
+        """Raise the InvalidField that the payload describes."""
         del future
         raise InvalidField(**json.loads(payload))
 
@@ -205,7 +205,7 @@ class SampleTask:
     """Serialized SampleBatchRequest of one prompt; without weights if there is a handle."""
 
     def to_bytes(self) -> bytes:
-        """Return the serialized payload: the length of the handle's id, the id and the request."""
+        """Return the payload: the length of the handle's id as two big-endian bytes, the id, and the request."""
         name = self.handle_id.encode()
         return len(name).to_bytes(_LENGTH_BYTES, 'big') + name + self.request
 

@@ -60,7 +60,7 @@ class Futures:
         return self._runner.is_disowned
 
     def add_executor(self, kind: str, executor: Executor, *, on_settled: Callable[[Future, Future], None]) -> None:
-        """Add an executor before the first future runs, and set `FutureRecords.on_settled`, which all kinds share."""
+        """Add an executor, and set `FutureRecords.on_settled` for all kinds. Call it before the first future runs."""
         self._runner.executors[kind] = executor
         self._records.on_settled = on_settled
 
@@ -78,7 +78,8 @@ class Futures:
 
         Raises:
             RequestIdReused: the key was used for another request.
-            QueueFull, QuotaExceeded: the tenant or all tenants together have too many or too large waiting futures.
+            QueueFull: the tenant, or all tenants together, have too many unfinished futures, or too large requests.
+            QuotaExceeded: the future samples, and its tenant may not sample now.
             Draining: this gateway is shutting down.
             ServiceUnreachable, DiskFull: the request could not be stored.
         """
@@ -101,7 +102,7 @@ class Futures:
         return known
 
     async def wait(self, future_id: str, *, seconds: float) -> Future:
-        """Return the caller's future when it is finished, or unfinished after `seconds` or when this gateway stops.
+        """Return the caller's future once it is finished, or unfinished after `seconds` or when this gateway stops.
 
         Raises:
             FutureNotFound: the caller has no such future.
@@ -130,19 +131,21 @@ class Futures:
         return await self.result(future) if future.is_finished else None
 
     async def payload(self, future: Future) -> bytes:
-        """Return the request of an unfinished future.
+        """Return the request of a future, which is stored until the future is finished.
 
         Raises:
-            FutureExpired: the future is finished. Facts that are needed afterwards belong in its note.
+            FutureExpired: the request is deleted. Facts that are needed later belong in the future's note.
+            PayloadLost: the request is missing or damaged.
         """
         return await self._records.read(future, future.payload_name)
 
     async def result(self, future: Future) -> bytes:
-        """Return the result of a future that is done.
+        """Return the result of a finished future.
 
         Raises:
             DomainError: the error that the future failed with.
             FutureExpired: the result is deleted.
+            PayloadLost: the result is missing or damaged.
         """
         if future.error is not None:
             raise future.error
@@ -153,10 +156,11 @@ class Futures:
         return await self._records.payloads.size(future.result_name)
 
     async def cancel(self, future_id: str) -> None:
-        """Stop a future if possible; a finished future does not change. A lane skips a stopped future.
+        """Stop a future if possible. A stopped future fails as cancelled, and its lane continues.
 
         Raises:
             FutureNotFound, FutureExpired: see `wait`.
+            DomainError: the model service cannot be reached, or has no such operation.
         """
         await self._stop(await self._find(future_id))
 
@@ -167,7 +171,7 @@ class Futures:
                 await self._stop(future)
 
     async def resume(self) -> int:
-        """Run all waiting futures of this gateway that are not loaded yet; return the number of waiting futures."""
+        """Load all waiting futures of this gateway and run them; return their number. Loaded futures are not affected."""
         records = self._records
         with self._runner.recording_finished() as finished_ids:
             waiting = await records.retry.call(partial(records.store.list_waiting, self._owner))
@@ -192,7 +196,7 @@ class Futures:
                 pass
 
     def begin_stop(self) -> None:
-        """Accept no more requests, and return from all waits."""
+        """Accept no more requests, and end all waits."""
         self._is_closed = True
         self._waiters.close()
 
@@ -240,9 +244,10 @@ class Futures:
                 await self._runner.add(future)
                 return future
         finally:
-            # The runner counts the futures that it runs.
+            # If the future runs here, the runner counts it too.
             self._capacity.leave(future)
-        # The future was accepted before: by another process, by a concurrent call with the same key, or long ago.
+        # Another gateway owns the lane, or the future was accepted before: by a concurrent call, by another process or
+        # long ago.
         if not stored.is_finished and stored.future_id not in finished_ids:
             await self._resume_one(stored)
         if stored.is_finished or stored.fingerprint != future.fingerprint:
@@ -283,7 +288,7 @@ class Futures:
         await self._resume_one(future, is_new=True)
 
     async def _handle_finished(self, notification: Notification) -> None:
-        """Notify waiters of a future that any gateway finished."""
+        """Notify the waiters of a future that this or another gateway has finished."""
         future_id = notification.future_id
         self._runner.record_finished(future_id)
         self._remove_remote(future_id)
@@ -303,7 +308,7 @@ class Futures:
         self._waiters.wake_all()
 
     def _find_running(self, future_id: str) -> Future | None:
-        """Return the caller's future that waits or runs here, without a database query."""
+        """Return the caller's future if it waits or runs here, else None. Needs no database query."""
         future = self._runner.find(future_id)
         return future if future is not None and future.tenant_id == self._caller().tenant_id else None
 

@@ -1,7 +1,7 @@
 """Lanes: futures that run one after the other, in the order of their positions.
 
-`Lane` contains the rules of one lane and does no I/O. `Lanes` stores the lanes in use, and gives up on missing
-positions after a time limit.
+`Lane` contains the rules of one lane and does no I/O. `Lanes` contains the lanes in use, and gives up missing positions
+after a time limit.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from services.kit.retry import Retry
 _MAX_IDLE = 1000
 """Number of lanes in memory above which idle lanes are dropped."""
 _IDLE_SECONDS = 600.0
-"""Minimum idle time before a lane is dropped; much longer than the delay until the lane's last write can be read."""
+"""Idle time after which an unshared lane may be dropped; much longer than the delay until its last write is readable."""
 
 _Key = tuple[str, str]
 
@@ -32,7 +32,7 @@ class Admission(Enum):
     KNOWN = auto()
     """The future arrived before."""
     PASSED = auto()
-    """Another future has the position, or the lane gave up the position."""
+    """Another future has or had the position, or the lane gave up the position."""
 
 
 class Lane:
@@ -63,7 +63,7 @@ class Lane:
         return None if self._running is not None or self._waiting else self._idle_since
 
     def add(self, future: Future, *, now: float) -> Admission:
-        """Add a future that arrived, in any order."""
+        """Add a future; the futures of a lane may arrive in any order."""
         waiting = self._waiting.get(future.position)
         if future.future_id in (self._running, waiting.future_id if waiting else None):
             return Admission.KNOWN
@@ -89,7 +89,7 @@ class Lane:
         self._idle_since = now
 
     def skip_to(self, position: int) -> list[Future]:
-        """Advance an idle lane to at least `position`; return the waiting futures that are skipped."""
+        """Advance to at least `position` while no future runs; return the waiting futures that are skipped."""
         self.next_position = max(self.next_position, position)
         passed = [waiting for waiting in sorted(self._waiting) if waiting < self.next_position]
         return [self._take(waiting) for waiting in passed]
@@ -98,15 +98,15 @@ class Lane:
         """Return the time at which to give up a missing position; None if no position is missing.
 
         Args:
-            patience: seconds that the first waiting future waits, from its arrival or from the time at which the lane
-                became idle, whichever is later.
+            patience: seconds that the first waiting future waits, from its arrival or from the end of the previous
+                future, whichever is later.
         """
         if self._running is not None or not self._waiting or self.next_position in self._waiting:
             return None
         return max(self._arrival_times[min(self._waiting)], self._idle_since) + patience
 
     def give_up(self) -> list[Future]:
-        """Return, in order, the futures that directly follow the gap and must fail; call `end` once for all of them.
+        """Remove and return, in order, the futures directly after the gap, which must fail; call `end` once for all.
 
         They were submitted to run after the missing future, and without that future their effect would differ.
         """
@@ -142,8 +142,8 @@ class Lanes:
     """Lanes by tenant and name.
 
     A lane belongs to one gateway only while futures wait or run in it. If other gateways may run its futures
-    (`is_shared`), an idle lane is therefore dropped immediately, and its position is read again when it is needed. The
-    position is also read before a gap is given up, after a future has waited for `patience` in an idle lane.
+    (`is_shared`), an idle lane is therefore dropped immediately, and its position is read again when it is needed. A
+    lane gives up a gap after a future has waited for `patience` and the position has been read again.
 
     Concurrency: use it from one event loop.
     """
@@ -178,7 +178,7 @@ class Lanes:
         self._advance(key, lane)
 
     def check_gaps(self) -> None:
-        """Read the positions of the lanes that wait for a missing position."""
+        """Check the lanes that wait for a missing position, which another gateway may have finished."""
         for key in list(self._timers):
             self._check_later(key)
 

@@ -84,7 +84,7 @@ class GatewayLease:
         if self._listening is not None:
             self._listening.cancel()
             await asyncio.wait([self._listening])
-        # If only a future was lost, the lease may still exist.
+        # If another gateway took only a future, the lease still exists.
         await self._peers.leave(self._gateway_id)
         await self.join()
 

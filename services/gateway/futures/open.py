@@ -39,7 +39,7 @@ from services.kit.rpc.context import acting_for, current_caller
 _HEARTBEATS = 10
 """Number of heartbeats per lease."""
 _SILENT_HEARTBEATS = 3
-"""Number of missed heartbeats after which a gateway that has also lost its connection counts as dead."""
+"""Number of missed heartbeats after which a gateway without a notification connection counts as dead."""
 
 
 @dataclass(frozen=True)

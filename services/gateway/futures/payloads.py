@@ -4,7 +4,7 @@ A file is written under a temporary name, synced and renamed, and then its folde
 complete and survives a power failure before the row that names it is committed. Each file begins with a digest, and a
 file that does not match its digest counts as missing.
 
-Small payloads are files too. Storing one in its row would save about 0.1 ms of an operation that takes several
+Small payloads are files too. Storing them in the database would save about 0.1 ms of an operation that takes several
 milliseconds. However, the table would grow by the size of all results, because its rows are stored for days.
 """
 
@@ -31,7 +31,7 @@ _TEMPORARY = '.half-'
 _STORE_ID = 'store-id'
 """Name of the file with the id of the folder."""
 _SHARD = slice(-2, None)
-"""Part of a name without its suffix, used as the name of the subfolder, so that no folder has very many files."""
+"""Part of a name before the dot that is the name of its subfolder, so that no folder has very many files."""
 
 _Arguments = ParamSpec('_Arguments')
 _Result = TypeVar('_Result')
@@ -50,11 +50,11 @@ class PayloadFiles:
         self._threads = Threads('payloads', count=thread_count)
 
     async def store_id(self) -> str:
-        """Return the id of the folder, which is independent of its path; create it when needed."""
+        """Return the id of the folder, which does not depend on its path; the first call creates the id."""
         return await self._run(_read_store_id, self._folder)
 
     def close(self) -> None:
-        """Stop the threads after the calls in progress."""
+        """Cancel queued calls, and stop the threads once the running calls return."""
         self._threads.close()
 
     async def check_free_space(self, size_bytes: int) -> None:

@@ -13,7 +13,8 @@ class FutureStore(Protocol):
     async def add_if_absent(self, future: Future) -> Future:
         """Store the future unless a future with that id is stored; return the stored one.
 
-        A new future is returned as the same object, unless its lane has another owner, which then owns the future too.
+        A new future is returned as the same object. If another gateway owns the lane, a copy with that owner is stored
+        and returned instead.
 
         Raises:
             ServiceUnreachable: the gateway that the future names as its owner lost its lease.
@@ -49,7 +50,7 @@ class FutureStore(Protocol):
         ...
 
     async def list_finished(self, *, finished_before: datetime, limit: int) -> Sequence[Future]:
-        """Return some futures that finished before a time and are not expired."""
+        """Return up to `limit` futures that finished before a time and are not expired."""
         ...
 
     async def list_by_topic(
@@ -63,7 +64,7 @@ class FutureStore(Protocol):
         ...
 
     async def drop_expired(self, *, finished_before: datetime) -> int:
-        """Delete expired futures that finished before a time, except the last of each lane; return their number."""
+        """Delete expired futures that finished before a time; keep the last of each lane. Return the number deleted."""
         ...
 
     async def find_known(self, future_ids: Collection[str]) -> Collection[str]:
@@ -72,13 +73,13 @@ class FutureStore(Protocol):
 
 
 class PayloadStore(Protocol):
-    """Stores requests and results outside the database, by name. Stored data survives if the process is killed.
+    """Stores requests and results outside the database, by name. Stored data survives a crash of the process.
 
     Every method raises ServiceUnreachable if the disk fails.
     """
 
     async def check_free_space(self, size_bytes: int) -> None:
-        """Check that there is enough space for a new request; results and counters may use the reserved space.
+        """Check that there is enough space for a new request. Some space stays reserved for results and counters.
 
         Raises:
             DiskFull: there is too little space.
@@ -107,19 +108,19 @@ class PayloadStore(Protocol):
 
 
 class Executor(Protocol):
-    """Runs one kind of future. Repeated calls with the same future run it exactly once."""
+    """Runs one kind of future. A future may be run again after a crash; its request must not take effect twice."""
 
     async def __call__(self, future: Future, payload: bytes) -> bytes:
         """Run a future on behalf of its tenant and return the result.
 
         Raises:
-            DomainError: the future failed permanently. Executors wait for transient failures to pass, such as a
-                restart.
+            DomainError: the future failed permanently. Executors retry after transient failures, such as a restart.
+            FutureTaken: another gateway owns the future.
         """
         ...
 
     async def stop(self, future: Future) -> bool:
-        """Return whether the call may be cancelled; otherwise stop the work itself if possible."""
+        """Return True if the caller may cancel the call. Otherwise stop the work if possible, and return False."""
         ...
 
 

@@ -19,10 +19,10 @@ from services.kit.failpoints import reach
 from services.kit.retry import Retry
 
 MAX_CRASHES = 3
-"""A resumed future fails once the process has ended this many times while it ran the future."""
+"""A resumed future fails once the process has crashed this many times while it ran the future."""
 SUSPECTED_CRASHES = 2
-"""Number of crashes after which a future is suspected. Suspected futures run one at a time, so that only the cause
-fails."""
+"""Number of crashes after which a future is suspected. Suspected futures run one at a time, so that
+only the future that causes the crashes fails."""
 _ALONE_WAIT_SECONDS = 30.0
 """Maximum wait of a suspected future for another suspected future."""
 _EXPIRED_AT_ONCE = 200
@@ -47,7 +47,7 @@ class FutureRecords:
         self.clock = clock
         self.attempts = Attempts(payloads, retry)
         self.on_settled: Callable[[Future, Future], None] = lambda future, stored: None
-        """Called after each attempt to settle, with the future to store and the stored one."""
+        """Called when the store has settled a future, with the future to store and the stored one."""
 
     async def read_request(self, future: Future) -> bytes:
         """Return the request of a future that is about to run.
@@ -92,7 +92,7 @@ class FutureRecords:
         return stored
 
     async def delete_request(self, future: Future) -> None:
-        """Delete the request of a finished future."""
+        """Delete the request and the count of attempts of a finished future."""
         await self.attempts.end(future)
         await self.retry.call(partial(self.payloads.delete, future.payload_name))
 
@@ -106,7 +106,7 @@ class FutureRecords:
 
 
 class Attempts:
-    """Counts durably how often the process ended while it ran a resumed future. The future may cause the crashes."""
+    """Counts durably how often the process crashed while it ran a resumed future, which may be the cause."""
 
     def __init__(self, payloads: PayloadStore, retry: Retry) -> None:
         self._payloads = payloads
@@ -121,7 +121,7 @@ class Attempts:
         """Count an attempt. `end` deletes the stored count, which therefore remains only if the process crashes.
 
         Raises:
-            RequestCrashed: the process ended during `MAX_CRASHES` attempts.
+            RequestCrashed: the process crashed during `MAX_CRASHES` attempts.
         """
         if future.future_id in self._counted:
             return
@@ -161,7 +161,7 @@ class Expiry:
     """Time for which the record of a future is stored after it finished; at least `results_for`."""
 
     async def sweep(self) -> int:
-        """Delete expired results and records; return the number of results deleted.
+        """Delete expired results and records, and payloads without a record; return the number of expired futures.
 
         The next sweep completes an interrupted one.
         """

@@ -1,7 +1,7 @@
-"""Futures: accepted requests with an id, whose outcome is fetched later, and notifications about them.
+"""Futures and their notifications. A future is an accepted request with an id; its outcome is fetched later.
 
 A future is durable before its id is returned. Futures of one lane run strictly in the order of their positions,
-independent of the order of arrival (see `lanes`); futures without a lane run as they arrive.
+independent of the order of arrival (see `lanes`). A future without a lane runs as soon as a slot is free.
 """
 
 import hashlib
@@ -26,11 +26,11 @@ class Bounds:
 
 
 class FutureTaken(Exception):
-    """Another gateway owns the future, because this gateway's lease expired. Changes made here have no effect."""
+    """Another gateway owns the future, because this gateway's lease expired. This gateway can no longer change it."""
 
 
 class PayloadsNotShared(Exception):
-    """Another gateway on the database stores payloads in another folder: neither can read the other's requests."""
+    """Another gateway on the database stores payloads in another folder, so neither could read the other's requests."""
 
 
 class FutureState(StrEnum):
@@ -58,9 +58,9 @@ class FutureRequest:
     session_id: str
     """Session that sent the request; empty if absent."""
     lane: str = ''
-    """Name of the queue in which the future keeps its position, such as an adapter's id; empty for no order."""
+    """Name of the lane, such as an adapter's id; empty if the future does not wait for other futures."""
     position: int = 0
-    """Counts from 0 without gaps within the lane; ignored without a lane."""
+    """Position in the lane: consecutive numbers from 0. Ignored without a lane."""
     note: str = ''
     """Facts that the API needs to return the outcome, at most `NOTE_LENGTH` characters; stored with the future."""
     is_note_free: bool = False
@@ -68,7 +68,7 @@ class FutureRequest:
     topic: str = ''
     """Name under which clients follow the completion of many futures; empty if absent."""
     base_model: str = ''
-    """Base model that runs the future. Each base model has separate slots. Empty without a known base model."""
+    """Base model that runs the future. Each base model has separate slots. Empty if the base model is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ class Future:
     create_time: datetime
     """UTC."""
     number: int | None = None
-    """Number of the request at the service that runs it, such as a sequence number; None before it is assigned."""
+    """Number that the executor stored, such as the sequence number of an operation; None if it has stored no number."""
     finish_time: datetime | None = None
     """UTC; None before the future is finished."""
     error: DomainError | None = None
@@ -98,7 +98,7 @@ class Future:
     topic: str = ''
     base_model: str = ''
     owner: str = ''
-    """Gateway that runs the future if several share one database; otherwise empty."""
+    """Id of the gateway that runs the future; empty with SQLite, which only one gateway can use."""
 
     @classmethod
     def accepted(cls, request: FutureRequest, *, tenant_id: str, moment: datetime) -> 'Future':
@@ -172,7 +172,7 @@ def fingerprint_of(request: FutureRequest) -> str:
 
 
 def future_id_of_name(name: str) -> str:
-    """Return the id of the future that a payload belongs to."""
+    """Return the id of the future to which the payload with this name belongs."""
     return '-'.join(name.partition('.')[0].split('-')[:2])
 
 
@@ -186,7 +186,7 @@ class NotificationKind(StrEnum):
     CANCELLED = 'cancelled'
     """The owner of a future should stop it."""
     LEFT = 'left'
-    """A gateway stopped; other gateways should adopt its futures."""
+    """A gateway released its lease; other gateways should adopt its futures."""
     MISSED = 'missed'
     """Notifications may have been lost."""
 
@@ -197,11 +197,11 @@ class Notification:
 
     kind: NotificationKind
     owner: str = ''
-    """Gateway that owns the future."""
+    """Gateway that owns the future, or that released its lease."""
     tenant_id: str = ''
     future_id: str = ''
     topic: str = ''
-    """Result of `topic_name` for the future's topic."""
+    """Result of `topic_name` for the future's topic; empty without a topic."""
 
 
 def topic_name(tenant_id: str, topic: str) -> str:

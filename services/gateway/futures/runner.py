@@ -1,4 +1,4 @@
-"""Runs futures: those of a lane one after the other, all others as soon as slots are free.
+"""Runs futures: the futures of a lane one after the other, all others as soon as slots are free.
 
 Only the record of a waiting future is in memory; its request is read when the future starts.
 """
@@ -39,8 +39,8 @@ class RunnerLimits:
     memory: ByteGate
     """Bounds the requests of running futures in lanes."""
     unordered_memory: ByteGate
-    """Bounds the requests of running futures without a lane: some wait for a version that a lane will publish, and
-    must not block that lane."""
+    """Bounds the requests of running futures without a lane. Some of these futures wait for a version that a lane will
+    publish, so they must not use the memory that the lane needs."""
     patience: timedelta
     """Maximum wait of a lane for a missing position."""
     weight_of: Callable[[str], float] = equal_weight
@@ -54,8 +54,8 @@ class RunnerLimits:
 class Runner:
     """Runs each added future once and settles it.
 
-    Futures that still run when the runner is closed are not settled: the next process runs them again, and executors
-    ensure that no request takes effect twice. The runner is the `LaneListener` of its lanes.
+    Futures that still run when the runner is closed are not settled: they run again later, and executors ensure
+    that no request takes effect twice. The runner is the `LaneListener` of its lanes.
 
     Concurrency: use it from one event loop.
     """
@@ -91,7 +91,7 @@ class Runner:
         self._next_poll: asyncio.TimerHandle | None = None
         self._is_closed = False
         self.is_disowned = asyncio.Event()
-        """Set when another gateway is found to own a future that runs here; this runner must be replaced."""
+        """Set once the store reports that another gateway owns a future of this runner, which must then be replaced."""
 
     def successor(self) -> 'Runner':
         """Return an empty runner with the same configuration."""
@@ -132,7 +132,7 @@ class Runner:
             finished_ids.add(future_id)
 
     def check_gaps(self) -> None:
-        """Read the positions of the lanes that wait for a missing position."""
+        """See `Lanes.check_gaps`."""
         self._lanes.check_gaps()
 
     async def cancel(self, future_id: str) -> None:
@@ -148,7 +148,7 @@ class Runner:
             task.cancel()
 
     async def close(self) -> None:
-        """Start no more futures, abandon the running ones, and complete those that are being settled."""
+        """Start no more futures, cancel the running ones, and wait up to a second for those that are being settled."""
         self._is_closed = True
         self._lanes.close()
         if self._next_poll is not None:

@@ -1,4 +1,4 @@
-"""Tables and store of futures, and the notifications of changes.
+"""Tables and store of futures, and the notifications of their changes.
 
 Requests and results are not in the database; see `ports.PayloadStore`.
 """
@@ -30,8 +30,8 @@ from services.kit.errors import DomainError, ServiceUnreachable
 CHANNEL = 'twinkle_futures'
 """PostgreSQL channel of the notifications."""
 TAKEOVER_LOCK = 0x7477696E6B6C66
-"""Key of an advisory lock, held shared to accept a future and exclusively to take over futures, so that no future is
-accepted for an owner that is losing its lease."""
+"""Key of an advisory lock: shared while a future is accepted, exclusive while futures are taken over. No future is
+therefore accepted for an owner that is losing its lease."""
 WAITING = text("futures.state = 'waiting'")
 """Literal condition, so that the partial index of waiting futures applies."""
 _IDS_AT_ONCE = 500
@@ -196,7 +196,7 @@ class SqlFutureStore:
 async def _owner_of(connection: AsyncConnection, future: Future) -> str:
     """Return the owner of the futures that wait in a new future's lane, or else the owner that the new future names.
 
-    Until the transaction ends, no other gateway accepts a future of the lane, and no gateway loses its lease.
+    Until a PostgreSQL transaction ends, no other gateway accepts a future of the lane, and futures are not taken over.
     """
     is_postgres = connection.dialect.name == 'postgresql'
     if is_postgres:

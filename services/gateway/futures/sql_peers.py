@@ -1,9 +1,9 @@
 """Gateways that share a PostgreSQL database: a row for each lease, and PostgreSQL notifications between them.
 
-A gateway renews its row at each heartbeat. The futures of a lost machine are adopted after the lease. Those of a killed
-process are adopted after a few missed heartbeats, because the server releases the advisory lock of its listening
-connection. The adopting gateway deletes the row and takes the futures in one transaction, and `SqlFutureStore` rejects
-later writes of the previous owner.
+A gateway renews its row at each heartbeat. The futures of a lost machine are adopted when its lease ends. The futures
+of a killed process are adopted after a few missed heartbeats, because PostgreSQL has then released the advisory lock of
+its connection. The adopting gateway deletes the row and takes the futures in one transaction, and `SqlFutureStore`
+rejects later writes of the previous owner.
 """
 
 import json
@@ -29,7 +29,7 @@ class SqlPeers:
 
     A gateway counts as dead after `lease` without a heartbeat, and already after `silence` if it has also lost its
     listening connection, which is opened to `url`. All gateways must share the payload folder with the id
-    `payload_store_id`. A gateway without its lease cannot change futures.
+    `payload_store_id`. A gateway without a lease cannot change futures.
 
     Every method raises ServiceUnreachable if the database does not respond.
     """
@@ -43,7 +43,7 @@ class SqlPeers:
         self._silence = silence
         self._lease = lease
         self._listener: psycopg.AsyncConnection[Any] | None = None
-        """Connection that holds the lock of a lease before `listen` is called."""
+        """Connection that holds the advisory lock of the lease until `listen` uses the connection."""
 
     async def join(self) -> str:
         """Acquire a lease and return its id, which is the owner of this gateway's futures.
@@ -69,7 +69,7 @@ class SqlPeers:
             return (await connection.execute(statement)).rowcount == 1
 
     async def adopt(self, gateway_id: str) -> int:
-        """Make the gateway the owner of the waiting futures without a live owner; return their number."""
+        """Delete dead leases, and give the gateway all waiting futures without a live owner; return their number."""
         is_orphan = WAITING & FutureRow.owner.not_in(select(GatewayRow.gateway_id))
         async with self._database.read() as connection:
             orphans = await connection.execute(select(FutureRow.future_id).where(is_orphan).limit(1))

@@ -23,12 +23,12 @@ _OVERLAP = timedelta(seconds=2)
 """Maximum delay with which finished futures may become visible out of order: gateways' clocks differ, and transactions
 may overtake each other."""
 _PAGE_SIZE = 1000
-"""Maximum number of futures per read, and per response in addition to the overlap."""
+"""Maximum number of futures per read, and per response in addition to the futures of the overlap."""
 _MAX_REMEMBERED = 4096
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _MAX_CURSOR = (datetime(9999, 1, 1, tzinfo=UTC) - _START) // _MICROSECOND
-"""Largest cursor that is a time."""
+"""Largest cursor that can be converted to a time."""
 
 
 class Waiters:
@@ -86,7 +86,7 @@ class _Delivery:
     cursor: int = 0
     """Cursor of the last response with futures."""
     known: Mapping[str, datetime] = field(default_factory=dict[str, datetime])
-    """Futures that the client has received and that the next read lists again."""
+    """Finish times, by id, of the futures that the client has received and that the next read lists again."""
 
 
 class Topics:
@@ -102,7 +102,7 @@ class Topics:
         """Return the caller's futures of a topic that finished after a cursor, and the next cursor.
 
         The first cursor is 0. Wait up to `seconds` for a finished future. One response has at most one page of futures
-        in addition to the overlap.
+        in addition to the futures of the overlap.
         """
         tenant_id = self._caller().tenant_id
         last = self._deliveries.get((tenant_id, topic))
@@ -122,7 +122,7 @@ class Topics:
         return finished, self._record(tenant_id, topic, cursor, {**known, **_times(finished)}) if finished else cursor
 
     async def _read(self, tenant_id: str, topic: str, cursor: int, known: Mapping[str, datetime]) -> list[Future]:
-        """Return the unknown futures from shortly before the cursor: all up to the cursor, and some later ones."""
+        """Return the futures since shortly before the cursor, except `known`: all up to it, and some later ones."""
         reached = _time_of(cursor)
         since = reached - _OVERLAP if cursor else None
         found: dict[str, Future] = {}
