@@ -1,8 +1,8 @@
 """Enforcement of quotas on clients' calls to the model, data and checkpoint services.
 
-Calls over a quota wait or are refused. A creation or a save may repeat an earlier request, which only the model service
-recognizes. Such calls are therefore forwarded with the limit, and the service refuses them if they are new. Serialized
-requests are searched for single fields, not parsed. For a tenant without quotas, the check is a dictionary lookup.
+Calls over a quota wait or are refused. A call that creates an adapter or saves a checkpoint may repeat an earlier one,
+which only the model service recognizes. Such a call is therefore forwarded with the limit, and the service refuses it
+if it is new. Single fields are read from the serialized requests, which are not parsed completely.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _UPLOADS = (f'/{_CHECKPOINTS}/UploadCheckpoint', f'/{_DATASETS}/Upload')
 _grpc: Any = grpc
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler = Any
-"""gRPC's handler of a method; its type stubs do not cover asyncio."""
+"""Handler of a method. The type stubs of gRPC do not cover its asyncio handlers."""
 UnaryCall = Callable[[bytes, Context], Awaitable[bytes]]
 
 
@@ -75,7 +75,7 @@ class AdmittedCalls(grpc.GenericRpcHandler):
         return await inner(await self._admit(request, patience), context)
 
     async def _store(self, inner: Callable[..., Awaitable[bytes]], request: Any, context: Context) -> bytes:
-        """Call a method that stores data; `request` is one request or a stream of them."""
+        """Call a method that stores data; `request` is one request or a stream of requests."""
         await self._limits.check_storage(current_caller().tenant_id)
         return await inner(request, context)
 
@@ -85,7 +85,7 @@ class AdmittedCalls(grpc.GenericRpcHandler):
                 yield response
 
     async def _admitted(self, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield a stream's operations once they are admitted; back-pressure slows the sender down."""
+        """Yield each operation of a stream once it is admitted; until then, back-pressure stops the client."""
         async for request in requests:
             yield await self._admit(request, None)
 

@@ -1,6 +1,6 @@
 """Forwards calls to the model service that holds the base model or the adapter of the request.
 
-Only the fields that decide the service are read from the serialized request. `forwarding.bytes` does the forwarding.
+Only the fields that select the service are read from the serialized request. `forwarding.bytes` does the forwarding.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MODEL = 'model'
 _LIST = f'/{adapter_service_pb2.DESCRIPTOR.services_by_name["AdapterService"].full_name}/ListAdapters'
 _CREATE, _TAKE_OVER = 'CreateAdapter', 'TakeOver'
 _FIRST_OF_HOLDERS = tuple(_LIST.replace('ListAdapters', name) for name in ('EndLease', _TAKE_OVER))
-"""Methods that one of the services of a base model carries out; only the responses show which one."""
+"""Methods that only one of the services of a base model can carry out; their responses show which one it is."""
 _SELECTING_FIELDS = ('base_model', 'adapter_id')
 """Fields that select the service; a base model takes precedence over an adapter."""
 _MESSAGE_FIELDS = ('operation', 'header')
@@ -35,11 +35,11 @@ _MESSAGE_FIELDS = ('operation', 'header')
 
 _grpc: Any = grpc
 Handler = Any
-"""gRPC's handler of a method; its type stubs do not cover asyncio."""
+"""Handler of a method. The type stubs of gRPC do not cover its asyncio handlers."""
 Handlers = Mapping[str, Handler]
 """Handlers of one method by service."""
 Find = Callable[[bytes], Awaitable[str | None]]
-"""Returns the service for a request; None if any service may refuse the request."""
+"""Returns the service for a request; None if no service has the adapter, so any service may refuse the request."""
 
 
 class ModelForwarder(grpc.GenericRpcHandler):
@@ -117,7 +117,7 @@ class ModelForwarder(grpc.GenericRpcHandler):
         adapter_id = peek_text(request, *adapter_path) if adapter_path else ''
         request_id = peek_text(request, *request_path) if request_path else ''
         base_model = peek_text(request, *base_model_path)
-        # The ids become keys of stored rows, also if the service then refuses the request.
+        # The ids become keys of stored rows even if the service then refuses the request.
         for value, field in ((adapter_id, 'adapter_id'), (request_id, 'request_id')):
             if value:
                 id_from_proto(value, field)
@@ -128,7 +128,7 @@ class ModelForwarder(grpc.GenericRpcHandler):
 
         An empty response means that the service had nothing to do, so the next one is called. A takeover ends with the
         first response, which is empty if there were no runs to take over. If no service carried out the request, the
-        first error is raised, because the service that failed may be the one to carry it out.
+        first error is raised, because the service that failed may be the one that had to carry it out.
         """
         is_once = method.name == _TAKE_OVER
         base_model_path = paths_of(method)['base_model']
@@ -188,11 +188,11 @@ class ModelForwarder(grpc.GenericRpcHandler):
 
 
 class _Refusal(Exception):
-    """A service refused a call; the arguments are its status."""
+    """A service refused a call; the arguments are the status of the call."""
 
 
 class _Attempt:
-    """Context of one of several calls to services. Its refusal does not end the client's call."""
+    """Context of a call to one of several services. A refusal by this service does not end the client's call."""
 
     def __init__(self, context: Context) -> None:
         self.time_remaining = context.time_remaining
@@ -210,6 +210,8 @@ async def _fail(failure: _Refusal | DomainError, context: Context) -> None:
 
 
 def _base_model_at(path: tuple[int, ...]) -> Find:
+    """Return a function that returns the base model of a request, and not a service."""
+
     async def base_model_of(request: bytes) -> str:
         return base_model_id(peek_text(request, *path))
 
@@ -259,7 +261,7 @@ async def _same_service(
     yield first
     async for request in rest:
         if await _found(find, request) not in {name, None}:
-            problem = 'is of another model service than the first operation of this stream; use one stream per adapter'
+            problem = 'belongs to another model service than the first operation; use one stream per adapter'
             raise InvalidField('operation.adapter_id', problem)
         yield request
 

@@ -34,7 +34,7 @@ treat a disconnected client as a finished one. Delete this constant once grpc.ai
 
 
 class Forwarder(grpc.GenericRpcHandler):
-    """Handles the methods of some contracts that clients may call, by calling the service behind the gateway.
+    """Handles those methods of `contracts` that clients may call, by calling the service behind the gateway.
 
     Contracts and channels are keyed by service. A call to a service without a channel is refused as unreachable.
     """
@@ -143,10 +143,10 @@ class Forwarder(grpc.GenericRpcHandler):
 
 @asynccontextmanager
 async def _sending(requests: AsyncIterator[bytes], call: Any) -> AsyncIterator[None]:
-    """Write `requests` to `call` while the block runs, and stop writing at its end.
+    """Write `requests` to `call` while the block runs; at its end, stop writing and cancel the call.
 
     Raises:
-        DomainError: a request was refused, and the call was cancelled.
+        DomainError: a request was refused, so the call was cancelled.
     """
     sender = asyncio.create_task(_send(requests, call))
     try:

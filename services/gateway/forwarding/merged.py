@@ -28,10 +28,10 @@ _KEY_TYPES = (int, int, str, str)
 
 
 class AdapterLists:
-    """Serves ListAdapters for all services.
+    """Serves ListAdapters for several model services.
 
-    A page token contains the next page token of each service and the last adapter that was listed. A page of a service
-    that was not listed completely is read again, and the list continues after that adapter.
+    A page token contains a page token of each service and the last adapter that was listed. If only a part of a
+    service's page was listed, that page is read again, and the list continues after the last adapter.
 
     Args:
         services: ListAdapters of each service by name.
@@ -109,7 +109,7 @@ def _next_token(
 
 
 def _tokens_of(page: Page) -> dict[str, str]:
-    """Return the page token of each service.
+    """Return the page token of each service that may have more adapters.
 
     Raises:
         InvalidPageToken: the token was not issued by this method.
@@ -134,7 +134,7 @@ def _is_after(adapter: adapter_pb2.Adapter, last: Any) -> bool:
 
 
 class MergedServerInfoServicer(server_service_pb2_grpc.ServerServiceServicer):
-    """Describes the gateway first, then the services in a fixed order."""
+    """Describes the gateway, followed by the services behind it in the order of `upstreams`."""
 
     def __init__(self, *, own: Callable[[], messages.ServiceInfo], upstreams: Sequence[ServiceFacts]) -> None:
         self._own = own
@@ -148,13 +148,13 @@ class MergedServerInfoServicer(server_service_pb2_grpc.ServerServiceServicer):
         _copy_support(own, others)
         response = messages.GetServerInfoResponse(contract_version=CONTRACT_VERSION, services=[own, *others])
         for service in response.services:
-            # The load of the deployment is not for clients.
+            # Clients must not see the journals and the load of the model services.
             service.ClearField('trainer')
         return response
 
 
 def _copy_support(own: messages.ServiceInfo, others: Sequence[messages.ServiceInfo]) -> None:
-    """Report a forwarded method as supported if a service behind the gateway supports it."""
+    """Report the methods of `others` in `own` as supported if at least one of them supports the method."""
     support: dict[str, bool] = {}
     for item in (item for info in others for item in info.methods):
         support[item.method] = support.get(item.method, False) or item.is_supported

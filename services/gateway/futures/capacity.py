@@ -117,7 +117,7 @@ class SampleTally:
             self._works.popitem(last=False)
 
     def settled(self, future: Future, stored: Future) -> None:
-        """Count the usage of a settled future if `stored`, the stored future, is done and belongs to this gateway."""
+        """Count the usage of a settled future, if the stored future is done and belongs to this gateway."""
         work = self._works.pop(future.future_id, None)
         # An earlier attempt may have succeeded although its response was lost, so the finish times may differ.
         if work is not None and stored.state is FutureState.DONE and stored.owner == future.owner:
@@ -125,7 +125,7 @@ class SampleTally:
 
 
 class LimitedTrainer:
-    """A `Trainer` that applies quotas: operations wait for the token rate; adapters and saves over a limit are refused."""
+    """A `Trainer` that applies quotas: operations wait for the token rate, and creations and saves may be refused."""
 
     def __init__(self, trainer: Trainer, limits: TrainingLimits) -> None:
         self._trainer = trainer

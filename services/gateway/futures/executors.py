@@ -73,7 +73,7 @@ class ExecuteOperation:
         return response
 
     async def stop(self, future: Future) -> bool:
-        """Cancel the operation if the model service has not started it; its call then fails as cancelled. Return False."""
+        """Cancel the operation if the model service has not started it; its call then fails. Return False."""
         number = self._sent.get(future.future_id)
         if future.future_id in self._unnumbered:
             self._stopped.add(future.future_id)

@@ -171,7 +171,7 @@ class Futures:
                 await self._stop(future)
 
     async def resume(self) -> int:
-        """Load all waiting futures of this gateway and run them; return their number. Loaded futures are not affected."""
+        """Run all waiting futures of this gateway that are not loaded yet; return the number of waiting futures."""
         records = self._records
         with self._runner.recording_finished() as finished_ids:
             waiting = await records.retry.call(partial(records.store.list_waiting, self._owner))

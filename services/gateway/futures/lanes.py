@@ -19,7 +19,7 @@ from services.kit.retry import Retry
 _MAX_IDLE = 1000
 """Number of lanes in memory above which idle lanes are dropped."""
 _IDLE_SECONDS = 600.0
-"""Idle time after which an unshared lane may be dropped; much longer than the delay until its last write is readable."""
+"""Idle time after which an unshared lane may be dropped; much longer than the delay of reading its last write."""
 
 _Key = tuple[str, str]
 

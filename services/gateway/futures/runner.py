@@ -114,7 +114,7 @@ class Runner:
         self._start_more()
 
     def find(self, future_id: str) -> Future | None:
-        """Return a future that waits or runs here, as it was accepted, or None."""
+        """Return a future that waits or runs here, as it was when it was added; None for other futures."""
         return self._known.get(future_id)
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Enforces the quotas of tenants: the quotas in memory, token rates, and the limits of sampling and of training."""
+"""Enforcement of quotas: the quotas in memory, token rates, and the limits of sampling and of training."""
 
 import asyncio
 from collections import Counter
@@ -79,7 +79,7 @@ class QuotaTable:
 
 
 class TokenRates:
-    """Token buckets of all tenants with a rate. They count only tokens charged by this gateway since its start."""
+    """Token buckets of all tenants with a rate. They count only tokens that this gateway charged since its start."""
 
     def __init__(
         self, quotas: QuotaTable, *, clock: Clock, pause: Callable[[float], Awaitable[None]] = asyncio.sleep
@@ -114,7 +114,7 @@ class TokenRates:
             raise QuotaExceeded(TOKENS, limit, timedelta(seconds=seconds))
 
     async def enter(self, tenant_id: str, *, patience_seconds: float | None) -> None:
-        """Wait until a tenant is within its rate, for at most `patience_seconds`; None waits without a limit.
+        """Wait until a tenant is within its rate, for at most `patience_seconds`; None means no limit.
 
         Raises:
             QuotaExceeded: the wait would exceed `patience_seconds`; raised as soon as this is certain.
@@ -231,7 +231,7 @@ class TrainingLimits:
     async def full_limit(self, tenant_id: str) -> int | None:
         """Return a tenant's storage limit in bytes if it is reached, else None. Saves in progress are not counted.
 
-        If the data service is unreachable, only the tenant's checkpoints count, so that training can save its work.
+        If the data service fails, only the tenant's checkpoints count, so that training can save its work.
         """
         limit = self._quotas.of(tenant_id).stored_bytes
         if not limit:
@@ -242,7 +242,7 @@ class TrainingLimits:
         return limit if stored_bytes >= limit else None
 
     async def dataset_bytes(self, tenant_id: str) -> int:
-        """Return the size of a tenant's datasets and uploads; 0 if the data service is unreachable."""
+        """Return the size of a tenant's datasets and uploads; 0 if the data service fails or is unreachable."""
         try:
             return await self._datasets.stored_bytes(tenant_id)
         except DomainError as error:

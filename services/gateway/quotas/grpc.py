@@ -42,7 +42,7 @@ class GrpcMeterFeed:
 
 
 class GrpcDatasetSizes:
-    """Implements `DatasetSizes` over a channel without credentials. Without a channel, all sizes are 0."""
+    """Implements `DatasetSizes` over a channel without interceptors. Without a channel, all sizes are 0."""
 
     def __init__(self, channel: grpc.aio.Channel | None, *, internal_token: str) -> None:
         self._stub = None if channel is None else dataset_service_pb2_grpc.DatasetServiceStub(channel)

@@ -32,7 +32,7 @@ async def open_quotas(
     data: grpc.aio.Channel | None,
     clock: Clock,
 ) -> AsyncIterator[Quotas]:
-    """Enforce quotas and count usage while the block runs; the remaining usage is recorded at its end.
+    """Load all quotas, and yield the operations on quotas and usage. Record the remaining usage after the block.
 
     The channels to the model services, by name, and to the data service have no interceptors.
     """

@@ -34,11 +34,11 @@ class UsageStore(Protocol):
         ...
 
     async def list_of(self, tenant_id: str, *, begin: datetime | None, end: datetime | None) -> Sequence[Usage]:
-        """Return the usage in the hours that start at or after `begin` and before `end`, by run."""
+        """Return the usage by run in the hours that start at or after `begin` and before `end`; None is no bound."""
         ...
 
     async def stored_bytes(self, tenant_id: str) -> int:
-        """Return the total size of the tenant's checkpoints."""
+        """Return the total size in bytes of the tenant's checkpoints."""
         ...
 
 
@@ -46,7 +46,7 @@ class DatasetSizes(Protocol):
     """Measures the data that the data service stores for a tenant."""
 
     async def stored_bytes(self, tenant_id: str) -> int:
-        """Return the total size of the tenant's datasets and uploads.
+        """Return the total size in bytes of the tenant's datasets and uploads.
 
         Raises:
             DomainError: the data service refused, or is unreachable.

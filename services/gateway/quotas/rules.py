@@ -13,15 +13,15 @@ class Quota:
     """Limits of one tenant, or the defaults of all tenants."""
 
     max_adapters: int | None = None
-    """Number of adapters that may exist at the same time."""
+    """Maximum number of adapters at the same time."""
     tokens_per_second: int | None = None
-    """Long-term rate of trained, sampled and prompt tokens together."""
+    """Maximum long-term rate of trained, sampled and prompt tokens together."""
     burst_tokens: int | None = None
-    """Tokens that may be used at once after a pause; None selects `BURST_SECONDS` of the rate."""
+    """Tokens that may be used at once after a pause; None means the tokens of `BURST_SECONDS` at the rate."""
     concurrent_samples: int | None = None
-    """Number of sampling requests that may run at the same time."""
+    """Maximum number of sampling requests at the same time."""
     stored_bytes: int | None = None
-    """Total size of checkpoints, datasets and uploaded files."""
+    """Maximum total size of checkpoints, datasets and uploaded files."""
     weight: float | None = None
     """Relative share when several tenants wait; None means 1."""
 

@@ -49,7 +49,7 @@ class QuotaServicer(quota_service_pb2_grpc.QuotaServiceServicer):
 
 
 class UsageServicer(CatalogueServicer):
-    """Implements `CatalogueService` with `GetUsage`."""
+    """Implements `CatalogueService`, including `GetUsage`."""
 
     def __init__(self, quotas: Quotas, runs: Runs, checkpoints: Checkpoints) -> None:
         super().__init__(runs, checkpoints)

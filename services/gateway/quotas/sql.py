@@ -118,7 +118,7 @@ class SqlUsageStore(SqlStore):
 class SqlEndedUsage(SqlStore):
     """Implements `EndedRows` for usage: adds old usage of deleted runs to the usage of their tenant without a run.
 
-    The totals of a tenant stay the same for every period.
+    The totals of a tenant stay the same for every period. Meters that are no longer needed are deleted.
     """
 
     async def purge(self, *, before: datetime) -> int:

@@ -49,19 +49,19 @@ class UsageMeter:
         self._works: dict[EntryKey, Work] = {}
         self._readings: dict[EntryKey, Reading] = {}
         self._last_readings: dict[EntryKey, Reading] = {}
-        """Last reading of each run; its increase is charged, and unchanged readings are not recorded again."""
+        """Last reading of each run. The increase over it is charged, and an equal reading is not recorded again."""
         self._batch: UsageBatch | None = None
         """Batch that is being recorded; it stays the same until it succeeds."""
         self._writing = asyncio.Lock()
 
     def count(self, tenant_id: str, run_id: str, work: Work) -> None:
-        """Count work that this gateway has done."""
+        """Count work that this gateway has done, and charge its tokens to the tenant's rate."""
         key = tenant_id, run_id
         self._works[key] = self._works.get(key, Work()) + work
         self._rates.charge(tenant_id, work.token_count)
 
     async def save(self, entry: Reading) -> None:
-        """Keep a run's meter reading for the next flush. The first one since the start is old usage and not charged."""
+        """Keep a run's reading for the next flush, and charge its increase. The first reading is not charged."""
         key = entry.tenant_id, entry.run_id
         before = self._last_readings.get(key)
         if before is not None and entry.trained_token_count > before.trained_token_count:
