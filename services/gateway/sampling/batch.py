@@ -1,4 +1,4 @@
-"""Divides batches of prompts over the fleet: one adapter version for all prompts, and retries of unfinished prompts."""
+"""Divides batches of prompts over the fleet, samples all prompts from one adapter version, and retries failed ones."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -30,7 +30,7 @@ class BatchDivision:
         self.samplers = samplers
 
     async def resolve_version(self, request: BatchRequest, batch: Attempt) -> int | None:
-        """Return the version for all prompts, which one replica chooses and loads; None if the request names a version.
+        """Return the version for all prompts, which one replica chooses and loads; None if no version has to be chosen.
 
         Raises:
             DomainError: the sampler's error, or no replica is available.
@@ -53,7 +53,7 @@ class BatchDivision:
             return version
 
     async def divide(self, part: BatchPart, attempt: Attempt) -> list[tuple[Replica, BatchPart]]:
-        """Return replicas, each with its prompts of `part`.
+        """Return the replicas for the prompts of `part`, each with its share of the prompts.
 
         Raises:
             DomainError: see `Dispatch.find`.
@@ -72,7 +72,7 @@ class BatchDivision:
 
 
 class BatchCompletion:
-    """One SampleBatch request. Prompts that a sampler left unfinished are completed by others."""
+    """One SampleBatch request. If a sampler fails, other samplers complete its unfinished prompts."""
 
     def __init__(
         self, division: BatchDivision, request: BatchRequest, *, attempt: Attempt, running: RunningRequest
@@ -108,7 +108,7 @@ class BatchCompletion:
             await self._start(_all_of(self._request, version), self._attempt)
 
     async def _start(self, part: BatchPart, attempt: Attempt) -> None:
-        """Distribute a part over the replicas; an aborted part finishes without them."""
+        """Distribute a part over the replicas. If the request was aborted, finish the part without them."""
         shares = await self._running.unless_aborted(self._division.divide(part, attempt))
         if shares is None:
             for result in self._division.samplers.aborted_prompts(part):
@@ -128,7 +128,7 @@ class BatchCompletion:
             ):
                 if not slot.is_granted:
                     await self._running.unless_aborted(slot.wait())
-                # If the request was aborted earlier, no replica was running this part, so none was notified.
+                # If the request was aborted while the part waited, no replica has aborted it, so the part is not sent.
                 if not self._running.aborted.is_set():
                     await self._pass_on(replica, part, attempt=attempt, slot=slot, unfinished=unfinished)
         except DomainError as error:
@@ -157,7 +157,7 @@ class BatchCompletion:
 
 
 class BatchScoring:
-    """One ComputeLogprobs request. Sequences of a replica that failed are scored by others."""
+    """One ComputeLogprobs request. If a replica fails, other replicas score its sequences."""
 
     def __init__(self, division: BatchDivision, request: BatchRequest) -> None:
         self._division = division

@@ -22,18 +22,18 @@ from twinkle.data_format import base_model_id
 MIN_WATCH_INTERVAL = timedelta(milliseconds=100)
 MAX_WATCH_INTERVAL = timedelta(hours=1)
 _VERSION_WAIT = timedelta(seconds=30)
-"""Maximum wait of a sampler for a version that was not announced to it yet."""
+"""Maximum wait of a sampler for a version that has not been announced to the sampler yet."""
 
 
 def sample_request_from_bytes(raw: bytes) -> SampleRequest:
     """Return the request in a serialized SampleRequest.
 
     Raises:
-        InvalidField: the request continues another one, which only the gateway may do.
+        InvalidField: the request id is invalid, or the request continues another one, which only the gateway may do.
     """
     message = wire.SampleRequest.FromString(raw)
     if message.continued:
-        raise InvalidField('continued', 'is for services of this deployment; the gateway continues requests itself')
+        raise InvalidField('continued', 'must be empty; the gateway itself continues requests whose sampler failed')
     adapter = adapter_from_proto(message.adapter) if message.HasField('adapter') else None
     return SampleRequest(
         message=raw,
@@ -51,7 +51,7 @@ def batch_request_from_bytes(raw: bytes) -> BatchRequest:
     """Return the request in a serialized SampleBatchRequest.
 
     Raises:
-        InvalidField: the batch has no prompts.
+        InvalidField: the batch has no prompts, or its request id is invalid.
     """
     message = wire.SampleBatchRequest.FromString(raw)
     if not message.prompts:
@@ -71,7 +71,7 @@ def batch_request_from_bytes(raw: bytes) -> BatchRequest:
 
 
 def batch_request_for_weights(raw: bytes, *, base_model: str, adapter: AdapterRequest | None) -> BatchRequest:
-    """Return the request in a serialized SampleBatchRequest, with its weights replaced unless `base_model` is empty."""
+    """Return the request in a serialized SampleBatchRequest; unless `base_model` is empty, replace its weights."""
     if not base_model:
         return batch_request_from_bytes(raw)
     message = wire.SampleBatchRequest.FromString(raw)
@@ -145,7 +145,7 @@ def residents_to_proto(adapters: Iterable[ResidentAdapter], *, next_page_token: 
 
 
 def interval_from_proto(request: wire.WatchLoadRequest) -> timedelta:
-    """Return the interval of load reports; the default is one second.
+    """Return the interval between load reports; the default is one second.
 
     Raises:
         InvalidField: the interval is below 100 ms or above one hour.
@@ -187,7 +187,7 @@ def _adapter_to_proto(adapter: AdapterRequest) -> sampling_pb2.AdapterRef:
 
 
 def prompt_blocks(prompt: sampling_pb2.Prompt, *, base_model: str, adapter: AdapterRequest | None) -> tuple[int, ...]:
-    """Return the keys of a prompt's prefixes. The keys of a chat stay valid when a turn is added."""
+    """Return the keys of a prompt's prefixes. Another turn of a chat does not change the keys of its full blocks."""
     match prompt.WhichOneof('content'):
         case 'token_ids':
             data = prompt.token_ids.data

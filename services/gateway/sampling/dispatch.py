@@ -28,7 +28,7 @@ from services.kit.errors import (
 )
 
 _TRANSIENT_WHEN_STARTED = frozenset({'ID_TAKEN', 'VERSION_NOT_READY'})
-"""Errors that are temporary once a request has started: an earlier attempt runs, or the version has not arrived."""
+"""Errors that are temporary once a request has started: an earlier attempt still runs, or the version is missing."""
 _FIRST_WAIT_SECONDS = 0.05
 _LONGEST_WAIT_SECONDS = 1.0
 _MAX_DOUBLINGS = 10
@@ -50,7 +50,7 @@ class Verdict(Enum):
 
 
 def verdict_on(error: DomainError, *, is_started: bool) -> Verdict:
-    """Return the meaning of a sampler's error; `is_started` is true once part of the response was delivered."""
+    """Return the meaning of a sampler's error; `is_started` is `Attempt.is_started`."""
     if isinstance(error, ReplicaNotReached):
         return Verdict.UNREACHED
     if error.reason == 'SERVICE_UNREACHABLE' or error.disposition is Disposition.UNKNOWN:
@@ -65,8 +65,8 @@ def verdict_on(error: DomainError, *, is_started: bool) -> Verdict:
 class Dispatch:
     """Finds a replica for each request.
 
-    A request waits up to `begin_wait` for a replica, or up to `replica_wait` once its response has started. Up to
-    `waiting_per_tenant` requests of a tenant wait for a slot at a busy replica.
+    A request waits up to `begin_wait` for a replica, or up to `replica_wait` once it has started. At most
+    `waiting_per_tenant` requests of a tenant wait for slots at one busy replica.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Dispatch:
             raise
 
     async def _wait_for(self, replica: Replica | None, attempt: Attempt) -> None:
-        """Wait until a request may run at `replica`, which may leave meanwhile. Without a replica, wait for one."""
+        """Wait until a request may run at `replica`, which may leave meanwhile; for None, wait for any replica."""
         if replica is not None:
             try:
                 async with asyncio.timeout_at(attempt.deadline):
@@ -129,7 +129,7 @@ class Dispatch:
 
     @contextmanager
     def reserve(self, replica: Replica, attempt: Attempt, sequence_count: int) -> Iterator[Slot]:
-        """Reserve a slot at a replica for the duration of the block, and count the sequences as running there."""
+        """Reserve a slot, as `ReplicaSlots.reserve` does, and count the sequences as running while the block runs."""
         with (
             self.membership.track_sequences(replica, sequence_count),
             self.slots.reserve(replica, attempt.tenant_id, sequence_count) as slot,
@@ -145,7 +145,7 @@ class Dispatch:
             yield
 
     def record_success(self, attempt: Attempt, replica: Replica, *, has_tokens: bool) -> None:
-        """Record that a replica responds, with or without a token."""
+        """Record a response of a replica, with or without a token."""
         self.membership.fleet.note_success(replica.replica_id)
         attempt.advance(has_tokens=has_tokens)
         if has_tokens:
@@ -157,6 +157,7 @@ class Dispatch:
 
         Raises:
             DomainError: `error`, if the caller must receive it.
+            CheckpointStreamLost: only this replica could continue the response.
             RequestCrashed: too many samplers failed in a row with this request.
         """
         _end_turn(attempt)
@@ -183,7 +184,7 @@ class Dispatch:
             raise error
 
     def unavailable(self, key: RouteKey) -> DomainError:
-        """Return the error for a request that no replica can serve."""
+        """Return the error for a request that no replica can serve at the moment."""
         known = {name for item in self.membership.fleet.replicas() for name in item.report.base_models}
         serving = self.membership.fleet.serving('sampler')
         if serving and key.base_model not in known and not candidates(key, serving):

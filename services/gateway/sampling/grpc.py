@@ -42,7 +42,7 @@ class SamplerClient:
 
     Addresses are 'host:port' of a replica; deadlines are times on the event loop's clock, or None. Every method
     raises the sampler's error as a DomainError, or ServiceUnreachable if the connection was refused or lost.
-    Closing a generator cancels its call. `lookups` distinguishes unpublished adapters from unknown ones.
+    Closing a generator cancels its call. `lookups` finds adapters that have no published version.
     """
 
     def __init__(self, channels: ReplicaChannels, lookups: GrpcLookups, *, internal_token: str) -> None:
@@ -128,7 +128,7 @@ class SamplerClient:
         return load_from_proto(wire.GetLoadResponse.FromString(raw).load)
 
     def aborted(self, progress: Progress) -> list[SampleChunk]:
-        """Return the final chunks of the open sequences of a request that was aborted between replicas."""
+        """Return the final chunks of the open sequences of a request that was aborted while no replica ran it."""
         return [
             chunk_from_bytes(aborted_end(index, sequence, version=progress.version or 0))
             for index, sequence in enumerate(progress.sequences)
@@ -158,7 +158,7 @@ class SamplerClient:
             call.cancel()
 
     async def _refusal(self, failure: grpc.aio.AioRpcError) -> DomainError:
-        """Return the sampler's error, or AdapterNotPublished if the adapter exists but has no published version."""
+        """Return the sampler's error. For an unknown adapter, check whether the adapter is unpublished or expired."""
         error = error_from_call(failure, service='sampler')
         if error.reason == AdapterNotFound.reason:
             adapter_id = error.metadata().get('adapterId', '')
@@ -172,7 +172,7 @@ class SamplerClient:
 
 @contextmanager
 def _indices_of(part: BatchPart) -> Iterator[None]:
-    """Translate prompt indices in errors that the block raises to the indices of the caller's batch."""
+    """Replace the prompt indices in errors that the block raises by the indices in the caller's batch."""
     try:
         yield
     except DomainError as error:

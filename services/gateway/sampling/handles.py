@@ -18,9 +18,9 @@ PublishedResult = Callable[[str], Awaitable[bytes | None]]
 finished, or raises the DomainError that the future failed with."""
 _CACHE_SIZE = 4096
 _PINNED_SNAPSHOTS = 32
-"""Number of the newest handles of a session's adapter whose versions stay pinned, because pins are limited."""
+"""Number of newest versions per session and adapter that stay pinned; the number of pins is limited."""
 _UNPINNED_AT_ONCE = 4
-"""Maximum number of versions to unpin per new version: usually one is due, and more after failed attempts."""
+"""Maximum number of versions to unpin per new version: usually one, and more after failed attempts."""
 
 _log = structlog.get_logger('sampling')
 
@@ -58,7 +58,7 @@ class SamplingHandles:
         if request.checkpoint_path:
             base_model = await self._weights.base_of_checkpoint(request.checkpoint_path)
             if request.base_model not in ('', base_model):
-                raise InvalidField('base_model', f'is {request.base_model[:100]!r}, the weights are of {base_model!r}')
+                raise InvalidField('base_model', f'is {request.base_model[:100]!r}, the weights need {base_model!r}')
         handle = SamplingHandle(
             handle_id=request.handle_id,
             tenant_id=self._caller().tenant_id,
@@ -156,7 +156,7 @@ class SamplingHandles:
                 await self._unpin(handle.adapter_id, handle.version)
 
     async def _unpin_old(self, handle: SamplingHandle) -> None:
-        """Unpin versions that are older than the newest `_PINNED_SNAPSHOTS` snapshots of the adapter."""
+        """Unpin some versions that are older than the newest `_PINNED_SNAPSHOTS` of the adapter; log failures."""
         handles = await self._store.list_of_session(handle.tenant_id, handle.session_id)
         snapshots = [item for item in handles if item.adapter_id == handle.adapter_id and not item.is_inflight]
         versions = sorted(item.version for item in snapshots if item.version is not None)

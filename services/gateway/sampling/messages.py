@@ -29,7 +29,7 @@ def chunk_from_bytes(raw: bytes) -> SampleChunk:
     """Return the chunk in a serialized SampleResponse.
 
     Raises:
-        ServiceUnreachable: the bytes are not such a message: the peer is not a sampler.
+        ServiceUnreachable: the bytes are not such a message, so the peer is not a sampler.
     """
     try:
         message = wire.SampleResponse.FromString(raw)
@@ -61,8 +61,8 @@ def token_count(tensor: tensor_pb2.Tensor) -> int:
 def continued_request(request: SampleRequest, progress: Progress) -> bytes:
     """Return the message that continues a request after the delivered tokens, or restarts it before the first token.
 
-    The message names the version that the request started with, and a new id, because an earlier attempt may still run
-    under the previous id.
+    A continuation names the version that sampled the delivered tokens. The message has the id of `request`, which is a
+    new one, because an earlier attempt may still run under the previous id.
     """
     message = wire.SampleRequest.FromString(request.message)
     message.request_id = request.request_id
@@ -78,7 +78,7 @@ def continued_request(request: SampleRequest, progress: Progress) -> bytes:
 
 
 def batch_message(part: BatchPart) -> bytes:
-    """Return the SampleBatchRequest of a part; the unchanged bytes of the batch if the part equals it."""
+    """Return the SampleBatchRequest of a part; the unchanged bytes of the batch if no field differs."""
     if part.is_complete and not part.request_id and part.version is None:
         return part.request.message
     message = wire.SampleBatchRequest.FromString(part.request.message)
@@ -97,7 +97,7 @@ def batch_message(part: BatchPart) -> bytes:
 
 
 def score_message(part: BatchPart) -> bytes:
-    """Return the ComputeLogprobsRequest of a part; the unchanged bytes of the batch if the part equals it."""
+    """Return the ComputeLogprobsRequest of a part; the unchanged bytes of the batch if no field differs."""
     if part.is_complete and part.version is None:
         return part.request.message
     message = wire.ComputeLogprobsRequest.FromString(part.request.message)
@@ -149,7 +149,7 @@ def renumbered_error(error: DomainError, part: BatchPart) -> DomainError:
 
 
 def aborted_end(index: int, sequence: DeliveredSequence, *, version: int) -> bytes:
-    """Return the final message of a sequence that was aborted between replicas."""
+    """Return the final message of a sequence that was aborted while no replica ran it."""
     count = len(sequence.token_data) // 4
     spans = [sampling_pb2.VersionSpan(version=version, begin_token=0, end_token=count)] if count else []
     finished = sampling_pb2.SequenceFinished(

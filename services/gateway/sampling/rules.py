@@ -95,7 +95,7 @@ class BatchPart:
     request_id: str = ''
     """Empty if the part has the id of the batch."""
     is_retry: bool = False
-    """Whether a replica has received the part before."""
+    """Whether an earlier attempt failed; a retry does not use the id of the batch."""
 
     @property
     def is_complete(self) -> bool:
@@ -157,7 +157,7 @@ class Progress:
         return sum(not sequence.is_finished for sequence in self.sequences)
 
     def record(self, chunk: SampleChunk) -> bool:
-        """Record a chunk and return whether to pass it on: the prompt and each finish are delivered only once."""
+        """Record a chunk and return whether to deliver it: the prompt and each finish are delivered only once."""
         if chunk.kind is ChunkKind.PROMPT:
             is_new, self._is_prompt_delivered = not self._is_prompt_delivered, True
             return is_new
@@ -197,7 +197,7 @@ class SamplingHandle:
     session_id: str
     """Session in which the handle was created."""
     base_model: str
-    """Empty if the adapter's base model is not looked up yet."""
+    """Empty if the adapter's base model has not been looked up yet."""
     checkpoint_path: str = ''
     """Native path of saved weights; empty if absent."""
     adapter_id: str = ''

@@ -116,10 +116,10 @@ class Sampling:
     async def abort(self, caller: Caller, request_id: str, message: bytes) -> None:
         """Abort a request on all replicas that run it; its sequences finish with the stop reason 'abort'.
 
-        If another gateway runs the request, `message`, the serialized AbortRequest, is sent to all replicas.
+        If this gateway does not run the request, `message`, the serialized AbortRequest, is sent to all replicas.
 
         Raises:
-            SamplingNotFound: no request of the caller with that id is running.
+            DomainError: no request of the caller with that id is running; the code is NOT_FOUND.
         """
         require_scope(caller, 'sample')
         running = self._requests.find(caller.tenant_id, request_id)
@@ -155,8 +155,8 @@ class Sampling:
         """Call a method, such as Pause, on all replicas concurrently and return the responses, at least one.
 
         Raises:
-            NotFound: all replicas raised it; otherwise the replicas that raise it are omitted.
-            DomainError: a replica's error; other replicas may have succeeded.
+            DomainError: a replica's error; other replicas may have succeeded. An error with the code NOT_FOUND is
+                raised only if all replicas return such an error.
         """
         require_scope(caller, scope)
 
@@ -169,7 +169,7 @@ class Sampling:
     async def load_adapter(self, caller: Caller, request: RoutedRequest, *, deadline: float | None = None) -> bytes:
         """Load an adapter at the replica that its requests will reach first, and return the response.
 
-        The request does not name the base model, so each base model of the fleet is tried until one accepts it.
+        The request does not name the base model, so each base model of the fleet is tried until a sampler accepts it.
         """
         serving = self._membership.fleet.serving('sampler')
         *others, last = sorted({name for item in serving for name in item.report.base_models}) or ['']
@@ -235,7 +235,7 @@ class Sampling:
         return members
 
     async def _abort_part(self, running: RunningRequest, part: str, address: str) -> None:
-        """Abort a part. Retry while the replica has not received the part, because its call may have just been sent."""
+        """Abort a part. Retry until the part ends, because the replica may not have received it yet."""
         pause = _FIRST_PAUSE_SECONDS
         while running.parts.get(part) == address and not await self._samplers.abort(address, part):
             await asyncio.sleep(pause)

@@ -263,7 +263,7 @@ class ReplicaSlots:
             del self._queues[slot.replica_id]
 
     def keep_only(self, replica_ids: Collection[str]) -> None:
-        """Fail the requests that wait for any other replica."""
+        """Fail the requests that wait for replicas that are not in `replica_ids`."""
         for replica_id in self._queues.keys() - set(replica_ids):
             for slot in self._queues[replica_id].clear_waiting():
                 slot.fail()

@@ -124,7 +124,7 @@ class SampleStream:
         self._request = replace(self._request, request_id=new_id('rq'), is_renamed=True)
 
     async def _chunks_of(self, replica: Replica) -> AsyncGenerator[SampleChunk, None]:
-        """Yield the chunks of one replica; return early if another replica may continue."""
+        """Yield the chunks of one replica; return early if another replica may continue or the request is aborted."""
         progress, attempt = self._progress, self._attempt
         incoming = self._samplers.sample(replica.address, self._request, progress=progress, deadline=attempt.deadline)
         try:
@@ -149,7 +149,7 @@ class SampleStream:
             self._dispatch.record_failure(attempt, replica, error)
 
     def _record_success(self, replica: Replica) -> None:
-        """Record the first chunks of a replica, up to its first token."""
+        """Record that a replica responds; called for each chunk up to the first token."""
         fleet, progress, adapter = self._dispatch.membership.fleet, self._progress, self._request.key.adapter
         self._dispatch.record_success(self._attempt, replica, has_tokens=progress.has_tokens)
         if adapter is not None and progress.version is not None:

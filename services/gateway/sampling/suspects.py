@@ -47,7 +47,7 @@ class Attempt:
     tried: set[str] = field(default_factory=set[str])
     """Replicas that failed since the request last made progress or waited."""
     is_started: bool = False
-    """Whether part of the response was delivered; a started request waits longer for a replica."""
+    """Whether a sampler has begun to run the request, which then waits longer for another sampler."""
     has_tokens: bool = False
     """Whether a token was delivered."""
     consecutive_failures: float = 0
@@ -76,12 +76,12 @@ class Attempt:
         return self.has_tokens and self.key.adapter is not None and self.key.adapter.is_checkpoint
 
     def start(self) -> None:
-        """Record that part of the response exists: from now on, the request waits longer for a replica."""
+        """Record that a sampler has begun to run the request, which from now on waits longer for another one."""
         if not self.is_started:
             self.is_started, self.give_up_at = True, None
 
     def advance(self, *, has_tokens: bool) -> None:
-        """Record that a replica responds, with or without a token."""
+        """Record a response of a replica, with or without a token."""
         self.start()
         if has_tokens:
             self.is_delivering = self.has_tokens = True
@@ -90,7 +90,7 @@ class Attempt:
 
 
 class Turn:
-    """The turn of a suspected request to run, which ends after some time. The caller has acquired `lock`."""
+    """The turn of a suspected request to run, which ends by itself after some seconds. The caller holds `lock`."""
 
     def __init__(self, lock: asyncio.Lock) -> None:
         self._lock = lock
@@ -121,11 +121,11 @@ class _Loss:
 
 
 class Suspects:
-    """Requests that were running on samplers that failed, and that may be the cause.
+    """Requests that ran on samplers when these failed, and that may be the cause.
 
-    A request that crashes samplers would otherwise crash every sampler each time that a client sends it again, and the
-    requests that run beside it would fail too. Suspected requests therefore run one after the other, each until its
-    first progress, and no other request starts meanwhile.
+    A request that crashes samplers could crash every sampler each time that a client sends it again, and the requests
+    that run beside it would fail too. Suspected requests therefore run one after the other, each until its first
+    progress. Meanwhile, other requests start only after a time limit.
 
     Concurrency: use it from one event loop only.
     """
@@ -143,7 +143,7 @@ class Suspects:
         """Set when a request makes progress or leaves a replica, and then replaced."""
 
     def failures_of(self, attempt: Attempt) -> float:
-        """Return the number of samplers that failed in a row with this request."""
+        """Return the number of samplers that recently failed in a row with this request, or an equal one."""
         if not self._failures or not attempt.message:
             return 0
         count, time = self._failures.get(_fingerprint(attempt), (0, 0.0))
@@ -173,7 +173,7 @@ class Suspects:
         now, own_count = asyncio.get_running_loop().time(), 0 if attempt.is_delivering else 1
         loss = self._losses.get(replica.replica_id)
         if loss is None or (replica.is_static and loss.time < now - _LOST_SECONDS):
-            # The attempt itself has left the replica already.
+            # The attempt itself is no longer counted at the replica.
             loss = _Loss(now, self._count_without_progress(replica.replica_id) + own_count)
             self._losses = {name: item for name, item in self._losses.items() if item.time >= now - SUSPECT_SECONDS}
             self._losses[replica.replica_id] = loss
@@ -219,7 +219,7 @@ class Suspects:
                     await self._turn.wait()
 
     async def _take_turn(self, attempt: Attempt, replica_id: str) -> None:
-        """Wait for the turn of a suspected request, and then briefly for progress of the others at its replica."""
+        """Wait for a suspected request's turn, and then briefly for progress of the other requests at its replica."""
         await self._lock.acquire()
         self._turn = attempt.turn = Turn(self._lock)
         # Requests that have just found the replica get their slots meanwhile.
