@@ -85,7 +85,7 @@ class AdmittedCalls(grpc.GenericRpcHandler):
                 yield response
 
     async def _admitted(self, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield each operation of a stream once it is admitted; until then, back-pressure stops the client."""
+        """Yield each operation of a stream once it is admitted; until then, back-pressure slows the client down."""
         async for request in requests:
             yield await self._admit(request, None)
 

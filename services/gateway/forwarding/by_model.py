@@ -39,7 +39,8 @@ Handler = Any
 Handlers = Mapping[str, Handler]
 """Handlers of one method by service."""
 Find = Callable[[bytes], Awaitable[str | None]]
-"""Returns the service for a request; None if no service has the adapter, so any service may refuse the request."""
+"""Returns the service for a request; None if no service has the adapter, so any service may refuse the request. The
+function that `_base_model_at` returns is an exception: it returns the base model."""
 
 
 class ModelForwarder(grpc.GenericRpcHandler):
@@ -210,8 +211,6 @@ async def _fail(failure: _Refusal | DomainError, context: Context) -> None:
 
 
 def _base_model_at(path: tuple[int, ...]) -> Find:
-    """Return a function that returns the base model of a request, and not a service."""
-
     async def base_model_of(request: bytes) -> str:
         return base_model_id(peek_text(request, *path))
 

@@ -134,8 +134,8 @@ class Futures:
         """Return the request of a future, which is stored until the future is finished.
 
         Raises:
-            FutureExpired: the request is deleted. Facts that are needed later belong in the future's note.
-            PayloadLost: the request is missing or damaged.
+            FutureExpired, PayloadLost: the request is deleted, or is missing or damaged. Facts that are needed later
+                belong in the future's note.
         """
         return await self._records.read(future, future.payload_name)
 
@@ -144,8 +144,7 @@ class Futures:
 
         Raises:
             DomainError: the error that the future failed with.
-            FutureExpired: the result is deleted.
-            PayloadLost: the result is missing or damaged.
+            FutureExpired, PayloadLost: the result is deleted, or is missing or damaged.
         """
         if future.error is not None:
             raise future.error
@@ -246,8 +245,7 @@ class Futures:
         finally:
             # If the future runs here, the runner counts it too.
             self._capacity.leave(future)
-        # Another gateway owns the lane, or the future was accepted before: by a concurrent call, by another process or
-        # long ago.
+        # Another gateway owns the lane, or the future was accepted before, possibly by a concurrent call.
         if not stored.is_finished and stored.future_id not in finished_ids:
             await self._resume_one(stored)
         if stored.is_finished or stored.fingerprint != future.fingerprint:

@@ -1,8 +1,8 @@
 """Requests and results of futures as files, so that large payloads never pass through the database.
 
 A file is written under a temporary name, synced and renamed, and then its folder is synced. The file is therefore
-complete and survives a power failure before the row that names it is committed. Each file begins with a digest, and a
-file that does not match its digest counts as missing.
+complete and durable before the row that names it is committed. Each file begins with a digest, and a file that does not
+match its digest counts as missing.
 
 Small payloads are files too. Storing them in the database would save about 0.1 ms of an operation that takes several
 milliseconds. However, the table would grow by the size of all results, because its rows are stored for days.

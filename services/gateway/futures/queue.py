@@ -37,7 +37,7 @@ class FutureQueue:
         self._weight_of = weight_of
         self._is_rate_limited = is_rate_limited
         self._slots: OrderedDict[str, FairSlots[Future]] = OrderedDict()
-        """Slots of the base models in use, least recently served first."""
+        """Slots of the base models in use, in the order in which `take` tries them."""
         self._names: dict[str, str] = {}
         """Name of the slots that each future uses, by the future's id."""
 

@@ -196,7 +196,7 @@ class SqlFutureStore:
 async def _owner_of(connection: AsyncConnection, future: Future) -> str:
     """Return the owner of the futures that wait in a new future's lane, or else the owner that the new future names.
 
-    Until a PostgreSQL transaction ends, no other gateway accepts a future of the lane, and futures are not taken over.
+    With PostgreSQL, no other gateway accepts a future of the lane or takes over futures until the transaction ends.
     """
     is_postgres = connection.dialect.name == 'postgresql'
     if is_postgres:

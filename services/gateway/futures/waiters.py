@@ -1,4 +1,4 @@
-"""Callers that wait in this process for futures to finish. Waiting needs no database query.
+"""Callers that wait in this process for futures to finish. They do not poll the database.
 
 A waiter is resolved when its future, or the next future of its topic, finishes. `Topics` returns the finished futures
 of a topic after a cursor. A cursor is a time: the client has received all futures that finished up to that time. Every
@@ -81,7 +81,7 @@ class Waiters:
 
 @dataclass(frozen=True)
 class _Delivery:
-    """Last finished futures of a topic that this process returned."""
+    """Last response of this process for a topic."""
 
     cursor: int = 0
     """Cursor of the last response with futures."""

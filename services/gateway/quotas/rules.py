@@ -117,8 +117,8 @@ def hour_of(moment: datetime) -> datetime:
 class TokenBucket:
     """A tenant's rate limit: work is admitted while the level is not negative, and charged when its size is known.
 
-    Over time, the tokens used exceed the rate by at most the work that was admitted before it was charged. Times are
-    seconds of any monotonic clock.
+    Over time, the tokens used exceed the rate by at most the burst and the work that was admitted but not yet charged.
+    Times are seconds of any monotonic clock.
 
     Args:
         rate: tokens added per second, above 0.
@@ -143,7 +143,7 @@ class TokenBucket:
         return max(0.0, -self._level / self._rate)
 
     def change(self, *, rate: float, burst: float, now: float) -> None:
-        """Change the rate and the burst; a negative level stays unchanged."""
+        """Change the rate and the burst; the level is reduced to the new burst if it is higher."""
         self._fill(now)
         self._rate, self._burst = rate, burst
         self._level = min(self._level, burst)

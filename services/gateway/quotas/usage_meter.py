@@ -61,7 +61,7 @@ class UsageMeter:
         self._rates.charge(tenant_id, work.token_count)
 
     async def save(self, entry: Reading) -> None:
-        """Keep a run's reading for the next flush, and charge its increase. The first reading is not charged."""
+        """Keep a run's reading for the next flush, and charge its increase over the last reading, if there is one."""
         key = entry.tenant_id, entry.run_id
         before = self._last_readings.get(key)
         if before is not None and entry.trained_token_count > before.trained_token_count:

@@ -40,8 +40,8 @@ _SERVICE = wire.DESCRIPTOR.services_by_name['SamplerService'].full_name
 class SamplerClient:
     """Calls samplers on behalf of the current caller.
 
-    Addresses are 'host:port' of a replica; deadlines are times on the event loop's clock, or None. Every method
-    raises the sampler's error as a DomainError, or ServiceUnreachable if the connection was refused or lost.
+    Addresses are 'host:port' of a replica; deadlines are times on the event loop's clock, or None. Except for `abort`,
+    calls raise the sampler's error as a DomainError, or ServiceUnreachable if the connection was refused or lost.
     Closing a generator cancels its call. `lookups` finds adapters that have no published version.
     """
 

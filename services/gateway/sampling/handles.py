@@ -146,7 +146,7 @@ class SamplingHandles:
         return published
 
     async def unpin_session(self, session_id: str) -> None:
-        """Unpin all versions that the handles of the caller's session pinned.
+        """Unpin all versions that were pinned for the handles of a session of the caller.
 
         Raises:
             DomainError: a version could not be unpinned; the call may be repeated.

@@ -91,7 +91,7 @@ class BatchPart:
     positions: tuple[int, ...]
     """Indices of the part's prompts in the batch."""
     version: int | None = None
-    """Resolved version; None if the request names the version."""
+    """Resolved version; None if no version had to be resolved."""
     request_id: str = ''
     """Empty if the part has the id of the batch."""
     is_retry: bool = False

@@ -270,8 +270,8 @@ def _responses_among(results: Sequence[bytes | BaseException]) -> list[bytes]:
     """Return the responses.
 
     Raises:
-        DomainError: an error about the request takes precedence over connection errors. NotFound is raised only
-            without responses and other errors.
+        DomainError: an error about the request takes precedence over connection errors. An error with the code
+            NOT_FOUND is raised only if there are no responses and no other errors.
     """
     responses = [result for result in results if isinstance(result, bytes)]
     errors = [result for result in results if isinstance(result, BaseException)]

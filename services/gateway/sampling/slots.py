@@ -68,7 +68,7 @@ class FairSlots(Generic[Item]):
     ) -> None:
         self._cost_of = cost_of
         self._waiting: OrderedDict[str, deque[Item]] = OrderedDict()
-        """Least recently served tenant first."""
+        """Items by tenant; the tenant that has waited longest, since its last service or its first item, is first."""
         self._running: Counter[str] = Counter()
         self.running_count = 0
         """Number of slots in use."""
@@ -96,7 +96,7 @@ class FairSlots(Generic[Item]):
         """Assign slots to the next item and return it; None if no eligible tenant has a waiting item.
 
         The next tenant is the eligible one with the least service for its weight; among equals the one with the
-        fewest slots, then the one served longest ago. The slots stay in use until `release`.
+        fewest slots, then the one that has waited longest. The slots stay in use until `release`.
         """
         eligible = [tenant for tenant in self._waiting if is_eligible(tenant)]
         if not eligible:
@@ -220,9 +220,8 @@ class ReplicaQueue:
 class ReplicaSlots:
     """Slots at all replicas, which tenants share by weight. Excess requests wait here and not in the sampler's queue.
 
-    At most `waiting_per_tenant` requests of a tenant wait for one replica. Each gateway grants slots independently:
-    several gateways together may send a replica more requests than one gateway would, and each gateway shares slots
-    fairly among its callers.
+    At most `waiting_per_tenant` requests of a tenant wait for one replica. Each gateway grants slots independently, so
+    several gateways together may send a replica more requests than one gateway would.
 
     Concurrency: use it from one event loop.
     """

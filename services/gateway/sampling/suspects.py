@@ -45,7 +45,7 @@ class Attempt:
     deadline: float | None = None
     """Time on the event loop's clock; None for no deadline."""
     tried: set[str] = field(default_factory=set[str])
-    """Replicas that failed since the request last made progress or waited."""
+    """Replicas that failed or refused the request since it last made progress or waited."""
     is_started: bool = False
     """Whether a sampler has begun to run the request, which then waits longer for another sampler."""
     has_tokens: bool = False
