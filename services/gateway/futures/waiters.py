@@ -20,7 +20,7 @@ from services.kit.caller import Caller
 Waiter = asyncio.Future[Future | None]
 """Resolves to the finished future, or to None if the caller has to read the store again."""
 _OVERLAP = timedelta(seconds=2)
-"""Maximum delay with which finished futures may become visible out of order: gateways' clocks differ, and transactions
+"""Maximum delay until no future with an earlier finish time becomes visible: gateways' clocks differ, and transactions
 may overtake each other."""
 _PAGE_SIZE = 1000
 """Maximum number of futures per read, and per response in addition to the futures of the overlap."""

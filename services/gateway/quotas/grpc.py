@@ -1,4 +1,4 @@
-"""Clients of the services that report usage, and functions that mark requests over a quota.
+"""Clients of the services that report usage, and functions that mark requests that exceed a quota.
 
 A marked request is still sent, because only the model service recognizes a repeated request, which it answers with the
 first response. Requests may be large, so single fields are read without parsing the complete message.

@@ -25,7 +25,7 @@ class HandleStore(Protocol):
         ...
 
     async def count_clone(self, tenant_id: str, handle_id: str) -> int | None:
-        """Add one to the copies of a handle's client and return their number; None if there is no handle."""
+        """Add one to the number of copies of a handle's client, and return the number; None if there is no handle."""
         ...
 
     async def list_of_session(self, tenant_id: str, session_id: str) -> Sequence[SamplingHandle]:

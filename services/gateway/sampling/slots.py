@@ -28,7 +28,7 @@ def equal_weight(tenant_id: str) -> float:
 
 
 class FairShares:
-    """Service that each tenant received, relative to its weight. A tenant gains no priority while it is idle.
+    """Amount of service that each tenant received, relative to its weight. An idle tenant gains no priority.
 
     `weight_of` returns a tenant's current weight, above 0. Tenants for whom `is_active` returns True, because they have
     waiting or running items, are never forgotten. The rule is start-time fair queueing (Goyal, Vin and Cheng, 1996).
