@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.timeout(300), *SDK_MARKS]
 
 @pytest.fixture(scope='module', autouse=True)
 def _collect_sdk_connections() -> Iterator[None]:
-    """Collect connections that the SDK leaves open while its warnings are still ignored."""
+    """Delete the connections that the SDK leaves open while the resulting warnings are still ignored."""
     yield
     gc.collect()
 
@@ -79,7 +79,7 @@ def test_command_line_connects_with_the_state_folder(stack: StackState) -> None:
 
 
 def test_tinker_sdk_trains_over_https(stack: StackState, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Tinker SDK trusts a private authority that SSL_CERT_FILE names."""
+    """The Tinker SDK trusts the private certificate authority in the file that SSL_CERT_FILE names."""
     monkeypatch.setenv('SSL_CERT_FILE', stack.ca)
     with service_client(stack) as service:
         losses = train(new_model(service, stack), [5, 6, 7, 8], steps=3)

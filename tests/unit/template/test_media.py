@@ -70,7 +70,7 @@ def test_a_placeholder_gets_one_token_per_image_embedding(template, folder):
 
 
 def test_parts_and_placeholders_give_equal_features(template, tmp_path):
-    """Paths, bytes, `data:` URLs, arrays and Pillow images give the same feature, as parts or as placeholders."""
+    """An image gives the same feature in every accepted form as a message part, and through a placeholder."""
     image = picture(40, 40)
     (tmp_path / 'cat.png').write_bytes(png(image))
     data_url = 'data:image/png;base64,' + base64.b64encode(png(image)).decode()

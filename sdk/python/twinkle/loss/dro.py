@@ -9,17 +9,18 @@ from twinkle.loss.policy import AGGREGATIONS, PolicyLoss
 
 
 class DROLoss(PolicyLoss):
-    """`- (A log p - beta / 2 (log p - old_logps)^2)`, without a ratio; the square keeps the policy near the sampler's.
+    """Loss `- (A log p - beta / 2 (log p - old_logps)^2)` per label.
 
-    arXiv 2405.19107, section 3; the per-label form is that of Kimi k1.5, arXiv 2501.12599, equation 3. Advantages in
-    the first paper are soft: the reward minus the value under the sampler's policy.
+    The quadratic term keeps the policy close to the policy that sampled the tokens. No probability ratio is used. The
+    loss is that of arXiv 2405.19107, section 3, in the form per label of Kimi k1.5, arXiv 2501.12599, equation 3. The
+    advantage A of the first paper is the reward minus a value of the prompt.
 
     The divisor of the loss (`LossOutput.num_tokens`) is the number of labels if `loss_agg_mode` is 'token-mean',
     otherwise the number of sequences. The streams `advantages` and `old_logps` are required. For metrics see
     `PolicyLoss`.
 
     Args:
-        beta: factor of the square, at least 0.
+        beta: factor of the quadratic term, at least 0.
         loss_agg_mode: see `PPOLoss`.
         entropy_coef: see `PolicyLoss`.
         ignore_index: label value to ignore, in addition to -100.

@@ -121,7 +121,7 @@ class PolicyLoss(Loss):
         return aggregate(batch, loss_R, self.aggregation)
 
     def __call__(self, batch: LossBatch) -> LossOutput:
-        """Return the sum over labels, with the divisor of the aggregation."""
+        """Return the aggregated loss as a sum and its divisor, with the metrics."""
         log_ratio_R = self.log_ratio(batch)
         ratio_R = log_ratio_R.exp()
         loss_R = self.surrogate(ratio_R, batch)

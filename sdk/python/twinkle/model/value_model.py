@@ -14,8 +14,8 @@ class TransformersValueModel(TransformersModel):
     kinds of critic start with `PPOValueLoss` and a head of zeros, so all initial values are 0. Every forward method
     returns values.
 
-    A policy and a critic on one base model need less memory as two adapters of a `MultiLoraTransformersModel`; call
-    `set_loss('PPOValueLoss')` for the critic.
+    A policy and a critic of the same base model need less memory if they are two adapters of one
+    `MultiLoraTransformersModel`. In this case, call `set_loss('PPOValueLoss')` for the critic.
 
     Args:
         model_id: hub id or folder.

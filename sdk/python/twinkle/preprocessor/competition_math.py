@@ -30,12 +30,13 @@ class CompetitionMathGRPOProcessor(RowPreprocessor):
         r"""Return the prompt of one problem.
 
         Raises:
-            InvalidRow: a column is missing, or the row has neither an `answer` nor a \boxed{} in its solution.
+            InvalidRow: a column is missing or is not text, or the row has neither an `answer` nor an answer in \boxed{}
+                in its solution.
         """
         solution = text_of(row, 'solution')
         answers = [text_of(row, 'answer')] if row.get('answer') is not None else boxed_answers(solution)
         if not answers:
-            raise InvalidRow('solution', 'has no \\boxed{} answer, and the row has no column `answer`')
+            raise InvalidRow('solution', 'has no answer in \\boxed{}, and the row has no column `answer`; add one of them')
         return {
             'messages': chat_of(system=self.system, user=text_of(row, 'problem')),
             'user_data': pack_user_data({'ground_truth': answers[-1].strip(), 'solution': solution}),
