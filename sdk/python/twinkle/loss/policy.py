@@ -186,7 +186,7 @@ class ClippedPolicyLoss(PolicyLoss):
         return -torch.minimum(ratio_R * advantages_R, clipped_R * advantages_R)
 
     def is_clipped(self, ratio_R: Tensor, batch: LossBatch) -> Tensor:
-        """Return bool [R], true where the clipped objective is the smaller one, which has no gradient."""
+        """Return bool [R], true where the clipped objective is smaller, so that the label has no gradient."""
         advantages_R = batch.stream('advantages')
         is_high = (advantages_R > 0) & (ratio_R > 1.0 + self.epsilon_high)
         return is_high | ((advantages_R < 0) & (ratio_R < 1.0 - self.epsilon))

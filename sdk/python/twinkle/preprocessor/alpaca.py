@@ -7,7 +7,11 @@ class AlpacaProcessor(RowPreprocessor):
     """Converts `instruction`, `output` and optional `input` and `system` to `messages`."""
 
     def convert(self, row: Row) -> Row:
-        """Return the chat of one instruction; a non-empty input follows the instruction on the next line."""
+        """Return the chat of one instruction; a non-empty input follows the instruction on the next line.
+
+        Raises:
+            InvalidRow: a required column is missing, or a column is not text.
+        """
         instruction = text_of(row, 'instruction')
         given = text_of(row, 'input') if row.get('input') else ''
         system = text_of(row, 'system') if row.get('system') else None

@@ -11,7 +11,11 @@ class CompetitionMathProcessor(RowPreprocessor):
     """Converts `problem` and `solution` to `messages`."""
 
     def convert(self, row: Row) -> Row:
-        """Return the chat of one problem and its solution."""
+        """Return the chat of one problem and its solution.
+
+        Raises:
+            InvalidRow: a column is missing or is not text.
+        """
         return {'messages': chat_of(user=text_of(row, 'problem'), assistant=text_of(row, 'solution'))}
 
 

@@ -14,7 +14,7 @@ _PLUGIN_BASES: dict[str, type[Any]] = {'preprocessor': Preprocessor, 'filter': D
 
 
 def construct(given: Any, init_args: Mapping[str, Any] | None, known: Mapping[str, type[Any]], kind: str) -> Any:
-    """Return the requested object; an existing object is reset with `begin_pass`.
+    """Return the requested object; a preprocessor or filter that is given as an object is reset with `begin_pass`.
 
     Args:
         given: a name in `known`, the id of an allowed plugin, a class, an object or a function.

@@ -14,8 +14,8 @@ from twinkle.loss.reporting import as_numbers
 class TinkerLoss(Loss):
     """Sum over labels of `weight * f(label)`, with the metric `loss:sum`.
 
-    The gradient is not divided (`LossOutput.num_tokens` is 0).
-    The log-probabilities of labels of weight 0 are computed too. The loss of a batch with only such labels is 0.
+    The gradient is not divided (`LossOutput.num_tokens` is 0). The log-probabilities of labels of weight 0 are computed
+    too. The loss of a batch with only such labels is 0.
     """
 
     takes_every_label = True
@@ -31,7 +31,7 @@ class TinkerLoss(Loss):
 
 
 class TinkerPolicyLoss(TinkerLoss):
-    """Loss of `old_logps` and `advantages`, with the ratio r = `exp(log p - old_logps)` and the advantage A."""
+    """Base class of losses that read `old_logps` and `advantages`, with the ratio r = `exp(log p - old_logps)` and the advantage A."""
 
     required_streams = ('advantages', 'old_logps')
 

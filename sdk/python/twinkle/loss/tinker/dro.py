@@ -8,7 +8,7 @@ from twinkle.loss.tinker.base import TinkerPolicyLoss
 
 
 class TinkerDRO(TinkerPolicyLoss):
-    """`- sum of A log p - beta / 2 (log r)^2`.
+    """`- sum of (A log p - beta / 2 (log r)^2)`, where A is the advantage and r is `exp(log p - old_logps)`.
 
     Args:
         beta: at least 0. Tinker publishes no default; this is the example of its documentation.

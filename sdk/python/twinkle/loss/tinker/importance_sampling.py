@@ -7,7 +7,7 @@ from twinkle.loss.tinker.base import TinkerPolicyLoss
 
 
 class TinkerImportanceSampling(TinkerPolicyLoss):
-    """`- sum of r A`."""
+    """`- sum of r A`, where r is the ratio and A the advantage."""
 
     def per_label(self, batch: LossBatch) -> Tensor:
         """Return [R], the negated weighted advantage."""

@@ -12,7 +12,7 @@ RATIO_LIMIT = 2.0
 
 
 class TinkerStableReinforce(TinkerLoss):
-    """`- sum of sg(min(r, 2)) A log p - kl_coeff / 2 (log r)^2`: REINFORCE with truncated importance weights.
+    """`- sum of (sg(min(r, 2)) A log p - kl_coeff / 2 (log r)^2)`: REINFORCE with truncated importance weights.
 
     r is `exp(log p - old_logps)`; without the stream `old_logps`, the batch is on policy and r is 1. `sg` stops the
     gradient. Labels with large ratios therefore do not dominate, and labels with small ratios have little effect. The

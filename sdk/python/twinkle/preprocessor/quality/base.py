@@ -37,7 +37,7 @@ class DroppedRow:
 
 
 class QualityFilter(DataFilter):
-    """Filters rows one by one, in order. A row that cannot be read is removed as 'unreadable' instead of raising.
+    """Filters rows one by one, in order. A row that cannot be read is removed with the reason 'unreadable'.
 
     Subclasses override `drop_of`. Stateful subclasses also override `begin_pass` and call `super().begin_pass()`.
     """
@@ -57,7 +57,7 @@ class QualityFilter(DataFilter):
         """
 
     def judge(self, row: Row, *, row_index: int | None = None) -> Drop | None:
-        """Return the reason for removing the row, or None to keep it; unreadable rows do not raise.
+        """Return the reason for removing the row, or None to keep it. An unreadable row causes no error.
 
         Args:
             row: the next row of the iteration.

@@ -18,7 +18,7 @@ class MessageSanityFilter(QualityFilter):
 
     A system message must be the first message, and the first other message must be from the user. Only tool results may
     be empty. Every tool call must have a name and a result before the next turn; its arguments, if given, must be an
-    object.
+    object or the JSON text of an object.
     """
 
     def __init__(

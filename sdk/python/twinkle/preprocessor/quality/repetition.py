@@ -42,7 +42,7 @@ def find_run(text: str, *, min_characters: int, min_repeats: int) -> Run | None:
 
 
 def repeated_line(text: str, *, min_characters: int, min_repeats: int, max_share: float) -> tuple[str, int] | None:
-    """Return the most frequent line of a text and its count, or None if it is not above the thresholds."""
+    """Return the most frequent line of a text and its count, or None if the line does not reach the thresholds."""
     lines = [line.strip() for line in text.splitlines()]
     counts = Counter(line for line in lines if line)
     if not counts:
