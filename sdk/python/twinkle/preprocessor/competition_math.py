@@ -40,7 +40,7 @@ class CompetitionMathGRPOProcessor(RowPreprocessor):
         solution = text_of(row, 'solution')
         answers = [text_of(row, 'answer')] if row.get('answer') is not None else boxed_answers(solution)
         if not answers:
-            raise InvalidRow('solution', 'has no answer in \\boxed{}, and the row has no column `answer`; add one of them')
+            raise InvalidRow('solution', 'has no \\boxed{} answer, and the row has no column `answer`; add one of them')
         return {
             'messages': chat_of(system=self.system, user=text_of(row, 'problem')),
             'user_data': pack_user_data({'ground_truth': answers[-1].strip(), 'solution': solution}),

@@ -13,8 +13,8 @@ from twinkle.reward.reading import after_thinking, completion_of, tagged
 class CountDownAccuracy(Reward):
     """1 if the last `<answer>` is an expression that equals `target` and uses each of `nums` once, else 0.
 
-    Answers inside the thinking are ignored. `CountdownProcessor` stores target and numbers in `user_data`. A suffix
-    `= <number>` of the answer is ignored. Values are exact fractions, and the expression is not executed as code.
+    Answers inside the thinking are ignored. `CountdownProcessor` stores target and numbers in `user_data`. The part of
+    the answer from the first `=` on is ignored. Values are exact fractions, and the expression is not executed as code.
     """
 
     def __call__(

@@ -36,8 +36,8 @@ class OlympiadBenchAccuracyReward(AnswerReward):
     Args:
         ground_truth_key: key of the answers in `user_data`; several answers are separated by commas.
         near_miss: score of a number with an error just above the tolerance, from 0 to 1.
-        tolerance: maximum relative error of a correct number. An absolute `error` in `user_data` takes precedence. The
-            answer may end in the `unit` in `user_data`.
+        tolerance: maximum relative error of a correct number. For problems with one answer, an absolute `error` in
+            `user_data` takes precedence, and the answer may end in the `unit` in `user_data`.
 
     Raises:
         InvalidRewardInput: `near_miss` or `tolerance` is out of range.

@@ -178,7 +178,8 @@ class Template(ReadsMedia):
             ExampleTooLong: the chat has more than `max_length` tokens and must not be cut. This applies to every chat
                 under 'raise', to prompts under 'right' and 'split', and to chats with media under all strategies except
                 'delete'.
-            TemplateError: 'split' gave several features or 'delete' gave none; use `batch_encode` instead.
+            TemplateError: the chat template refuses the chat, a library for media is missing, or the chat does not give
+                exactly one feature ('split' may give several, and 'delete' none); use `batch_encode` for such chats.
         """
         features = self.batch_encode([trajectory], add_generation_prompt=add_generation_prompt)
         if len(features) != 1:
@@ -193,6 +194,7 @@ class Template(ReadsMedia):
         Raises:
             InvalidTrajectory: as in `encode`, for the first invalid chat.
             ExampleTooLong: as in `encode`.
+            TemplateError: the chat template refuses a chat, or a library for media is missing.
         """
         chats = self.encode_chats(trajectories, add_generation_prompt=add_generation_prompt)
         return [feature for chat in chats for feature in chat.features]
@@ -205,6 +207,7 @@ class Template(ReadsMedia):
         Raises:
             InvalidTrajectory: as in `encode`, for the first invalid chat.
             ExampleTooLong: as in `encode`.
+            TemplateError: the chat template refuses a chat, or a library for media is missing.
         """
         formatted = [self.format_trajectory(trajectory) for trajectory in trajectories]
         rendered = [self._render(chat, add_generation_prompt=add_generation_prompt) for chat in formatted]

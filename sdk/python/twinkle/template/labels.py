@@ -1,8 +1,8 @@
 """Find the assistant's text in a rendered chat and label its tokens.
 
 If the chat template marks the assistant's text (`{% generation %}`), the marks are used. Otherwise each turn is found
-by rendering the chat twice more. The turn begins where the preceding chat, rendered with a generation prompt, ends. It
-ends where the rendering no longer changes when the content of the turn changes.
+by rendering the chat twice more. The turn begins where the preceding chat, rendered with a generation prompt, ends. To
+find the end, the content of the turn is replaced: the turn ends where both renderings are equal again.
 """
 
 from collections.abc import Callable, Collection, Sequence

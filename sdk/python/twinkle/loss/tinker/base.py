@@ -31,7 +31,7 @@ class TinkerLoss(Loss):
 
 
 class TinkerPolicyLoss(TinkerLoss):
-    """Base class of losses that read `old_logps` and `advantages`, with the ratio r = `exp(log p - old_logps)` and the advantage A."""
+    """Base class of losses with the ratio r = `exp(log p - old_logps)` and the advantage A."""
 
     required_streams = ('advantages', 'old_logps')
 

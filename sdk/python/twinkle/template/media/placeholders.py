@@ -1,8 +1,7 @@
 """Find the images, videos and audio of a chat, in the order of their placeholders.
 
 The placeholders `<image>`, `<video>` and `<audio>` in a text refer to the items of the trajectory's `images`, `videos`
-and `audios`, in order. Parts of a message can also contain media. Placeholders in assistant messages are
-plain text.
+and `audios`, in order. Parts of a message can also contain media. Placeholders in assistant messages are plain text.
 """
 
 import re
