@@ -168,6 +168,7 @@ class BaseDataset(ABC, Generic[RowsT]):
 
         Raises:
             DatasetError: a row does not have the column, or `decode` is neither False nor a function.
+            NotReady: there is no dataset, several datasets are not mixed yet, or rows are being recorded.
         """
         if decode is not False and not callable(decode):
             raise DatasetError(f'decode must be False or a function that decodes a value, got {decode!r}')
@@ -187,8 +188,9 @@ class BaseDataset(ABC, Generic[RowsT]):
             that encode rows on access, which only log the warnings.
 
         Raises:
-            NotReady: no template is set, or the rows are already encoded.
-            InvalidExample: a row is not a valid chat, or is too long under `truncation_strategy='raise'`.
+            NotReady: no template is set, the rows are already encoded, or several datasets are not mixed yet.
+            InvalidExample: a row is not a valid chat, or is too long and must not be cut; see `Template.encode`.
+            DatasetError: this kind of dataset does not support the template's options.
         """
         check_hints('encode', hints, is_batched=None)
         self._refuse_encoded('encode')
@@ -208,7 +210,7 @@ class BaseDataset(ABC, Generic[RowsT]):
             One `rows[i]: reason` per removed row; empty for datasets that check rows on access.
 
         Raises:
-            NotReady: no template is set, or the rows are already encoded.
+            NotReady: no template is set, the rows are already encoded, or several datasets are not mixed yet.
         """
         check_hints('check', hints, is_batched=None)
         self._refuse_encoded('check')

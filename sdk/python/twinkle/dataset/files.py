@@ -51,7 +51,7 @@ def iter_rows(path: Path, file_format: str | None = None) -> Iterator[Row]:
         file_format: one of `FORMATS`. Default: the suffix of the path.
 
     Raises:
-        UnreadableFile: as in `read_rows`; raised during iteration.
+        UnreadableFile, DatasetError: as in `read_rows`; raised during iteration.
     """
     chosen = file_format or format_of(path)
     if chosen not in _STREAMS:
