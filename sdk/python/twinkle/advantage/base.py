@@ -40,6 +40,9 @@ class GroupAdvantage(Advantage):
 
     Args:
         epsilon: added to the standard deviation before division; above 0.
+
+    Raises:
+        InvalidAdvantageInput: `epsilon` is out of range.
     """
 
     def __init__(self, *, epsilon: float = 1e-4) -> None:

@@ -23,6 +23,9 @@ class GAEAdvantage(Advantage):
         gae_lambda: weight of later errors, from 0 to 1. A higher weight reduces the bias that inexact values cause, and
             increases the variance.
         normalize: whether to scale advantages to mean 0 and standard deviation 1 over the counted tokens of a batch.
+
+    Raises:
+        InvalidAdvantageInput: `gamma` or `gae_lambda` is out of range.
     """
 
     def __init__(

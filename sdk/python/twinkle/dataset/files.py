@@ -72,6 +72,7 @@ def write_rows(
 
     Raises:
         UnreadableFile: the format is unknown, cannot be written, or cannot represent the rows.
+        TypeError: a value, such as bytes, cannot be written as JSON lines.
     """
     chosen = refuse_unwritable(path, file_format)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -21,9 +21,9 @@ class DPOLoss(PairLoss):
     - 'hinge': `max(0, 1 - beta h)`, hinge-norm of RSO, arXiv 2309.06657.
     - 'ipo': `(h - 1 / (2 beta))^2`, IPO, arXiv 2310.12036, equation 17; beta is the paper's tau.
     - 'kto_pair': half the sum of `1 - sigmoid(beta (log-ratio(chosen) - z_rejected))` and `1 - sigmoid(beta (z_chosen -
-      log-ratio(rejected)))`, KTO, arXiv 2402.01306, equation 7, applied to pairs. z_chosen and z_rejected are the mean
-      log-ratios of the chosen and the rejected responses in the batch, at least 0 and without gradient. The batch
-      therefore cannot run in parts.
+      log-ratio(rejected)))`. This is KTO, arXiv 2402.01306, equation 7, applied to pairs. z_chosen and z_rejected are
+      the mean log-ratios of the chosen and the rejected responses in the batch, at least 0 and without gradient. The
+      batch therefore cannot run in parts.
 
     `sft_weight` is the factor of an additional term, the chosen response's negative log-probability per label (arXiv
     2404.19733, equation 1). Without this term, the chosen response may become less likely together with the rejected
