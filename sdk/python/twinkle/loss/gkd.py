@@ -20,8 +20,8 @@ class GKDLoss(Loss):
 
     P is the teacher's distribution and Q the student's, both at `temperature`. The divergence is
     `beta KL(P | M) + (1 - beta) KL(Q | M)` with `M = beta P + (1 - beta) Q` (arXiv 2306.13649, equation 1). This
-    formula is 0 for beta 0 and 1. For beta 0, the loss is KL(P | Q), which covers the teacher's modes. For beta 1, it is
-    KL(Q | P), which seeks one mode.
+    formula is 0 for beta 0 and 1. For beta 0, the loss is KL(P | Q), which covers the teacher's modes. For beta 1, it
+    is KL(Q | P), which seeks one mode.
 
     `teacher='topk'` restricts both distributions to the teacher's K most likely tokens, at least 2, and renormalizes
     them. It reads the streams `teacher_topk_ids`, int64 [R, K], and `teacher_topk_logps`, float32 [R, K]. 'full' uses
