@@ -1,4 +1,4 @@
-"""Operations on exports. Requests are accepted durably, and `runner` carries them out in the background."""
+"""Operations on exports. Requests are stored durably, and `runner` carries them out in the background."""
 
 import asyncio
 from collections.abc import Iterator
@@ -37,14 +37,13 @@ class ExportNotifier:
             self._waiters.discard(waiter)
 
     def notify(self) -> None:
-        """Wake all waiters."""
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
 
 
 class Exports:
-    """Starts, lists and cancels the exports of a caller, which must be the current caller of the context."""
+    """Starts, lists and cancels the exports of a caller. The given caller must be the current caller of the context."""
 
     def __init__(
         self,
@@ -66,14 +65,14 @@ class Exports:
     async def start(self, caller: Caller, request: ExportRequest) -> Export:
         """Accept an export durably and return it.
 
-        Idempotency: the same request id returns the same export, even if the checkpoint has been deleted. While the
-        export is unfinished, another request with the same content and token returns it too.
+        Idempotency: the same request id returns the same export, even if the checkpoint has been deleted. While an
+        export is unfinished, another request with the same content and token also returns that export.
 
         Raises:
-            InvalidField: the target is invalid, or the token is missing or superfluous.
+            InvalidField: the target is invalid, or the token is missing, superfluous or malformed.
             NotSupportedHere: the gateway cannot export to this target.
             CheckpointNotFound: the caller may read no checkpoint at that path.
-            RequestIdReused: the request id was used with other content.
+            RequestIdReused: the request id was used with other content; tokens are not compared.
             QuotaExceeded: the tenant has too many unfinished exports.
         """
         target = parse_target(request.target)
@@ -104,7 +103,9 @@ class Exports:
         return list_page(found, page, cursor_of=lambda item: Cursor(item.create_time, item.export_id))
 
     async def cancel(self, caller: Caller, export_id: str) -> Export:
-        """Cancel an export unless it is finished, and return it. An upload in this process stops immediately.
+        """Cancel an export unless it is finished, and return it.
+
+        A transfer in this process stops immediately; a transfer in another gateway stops at the next lease renewal.
 
         Raises:
             ExportNotFound: the caller has no such export.

@@ -10,7 +10,7 @@ from services.gateway.exports.rules import Export
 from services.gateway.paging import Page
 
 ReportBytes = Callable[[int, int], None]
-"""Receives the number of bytes read of an archive, and the size of the archive in bytes."""
+"""Receives the number of bytes of an archive that have been read, and the size of the archive in bytes."""
 
 
 class ExportStore(Protocol):
@@ -40,9 +40,9 @@ class ExportStore(Protocol):
         ...
 
     async def claim(self, now: datetime, *, lease: timedelta) -> Export | None:
-        """Claim the export that has been due longest, and start an attempt; return None if no export is due.
+        """Claim the export that has been due longest, and count an attempt; return None if no export is due.
 
-        No other gateway can claim the export before `lease` has passed.
+        No other gateway can claim the export until it is settled, or `lease` has passed without a renewal.
         """
         ...
 
@@ -51,7 +51,7 @@ class ExportStore(Protocol):
         ...
 
     async def settle(self, export: Export) -> bool:
-        """Store the outcome of a claimed export; return False, storing nothing, if the claim was lost."""
+        """Store the outcome of a claimed export. If the claim was lost, store nothing and return False."""
         ...
 
     async def cancel(self, tenant_id: str, export_id: str, *, now: datetime) -> Export | None:
@@ -59,7 +59,7 @@ class ExportStore(Protocol):
         ...
 
     async def delete_finished(self, *, before: datetime) -> int:
-        """Delete the exports that finished before a time; return their number."""
+        """Delete the exports that finished before a time; return the number of deleted exports."""
         ...
 
 
@@ -71,10 +71,12 @@ class ArchiveSource(Protocol):
         ...
 
     def opened(self, path: str, *, digest: str, report: ReportBytes) -> AbstractAsyncContextManager[Path]:
-        """Provide a folder with the files of a checkpoint's PEFT folder for the duration of the block.
+        """Provide a folder with a checkpoint's files in PEFT format; the folder is deleted at the end of the block.
 
         Raises:
             CheckpointChanged: the checkpoint no longer has that digest.
+            DigestMismatch: the received archive is damaged.
             DomainError: an error of the checkpoint service.
+            OSError: the local disk failed.
         """
         ...

@@ -55,7 +55,7 @@ class Export:
     """Encrypted token of the hub; empty for folders and for finished exports."""
     state: ExportState = ExportState.WAITING
     read_bytes: int = 0
-    """Bytes of the archive read by the current attempt."""
+    """Bytes of the archive that the current or last attempt has read."""
     size_bytes: int = 0
     """Size of the archive; 0 while it is unknown."""
     attempt_count: int = 0
@@ -63,19 +63,19 @@ class Export:
     """Location of the exported files; empty until the export is done."""
     commit: str = ''
     error: DomainError | None = None
-    """Error of a failed export, or of the last attempt of a waiting export."""
+    """Error of a failed export, or of the last failed attempt of an unfinished export."""
     create_time: datetime
     update_time: datetime
     due_time: datetime
     """Earliest start of the next attempt; for a running export, the end of its lease."""
 
     def is_same_request(self, request: ExportRequest) -> bool:
-        """Return whether the request has the same content as the request that created the export."""
+        """Return whether the export was created by a request with the same content, apart from the token."""
         own = (self.checkpoint_path, self.target, self.is_private)
         return own == (request.checkpoint_path, request.target, request.is_private)
 
     def is_same_push(self, other: 'Export') -> bool:
-        """Return whether both exports send the same state of a checkpoint to the same target."""
+        """Return whether both exports send the same state of a checkpoint to the same target, as public or private."""
         pushes = [(item.checkpoint_path, item.digest, item.target, item.is_private) for item in (self, other)]
         return pushes[0] == pushes[1]
 
@@ -104,15 +104,15 @@ class ExportLimits:
     """Limits and intervals of the export runner."""
 
     at_once: int
-    """Number of concurrent exports."""
+    """Maximum number of exports that one gateway runs at the same time."""
     attempts: int
-    """Number of attempts before an export fails."""
+    """Maximum number of attempts of one export; only temporary errors are retried."""
     lease: timedelta
     """Time without renewal after which another gateway may claim an export."""
     poll: timedelta
     """Interval between polls for exports of other gateways and for retries."""
     keep_for: timedelta
-    """Time for which finished exports stay listed."""
+    """Time after which a finished export is deleted."""
 
 
 def parse_target(text: str) -> Target:

@@ -39,7 +39,6 @@ class ExportTransfer:
         self._sealer = sealer
 
     async def clear(self) -> None:
-        """Delete the files that an earlier process left."""
         await self._archives.clear()
 
     async def send(self, export: Export, report: ReportBytes) -> SentFolder:
@@ -78,7 +77,7 @@ class ExportRunner:
         self._clock = clock
 
     async def run(self) -> Never:
-        """Carry exports out until cancelled. A cancellation makes running exports due immediately."""
+        """Carry exports out until cancelled. On a cancellation, running exports become due for other gateways."""
         await self._transfer.clear()
         async with asyncio.TaskGroup() as tasks:
             for _ in range(self._limits.at_once):
@@ -118,7 +117,7 @@ class ExportRunner:
             return False
 
     async def _carry_out(self, export: Export) -> Export | None:
-        """Return the export after an attempt, or None if the claim was lost."""
+        """Make one attempt, and return the changed export; None if the claim was lost or the export was cancelled."""
         progress = _Progress()
         task = asyncio.create_task(self._transfer.send(export, progress.report))
         try:

@@ -56,10 +56,10 @@ class ExportServicer(export_service_pb2_grpc.ExportServiceServicer):
 
 
 def export_request_from_proto(request: messages.StartExportRequest) -> ExportRequest:
-    """Return the request for an export.
+    """Return the request for an export, which is private by default.
 
     Raises:
-        InvalidField: a field is missing or too long.
+        InvalidField: the request id is missing, or a field is too long or has a control character.
     """
     return ExportRequest(
         request_id=id_from_proto(request.request_id, 'request_id'),
@@ -74,7 +74,7 @@ def export_filter_from_proto(request: messages.ListExportsRequest) -> str | None
     """Return the path of the checkpoint whose exports are requested; None for all checkpoints.
 
     Raises:
-        InvalidField: the path is too long.
+        InvalidField: the path is too long or has a control character.
     """
     return text_from_proto(request.checkpoint_path, 'checkpoint_path', limit=_PATH_LENGTH) or None
 

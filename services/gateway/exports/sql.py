@@ -131,7 +131,7 @@ class SqlExportStore(SqlStore):
 
 
 async def _unfinished(connection: AsyncConnection, tenant_id: str) -> Sequence[Export]:
-    """Return a tenant's unfinished exports, oldest first. Until the transaction ends, no other transaction adds one."""
+    """Return a tenant's unfinished exports, oldest first, and block other additions until the transaction ends."""
     if connection.dialect.name == 'postgresql':
         await connection.execute(select(func.pg_advisory_xact_lock(_lock_of(tenant_id))))
     is_open = (ExportRow.tenant_id == tenant_id) & ExportRow.state.in_(_UNFINISHED)

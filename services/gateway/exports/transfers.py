@@ -77,10 +77,7 @@ def _unpack(archive: Path, digest: str) -> None:
 
 
 class ExportTargets:
-    """Sends folders to hubs and to the operator's folder.
-
-    Cancellation: cancelling `send` kills its upload process.
-    """
+    """Sends folders to hubs and to the operator's folder. Cancelling `send` kills an upload, but not a copy."""
 
     def __init__(self, *, root: Path | None, seconds: float) -> None:
         """Send to subfolders of `root`, one per tenant; None disables folders. `seconds` limits one upload to a hub."""
@@ -94,15 +91,17 @@ class ExportTargets:
             NotSupportedHere: the operator has not enabled exports to folders.
         """
         if target.kind == 'file' and self._root is None:
-            raise NotSupportedHere('an export to a folder, for which the operator sets exports.folder', 'gateway')
+            raise NotSupportedHere('an export to a folder (the operator can set exports.folder)', 'gateway')
 
     async def send(self, folder: Path, target: Target, *, tenant_id: str, token: str, is_private: bool) -> SentFolder:
         """Send the files of a folder to a target; sending the same files again changes nothing.
 
         Raises:
+            NotSupportedHere: the operator has not enabled exports to folders.
             HubRefused: the hub refuses the upload permanently.
             InvalidField: existing files or folders prevent the export.
-            ServiceUnreachable: the hub cannot be reached at the moment.
+            ServiceUnreachable: the upload to the hub failed for another reason, or took too long; a retry may succeed.
+            OSError: the local disk failed.
         """
         self.check(target)
         if target.kind == 'file' and self._root is not None:
@@ -144,7 +143,7 @@ class ExportTargets:
 
 
 def _copy(source: Path, target: Path) -> SentFolder:
-    """Copy the files, each atomically."""
+    """Copy all files of a folder, each atomically."""
     target.mkdir(parents=True, exist_ok=True)
     for file in sorted(source.iterdir()):
         staging = target / f'.{new_id("part")}'

@@ -11,14 +11,14 @@ from services.gateway.http.call import JSON_TYPE, HttpCall, json_work_bytes
 from services.kit.errors import BytesFull, DeadlinePassed, InvalidField, MessageTooLarge
 
 INLINE_BYTES = 1 << 14
-"""Longer bodies are parsed in a worker thread, because 64 KiB of tokens take about 5 ms."""
+"""Longer bodies are parsed in a worker thread, because parsing 64 KiB of tokens takes about 5 ms."""
 _LONG_CHARACTERS = 1 << 20
-"""Longer documents are parsed with a Python function for each integer, although that takes three times as long: the
-parser holds the interpreter's lock between calls of Python code, and 64 MiB of integers would block calls for 2 s."""
+"""Longer documents call a Python function for each integer, which takes three times as long. Without these calls, the
+parser would not release the interpreter's lock, and 64 MiB of integers would block all other calls for 2 s."""
 _MAX_CHARACTERS = {'[': 500_000, '{': 500_000, '"': 2_000_000}
-"""Maximum counts of the characters that begin lists, objects and strings, which are also parsed under that lock."""
+"""Maximum counts of the characters that begin lists, objects and strings, because parsing them holds the same lock."""
 _DISCARDED_BYTES = 8 << 20
-"""Maximum number of bytes of a refused body that are read and discarded; a longer body closes the connection."""
+"""Maximum bytes to read and discard of a body for which memory is lacking; a longer body closes the connection."""
 
 Parsed = TypeVar('Parsed')
 
@@ -50,7 +50,7 @@ async def read_json(call: HttpCall, make: Callable[[dict[str, Any]], Parsed], *,
     """Apply `make` to the JSON object in the body; long bodies are parsed in a worker thread.
 
     Raises:
-        InvalidField: the body is not an unambiguous JSON object, or `make` refuses it.
+        InvalidField: the content type, the compression or the JSON is not accepted, or `make` refuses the object.
         MessageTooLarge, BytesFull, DeadlinePassed, ClientDisconnected: see `read_bytes`.
     """
     kind = call.headers.get('content-type', JSON_TYPE).partition(';')[0].strip().lower()
@@ -72,8 +72,8 @@ async def read_bytes(call: HttpCall, *, limit_bytes: int, pace: Pace = PACE) -> 
     """Return the body unchanged.
 
     Raises:
-        MessageTooLarge: the body is longer than `limit_bytes`. `call.body_ends` then contains the ends of the body,
-            unless the declared length is more than twice the limit; such a body is not read.
+        MessageTooLarge: the body is longer than `limit_bytes`. `call.body_ends` then contains the first and last bytes
+            that were read. A body whose declared length is more than twice the limit is not read.
         BytesFull: the tenant, or all tenants together, have too many bytes in progress.
         DeadlinePassed: the body did not arrive in time.
         ClientDisconnected: the client closed the connection.
@@ -81,8 +81,8 @@ async def read_bytes(call: HttpCall, *, limit_bytes: int, pace: Pace = PACE) -> 
     declared = int(call.headers.get('content-length', '0'))
     if declared > 2 * limit_bytes:
         raise MessageTooLarge(size_bytes=declared, limit_bytes=limit_bytes)
-    # Many clients read no response before they have sent the complete body, so a refused body that is not too long is
-    # read to its end and discarded.
+    # Many clients read the response only after they have sent the complete body. A refused body is therefore read to
+    # its end and discarded, unless it is too long.
     refusal = await _reserve(call, declared) if declared <= limit_bytes else None
     if refusal is not None and declared > _DISCARDED_BYTES:
         raise refusal
@@ -116,7 +116,7 @@ def _store_ends(call: HttpCall, chunks: Iterable[bytes]) -> None:
 
 
 async def _reserve(call: HttpCall, size_bytes: int) -> BytesFull | None:
-    """Reserve memory for body bytes, and return the error if the memory is not available."""
+    """Reserve memory for body bytes. If it is not available, release the call's body memory and return the error."""
     try:
         await call.reserve_body(size_bytes)
     except BytesFull as error:
@@ -128,7 +128,7 @@ async def _reserve(call: HttpCall, size_bytes: int) -> BytesFull | None:
 async def read_chunks(call: HttpCall, pace: Pace = PACE) -> AsyncIterator[bytes]:
     """Yield the chunks of the body as they arrive; the caller must limit their total size.
 
-    Only the time spent waiting for the client counts, not the time between two reads.
+    Only the time spent waiting for the client counts against `pace`, not the time that the caller takes.
 
     Raises:
         DeadlinePassed: the body arrives too slowly.

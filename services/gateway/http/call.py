@@ -20,13 +20,13 @@ Send = Callable[[Any], Awaitable[None]]
 JSON_TYPE = 'application/json'
 EVENT_TYPE = 'text/event-stream; charset=utf-8'
 HEAD_BYTES = (1 << 17) + (1 << 8)
-"""Number of leading bytes that are kept of a body that is too long; enough for a zstd block of 128 KiB."""
-TAIL_BYTES = 1 << 12  # trailing bytes that are kept
+"""Number of leading bytes of a body that `BodyEnds` stores; enough for a zstd block of 128 KiB."""
+TAIL_BYTES = 1 << 12  # trailing bytes that `BodyEnds` stores
 _CHUNK_BYTES = 1 << 18
 """Maximum number of bytes passed to the transport at a time; a client that does not read delays the next chunk."""
 _WAIT_SECONDS = 5.0
 _MODEL_BYTES = 1280
-"""Upper bound for the bytes of a validated model without its values, measured with chat messages."""
+"""Upper bound for the bytes of a pydantic model without its values, measured with chat messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class CallMemory:
 
 
 def json_work_bytes(data: bytes) -> int:
-    """Return an upper bound of the memory of a parsed JSON document whose objects became validated models."""
+    """Return an upper bound of the memory of a parsed JSON document whose objects are converted to pydantic models."""
     return 4 * len(data) + 64 * (data.count(b',') + data.count(b'[')) + _MODEL_BYTES * data.count(b'{')
 
 
@@ -105,7 +105,7 @@ class Route:
     credentials: Callable[[Mapping[str, str]], Mapping[str, str]] = dict
     """Maps a call's headers to those that the authenticator reads."""
     identify: Callable[[HttpCall], Awaitable[Caller]] | None = None
-    """Returns the caller from the URL alone, or raises an error; None authenticates by the headers."""
+    """Returns the caller of a call without an API key, or raises an error; None authenticates by the headers."""
 
 
 @dataclass
@@ -131,12 +131,12 @@ class HttpCall:
     headers: Mapping[str, str]
     """Names are in lower case."""
     request_id: str = field(default_factory=lambda: new_id('rq'))
-    """Id of the call in logs and traces; a caller's own id replaces it once the caller is authenticated."""
+    """Id of the call in logs and traces; the client's `x-request-id`, if any, replaces it after authentication."""
     caller: Caller | None = None
     memory: CallMemory | None = None
     """Reserved memory; None until the caller is known."""
     body_ends: BodyEnds = field(default_factory=BodyEnds)
-    """Ends of a body that was refused because it is too long; empty if none was read."""
+    """First and last bytes of a body that is too long, or of any body that the Tinker API has read; otherwise empty."""
     status: int = 0
     """HTTP status sent to the client; 0 before the head is written."""
     is_streaming: bool = False
@@ -144,7 +144,7 @@ class HttpCall:
     body_done: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the request body will not be read any further."""
     termination: DomainError | None = None
-    """Reason why the server terminated the call early."""
+    """Error with which the server terminated the call early; None if it did not."""
     outcome: str = 'OK'
     """Reason of the failure, or 'OK'."""
 

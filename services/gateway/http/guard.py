@@ -1,4 +1,4 @@
-"""Wraps every HTTP call: request id, span, log line, authentication, fair share, error response.
+"""Wraps every HTTP call: request id, span, log line, authentication, concurrency limit, error response.
 
 The order equals the order of the RPC interceptors, so a refusal by an inner step is logged, counted and traced, and
 receives a response. A call without valid credentials is only counted, and logged at debug level.
@@ -41,20 +41,17 @@ from services.kit.rpc.layers import REQUEST_ID_KEY
 from services.kit.rpc.recheck import rechecked
 
 MAX_CONCURRENT_CALLS = 4096
-"""Default number of concurrent calls, which all tenants share."""
+"""Default maximum number of concurrent calls of all tenants together."""
 
 _log = structlog.get_logger('http')
 _tracer = trace.get_tracer('twinkle.http')
 _calls = CallCounter('twinkle_http_calls_total', 'HTTP calls served, by route and outcome.', ('route', 'outcome'))
 _UNKNOWN_ROUTE = '_OTHER'
-"""Metric label of all unknown paths and methods, because callers without credentials choose them."""
+"""Metric label that all unknown paths and methods share; otherwise callers without credentials could add labels."""
 
 
 class Guard:
-    """Wraps every route.
-
-    Concurrency: all methods must be called from the event loop.
-    """
+    """Wraps every route. Concurrency: all methods must be called from the event loop."""
 
     def __init__(
         self, authenticator: Authenticator, *, memory: MemoryGates | None = None, call_limit: int = MAX_CONCURRENT_CALLS
@@ -82,7 +79,7 @@ class Guard:
             work.cancel()
 
     async def serve(self, call: HttpCall) -> None:
-        """Serve a call, respond also to a failure, and cancel the work as soon as the client disconnects."""
+        """Serve a call, write an error response if it fails, and cancel its work if the client disconnects."""
         with _observed(call):
             work = asyncio.ensure_future(self._respond(call))
             disconnected = asyncio.ensure_future(_wait_for_disconnect(call))
@@ -120,7 +117,7 @@ class Guard:
 
     @contextmanager
     def _fair_share(self, tenant_id: str) -> Iterator[None]:
-        """Count a call. A tenant may run at most as many calls as there are free slots, so it cannot take them all."""
+        """Count a call. A tenant may run at most as many calls as there are free slots, so it cannot take all slots."""
         running, free = self._counts[tenant_id], self._call_limit - self._counts.total()
         if running >= free:
             raise QueueFull(queue_length=running, queue_limit=free)
@@ -163,8 +160,8 @@ async def _wait_for_disconnect(call: HttpCall) -> None:
 def _observed(call: HttpCall) -> Iterator[None]:
     """Count, log and trace the call.
 
-    The span of a call without valid credentials is never ended and so not exported, because callers without credentials
-    could otherwise fill the trace files.
+    The span of a call without valid credentials is never ended, and therefore not exported. Otherwise, callers without
+    credentials could fill the trace files.
     """
     begin = time.perf_counter()
     with _tracer.start_as_current_span(
@@ -193,7 +190,7 @@ def _observed(call: HttpCall) -> Iterator[None]:
 
 
 async def _write_error(call: HttpCall, work: asyncio.Future[None], *, is_disconnected: bool) -> None:
-    """Write the error that terminated the call, if any, unless the client disconnected."""
+    """Record the error that ended the call, if any, as its outcome; write it if the client can still receive it."""
     failure = None if work.cancelled() else work.exception()
     if failure is None and not work.cancelled():
         return

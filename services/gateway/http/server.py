@@ -1,4 +1,4 @@
-"""HTTP server on the event loop of the process: app, bounded connections, certificate renewal, bounded drain."""
+"""HTTP server on the event loop of the process: app, limited connections, certificate renewal, limited drain time."""
 
 import asyncio
 import socket
@@ -32,10 +32,10 @@ HEAD_SECONDS = 10.0
 UNREAD_SECONDS = 120.0
 """Maximum number of seconds for which a client may read nothing of a pending response."""
 _BACKLOG = 2048
-"""Connections that may wait to be accepted."""
+"""Maximum number of connections that wait to be accepted."""
 _KEEP_ALIVE_SECONDS = 30
 _SETTLE_SECONDS = 2
-"""Seconds that terminated calls have to write their error before their connections are closed."""
+"""Seconds in which terminated calls can write their errors before their connections are closed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class HttpOptions:
     listen: str
     """Address as `host:port`; port 0 picks a free one."""
     drain: timedelta
-    """Time for running calls to finish after a stop."""
+    """Time in which running calls may finish after the start of a stop."""
     connections: int
     """Maximum number of concurrent connections; further ones are closed."""
     certificate: CertificateConfig | None = None
@@ -201,7 +201,7 @@ class BoundedConnection(H11Protocol):
         self._unread_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Accept the connection, or close it when the limit is reached."""
+        """Accept the connection, or close it if the limit was already reached."""
         super().connection_made(transport)
         if len(self.connections) > self._limit:
             transport.abort()
@@ -244,7 +244,7 @@ def renewing_context(files: TlsFiles) -> ssl.SSLContext:
     """Return a context that presents the certificate currently on disk to each new connection.
 
     Raises:
-        ssl.SSLError: The files do not contain a usable certificate and key.
+        ssl.SSLError: the files do not contain a usable certificate and key.
     """
     loaded, latest = files.current(), _context(files)
 
@@ -272,7 +272,7 @@ def _context(files: TlsFiles) -> ssl.SSLContext:
 
 
 def open_http(config: GatewayConfig, *, authenticator: Authenticator, routes: Iterable[Route]) -> HttpServer | None:
-    """Return the server of `routes`, not started; None if HTTP is not served."""
+    """Return the server of `routes`, not started; None if no HTTP address is configured."""
     if not config.http_listen:
         return None
     options = HttpOptions(

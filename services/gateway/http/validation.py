@@ -79,7 +79,7 @@ def read_value(adapter: TypeAdapter[Value], value: Any, path: str) -> Value:
 
 
 def field_path(location: Sequence[str | int], path: str = '') -> str:
-    """Return a pydantic location below `path` as a field path, such as `messages[0].role`."""
+    """Return a pydantic location below `path` as a field path, such as `messages[0].role`; 'body' if both are empty."""
     for part in location:
         if isinstance(part, int):
             path += f'[{part}]'
@@ -105,7 +105,7 @@ def _refusal(error: ValidationError, path: str) -> InvalidField:
 
 
 def not_served(problem: str) -> BeforeValidator:
-    """Return a validator that refuses a parameter of the API."""
+    """Return a validator that refuses every value of a parameter, with `problem` as the message."""
 
     def refuse(value: Any) -> NoReturn:
         raise ValueError(problem)
@@ -114,7 +114,7 @@ def not_served(problem: str) -> BeforeValidator:
 
 
 def fixed(allowed: object, problem: str) -> AfterValidator:
-    """Return a validator that accepts only one value of a parameter."""
+    """Return a validator that accepts only the value `allowed`, and otherwise refuses with `problem`."""
 
     def check(value: Value) -> Value:
         if value != allowed:

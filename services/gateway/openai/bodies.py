@@ -21,7 +21,7 @@ from services.kit.errors import InvalidField
 MAX_TOKENS = 2**31 - 1
 MAX_TOP_LOGPROBS = 20
 _MAX_DEPTH = 24
-"""Maximum depth of client JSON; a level of JSON takes three levels of protobuf, and parsers allow one hundred."""
+"""Maximum depth of client JSON; a JSON level takes three protobuf levels, and protobuf parsers allow one hundred."""
 MAX_SCHEMA_BYTES = 1 << 16
 """Maximum number of bytes of a schema, which is copied for each prompt of a request."""
 
@@ -95,7 +95,7 @@ class SamplingBody(JsonModel):
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
 
-    # Labels: they have no effect on the response in OpenAI's API either.
+    # Labels. They do not affect the response, as in OpenAI's API.
     user: str = ''
     safety_identifier: str = ''
     metadata: TextLabels = Field(default_factory=dict[str, str])
@@ -118,7 +118,7 @@ class CompletionBody(SamplingBody):
     """Body of `/v1/completions`."""
 
     prompt: Any
-    """String, strings, tokens, or lists of tokens; checked during its conversion."""
+    """A string, a list of strings, a list of tokens, or a list of such token lists; checked when it is converted."""
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     logprobs: _TopLogprobs | None = None
     echo: bool = False

@@ -44,7 +44,7 @@ class TokenText:
 
 
 class TokenTexts:
-    """Cache of token texts; each token of a base model is requested from the samplers once."""
+    """Cache of token texts by base model; only missing texts are requested from the samplers."""
 
     def __init__(self, samplers: FleetSamplers) -> None:
         self._samplers = samplers
@@ -109,11 +109,11 @@ class TokenUsage:
     cached_tokens: int = 0
     """Prompt tokens found in the prefix cache."""
     spans: dict[int, list[sampling_pb2.VersionSpan]] = field(default_factory=dict[int, list[sampling_pb2.VersionSpan]])
-    """Adapter versions that produced each complete choice, by the index of the choice."""
+    """Adapter versions that produced each finished choice, by the index of the choice."""
 
 
 class ChoiceReader:
-    """Converts sampler events of one request into parts of choices, in the order of the events."""
+    """Converts the sampler events of one request into parts of choices, in the order of the events."""
 
     def __init__(self, request: GenerationRequest, base_model: str, caller: Caller, tokens: TokenTexts) -> None:
         self._request = request
@@ -127,7 +127,7 @@ class ChoiceReader:
         """Return the parts of choices that a response contains.
 
         Raises:
-            Cancelled: a sequence was aborted.
+            Cancelled: a sequence ended for another reason than its length or a stop condition, such as an abort.
             DomainError: no sampler could describe the tokens.
         """
         prompt_index, response = indexed
@@ -223,7 +223,7 @@ class JoinedChoices:
         """Number of log-probabilities of all choices."""
 
     def add(self, delta: ChoiceDelta) -> None:
-        """Append a part to its choice."""
+        """Append a part to its choice; the finish reason replaces the previous one."""
         choice = self._choices.setdefault(delta.index, _JoinedChoice())
         choice.text.write(delta.text)
         choice.token_ids.extend(delta.token_ids)

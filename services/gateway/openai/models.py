@@ -28,12 +28,12 @@ from twinkle.api.server.v1 import server_service_pb2
 
 MAX_NAME = 512
 MAX_LISTED_RUNS = 1000
-"""Number of runs after which a list of models ends, the newest first; older runs can still be used by name."""
+"""A list of models ends with the page that reaches this number of runs; older runs can still be used by name."""
 _MAX_VERSION_DIGITS = 18
 _PAGE_SIZE = 200
 _SERVICE = 'sampler'
 _QUEUE_EVENTS = 64
-"""Maximum number of queued events of a request with several prompts."""
+"""Maximum number of events that wait for the client during a request with several prompts."""
 
 
 class FleetSamplers:
@@ -51,7 +51,7 @@ class FleetSamplers:
         self._describe = describe
 
     async def sample(self, caller: Caller, request: wire.SampleRequest) -> AsyncGenerator[wire.SampleResponse, None]:
-        """Yield the parts of the response. Closing the generator cancels the sampling; a slow reader delays it."""
+        """Yield the parts of the response. Closing the generator cancels the sampling; a slow reader slows it down."""
         parsed = sample_request_from_bytes(request.SerializeToString())
         async with aclosing(self._sampling.sample(caller, parsed)) as responses:
             async for response in responses:
@@ -81,7 +81,7 @@ class FleetSamplers:
         )
 
     def _reports(self) -> list[ReplicaReport]:
-        # A request for a model of a lost replica waits a short time for the replica to return.
+        # Lost replicas are included: a request for their models waits a short time for them to return.
         reports = [replica.report for replica in self._membership.fleet.replicas()]
         return [report for report in reports if report.service == _SERVICE]
 
@@ -103,7 +103,11 @@ IndexedResponse = tuple[int, wire.SampleResponse]
 async def sample_all(
     samplers: FleetSamplers, caller: Caller, requests: Sequence[wire.SampleRequest]
 ) -> AsyncGenerator[IndexedResponse, None]:
-    """Yield the responses to all requests as they arrive; the first failure cancels the rest."""
+    """Yield all responses as they arrive. The first failure cancels the remaining requests.
+
+    Raises:
+        DomainError: the only request failed; for several requests, an ExceptionGroup with the error.
+    """
     if len(requests) == 1:
         async with aclosing(samplers.sample(caller, requests[0])) as responses:
             async for response in responses:
@@ -169,12 +173,12 @@ class ModelResolver:
         """Reported creation time of base models, in seconds since 1970."""
 
     async def find(self, caller: Caller, name: str) -> ResolvedModel:
-        """Resolve a model name: a base model, weights, or a base model and its weights separated by `;`.
+        """Resolve the name of a base model, a run, `<run>@<version>` or a checkpoint, optionally after `<base model>;`.
 
         Raises:
             BaseModelNotFound: no model of the caller has this name.
             InvalidField: a Tinker path is malformed, or the weights have another base model.
-            Unavailable: no sampler is available.
+            Unavailable: no sampler is available, or the checkpoint cannot be looked up now.
         """
         base_models = self._samplers.base_model_names()
         if (served := served_name(name, base_models)) is not None:
@@ -211,7 +215,11 @@ class ModelResolver:
         return _model(name, created=self._created, owned_by='twinkle', max_model_len=context_tokens)
 
     async def _base_model_of(self, adapter: sampling_pb2.AdapterRef) -> str:
-        """Return the base model of a new run or a public checkpoint; empty if the current caller may not use it."""
+        """Return the base model of a new run or a public checkpoint; empty if the lookup fails.
+
+        Raises:
+            DomainError: a checkpoint cannot be looked up at the moment.
+        """
         try:
             if adapter.checkpoint_path:
                 return await self._weights.base_of_checkpoint(adapter.checkpoint_path)
@@ -246,7 +254,7 @@ def _model(name: str, **facts: Any) -> dict[str, Any]:
 
 
 def _candidates(name: str) -> list[tuple[str, sampling_pb2.AdapterRef]]:
-    """Return the runs and weights that a name may refer to."""
+    """Return the pairs of run id and weights that a name may refer to, in the order in which to try them."""
     # Databases cannot store NUL in strings.
     if len(name) > MAX_NAME or '\0' in name:
         return []

@@ -128,7 +128,7 @@ def _sampling_params(
     body: SamplingBody, *, max_tokens: int | None, top_logprobs: int | None
 ) -> sampling_pb2.SamplingParams:
     if (body.min_tokens or 0) > (MAX_TOKENS if max_tokens is None else max_tokens):
-        raise InvalidField('min_tokens', 'must be at most the number of new tokens allowed')
+        raise InvalidField('min_tokens', 'must be at most max_tokens or max_completion_tokens')
     given = {field: getattr(body, name) for name, field in _SAMPLING_FIELDS.items()}
     params = sampling_pb2.SamplingParams(max_tokens=max_tokens, **given)
     if body.top_k is not None:

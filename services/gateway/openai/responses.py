@@ -34,7 +34,7 @@ class ChoiceFormat(Protocol):
         ...
 
     def prompt_fields(self, deltas: Sequence[ChoiceDelta]) -> dict[str, Any]:
-        """Return fields of the document beside its choices; `deltas` contains the first part of each choice."""
+        """Return fields of a document beside its choices; `deltas` are the choices, or their parts, in the document."""
         ...
 
 
@@ -129,7 +129,7 @@ class ResponseWriter:
         }
 
     async def complete(self, deltas: AsyncIterator[ChoiceDelta]) -> dict[str, Any]:
-        """Return the response once all choices are complete.
+        """Return the response after the last delta.
 
         Raises:
             InvalidField: there are too many log-probabilities to collect in memory.
@@ -138,7 +138,7 @@ class ResponseWriter:
         async for delta in deltas:
             joined.add(delta)
             if joined.logprob_count > MAX_LOGPROBS:
-                raise InvalidField('logprobs', f'must be at most {MAX_LOGPROBS} unless the response is streamed')
+                raise InvalidField('logprobs', f'more than {MAX_LOGPROBS} in one response; request fewer, or stream it')
         if joined.logprob_count > _INLINE_LOGPROBS:
             return await asyncio.to_thread(self._document, joined.choices())
         return self._document(joined.choices())
@@ -154,7 +154,7 @@ class ResponseWriter:
         }
 
     async def chunks(self, deltas: AsyncIterator[ChoiceDelta]) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the response in chunks; the chunk that completes the last choice names the weights."""
+        """Yield the response in chunks; the chunk that completes the last choice reports the weights that were used."""
         head: dict[str, Any] = {**self._head, 'object': self._form.chunk_object_name}
         if self._request.is_usage_streamed:
             head['usage'] = None
