@@ -1,3 +1,3 @@
-"""Tinker API on adapters, operations, checkpoints and futures. No other package uses Tinker's vocabulary."""
+"""Tinker API on adapters, operations, checkpoints and futures. Outside of it, only `catalogue.paths` uses its terms."""
 
 __all__: list[str] = []

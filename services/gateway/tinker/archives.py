@@ -131,6 +131,7 @@ async def read_contents(checkpoints: GrpcCheckpoints, path: str) -> ArchiveConte
 
     Raises:
         CheckpointNotFound: the caller may read no checkpoint with this path.
+        Internal: a header in the archive is damaged.
     """
     found: dict[str, ByteRange] = {}
     offset, size_bytes, digest = 0, _BLOCK, ''
@@ -159,7 +160,7 @@ def _parse_header(header: bytes) -> Any:
 
 @dataclass(frozen=True)
 class FileResponse:
-    """Response that streams `content`, or only the range of it that the client requested."""
+    """Response that streams `content`, or the range of `content` that the client requested."""
 
     checkpoints: GrpcCheckpoints
     path: str
@@ -210,7 +211,7 @@ class FileResponse:
         raise Internal(call.request_id)
 
     def _requested_range(self, call: HttpCall) -> ByteRange | None:
-        """Return the requested range; None for the complete file, including when the range has an unsupported form."""
+        """Return the requested range; None for the complete file, also if the range is outdated or unsupported."""
         match = _RANGE.fullmatch(call.headers.get('range', ''))
         is_same = call.headers.get('if-range', f'"{self.tag}"') == f'"{self.tag}"'
         if match is None or not is_same:
@@ -280,7 +281,7 @@ class ArchiveRoutes:
     async def _identify(self, call: HttpCall) -> Caller:
         """Return the caller of a link: the tenant that created it, without any scope.
 
-        A started download may continue after its link expires, but not after the tenant has no valid key.
+        A started download continues after its link expires, but ends if the tenant no longer has a valid key.
         """
         started = call.caller
         tenant_id = started.tenant_id if started else self._links.read(call.path_values['token']).tenant_id
@@ -300,7 +301,7 @@ def _server_url(call: HttpCall) -> str:
 
 @dataclass(frozen=True)
 class _Part:
-    """Bytes of an archive in one body."""
+    """Position of the bytes of one body in an archive."""
 
     begin: int
     size_bytes: int

@@ -19,7 +19,7 @@ from services.kit.errors import InvalidField
 Array = npt.NDArray[Any]
 
 MAX_ELEMENTS = 1 << 23
-"""Maximum number of elements that the sparse arrays of a request may expand to; a few bytes can declare any shape."""
+"""Maximum number of elements of all expanded sparse arrays of a request; a few bytes can declare any shape."""
 _TYPES: dict[int, str] = {
     wire.DTYPE_FLOAT32: '<f4',
     wire.DTYPE_INT64: '<i8',
@@ -33,13 +33,13 @@ _SLICE = 1 << 18
 
 
 class ElementBudget:
-    """Remaining number of elements to which the sparse arrays of one request may expand."""
+    """Remaining number of elements for the expanded sparse arrays of one request."""
 
     def __init__(self, elements: int = MAX_ELEMENTS) -> None:
         self._limit = self._elements = elements
 
     def take(self, shape: tuple[int, ...] | None, field: str) -> tuple[int, ...]:
-        """Reserve the elements of a matrix, and return its shape."""
+        """Subtract the elements of a matrix from the budget, and return its shape."""
         if shape is None or len(shape) != 2 or min(shape) < 0:
             raise InvalidField(field, 'a sparse tensor needs a shape of two dimensions')
         self._elements -= math.prod(shape)
@@ -115,7 +115,7 @@ def array_to_json(array: Array) -> dict[str, Any]:
 
 
 def finite(values: Array) -> list[float | None]:
-    """Return numbers for JSON; None replaces those that are not finite."""
+    """Return numbers for JSON; None replaces numbers that are not finite."""
     return [value if math.isfinite(value) else None for value in values.tolist()]
 
 
@@ -176,9 +176,9 @@ def _dense(
     rows, columns = indices
     counts = np.diff(rows)
     if len(rows) != shape[0] + 1 or rows[0] != 0 or rows[-1] != len(values) or (counts < 0).any():
-        raise InvalidField(field, 'sparse_crow_indices must increase from 0 to the number of values, one for each row')
+        raise InvalidField(field, 'sparse_crow_indices needs rows + 1 numbers that rise from 0 to the number of values')
     if len(columns) != len(values) or ((columns < 0) | (columns >= shape[1])).any():
-        raise InvalidField(field, 'sparse_col_indices must give a column for each value')
+        raise InvalidField(field, 'sparse_col_indices must give a column within the shape for each value')
     dense = np.full(shape, missing, values.dtype)
     dense[np.repeat(np.arange(shape[0]), counts), columns] = values
     return dense

@@ -40,14 +40,14 @@ class BaseModels:
         return next((model for model in await self.list_all() if model.name == name), None)
 
     async def native_name(self, name: str) -> str:
-        """Return the native name of the base model that a client calls `name`; `name` itself if it is unknown."""
+        """Return the native name of the one base model that a client's `name` matches, or `name` itself."""
         return served_name(name, [model.name for model in await self.list_all()]) or name
 
     async def get_trainable(self, name: str) -> BaseModel:
         """Return the base model that a client names for training.
 
         Raises:
-            InvalidField: there is no such base model; the error lists all names.
+            InvalidField: no base model for training has this name, or several do; the error lists all names.
             ServiceUnreachable: no base model can be trained now, or a service that may have this one does not respond.
         """
         services = await self._describe()
@@ -61,7 +61,7 @@ class BaseModels:
         """Return the base model that a client names for sampling.
 
         Raises:
-            InvalidField: there is no such base model; the error lists all names.
+            InvalidField: no base model for sampling has this name, or several do; the error lists all names.
             ServiceUnreachable: no base model can be sampled now.
         """
         known = [model for model in await self.list_all() if model.is_sampleable]
@@ -90,7 +90,7 @@ def _find_named(name: str, known: Sequence[BaseModel], *, service: str) -> BaseM
 def _merged(
     known: BaseModel | None, info: server_service_pb2.BaseModelInfo, service: server_service_pb2.ServiceInfo
 ) -> BaseModel:
-    """Combine the reports of two services: the shorter context, and the capabilities of both."""
+    """Combine two reports: the shorter context and all capabilities; otherwise, the values of `info` take precedence."""
     contexts = [tokens for tokens in (info.context_tokens, known.context_tokens if known else 0) if tokens]
     rank = service.limits.lora_rank if info.is_trainable else 0
     batch = service.limits.batch_tokens if info.is_trainable else 0

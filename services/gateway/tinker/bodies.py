@@ -1,4 +1,4 @@
-"""Request bodies of Tinker clients: bounded reading of JSON, protobuf and zstd, and the fields that they share."""
+"""Request bodies of Tinker clients: reading of JSON, protobuf and zstd within limits, and fields of several bodies."""
 
 import asyncio
 import json
@@ -75,7 +75,7 @@ def _optimizer_kind(kind: str) -> str:
 ShortText = Annotated[str, Field(max_length=1024)]
 ModelId = Annotated[str, Field(min_length=1, max_length=128)]
 SeqId = Annotated[int, Field(ge=1, le=MAX_SEQ_ID)]
-"""Position of an operation among the operations of its model."""
+"""Position of an operation among the operations of its model, from 1."""
 Counter = Annotated[int, Field(ge=0, le=MAX_SEQ_ID)]
 LongCounter = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
 BaseModelName = Annotated[str, Field(min_length=1, max_length=256)]
@@ -114,7 +114,7 @@ async def read_message(call: HttpCall, make: Callable[[bytes], Parsed], *, limit
     """Apply `make` to the decompressed body; long bodies are parsed in a worker thread.
 
     Raises:
-        MessageTooLarge: the body is longer than `limit_bytes`, sent or decompressed.
+        MessageTooLarge: the body is longer than `limit_bytes` as sent or after decompression.
         InvalidField: the compression is unknown, or the body has the wrong format or a wrong field.
         BytesFull, DeadlinePassed, ClientDisconnected: see `http.body.read_bytes`.
     """
@@ -131,12 +131,12 @@ async def read_message(call: HttpCall, make: Callable[[bytes], Parsed], *, limit
 
 
 async def position_in(call: HttpCall) -> tuple[Any, Any]:
-    """Return the model id and the position that a refused body contains at its start or end; None for a missing value.
+    """Return the model id and the position from the start or end of a refused body; None for a value that is not found.
 
     The SDK writes these fields first in protobuf, and first or last in JSON.
 
     Raises:
-        DeadlinePassed, ClientDisconnected: see `read_message`.
+        DeadlinePassed, ClientDisconnected: see `http.body.read_chunks`.
     """
     if not call.body_ends.head and not call.body_done.is_set():
         async for chunk in read_chunks(call):
@@ -269,10 +269,10 @@ def _media_type(text: str) -> str:
 
 
 def labels_to_json(labels: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the labels that the client chose, or None if there are no such labels."""
+    """Return the labels without those that store fields of Tinker sessions; None if no labels remain."""
     return {name: value for name, value in labels.items() if not name.startswith('tinker:')} or None
 
 
 def time_to_json(time: datetime | None) -> str | None:
-    """Return a time in ISO 8601; None without a time."""
+    """Return a time in ISO 8601, or None if there is no time."""
     return None if time is None else time.isoformat()

@@ -135,7 +135,7 @@ def checkpoint_to_json(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def cursor_to_json(part: Slice, found: Counted[Any]) -> dict[str, int]:
-    """Return the position of a page in its list."""
+    """Return the position of a page in its list, and the length of the list."""
     return {'offset': part.offset, 'limit': part.limit, 'total_count': found.total_count}
 
 

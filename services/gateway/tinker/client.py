@@ -40,7 +40,7 @@ CLIENT_CONFIG: dict[str, Any] = {
     'fwd_via_fwdbwd': True,
     'create_model_via_load_weights': True,
 }
-"""Configuration of clients. A flag is true only if the feature that it enables is served."""
+"""Configuration of clients. A flag is true only if the server supports the flag's feature."""
 DYNAMIC_CONFIG: dict[str, Any] = {
     'refresh_interval_sec': 300,
     'sample_cancel_enabled': True,

@@ -1,7 +1,7 @@
 """Converts examples and losses of training requests, and prompts of sampling requests, to native messages.
 
-All checks that do not need the trainer are made here, before the request is queued. Functions raise InvalidField with
-the path of the first wrong field.
+All checks that do not need the model service are made here, before the request is queued. Functions raise InvalidField
+with the path of the first wrong field.
 """
 
 from collections.abc import Mapping, Sequence, Sized
@@ -25,9 +25,9 @@ from twinkle.data_format.prompt_probe import MAX_TARGET_ELEMENTS, NO_TARGET, Inv
 
 TEXT_ONLY = 'must be encoded_text: images and audio are not supported'
 MAX_PARTS = 1 << 16
-"""Maximum number of examples of a request and of chunks of a prompt; each takes two encoded bytes but more memory."""
+"""Maximum number of examples of a protobuf body, and of chunks of an example; two encoded bytes can declare one."""
 TARGETS, DRAW_COUNT = 'target_prompt_logprobs', 'prompt_alt_tokens_k'
-"""Fields of a sampling request: tokens to score and number of tokens to draw at each prompt position but the first."""
+"""Fields of a sampling request: tokens to score and number of tokens to draw, at all prompt positions but the first."""
 MAX_INPUTS = 64
 """Maximum number of inputs of a loss."""
 _NATIVE_NAMES = {'weights': 'loss_weights', 'logprobs': 'old_logps', 'advantages': 'advantages'}
@@ -85,7 +85,7 @@ def loss_config(loss_fn: str, config: Mapping[str, float | str], *, is_wide: boo
     if float(low) > float(high):
         raise InvalidField('loss_fn_config.clip_low_threshold', 'must not be above clip_high_threshold')
     if is_wide and loss_fn != 'cross_entropy':
-        raise InvalidField('data[0].loss_fn_inputs.target_tokens', f'{loss_fn} takes one token a position, shape [N]')
+        raise InvalidField('data[0].loss_fn_inputs.target_tokens', f'{loss_fn} takes one token for each position')
     return training_config_pb2.LossConfig(name=loss_fn, options=struct_of(config))
 
 
@@ -171,7 +171,7 @@ def _joined(parts: Sequence[Array]) -> Array:
 
 
 def _check_spans(message: wire.Datum, field: str) -> None:
-    """Check the spans that describe the origins of an example's tokens; they have no other effect."""
+    """Check the spans that describe the origins of an example's tokens; the spans are not used otherwise."""
     for name in ('model_input_spans', 'loss_fn_input_spans'):
         for index, span in enumerate(getattr(message, name)):
             kind = span.WhichOneof('span')
@@ -181,7 +181,7 @@ def _check_spans(message: wire.Datum, field: str) -> None:
 
 
 class FeatureReader:
-    """Converts examples to features for one loss and one base model, whose unknown limits are 0."""
+    """Converts examples to features for one loss and one base model; a limit of 0 is unknown and not checked."""
 
     def __init__(self, rule: LossRule, *, vocabulary_size: int, context_tokens: int) -> None:
         self._rule = rule
@@ -247,7 +247,7 @@ def features_of(datums: Sequence[Datum], reader: FeatureReader) -> input_feature
 
 
 def _broadcast(name: str, array: Array, length: int) -> Array:
-    """Repeat a clip threshold that is given once for all positions."""
+    """Repeat a clip threshold that is given once for each position; return other arrays unchanged."""
     return np.full(length, array.reshape(-1)[0]) if name in BOUNDS and array.size == 1 else array
 
 

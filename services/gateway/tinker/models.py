@@ -1,4 +1,4 @@
-"""Routes that create models from fresh or saved weights, and that load, describe and unload them.
+"""Routes that create models from fresh or saved weights, load weights into models, and describe and unload models.
 
 Functions raise InvalidField with the path of the first wrong field.
 """
@@ -48,7 +48,7 @@ from twinkle.api.model.v1 import adapter_pb2, adapter_service_pb2, operation_pb2
 LORA_ALPHA = 32.0
 """Alpha of all adapters. Tinker's clients do not send it, but the files that they download contain it."""
 _GROUPS = {'train_attn': 'all-attention', 'train_mlp': 'all-mlp', 'train_unembed': 'output-head'}
-"""Groups of layers, by the client's switch that enables the training of the group."""
+"""Native groups of layers, by the client's switch that enables the training of the group."""
 _GROUP_NAMES = frozenset({*_GROUPS.values(), 'all-linear'})
 _ADAMW = {'type': 'adamw'}
 
@@ -166,7 +166,7 @@ def native_lora_config(given: LoraConfig, *, is_unembed_trained: bool) -> traini
 
 
 def trained_groups(targets: Collection[str]) -> dict[str, bool | None]:
-    """Return the switches for target modules; unknown modules or single layers give None for all."""
+    """Return the client's switches for target modules; all None if `targets` is empty or has other modules."""
     if not targets or not _GROUP_NAMES.issuperset(targets):
         return dict.fromkeys(_GROUPS)
     is_all = 'all-linear' in targets
@@ -211,7 +211,7 @@ class TinkerModelRoutes:
         given = read_model(LoadModelBody, body)
         saved = checkpoint_pb2.Checkpoint.FromString(await self._lookups.checkpoint(given.path.native))
         if given.optimizer and not saved.is_optimizer_included:
-            raise InvalidField('path', 'holds no optimizer state')
+            raise InvalidField('path', 'holds no optimizer state; send "optimizer": false')
         request = ModelRequest(given, path=given.path, is_optimizer_included=given.optimizer)
         return await self._submit(request, given.base_model or saved.base_model, Verb.LOAD_MODEL)
 

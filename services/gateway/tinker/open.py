@@ -40,7 +40,7 @@ def open_tinker(
     upstreams: Upstreams,
     samplers: ServiceFacts,
 ) -> list[Route]:
-    """Return the routes for sessions, training, sampling and futures; `samplers` reports what can be sampled."""
+    """Return the routes for sessions, training, sampling and futures; `samplers` describes the models for sampling."""
     lookups, futures, handles = upstreams.lookups, service.futures, service.handles
     known = KnownModels(futures, lookups, sessions)
     operations = Operations(futures, known)

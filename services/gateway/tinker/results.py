@@ -29,7 +29,7 @@ _FIELD = 'logprobs'
 
 
 def training_formats() -> Mapping[str, ResultFormat]:
-    """Return the response format of each training verb."""
+    """Return the response format of each verb except SAMPLE."""
     return {
         Verb.CREATE_MODEL: _created,
         Verb.LOAD_MODEL: _loaded,
@@ -139,11 +139,11 @@ def _batched(arrays: Sequence[Array], trailing_shape: tuple[int, ...]) -> wire.B
 
 
 NO_TOKEN, NO_LOGPROB = 0, -99999.0
-"""Token and log-probability of an empty cell."""
+"""Token and log-probability of an empty cell in a table of the most likely tokens."""
 
 
 def sampling_formats(handles: SamplingHandles) -> Mapping[str, ResultFormat]:
-    """Return the response format of each sampling verb; published versions are recorded in `handles`."""
+    """Return the response formats of SAMPLE and of PUBLISH, which also records the version in `handles`."""
 
     async def published(outcome: Outcome) -> Response:
         # An interrupted save may not have created the handle; the client resends the save.
@@ -185,7 +185,7 @@ def sample_to_proto(result: sampler_service_pb2.SampleBatchResponse, facts: Mapp
 
 
 def sample_to_json(result: sampler_service_pb2.SampleBatchResponse, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the response to one prompt as a JSON document; see `sample_to_proto`."""
+    """Return the response as a JSON document without the alternatives of sampled tokens; see `sample_to_proto`."""
     document: dict[str, Any] = {
         'type': 'sample',
         'sequences': [
@@ -235,7 +235,7 @@ def _sparse_tensor(scores: Array) -> wire.Tensor:
 
 
 def _filled(scores: Array) -> Array:
-    """Replace NaN, which samplers return for tokens that were not requested, by 0."""
+    """Replace NaN, which marks tokens that were not requested, with 0."""
     return np.nan_to_num(scores, neginf=-np.inf)
 
 

@@ -90,7 +90,7 @@ def text_of(error: DomainError) -> str:
 
 
 def category_of(error: DomainError) -> str:
-    """Return the category of a failed future: 'server' if the services failed, 'unknown', or else 'user'."""
+    """Return the category of a failed future: 'unknown', 'server' if the services failed, or otherwise 'user'."""
     if error.code in {Code.UNKNOWN, Code.CANCELLED}:
         return 'unknown'
     return 'server' if _ERRORS.status_of(error) in {408, 500, 503} else 'user'

@@ -66,7 +66,7 @@ class SamplingParamsBody(TinkerModel):
     max_tokens: Annotated[int, Field(ge=1, le=(1 << 31) - 1)] | None = None
     seed: Int64 | None = None
     stop: Any = None
-    """A string, strings, or tokens; an empty list ignores even the model's end-of-sequence token."""
+    """A string, a list of strings, or a list of tokens; an empty list also ignores the end-of-sequence token."""
 
 
 class SampleBody(TinkerModel):
@@ -120,7 +120,7 @@ class TinkerSampleRequest:
 
     @property
     def topic(self) -> str:
-        """Topic of the completion; requests from the same clone of a client share a topic."""
+        """Topic of the completion, shared by all requests of one clone of a client; empty without a session."""
         return topic_of(self.handle_id, self.seq_id // CLONE_SEQ_IDS) if self.handle_id else ''
 
 
@@ -333,7 +333,7 @@ class SamplingRoutes:
             raise WeightsNotSaved(str(path_of_native(request.checkpoint_path))) from error
 
     async def _check_length(self, request: TinkerSampleRequest, base_model: str) -> None:
-        """Check tokens and length before the request is queued, if the base model is known; samplers check them too."""
+        """Check tokens and length before the request is queued, unless the base model is unknown; samplers check again."""
         model = await self._samplers.find(base_model) if base_model else None
         if model is None:
             return

@@ -19,7 +19,7 @@ MAX_READ = 5000
 """Maximum number of sessions that one search reads; the next page continues after them, even if none matched."""
 _PAGE_SIZE = 500
 OWN_LABELS = {'display_name': 'tinker:display_name', 'tags': 'tinker:tags'}
-"""Labels that store the fields of Tinker's sessions that the contract's sessions do not have."""
+"""Labels that store the fields that only Tinker's sessions have, by field."""
 _REASONS = {FinishReason.SUCCESS: 'success', FinishReason.FAILED: 'errored', FinishReason.INTERRUPTED: 'interrupted'}
 
 
@@ -142,7 +142,7 @@ class SessionSearch:
 
 
 def _session_to_json(session: Session, stored: tuple[int, int]) -> dict[str, Any]:
-    """Convert a session to JSON; `stored` contains the number of its checkpoints and their total bytes."""
+    """Convert a session to JSON; `stored` contains the number and the total bytes of the session's checkpoints."""
     return {
         'session_id': session.session_id,
         'created_at': time_to_json(session.create_time),

@@ -19,7 +19,7 @@ from services.kit.ids import new_id
 from services.kit.rpc.context import current_caller
 
 SAVED_LABEL = 'twinkle:saved_checkpoints'
-"""Label that lists the paths of the weights that were saved when a session ended, separated by spaces."""
+"""Label with the paths of the weights that were saved when a session ended, separated by spaces."""
 _MAX_TAG_CHARACTERS = 4096
 """Maximum number of characters of all tags, as JSON."""
 _REASONS = {'success': FinishReason.SUCCESS, 'errored': FinishReason.FAILED, 'interrupted': FinishReason.INTERRUPTED}
@@ -98,7 +98,7 @@ class SessionRoutes:
         ]
 
     async def _create(self, call: HttpCall) -> Response:
-        # The SDK sends one key with all HTTP retries of a call.
+        # The SDK sends the same key with all HTTP retries of a call.
         request_id = call.headers.get('x-idempotency-key', '')[:256] or new_id('rq')
         request = (await read_body(call, SessionBody)).request(request_id)
         session = await self._sessions.create(current_caller(), request)

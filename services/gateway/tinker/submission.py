@@ -27,7 +27,7 @@ Body = TypeVar('Body', wire.ForwardBackwardRequest, dict[str, Any])
 _CACHED_NAMES = 4096
 _SEPARATOR = ':train:'
 _NO_LANE = frozenset({'ADAPTER_NOT_FOUND', 'ADAPTER_EXPIRED', 'SESSION_NOT_FOUND'})
-"""Reasons of errors after which no position has to be used, because the model has no lane."""
+"""Reasons of errors after which the position stays unused, because the model has no lane."""
 
 
 class Lookups(Protocol):
@@ -153,7 +153,7 @@ class Operations:
         """Read an operation, which the block validates and submits; if it is refused, its position is still used.
 
         Otherwise later operations, which clients number regardless of a refusal, would wait for the missing position.
-        If `reading` fails to parse the body of `call`, the position is searched in the bytes of the body.
+        If `reading` refuses the body of `call`, the position is looked up in the first and last bytes of the body.
         """
         body = None
         try:

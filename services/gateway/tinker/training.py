@@ -197,7 +197,7 @@ class TrainingRoutes:
 
 
 def pass_of(request: PassRequest, base_model: BaseModel | None) -> operation_pb2.Operation:
-    """Return the native operation. While `base_model` is unknown, only the model service checks its limits."""
+    """Return the native operation. Without a `base_model`, only the model service checks the limits of the model."""
     reader = FeatureReader(
         rule_of(request.loss_fn),
         vocabulary_size=base_model.vocabulary_size if base_model else 0,

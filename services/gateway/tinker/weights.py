@@ -22,7 +22,7 @@ from services.kit.rpc.fields import duration_to_proto
 from twinkle.api.model.v1 import operation_pb2
 
 _MAX_NOTE_LABELS = 2048
-"""Maximum number of characters of labels that are stored with a future."""
+"""Maximum number of characters of all labels that are stored with a future."""
 
 
 class SaveBody(OperationBody):
