@@ -1,4 +1,4 @@
-"""Serves the contract for exports, and converts the messages of the contract."""
+"""Serves `ExportService`, and converts the messages of its contract."""
 
 # ruff: noqa: N802 (the methods have the contract's names)
 

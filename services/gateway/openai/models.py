@@ -37,7 +37,7 @@ _QUEUE_EVENTS = 64
 
 
 class FleetSamplers:
-    """Samples on the fleet like the gateway's SamplerService, and raises the errors of its contract."""
+    """Samples on the fleet like the gateway's SamplerService, and raises the same errors."""
 
     def __init__(
         self,
@@ -86,11 +86,7 @@ class FleetSamplers:
         return [report for report in reports if report.service == _SERVICE]
 
     async def base_models(self) -> Sequence[server_service_pb2.BaseModelInfo]:
-        """Return the base models that can be sampled, sorted by name.
-
-        Raises:
-            Unavailable: the fleet serves no base model.
-        """
+        """Return the base models that can be sampled, sorted by name. Raise the errors of `base_model_names`."""
         info = await self._describe()
         found = {model.base_model: model for model in info.base_models}
         return [found.get(name, server_service_pb2.BaseModelInfo(base_model=name)) for name in self.base_model_names()]

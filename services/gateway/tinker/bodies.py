@@ -27,13 +27,13 @@ _PIECE_BYTES = 1 << 20
 _SLICE_BYTES = 1 << 8
 """Number of compressed bytes that are decoded at a time; they expand to a few MiB at most."""
 _WINDOW_BYTES = 1 << 27
-"""Maximum size of a decompression window, and maximum number of bytes that are decompressed of a refused body."""
+"""Maximum size of a decompression window, and maximum number of bytes that are decompressed from a refused body."""
 _MAX_LABELS, _LABEL_NAME, _LABEL_VALUE = 60, 256, 4096
 _DECODER = json.JSONDecoder(strict=False)
 _MEMBER = re.compile(r'\s*[{,]\s*"((?:[^"\\]|\\.)*)"\s*:\s*')
 _POSITION = re.compile(r'(?<!\\)"(?:model_id|seq_id)"\s*:')
 _NUMBER = re.compile(rb'\x10[\x80-\xff]{0,4}[\x00-\x7f]')
-"""Encoded field 2 of a message, a positive number."""
+"""Pattern of the encoded field 2 of a message, a positive number."""
 
 Parsed = TypeVar('Parsed')
 Body = TypeVar('Body', bound='TinkerModel')

@@ -229,6 +229,7 @@ class CompletionsBody(TinkerModel):
 
     target: CompletionTarget
     retrieved_request_ids: list[Any] = Field(default_factory=list[Any], max_length=100_000)
+    """Ignored; `prev_cursor` identifies the completions that the client has received."""
     timeout: Annotated[float, Field(ge=0, le=3600)] | None = None
     """Seconds to wait for a completion."""
     prev_cursor: LongCounter = 0
@@ -314,7 +315,7 @@ class SamplingRoutes:
         return JsonResponse({'completions': [_completion(future) for future in completed], 'cursor': cursor})
 
     async def _handle_of(self, request: TinkerSampleRequest) -> SamplingHandle | None:
-        """Return the handle of a request. Without a sampling session, it is the handle of the checkpoint, if any."""
+        """Return the handle of a request's sampling session, or of its checkpoint; None if it names neither."""
         if request.handle_id:
             handle = await self._handles.get(request.handle_id)
             await self._known.check_session(handle.session_id)
@@ -333,7 +334,7 @@ class SamplingRoutes:
             raise WeightsNotSaved(str(path_of_native(request.checkpoint_path))) from error
 
     async def _check_length(self, request: TinkerSampleRequest, base_model: str) -> None:
-        """Check tokens and length before the request is queued, unless the base model is unknown; samplers check again."""
+        """Check tokens and length before the request is queued if the base model is known; samplers check again."""
         model = await self._samplers.find(base_model) if base_model else None
         if model is None:
             return

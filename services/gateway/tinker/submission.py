@@ -172,7 +172,7 @@ class Operations:
         await self.futures.submit(await self._pending(given.model_id, given.seq_id, kind=REFUSED_KIND, payload=payload))
 
     async def _pending(self, model_id: str, seq_id: int, *, kind: str, payload: bytes) -> FutureRequest:
-        """Return the request for a future at a position of a model that accepts operations."""
+        """Return the request for a future at a position of a model, if the model accepts operations."""
         base_model = await self._known.base_model_of(model_id)
         await self._known.check_session_of(model_id)
         return FutureRequest(
