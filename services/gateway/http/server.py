@@ -43,11 +43,11 @@ class HttpOptions:
     """Options of the listener."""
 
     listen: str
-    """Address as `host:port`; port 0 picks a free one."""
+    """Address as `host:port`; port 0 selects a free port."""
     drain: timedelta
-    """Time in which running calls may finish after the start of a stop."""
+    """Time that running calls have to finish when the server stops."""
     connections: int
-    """Maximum number of concurrent connections; further ones are closed."""
+    """Maximum number of concurrent connections; further connections are closed."""
     certificate: CertificateConfig | None = None
     """Server certificate; None serves plaintext."""
 
@@ -241,7 +241,7 @@ class BoundedConnection(H11Protocol):
 
 
 def renewing_context(files: TlsFiles) -> ssl.SSLContext:
-    """Return a context that presents the certificate currently on disk to each new connection.
+    """Return a context that presents the latest usable certificate on disk to each new connection.
 
     Raises:
         ssl.SSLError: the files do not contain a usable certificate and key.

@@ -131,7 +131,7 @@ async def read_message(call: HttpCall, make: Callable[[bytes], Parsed], *, limit
 
 
 async def position_in(call: HttpCall) -> tuple[Any, Any]:
-    """Return the model id and the position from the start or end of a refused body; None for a value that is not found.
+    """Find the model id and the position in the first or last bytes of a refused body; None replaces a missing value.
 
     The SDK writes these fields first in protobuf, and first or last in JSON.
 

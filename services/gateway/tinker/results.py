@@ -1,4 +1,4 @@
-"""Responses for finished futures: protobuf, or JSON for older clients.
+"""Responses for finished futures: passes and samples as protobuf, or as JSON for older clients; other results as JSON.
 
 Log-probabilities of sampled tokens are computed before temperature and filters, as in training.
 """
