@@ -1,4 +1,4 @@
-"""Converts messages of the catalogue contract, with every check of their fields."""
+"""Converts messages of the catalogue contract, and checks the fields of requests."""
 
 import copy
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ def run_filter_from_proto(request: messages.ListRunsRequest) -> RunFilter:
     """Return the filter for runs.
 
     Raises:
-        InvalidField: a field is out of range.
+        InvalidField: a field is too long or has a control character, or there are too many labels.
     """
     return RunFilter(
         base_model=_id_or_none(base_model_id(request.base_model), 'base_model'),
@@ -40,7 +40,7 @@ def checkpoint_filter_from_proto(request: messages.ListRunCheckpointsRequest) ->
     """Return the filter for checkpoints.
 
     Raises:
-        InvalidField: a field is out of range.
+        InvalidField: a text is too long or has a control character, a time is invalid, or there are too many labels.
     """
     return CheckpointFilter(
         run_id=_id_or_none(request.run_id, 'run_id'),

@@ -1,8 +1,8 @@
 """Keeps the catalogue's copy of another service's entries up to date.
 
 The copy starts with a snapshot, followed by changes. A broken stream resumes after its last event. If that fails, the
-next attempt takes a new snapshot, which contains all missed changes. Positions are not stored, so every start of the
-gateway takes a snapshot. `Purge` removes rows that ended long ago.
+next attempt requests a new snapshot, which contains all missed changes. Resume tokens are not stored, so every start of
+the gateway requests a snapshot. `Purge` removes rows that ended long ago.
 """
 
 import asyncio
@@ -37,10 +37,10 @@ _log = structlog.get_logger('catalogue')
 
 
 class Purge:
-    """Removes rows that ended long ago. Several gateways may purge one database."""
+    """Removes rows that ended more than `KEPT_FOR` ago. Several gateways may purge one database."""
 
     def __init__(self, stores: Sequence[EndedRows], *, clock: Clock) -> None:
-        """Create a purge of `stores`, in this order: a store keeps rows that refer to rows left in an earlier store."""
+        """Create a purge of `stores` in this order; a store keeps rows that belong to a row of an earlier store."""
         self._stores = stores
         self._clock = clock
 

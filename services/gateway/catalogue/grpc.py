@@ -40,7 +40,7 @@ _PAGE_SIZE = 1000
 
 
 class GrpcCheckpoints:
-    """Calls the checkpoint service on behalf of the current caller. Every method raises the errors of the service."""
+    """Calls the checkpoint service on behalf of the current caller; raises its errors, or ServiceUnreachable."""
 
     def __init__(self, channel: grpc.aio.Channel | None, *, internal_token: str) -> None:
         """Use `channel`, which adds no credentials and is closed by the caller; None if there is no such service."""
@@ -86,7 +86,7 @@ class GrpcCheckpoints:
             request.page_token = page.next_page_token
 
     async def archive(self, path: str, *, offset: int) -> AsyncGenerator[ArchivePart, None]:
-        """Yield the tar archive of a checkpoint from byte `offset` on; one empty part if `offset` is its end."""
+        """Yield a checkpoint's tar archive from byte `offset` on; one empty part if `offset` is the archive's size."""
         request = messages.DownloadCheckpointRequest(checkpoint_path=path, offset=offset)
         call = self._require_stub().DownloadCheckpoint(request, metadata=forwarded_metadata(self._internal_token))
         try:

@@ -1,8 +1,8 @@
 """Paths of saved weights in the forms of Tinker and Twinkle; only this module converts between them.
 
 A Tinker path is `tinker://{run}/{kind}/{name}`; a native path is `twinkle://{run}/weights/{name}`. Tinker has a
-namespace for each kind. Twinkle has one namespace, so its names end in a suffix for the kind: none, `.sampler` or
-`.external`. Parsers raise InvalidField with the given field.
+namespace for each kind. Twinkle has one namespace, so a native name ends in a suffix for the kind: none, `.sampler` or
+`.external`. The functions that parse raise InvalidField for `field` if a value is malformed.
 """
 
 import re
@@ -30,7 +30,7 @@ _SUFFIXES = {WeightsKind.TRAINING: '', WeightsKind.SAMPLER: '.sampler', WeightsK
 
 @dataclass(frozen=True)
 class WeightsPath:
-    """Path of saved weights."""
+    """Path of saved weights; `str` returns the Tinker form."""
 
     run_id: str
     kind: WeightsKind
@@ -56,7 +56,7 @@ class WeightsPath:
 
 
 def parse_path(value: Any, field: str) -> WeightsPath:
-    """Parse a path from a client."""
+    """Parse a Tinker path."""
     parts = value.removeprefix(SCHEME).split('/') if isinstance(value, str) and value.startswith(SCHEME) else []
     if len(parts) != 3 or not _RUN.fullmatch(parts[0]):
         raise InvalidField(field, 'must be tinker://{run}/{kind}/{name}')
@@ -64,7 +64,7 @@ def parse_path(value: Any, field: str) -> WeightsPath:
 
 
 def parse_sampler_path(value: Any, field: str) -> WeightsPath:
-    """Parse a path of weights that were saved for sampling."""
+    """Parse a Tinker path, and check that its weights were saved for sampling."""
     path = parse_path(value, field)
     if path.kind is not WeightsKind.SAMPLER:
         problem = f'must be tinker://{{run}}/{WeightsKind.SAMPLER}/{{name}}: {path.kind} are not for sampling'
@@ -90,7 +90,7 @@ def parse_name(name: str, field: str) -> str:
 
 
 def path_of_native(native: str) -> WeightsPath:
-    """Convert the native path of a checkpoint."""
+    """Return the Tinker form of a native path; the path, which must be valid, is not checked."""
     run_id, _, name = native.removeprefix(NATIVE_SCHEME).partition('/weights/')
     for kind, end in _SUFFIXES.items():
         if end and name.endswith(end):

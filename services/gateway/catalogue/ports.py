@@ -54,10 +54,10 @@ class RunStore(EntryStore[Run], Protocol):
 
 
 class AssignmentStore(Protocol):
-    """Stores creations permanently, as the model services store the ids of their adapters."""
+    """Stores which model service each request for a new run was assigned to. Entries are never removed."""
 
     async def assign(self, creation: Creation) -> Creation:
-        """Store a creation unless a gateway stored one for the same request; return the stored one."""
+        """Store a creation unless one with its tenant, base model and creation key exists; return the stored one."""
         ...
 
 
@@ -70,10 +70,10 @@ class CheckpointStore(EntryStore[Checkpoint], Protocol):
 
 
 class EndedRows(Protocol):
-    """Rows that remain stored for some time after their end: entries, sessions, sampling handles and usage."""
+    """Store of rows that stay for some time after they have ended: entries, sessions, sampling handles and usage."""
 
     async def purge(self, *, before: datetime) -> int:
-        """Remove the rows that ended before a time and that no other row depends on, and return their number."""
+        """Remove the rows that ended before `before`, except rows that other rows need; return the number removed."""
         ...
 
 

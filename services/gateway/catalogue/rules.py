@@ -1,7 +1,7 @@
 """Runs, checkpoints, filters for lists of them, and the events of the feeds that the catalogue copies.
 
-The model services own runs, and the checkpoint service owns checkpoints. The catalogue also lists runs that their model
-services have deleted. It therefore marks entries as deleted first, and removes them later.
+The model services own runs, and the checkpoint service owns checkpoints. The catalogue also lists deleted runs. It
+therefore marks entries as deleted first, and removes them later.
 """
 
 from collections.abc import Mapping
@@ -41,14 +41,14 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Creation:
-    """A request for a new run, and its trainer: the model service that it was assigned to."""
+    """Request for a new run, and the model service (the trainer) that the request was assigned to."""
 
     tenant_id: str
     base_model: str
     creation_key: str
-    """`adapter <id>` if the gateway chose the id of the run, otherwise `request <id>`."""
+    """`adapter <id>` if the request contains the id of the new adapter, otherwise `request <id>`."""
     trainer_id: str
-    """Id of the trainer's journal, or its name in the configuration if it has no durable journal."""
+    """Id of the model service's journal; without a durable journal, the service's name in the configuration."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +153,7 @@ class EntryDeleted:
 
 @dataclass(frozen=True, kw_only=True)
 class EntryDamaged:
-    """An entry of a snapshot exists, but its content cannot be read; the copy keeps the earlier content."""
+    """An entry of a snapshot exists, but its content cannot be read; the catalogue keeps the earlier content."""
 
     key: EntryKey
     resume_token: str = ''
@@ -161,7 +161,7 @@ class EntryDamaged:
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotComplete:
-    """All entries have been reported; changes follow."""
+    """The feed has reported all existing entries; only changes follow."""
 
     resume_token: str
 

@@ -20,9 +20,9 @@ from services.kit.errors import CredentialsInvalid, CredentialsMissing, NotBuilt
 from services.kit.rpc.auth import Authenticator, bearer_token
 
 MAX_CACHED = 4096
-"""Capacity of each cache. Valid and unknown keys have separate caches, so that guessed keys evict no valid key."""
+"""Capacity of each cache. Stored and unknown keys have separate caches, so that guessed keys evict no stored key."""
 MAX_LOOKUPS = 64
-"""Maximum number of concurrent lookups in the store. Further lookups wait, so that guessed keys cannot overload it."""
+"""Maximum number of concurrent lookups in the store. Further lookups wait, so that guessed keys do not overload it."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class _CachedKey:
 class KeyVerifier:
     """Verifies secrets. Unknown, revoked and expired secrets raise the same error.
 
-    Results are cached by digest for `memory`. A key that another gateway revokes therefore stays valid here for up to
-    this time.
+    Results are cached by digest for `memory`. A key that another gateway revokes therefore stays valid at this gateway
+    for up to `memory`.
     """
 
     def __init__(self, keys: KeyStore, *, hasher: PepperedHasher, clock: Clock, memory: timedelta) -> None:
@@ -90,7 +90,7 @@ class KeyVerifier:
 
 
 class KeyAuthenticator:
-    """Authenticates clients by an API key as bearer token, and ignores all other credentials."""
+    """Authenticates clients by an API key, which they send as bearer token; ignores all other credentials."""
 
     def __init__(self, verifier: KeyVerifier) -> None:
         self._verifier = verifier

@@ -14,7 +14,7 @@ from services.kit.clock import Clock
 
 @dataclass(frozen=True)
 class Accounts:
-    """Tenants, their projects, and their API keys."""
+    """Operations on tenants, their projects and their API keys."""
 
     tenants: Tenants
     projects: Projects
@@ -23,7 +23,7 @@ class Accounts:
 
 
 async def open_keys(config: GatewayConfig, database: Database, *, clock: Clock) -> Accounts:
-    """Create the default tenant and the configured bootstrap key in `database`, and return all accounts.
+    """Create the default tenant and the configured bootstrap key in `database`, and return the operations on accounts.
 
     Raises:
         PepperUnusable: the pepper of the stored keys is missing or damaged.
@@ -39,7 +39,7 @@ async def open_keys(config: GatewayConfig, database: Database, *, clock: Clock) 
 
 
 def pepper_of(config: GatewayConfig, *, is_creation_allowed: bool = True) -> bytes:
-    """Return the configured pepper, or the one in the state folder, which the first call creates.
+    """Return the configured pepper, or the one in the state folder, which is created if it is missing.
 
     Raises:
         PepperUnusable: the stored pepper is damaged, or it is missing and may not be created.

@@ -49,14 +49,14 @@ class PepperedSealer:
         self._cipher = AESGCM(hmac.digest(pepper, b'key of sealed secrets', hashlib.sha256))
 
     def seal(self, secret: str, *, purpose: str) -> bytes:
-        """Return the encrypted secret, which can be decrypted only for the same purpose; empty for an empty secret."""
+        """Return the encrypted secret, which `open` decrypts only for the same purpose; empty for an empty secret."""
         if not secret:
             return b''
         nonce = secrets.token_bytes(_NONCE_BYTES)
         return nonce + self._cipher.encrypt(nonce, secret.encode(), purpose.encode())
 
     def open(self, sealed: bytes, *, purpose: str) -> str:
-        """Return the decrypted secret.
+        """Return the decrypted secret; empty if `sealed` is empty.
 
         Raises:
             CredentialsInvalid: the bytes are damaged, or were sealed with another pepper or for another purpose.
@@ -70,7 +70,7 @@ class PepperedSealer:
 
 
 def load_pepper(path: Path, *, is_creation_allowed: bool = True) -> bytes:
-    """Return the pepper stored at `path`; the first call creates it with read access for its owner only.
+    """Return the pepper stored at `path`; a missing file is created, and only its owner can read it.
 
     The file has a checksum, because a changed pepper would invalidate every key without an error. Files of earlier
     releases have no checksum.

@@ -28,7 +28,7 @@ class ProjectStore(Protocol):
     """Stores projects."""
 
     async def add_if_absent(self, project: Project) -> Project:
-        """Add the project unless the tenant has one with that id; return the stored one."""
+        """Add the project unless the tenant has a project with that id; return the stored project."""
         ...
 
     async def get(self, tenant_id: str, project_id: str) -> Project | None:

@@ -108,7 +108,7 @@ class SqlKeyStore(SqlStore):
         columns = select(ApiKeyRow.digest, ApiKeyRow.key_id).where(ApiKeyRow.digest == digest)
         async with self._database.read() as connection:
             row = (await connection.execute(columns)).one_or_none()
-            # The database found the row by its digest; this comparison repeats the check in constant time.
+            # The database has compared the digests already; this comparison repeats the check in constant time.
             if row is None or not hmac.compare_digest(row.digest, digest):
                 return None
             query = select_values(ApiKeyRow, ApiKey).where(ApiKeyRow.key_id == row.key_id)

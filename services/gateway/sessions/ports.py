@@ -65,10 +65,10 @@ class AdapterParker(Protocol):
 
 
 class SessionWork(Protocol):
-    """Queued work of sessions."""
+    """Work that sessions have queued."""
 
     async def drop_session(self, session_id: str) -> None:
-        """Drop the queued work of a session of the current caller.
+        """Drop the queued work of a session; it must belong to the tenant of the current caller.
 
         Raises:
             DomainError: the work could not be dropped; try again later.
@@ -80,7 +80,7 @@ class VersionPins(Protocol):
     """Pins of adapter versions that sessions sample from."""
 
     async def unpin_session(self, session_id: str) -> None:
-        """Unpin the versions of a session of the current caller.
+        """Unpin the versions of a session; it must belong to the tenant of the current caller.
 
         Raises:
             DomainError: a version could not be unpinned; try again later.

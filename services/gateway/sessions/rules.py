@@ -1,8 +1,8 @@
 """States of a client's session: active, expired without heartbeats, or finished at the client's request.
 
 An active session counts as expired once its last heartbeat is older than the lifetime; the sweep only stores the state.
-A heartbeat makes an expired session active again, but never a finished one. A session that ends is settled once: its
-queued work is dropped, its adapters are parked (and saved first if `is_saved`), and its versions are unpinned.
+A heartbeat makes an expired session active again, but is an error for a finished one. A session is settled after it has
+ended: its queued work is dropped, its adapters are parked (and saved first if `is_saved`), its versions are unpinned.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ class SessionRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """Session of a client, in which the client creates runs and sampling handles."""
+    """Session of a client; the runs and sampling handles that the client creates belong to it."""
 
     session_id: str
     tenant_id: str
@@ -60,9 +60,9 @@ class Session:
     project_id: str = ''
     """Project that the session belongs to; empty if absent."""
     finish_reason: FinishReason | None = None
-    """First reason that the client gave; None unless finished."""
+    """Reason that the client gave when it finished the session; None if it has not finished the session."""
     is_settled: bool = False
-    """Whether the adapters of the ended session are saved and parked, and its versions are unpinned."""
+    """Whether the work after the end of the session is done: see "settled" in the module's description."""
     checkpoint_paths: tuple[str, ...] = ()
     """Checkpoints saved when the session was last settled."""
 
@@ -100,9 +100,9 @@ class Session:
         return replace(self, state=SessionState.FINISHED, finish_reason=reason, is_settled=False)
 
     def settled(self, ended: 'Session', checkpoint_paths: Sequence[str]) -> 'Session':
-        """Return the session marked as settled; `ended` is the earlier state of this session that was settled.
+        """Return the session marked as settled; `ended` is this session at the time when it was settled.
 
-        A session that has changed since `ended` is returned unchanged; its new state is settled separately.
+        If its state or last heartbeat has changed since then, the session is returned unchanged.
         """
         if (self.state, self.heartbeat_time) != (ended.state, ended.heartbeat_time):
             return self
@@ -119,6 +119,6 @@ class ParkedAdapter:
     """Result of parking an adapter."""
 
     is_idle: bool
-    """False if one of the adapter's operations is still running, so that it must be parked again later."""
+    """Whether the adapter is parked and has no lease. If not, for example during an operation, park it again later."""
     checkpoint_path: str
     """Checkpoint with the adapter's unsaved steps; empty if none was saved."""

@@ -1,4 +1,4 @@
-"""Sweeps over all sessions: expires those without heartbeats, and settles ended ones so that no training is lost."""
+"""Marks sessions without heartbeats as expired, and settles ended sessions so that no training is lost."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -116,7 +116,7 @@ class SessionSettler:
                 await call(session.session_id)
 
     async def _park_all(self, session: Session, adapter_ids: Sequence[str]) -> list[str] | None:
-        """Park the adapters, and return the saved checkpoints; None if an adapter must be parked again later."""
+        """Park the adapters, and return the paths of saved checkpoints; None if the session must be settled again."""
         paths, is_complete = list[str](), True
         for adapter_id in adapter_ids:
             if not await self._is_unchanged(session):
@@ -135,7 +135,7 @@ class SessionSettler:
         return paths if is_complete else None
 
     async def _is_unchanged(self, session: Session) -> bool:
-        """Return whether the session was neither reactivated nor settled by another gateway."""
+        """Return whether the stored session still equals `session`; a heartbeat or another gateway may change it."""
         return await self._sessions.get(session.tenant_id, session.session_id) == session
 
 
@@ -157,7 +157,8 @@ class SessionSweep:
     async def run(self, *, interval: timedelta, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> Never:
         """Sweep every `interval` until cancelled. The next sweep completes a failed one.
 
-        No session expires within one lifetime of the start, because clients cannot reach a gateway that is stopped.
+        No session is marked as expired within `lifetime` after the start, because clients could send no heartbeats to
+        the stopped gateway.
         """
         begin = self._clock.now()
         try:

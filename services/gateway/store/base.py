@@ -1,4 +1,4 @@
-"""Base classes of all tables and stores, column types that tables share, and helpers for the statements of stores."""
+"""Base classes of all tables and stores, column types that several tables use, and helpers for SQL statements."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -63,7 +63,7 @@ class EnumName(TypeDecorator[Member]):
 
     def __init__(self, enum_class: type[Member]) -> None:
         super().__init__()
-        # SQLAlchemy computes its cache key from the attributes that have the names of the parameters.
+        # SQLAlchemy computes its cache key from attributes with the same names as the parameters of `__init__`.
         self.enum_class = enum_class
 
     def process_bind_param(self, value: Member | None, dialect: Dialect) -> str | None:
@@ -200,7 +200,7 @@ def newest_first(
 
 
 def has_label(labels: InstrumentedAttribute[Any], label: tuple[str, str], dialect: str) -> ColumnElement[bool]:
-    """Return the condition that a column of labels contains a label. The label's name may contain any characters."""
+    """Return the condition that `labels` contains the name and value in `label`. The name may have any characters."""
     expand = func.json_each_text if dialect == 'postgresql' else func.json_each
     entry = expand(labels).table_valued('key', 'value')
     return select(entry.c.key).where(entry.c.key == label[0], entry.c.value == label[1]).exists()

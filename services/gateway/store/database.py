@@ -30,7 +30,7 @@ Result = TypeVar('Result')
 _BUSY_SECONDS = 30
 """Maximum time that a writer waits for another transaction."""
 _RETRY_SECONDS = 0.02
-"""Pause before retrying an operation that SQLite refuses instead of waiting."""
+"""Pause before retrying an operation that SQLite refuses immediately, without waiting for a lock."""
 _MIGRATION_LOCK = 0x7477696E6B6C65
 """Number of the PostgreSQL advisory lock under which one gateway at a time changes the schema."""
 KEEPALIVE_OPTIONS: Mapping[str, Any] = {
@@ -41,7 +41,7 @@ KEEPALIVE_OPTIONS: Mapping[str, Any] = {
     'keepalives_count': 3,
     'tcp_user_timeout': 20_000,
 }
-"""PostgreSQL connection options that detect a lost server within 30 seconds, also during a statement."""
+"""PostgreSQL connection options that detect a lost server within 30 seconds, even during a statement."""
 _READ_ONLY = '25006'
 """SQLSTATE of a write in a read-only transaction."""
 _log = structlog.get_logger('database')
@@ -146,7 +146,7 @@ class Database:
             return
         count = await connection.scalar(text(COUNT_COMMIT))
         await connection.commit()
-        # Another gateway on this file may have written a higher number. A mark that is too low does no harm.
+        # Another gateway on this file may have written a higher number. A number that is too low is harmless.
         self._mark.write(count)
 
     @asynccontextmanager
