@@ -35,14 +35,14 @@ class UpstreamsConfig(_Section):
     @classmethod
     def _check_models(cls, addresses: tuple[str, ...]) -> tuple[str, ...]:
         if not all(addresses):
-            raise ValueError('must not have an empty address')
+            raise ValueError('must not have an empty address; remove it, or give host:port')
         return addresses
 
     @model_validator(mode='after')
     def _check_duplicates(self) -> Self:
         addresses = list(self.model_addresses().values())
         if len(set(addresses)) < len(addresses):
-            raise ValueError('models: an address is listed twice')
+            raise ValueError('models: an address is listed twice, here or in `model`; list each address once')
         return self
 
     def model_addresses(self) -> dict[str, str]:
@@ -87,7 +87,7 @@ class FuturesConfig(_Section):
     clients retry a failed request, 300 seconds in the Tinker SDK."""
     lease: timedelta = Field(default=timedelta(seconds=10), ge=timedelta(seconds=1))
     """Time without a heartbeat after which another gateway on the same PostgreSQL database takes over this gateway's
-    futures. Three tenths of this time are enough if its database connection is closed, as after a killed process."""
+    futures. If this gateway's database connection is closed, as after a killed process, it takes three tenths of it."""
     lanes_per_tenant: int = Field(default=64, ge=1)
     """Maximum number of a tenant's ordered requests that run at the same time, at most one per lane. Running requests
     are held in memory."""
@@ -199,7 +199,7 @@ class GatewayConfig(ServiceConfig):
     """Hexadecimal secret for the digests of API keys. Gateways that share a database need the same secret. Empty: the
     first start creates a secret and stores it in the state folder."""
     key_memory: timedelta = timedelta(seconds=5)
-    """Time for which a verified key is cached. A key that another gateway revokes stays valid here for this time."""
+    """Time for which a verified key is cached. A key that another gateway revokes stays valid here for that long."""
     heartbeat_interval: timedelta = Field(default=timedelta(seconds=30), gt=timedelta())
     """Interval at which clients should send heartbeats."""
     session_lifetime: timedelta = timedelta(minutes=5)
@@ -213,7 +213,7 @@ class GatewayConfig(ServiceConfig):
     http_address_file: Path | None = None
     """File to which the gateway writes the address of the HTTP APIs once they are served."""
     http_connections: int = Field(default=4096, ge=1)
-    """Maximum number of HTTP connections; further connections are closed."""
+    """Maximum number of open HTTP connections; the gateway closes further ones immediately."""
     memory: MemoryConfig = MemoryConfig()
     http_body_bytes: int = Field(default=4 << 20, ge=1 << 10)
     """Largest HTTP request body in bytes; a token takes about seven bytes as JSON."""
@@ -249,7 +249,7 @@ class GatewayConfig(ServiceConfig):
     def _check_http_listen(cls, address: str) -> str:
         host, _, port = address.rpartition(':')
         if address and not (host and port.isdigit() and int(port) < 1 << 16):
-            raise ValueError('must be host:port')
+            raise ValueError(f'must be host:port with a port of 0 to 65535, got {address!r}')
         return address
 
     @field_validator('bootstrap_key')
@@ -263,13 +263,13 @@ class GatewayConfig(ServiceConfig):
     @classmethod
     def _check_key_pepper(cls, pepper: str) -> str:
         if pepper and len(bytes.fromhex(pepper)) < 16:
-            raise ValueError('must have at least 32 hexadecimal digits')
+            raise ValueError(f'must have at least 32 hexadecimal digits, got {len(pepper)}')
         return pepper
 
     @model_validator(mode='after')
     def _check_lifetime(self) -> Self:
         if self.session_lifetime <= self.heartbeat_interval:
-            raise ValueError('session_lifetime must be longer than heartbeat_interval')
+            raise ValueError('session_lifetime must be longer than heartbeat_interval; increase it')
         return self
 
     def peers(self) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""Format of API key secrets, scopes, and the scope that each method of every contract requires.
+"""Format of API key secrets, scopes, and the scope that each gRPC method requires.
 
 Every new service needs an entry here; a test compares the table with the contracts.
 """
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 SECRET_PREFIX = 'tml-'  # noqa: S105 (not secret)
-"""Prefix of every secret, by which people and secret scanners recognize secrets."""
+"""Prefix of every secret, which helps people and secret scanners to recognize secrets."""
 MIN_SECRET_LENGTH = 20
 """Minimum number of characters of a secret that an operator chooses."""
 

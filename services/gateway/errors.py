@@ -14,7 +14,7 @@ from services.kit.errors import (
 
 @domain_error('SESSION_NOT_FOUND', 'no session {session_id!r}')
 class SessionNotFound(NotFound):
-    """The caller has no such session."""
+    """The caller's tenant has no such session."""
 
     session_id: str
 
@@ -28,7 +28,7 @@ class SessionFinished(FailedPrecondition):
 
 @domain_error('RUN_NOT_FOUND', 'no run {run_id!r}')
 class RunNotFound(NotFound):
-    """The caller has no such run."""
+    """The caller's tenant has no such run."""
 
     run_id: str
 
@@ -120,7 +120,7 @@ class AdapterIdTaken(AlreadyExists):
 
 @domain_error('ID_TAKEN', 'request_id {id!r} is already running; choose another or leave it empty')
 class SamplingIdTaken(AlreadyExists):
-    """The caller has a running sampling request with that id."""
+    """The caller already has a running sampling request with this id."""
 
     id: str
     kind: str = 'request'
@@ -162,7 +162,7 @@ class ReplicaNotReached(ServiceUnreachable):
     'change the request, for example its length or its parameters',
 )
 class RequestCrashed(FailedPrecondition):
-    """Several processes in a row ended while they ran the request. The request may be the cause."""
+    """Several processes in a row ended while they ran the request, so the request may be the cause."""
 
     failure_count: int
 
@@ -174,7 +174,7 @@ class FutureNotFound(NotFound):
     future_id: str
 
 
-@domain_error('FUTURE_EXPIRED', 'the outcome of future {future_id!r} is no longer stored')
+@domain_error('FUTURE_EXPIRED', 'the outcome of future {future_id!r} is no longer stored; send the request again')
 class FutureExpired(NotFound):
     """The future's outcome is no longer stored."""
 
@@ -195,7 +195,7 @@ class PositionMissing(FailedPrecondition):
     'position {position} of {lane!r} arrived too late: another request used it, or the lane continued without it',
 )
 class PositionPassed(FailedPrecondition):
-    """The future arrived after its lane had continued past its position."""
+    """The future's position was already used, or its lane had already continued without it."""
 
     lane: str
     position: int

@@ -1,4 +1,4 @@
-"""Converts page tokens of requests and responses to pages and cursors."""
+"""Converts page tokens of requests to pages, and cursors to page tokens of responses."""
 
 import json
 from datetime import datetime, timedelta
@@ -15,7 +15,7 @@ def page_from_proto(page_size: int, page_token: str, *, query: tuple[str, ...]) 
     Args:
         page_size: 0 selects the default.
         page_token: empty, or a result of `next_token` for the same query.
-        query: all other properties that determine the list: its name, the tenant, the filters.
+        query: all other properties that determine the list: its name, the tenant and the filters.
 
     Raises:
         InvalidField: the size is negative.

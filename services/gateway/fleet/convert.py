@@ -1,4 +1,4 @@
-"""Converts the fleet's messages from and to its values, with every input check."""
+"""Converts messages of the fleet contract from and to values, and checks the fields of requests."""
 
 import ipaddress
 import re
@@ -52,7 +52,7 @@ def report_from_proto(message: wire.Replica, *, peer: str) -> ReplicaReport:
 
 
 def address_from_proto(address: str, *, peer: str) -> str:
-    """Return the 'host:port' at which the gateway reaches a replica. The host of `peer` replaces 0.0.0.0 and [::].
+    """Return the 'host:port' at which the gateway reaches a replica; the host of `peer` replaces 0.0.0.0 and [::].
 
     Raises:
         InvalidField: the address is malformed, or is reachable only from the replica's host.

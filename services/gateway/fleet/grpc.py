@@ -20,15 +20,15 @@ from twinkle.api.sampler.v1 import sampler_service_pb2, sampler_service_pb2_grpc
 from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
 
 CONNECT_SECONDS = 5.0
-"""Timeout of a connection attempt; without it, one lost packet could delay the attempt much longer."""
+"""Timeout of a connection attempt; without a timeout, one lost packet could delay the attempt for much longer."""
 RESPONSE_SECONDS = 2.0
-"""A static sampler that takes longer to respond counts as unreachable."""
+"""Timeout of each call to a static sampler. A sampler that exceeds it counts as unreachable."""
 
 
 class ReplicaChannels:
-    """Channels to replicas by address, without interceptors and retries; in plaintext if `tls` is absent.
+    """Opens one channel to each replica address that is used; `keep_only` closes channels.
 
-    A channel is opened when it is first needed, and closed when its address leaves the fleet.
+    The channels have no interceptors and no retries. They use plaintext if `tls` is None.
     """
 
     def __init__(self, tls: TlsConfig | None = None) -> None:
@@ -39,7 +39,7 @@ class ReplicaChannels:
         """Return the connected channel to an address.
 
         Raises:
-            ReplicaNotReached: no connection could be made in time.
+            ReplicaNotReached: the connection failed or took longer than `CONNECT_SECONDS`.
         """
         if (channel := self._channels.get(address)) is None:
             channel = open_forwarding_channel(address, tls=self._tls, service='sampler')
@@ -72,7 +72,7 @@ async def _connect(channel: grpc.aio.Channel) -> None:
 class StaticSampler:
     """Polls the sampler that the configuration names, because such a sampler sends no reports itself.
 
-    `report` contains the values that the configuration defines; `channel` was opened with the internal identity.
+    `report` contains the values that the configuration defines; `channel` carries the gateway's internal identity.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class StaticSampler:
         """Yield a report immediately, and then about every second.
 
         Raises:
-            DomainError: the sampler can no longer be reached.
+            DomainError: the sampler cannot be reached or refuses a call.
         """
         while True:
             try:

@@ -1,4 +1,4 @@
-"""The live fleet: replicas, their load, and the waiters for a change."""
+"""The fleet in memory: its replicas and their load, and notifications of changes."""
 
 import asyncio
 from collections import Counter, deque
@@ -10,9 +10,9 @@ from services.gateway.fleet.rules import Fleet, Replica, ReplicaReport, ReplicaS
 
 
 class Membership:
-    """Stores the fleet, the load of its replicas and the prefixes sent to them, and wakes waiters after each change.
+    """Stores the fleet, the load of its replicas and the prefixes sent to them, and notifies others of each change.
 
-    `Fleet` documents the methods of the same names. All methods except `wait_for_change` return immediately.
+    `Fleet` documents the methods with the same names. All methods except `wait_for_change` return immediately.
 
     Concurrency: use it from one event loop only.
     """
@@ -56,7 +56,7 @@ class Membership:
         self._loads.keep_only({replica.replica_id for replica in self.fleet.replicas()})
 
     def find_for(self, key: RouteKey, *, excluded: frozenset[str] | set[str]) -> Replica | None:
-        """Return the replica for a request, or None. A replica in back-off is returned only if all are in back-off."""
+        """Return the sampler for a request, or None. A sampler in back-off is chosen only if all are in back-off."""
         members = serving_run(key.adapter.adapter_id if key.adapter else '', self.fleet.serving('sampler'))
         eligible = [item for item in candidates(key, members) if item.replica_id not in excluded]
         usable = [item for item in eligible if self.fleet.is_reachable(item.replica_id)] or eligible
@@ -64,7 +64,7 @@ class Membership:
 
     @contextmanager
     def track_sequences(self, replica: Replica, weight: int) -> Iterator[None]:
-        """Count `weight` sequences as running on a replica while the block runs."""
+        """Count `weight` sequences as running on a replica, and its address as in use, while the block runs."""
         self._loads.begin(replica.replica_id, weight)
         self._open_calls[replica.address] += 1
         try:
@@ -84,12 +84,12 @@ class Membership:
         return {replica.address for replica in self.fleet.replicas()} | set(self._open_calls)
 
     def ready_ids(self) -> set[str]:
-        """Return the ids of the samplers that accept new requests."""
+        """Return the ids of the samplers that may be sent new requests: see `Fleet.serving`, without draining ones."""
         serving = self.fleet.serving('sampler')
         return {replica.replica_id for replica in serving if replica.state is not ReplicaState.DRAINING}
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Call `listener` after each change of the fleet."""
+        """Call `listener` after each change of the fleet, as `Fleet` defines changes."""
         self._listeners.append(listener)
 
     async def wait_for_change(self, revision: int) -> None:

@@ -1,8 +1,8 @@
 """Finds the model service for a call, by base model or by adapter.
 
 An adapter belongs to the service whose feed reported it last, or that confirms having it when queried. A new adapter
-goes to the service with the most free memory, and the choice is stored, so that repeated requests go there too. The
-base model of an adapter never changes, so it is cached. The services themselves check that an adapter exists, and
+goes to the service with the most free memory. The choice is stored, so that a repeated request goes to that service.
+The base model of an adapter never changes, so it is cached. The services themselves check that an adapter exists, and
 refuse unknown adapters and adapters of other tenants with the same error.
 """
 
@@ -24,7 +24,7 @@ from twinkle.data_format import base_model_id
 _HUBS = ('ms://', 'hf://')
 _FOLDER = re.compile(r"""(?<=['"])(?:\.{0,2}/|~)[^'"]+(?=['"])|(?<![^\s(=])/[^\s'",;]+""")
 MODEL = 'model'
-"""Name of the first or only model service, and of the kind of service in errors."""
+"""Name of the first or only model service, and name of model services in errors."""
 _REMEMBERED = 1 << 16  # adapters whose base models are cached
 Result = TypeVar('Result')
 
@@ -71,7 +71,7 @@ class ModelFacts(Protocol):
         """Return whether a service has a tenant's adapter, or has removed it because it was unused.
 
         Raises:
-            DomainError: the service cannot be reached now.
+            DomainError: the service cannot be reached, or the query failed with another error.
         """
         ...
 
@@ -81,7 +81,7 @@ class ModelRoutes(Protocol):
 
     @property
     def services(self) -> Sequence[str]:
-        """Names of all model services; the first one handles calls that belong to no service."""
+        """Names of all model services; the first one receives calls for which no service can be determined."""
         ...
 
     def known_base_models(self, service: str) -> Collection[str]:
@@ -91,7 +91,7 @@ class ModelRoutes(Protocol):
     async def holders_of(self, base_model: str) -> Sequence[str]:
         """Return the services that hold a base model, the one with the most free memory first.
 
-        For an empty name, the first service is returned, which refuses the call.
+        For an empty name, the first of all services is returned; it refuses the call.
 
         Raises:
             BaseModelNotFound: no service holds the base model; the error lists the base models that exist.
@@ -100,19 +100,19 @@ class ModelRoutes(Protocol):
         ...
 
     async def creator_of(self, tenant_id: str, base_model: str, adapter_id: str, request_id: str) -> str:
-        """Return the service that creates an adapter; it is the same service for each repetition of the request.
+        """Return the service that creates an adapter; a repeated request gets the same service.
 
         `adapter_id` may be empty. If `request_id` is also empty, any service that holds the base model is returned.
 
         Raises:
             BaseModelNotFound, ServiceUnreachable: see `holders_of`.
-            ServiceUnreachable: the service that received the first request is not known yet, or has ended.
+            ServiceUnreachable: no service reports the trainer that the first request was assigned to.
             AdapterIdTaken: the tenant has or had an adapter with this id and another base model.
         """
         ...
 
     async def owner_of(self, tenant_id: str, adapter_id: str) -> str | None:
-        """Return the service that has a tenant's adapter; None if no service has it, so any may refuse the call.
+        """Return the only service that can have a tenant's adapter, or the one that has it; None if no service has it.
 
         Raises:
             ServiceUnreachable: a service that cannot be reached may have the adapter.
@@ -149,7 +149,7 @@ class SeveralModels:
         services: names in the order of the configuration.
         facts: queries the services.
         runs: store with the base model of each run in the catalogue.
-        assignments: store with the trainer of each creation.
+        assignments: store with the model service that each request for a new run was assigned to.
 
     Concurrency: use it from one event loop only.
     """
@@ -170,7 +170,7 @@ class SeveralModels:
         return self.table.services
 
     async def refresh(self) -> None:
-        """Request the reports of every service."""
+        """Request a report from every service."""
         await asyncio.gather(*map(self._refresh_one, self.services))
 
     async def _refresh_one(self, service: str) -> None:
@@ -221,7 +221,7 @@ class SeveralModels:
         if (owner := self.owners.find(tenant_id, adapter_id)) is not None and self.table.is_reachable(owner):
             return owner
         if known and (found := await self._search(self.table.possible_holders_of(base_model), tenant_id, adapter_id)):
-            # The run was created before assignments were stored, for example by the only trainer of that time.
+            # The run was created before assignments were stored, for example when there was only one model service.
             return found
         creation = Creation(
             tenant_id=tenant_id,
@@ -236,10 +236,10 @@ class SeveralModels:
         return service
 
     async def _service_of(self, trainer_id: str) -> str:
-        """Return the service that has the adapters of a trainer.
+        """Return the service that has the adapters of a trainer (see `Creation.trainer_id`).
 
         Raises:
-            ServiceUnreachable: no service has reported the trainer, and any other service might create a duplicate.
+            ServiceUnreachable: no service has reported the trainer; creating the adapter elsewhere could duplicate it.
         """
         service = self.table.service_of(trainer_id)
         if service is None or not self.table.is_reachable(service):
@@ -281,7 +281,7 @@ class SeveralModels:
         return self._base_models[key]
 
     async def _search(self, services: Sequence[str], tenant_id: str, adapter_id: str) -> str | None:
-        """Query services for an adapter whose owner is unknown or unreachable."""
+        """Return the first service that confirms having an adapter; raise ServiceUnreachable if a query failed."""
         failure: DomainError | None = None
         async with aclosing(_as_completed(self._has(item, tenant_id, adapter_id) for item in services)) as results:
             async for result in results:

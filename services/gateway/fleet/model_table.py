@@ -1,4 +1,4 @@
-"""State of the model services, as they last reported it: base models, load, and the adapters of each service."""
+"""Base models, load and adapters of the model services, as each service last reported them."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -54,8 +54,8 @@ class ModelTable:
     def by_room(self, base_model: str) -> list[str]:
         """Return the services that hold a base model, the best choice for a new adapter first.
 
-        Services that respond come first. They are sorted by the number of adapters that still fit into their memory,
-        the highest first, then by the number of their adapters, then by their order in the configuration.
+        Services that respond come first. Services are then sorted by the number of adapters that still fit into their
+        memory, the highest first, then by their number of adapters, then by their order in the configuration.
         """
         return sorted(self.holders_of(base_model), key=self._fullness)
 
@@ -75,7 +75,7 @@ class ModelTable:
     def service_of(self, trainer_id: str) -> str | None:
         """Return the service that has the adapters of a trainer, perhaps after a takeover; None if it is unknown.
 
-        A service that responds takes precedence over the last report of one that has ended.
+        A service that responds takes precedence over the last report of a service that does not.
         """
         found = [item for item, report in self._reports.items() if trainer_id in (*report.journal_ids, item)]
         return min(found, key=lambda item: item in self._unreachable, default=None)
@@ -121,7 +121,7 @@ class RunOwners:
         return True
 
     def replace(self, service: str, keys: Iterable[EntryKey]) -> None:
-        """Record all adapters of a service."""
+        """Record the complete set of a service's adapters; earlier entries of the service are removed."""
         kept = set(keys)
         for key in [key for key, owner in self._owners.items() if owner == service and key not in kept]:
             del self._owners[key]
@@ -129,7 +129,7 @@ class RunOwners:
         self._synced.add(service)
 
     def are_synced(self, services: Iterable[str]) -> bool:
-        """Return whether all adapters of some services are recorded."""
+        """Return whether each of the given services has reported all its adapters."""
         return self._synced.issuperset(services)
 
     @property

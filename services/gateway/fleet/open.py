@@ -54,7 +54,7 @@ async def open_upstreams(
 
 
 def upstream_jobs(config: GatewayConfig, database: Database, upstreams: Upstreams, *, clock: Clock) -> list[Job]:
-    """Return the background jobs that follow the runs of the model services."""
+    """Return the background jobs that copy runs to the catalogue and refresh the routes to model services."""
     routes, jobs = upstreams.routes, list[Job]()
     for name, channel in upstreams.internal_models.items():
         store = SqlRunStore(database)
@@ -71,7 +71,7 @@ def upstream_jobs(config: GatewayConfig, database: Database, upstreams: Upstream
 async def open_fleet(
     config: GatewayConfig, stack: AsyncExitStack, *, clock: Clock
 ) -> tuple[Membership, ReplicaChannels, GrpcFleetFacts]:
-    """Return an empty fleet, the channels to its replicas (closed by `stack`), and their merged description."""
+    """Return an empty fleet, the channels to its replicas, and a source of their description; `stack` closes both."""
     options = config.fleet
     membership = Membership(Fleet(clock=clock, lease=options.lease, forget_after=options.forget_after))
     channels = ReplicaChannels(config.tls)
@@ -100,7 +100,7 @@ def open_replicas(config: GatewayConfig, membership: Membership) -> Replicas:
 def fleet_jobs(
     config: GatewayConfig, membership: Membership, channels: ReplicaChannels, *, sampler: grpc.aio.Channel | None
 ) -> list[Job]:
-    """Return the fleet's background jobs; `sampler` is an internal channel to the configured static sampler, if any."""
+    """Return the fleet's background jobs; `sampler` is an internal channel to the configured sampler, or None."""
     expire = ExpireLeases(membership, channels=channels)
     jobs: list[Job] = [lambda: expire.run_forever(interval=config.fleet.lease / 10)]
     if sampler is not None:

@@ -52,8 +52,8 @@ class FleetEvent:
 class Replicas:
     """Adds replicas to the fleet, renews their leases, and lists them for operators.
 
-    `register` and `lease` raise ScopeMissing if the caller is not a service of this deployment, all other methods if it
-    is not an operator. `is_this_host` returns whether a host name or address belongs to this machine.
+    `register` and `lease` raise ScopeMissing if the caller is not a service of this deployment. All other methods raise
+    it if the caller is no operator. `is_this_host` returns whether a host name or address belongs to this machine.
 
     Args:
         lease: maximum time between two reports; a replica that exceeds it is marked lost.
@@ -129,7 +129,7 @@ class Replicas:
         A slow watcher receives only the latest state of each replica. The stream ends when the gateway begins to stop.
 
         Raises:
-            InvalidField: the token is too old, or was issued before a restart.
+            InvalidField: the token is malformed, too old, or was issued before a restart.
         """
         require_scope(caller, 'operator')
         fleet = self._membership.fleet
@@ -145,7 +145,7 @@ class Replicas:
             if revision < fleet.oldest_revision:
                 raise _token_expired()
             (changed, left), now = fleet.changes_after(revision), fleet.revision
-            # Only the last event's token covers the whole change, so that a resumed watch misses none of it.
+            # Only the last event has the new token, so that a watch that resumes between these events misses none.
             before, revision = self._token(revision), now
             events = [FleetEvent(resume_token=before, left_replica_id=replica_id) for replica_id in left]
             events += [FleetEvent(resume_token=before, replica=replica) for replica in changed]

@@ -1,4 +1,4 @@
-"""Chooses the replica for a request: by resident adapter, then by cached prefix, within a fair share of the load.
+"""Chooses the replica for a request: by resident adapter, then by cached prefix, among replicas with a fair load.
 
 Affinity is consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2018) over rendezvous scores:
 when a replica joins or leaves, only the keys that it gains or loses change their replica. Recent requests are
@@ -39,7 +39,7 @@ class AdapterRequest:
     exact: int | None = None
     at_least: int | None = None
     is_checkpoint: bool = False
-    """Whether `adapter_id` is a path. A checkpoint may be overwritten, so no other sampler continues its streams."""
+    """Whether `adapter_id` is a path. Its checkpoint may be replaced, so no other sampler may continue a stream."""
 
     def is_satisfied_by(self, version: int) -> bool:
         """Return whether a version satisfies the request."""
@@ -105,7 +105,7 @@ class PrefixMemory:
 
 
 class LoadTable:
-    """Number of sequences per replica: the last reported number, plus sequences sent and minus those finished since."""
+    """Counts the open sequences that this gateway sent to each replica, and the changes since its last report."""
 
     def __init__(self) -> None:
         self._open: Counter[str] = Counter()
@@ -128,7 +128,7 @@ class LoadTable:
         self._since_report.pop(replica_id, None)
 
     def keep_only(self, replica_ids: Collection[str]) -> None:
-        """Drop the counts since the last report for all other replicas; their open sequences stay counted."""
+        """Reset the counts since the last report for all replicas not in `replica_ids`; open sequences stay counted."""
         for replica_id in self._since_report.keys() - set(replica_ids):
             del self._since_report[replica_id]
 
@@ -136,7 +136,7 @@ class LoadTable:
         return len(self._open.keys() | self._since_report.keys())
 
     def sequences_at(self, replica: Replica) -> int:
-        """Return the best estimate of a replica's number of sequences."""
+        """Return the reported number of sequences plus the changes since, but at least the number of open ones."""
         load = replica.report.load
         reported = load.running_sequence_count + load.waiting_sequence_count if load else 0
         replica_id = replica.replica_id
@@ -153,9 +153,9 @@ def choose(
 ) -> Replica | None:
     """Return the replica for a request and remember the choice; None if no replica is usable.
 
-    A full replica is chosen only if all are full. Otherwise replicas below their fair share are preferred in this
-    order: those that hold the adapter and received this prefix, those that hold the adapter, those that received this
-    prefix, all others. A hash of the prefix's first block breaks ties.
+    A full replica is chosen only if all are full. Replicas below their fair share are preferred in this order: those
+    that hold the adapter and received this prefix, those that hold the adapter, those that received this prefix, all
+    others. If no replica is below its share, the least loaded one is chosen. A hash of the first block breaks ties.
     """
     if not usable:
         return None

@@ -17,7 +17,7 @@ from services.kit.clock import Clock
 MAX_REMEMBERED_DEPARTURES = 1024
 """Number of departed replicas whose ids are stored for watchers that resume."""
 MAX_USED_VERSIONS = 256
-"""Maximum number of used versions recorded for a replica between its reports; static replicas never report versions."""
+"""Maximum number of used versions recorded for a replica. Its reports clear the record, except for static replicas."""
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 8.0
 
@@ -97,7 +97,7 @@ class Replica:
 
 @dataclass(kw_only=True)
 class _Member:
-    """A replica with the bookkeeping that only the fleet needs."""
+    """A replica, and values that only `Fleet` needs."""
 
     replica: Replica
     report_seconds: float
@@ -134,7 +134,7 @@ class Fleet:
         return self._member(replica_id).replica
 
     def register(self, report: ReplicaReport, *, is_static: bool = False) -> Replica:
-        """Add or update a replica. A leased replica with another id at its address was replaced and is removed."""
+        """Add or update a replica. Remove leased replicas with other ids at the same address, which it replaces."""
         for other in self.replicas():
             if other.address == report.address and other.replica_id != report.replica_id and not other.is_static:
                 self._remove(other.replica_id)
@@ -164,7 +164,7 @@ class Fleet:
         return member.lease_number
 
     def renew(self, report: ReplicaReport) -> Replica:
-        """Store a replica's report; a lost replica is ready again.
+        """Store a replica's report; a lost replica is ready again, and a draining one stays draining.
 
         Raises:
             ReplicaNotFound: the replica must register first.
@@ -230,7 +230,7 @@ class Fleet:
         return changed, [replica_id for replica_id, left in self._departures.items() if left > revision]
 
     def serving(self, service: str) -> list[Replica]:
-        """Return the replicas of a service that may be called, draining ones included.
+        """Return the replicas of a service that may be called: draining ones, and static ones that are lost, included.
 
         A static replica at the address of a leased one is the same process and is omitted.
         """
@@ -265,7 +265,7 @@ class Fleet:
         )
 
     def note_resident(self, replica_id: str, adapter_id: str, version: int) -> None:
-        """Record that a replica holds a version that it has just used. A report of a leased replica clears it."""
+        """Record that a replica holds a version, which it has just used. A leased replica's next report clears this."""
         if member := self._members.get(replica_id):
             if len(member.used_versions) >= MAX_USED_VERSIONS:
                 member.used_versions.clear()
@@ -286,7 +286,7 @@ class Fleet:
         return self._members[replica_id]
 
     def _record_report(self, member: _Member, replica: Replica) -> None:
-        """Record a report, which is a change if a field other than the heartbeat differs or if a back-off ends."""
+        """Record a report. It is a change if it ends a back-off or if a field other than the heartbeat time differs."""
         before = replace(member.replica, heartbeat_time=replica.heartbeat_time)
         is_change = not member.revision or member.failure_count > 0 or replica != before
         member.report_seconds = self._clock.monotonic()
@@ -310,17 +310,17 @@ class Fleet:
 
 
 def serving_run(adapter_id: str, replicas: Sequence[Replica]) -> list[Replica]:
-    """Return the replicas that are dedicated to this run; if there are no such replicas, those that serve all runs."""
+    """Return the replicas that are dedicated to this run or, without such replicas, those that serve all runs."""
     dedicated = [item for item in replicas if adapter_id and item.report.followed_run == adapter_id]
     return dedicated or [item for item in replicas if not item.report.followed_run]
 
 
 def weight_sources(replicas: Sequence[Replica], *, fan_out: int) -> dict[str, str]:
-    """Return the address that each replica should fetch weights from, by replica id; empty for the checkpoint service.
+    """Return the address from which each ready, leased sampler fetches weights, by replica id.
 
-    Samplers with the same base models and run form a tree in the order of `replicas`: at most `fan_out` of them fetch
-    from the checkpoint service, and at most `fan_out` from each sampler. With a `fan_out` of 0, all samplers fetch from
-    the checkpoint service.
+    An empty address means the checkpoint service. Samplers with the same base models and run form a tree in the order
+    of `replicas`: at most `fan_out` of them fetch from the checkpoint service, and at most `fan_out` from each sampler.
+    With a `fan_out` of 0, all samplers fetch from the checkpoint service.
     """
     sources: dict[str, str] = {}
     groups: dict[tuple[tuple[str, ...], str], list[Replica]] = {}

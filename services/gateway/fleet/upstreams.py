@@ -78,9 +78,10 @@ class GrpcUpstreamFacts:
 
 
 class GrpcFleetFacts:
-    """Describes all samplers of the fleet as one service; plaintext without `tls`.
+    """Describes all samplers of the fleet as one service.
 
-    `addresses` returns the current addresses of the samplers. Their descriptions are cached for `freshness`.
+    `addresses` returns the current addresses of the samplers. Their descriptions are cached for `freshness`. The
+    connections use plaintext if `tls` is None.
     """
 
     def __init__(
@@ -127,9 +128,9 @@ class GrpcFleetFacts:
 
 
 def merged(descriptions: Sequence[server_service_pb2.ServiceInfo]) -> server_service_pb2.ServiceInfo:
-    """Merge the descriptions of several samplers: a copy of the first description, with the base models of all.
+    """Return a copy of the first description, with the base models and engine versions of all of them.
 
-    A base model can be sampled, or a method is supported, if that is true for at least one sampler.
+    A base model can be sampled, or a method is supported, if this is true for at least one sampler.
     """
     if not descriptions:
         return server_service_pb2.ServiceInfo(service='sampler')
@@ -159,7 +160,7 @@ class ModelChannels:
         self._channels = channels
 
     async def of_adapter(self, tenant_id: str, adapter_id: str) -> grpc.aio.Channel:
-        """Return the channel to the service that has a tenant's adapter, or to any service if no service has it.
+        """Return the channel to the service that has a tenant's adapter, or to the first one if no service has it.
 
         Raises:
             ServiceUnreachable: a service that cannot be reached may have the adapter.
@@ -178,7 +179,7 @@ class ModelChannels:
 
 
 class GrpcModelFacts:
-    """Implements `ModelFacts`. `channels` have no interceptors, because queries are sent on behalf of a tenant."""
+    """Implements `ModelFacts`. `channels` must not add credentials, because queries are sent on behalf of a tenant."""
 
     def __init__(
         self, facts: Mapping[str, GrpcUpstreamFacts], channels: Mapping[str, grpc.aio.Channel], *, internal_token: str
@@ -236,13 +237,13 @@ class ServiceRuns:
     async def mark_absent_deleted(self, present: Collection[EntryKey], *, moment: datetime) -> None:
         owners = self._routes.owners
         owners.replace(self._service, present)
-        # Runs of other base models stay active until all services that may have them have reported.
+        # The other base models have a service that has not reported all its runs yet, so their runs stay active.
         if base_models := await self._routes.settled_base_models():
             await self._store.mark_absent_deleted(owners.keys, moment=moment, base_models=base_models)
 
 
 class GrpcLookups:
-    """Single calls on behalf of the current caller; each raises the service's error, or ServiceUnreachable.
+    """Makes single calls on behalf of the current caller; each raises the service's error, or ServiceUnreachable.
 
     `checkpoint` is a channel without interceptors. Pass None for a service that is not part of this deployment.
     """
@@ -295,7 +296,7 @@ class Upstreams:
         internal: channels for calls of the gateway itself.
         model_names: names of the model services in order of precedence.
         facts: descriptions of the services, including services that are not deployed.
-        stores: store of runs, with the base model of each, and store of the trainers of creations.
+        stores: store of runs, and store of the model services that requests for new runs were assigned to.
         internal_token: proves the gateway's identity to the services.
     """
 
