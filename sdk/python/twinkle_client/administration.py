@@ -22,7 +22,7 @@ SCOPES: dict[str, pb.Scope.ValueType] = {
 class KeyAdministration:
     """Manages API keys, tenants and projects.
 
-    The client's API key needs the scope 'admin'. `client` defaults to the client initialized last.
+    The API key of `client` needs the scope 'admin'. `client` defaults to the client initialized last.
     """
 
     def __init__(self, *, client: TwinkleClient | None = None) -> None:
@@ -78,7 +78,11 @@ class KeyAdministration:
 
     @remote_method
     async def list_keys(self, tenant_id: str) -> list[pb.ApiKey]:
-        """Return a tenant's keys, newest first, without their secrets."""
+        """Return a tenant's keys, newest first, without their secrets.
+
+        Raises:
+            NotFoundError: The tenant does not exist.
+        """
         keys: list[pb.ApiKey] = []
         request = pb.ListKeysRequest(tenant_id=tenant_id, page_size=1000)
         while True:
@@ -97,11 +101,11 @@ class KeyAdministration:
             overlap: Time for which the old key remains valid. Unset: one day.
 
         Returns:
-            The new key, its secret, and the old key with its expiry. The secret cannot be retrieved again.
+            The new key, its secret, and the old key with its `retire_time`. The secret cannot be retrieved again.
 
         Raises:
             NotFoundError: The key does not exist.
-            StateError: The key is revoked or expired.
+            StateError: The key is no longer valid.
         """
         request = pb.RotateKeyRequest(key_id=key_id)
         if overlap is not None:
@@ -155,7 +159,7 @@ class KeyAdministration:
 
     @remote_method
     async def revoke_key(self, key_id: str) -> None:
-        """Revoke a key, effective immediately.
+        """Revoke a key. Other gateways on the same database may accept it for a few more seconds.
 
         Raises:
             NotFoundError: The key does not exist.

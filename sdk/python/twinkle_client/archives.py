@@ -217,7 +217,7 @@ async def _requests(
 
 @contextmanager
 def _archived(source: Path) -> Iterator[Path]:
-    """Provide a temporary archive of a folder while the block runs; an archive is provided unchanged."""
+    """Provide a temporary archive of a folder while the block runs; a `source` that is an archive is not changed."""
     if source.is_file():
         yield source
         return

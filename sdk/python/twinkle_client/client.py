@@ -53,7 +53,7 @@ class TwinkleClient:
             api_key: Unset or empty: `TWINKLE_API_KEY`, or the local stack's key.
             session_heartbeat_interval: Time between heartbeats, at most the gateway's interval; a number is in
                 seconds. Unset: the gateway's interval.
-            retry_timeout: Calls are retried for this long while the server is unavailable.
+            retry_timeout: Time for which calls are retried while the server is unavailable.
             ca: PEM file of CA certificates that verify a server with TLS. Unset: the local stack's CA if the address
                 or the key is read from that stack, otherwise `TWINKLE_CA`, or the system's certificates.
 
@@ -113,7 +113,11 @@ class TwinkleClient:
 
     @remote_method
     async def health_check(self) -> bool:
-        """Return whether the gateway and all services behind it respond."""
+        """Return whether the gateway and all services behind it respond.
+
+        Raises:
+            AccessError: The API key is missing or unknown.
+        """
         try:
             info = await self.connection.unary(
                 self._server.GetServerInfo, server_service_pb2.GetServerInfoRequest(), deadline=timedelta(seconds=5)
@@ -182,7 +186,7 @@ class TwinkleClient:
         """Return the caller's checkpoints, newest first.
 
         Args:
-            run_id: Only checkpoints of this run. Empty: of all runs.
+            run_id: Run of the checkpoints. Empty: all runs.
             filters: `base_model`, `is_optimizer_included`, `is_public`, `begin_time`, `end_time` and
                 `user_metadata`, see `CheckpointFilters`. A checkpoint must satisfy all of them. Filtered lists come
                 from the catalogue, which may not yet contain the newest checkpoints.

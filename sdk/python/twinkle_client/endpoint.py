@@ -1,4 +1,4 @@
-"""Resolution of the server address, the API key and the CA certificates from arguments, environment and local stack."""
+"""Finds the server address, the API key and the CA certificates: in arguments, the environment or the local stack."""
 
 import os
 from dataclasses import dataclass
@@ -28,7 +28,8 @@ class Endpoint:
 def find_endpoint(base_url: str | None, api_key: str | None, ca: str | None = None) -> Endpoint:
     """Return the endpoint from the arguments, the environment variables or the local stack, in this order.
 
-    For `ca`, the local stack precedes the environment. The local stack's key and CA are used for its address only.
+    For `ca`, the local stack takes precedence over the environment. The stack's key and CA are used only with the
+    address of the stack.
 
     Args:
         base_url: Address. None or empty: `TWINKLE_SERVER_URL`, or the local stack.
@@ -37,7 +38,7 @@ def find_endpoint(base_url: str | None, api_key: str | None, ca: str | None = No
             stack, otherwise `TWINKLE_CA`.
 
     Raises:
-        ValueError: No address was found, or `ca` was given for an address without TLS.
+        ValueError: No address was found, the address is malformed, or `ca` was given for an address without TLS.
     """
     address = base_url or os.environ.get('TWINKLE_SERVER_URL', '')
     address = grpc_address(address) if address else ''

@@ -259,7 +259,7 @@ def error_from_status(status: status_pb2.Status, *, request_id: str = '') -> Err
 
 
 def error_from_rpc(error: grpc.aio.AioRpcError, *, request_id: str = '') -> Error:
-    """Return the error behind a failed call.
+    """Return the client's error for a failed call.
 
     Args:
         error: Error that grpc raised.

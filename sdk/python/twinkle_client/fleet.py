@@ -51,7 +51,7 @@ class FleetAdministration:
         """Drain a replica: it finishes its requests and leaves the fleet. Return its current record.
 
         Raises:
-            NotFoundError: The replica does not exist.
+            NotFoundError: The replica does not exist, or is lost.
         """
         response = await self._connection.unary(self._stub.Drain, pb.DrainRequest(replica_id=replica_id))
         return response.replica
@@ -76,8 +76,8 @@ class FleetAdministration:
     async def take_over(self, base_model: str, trainer: str) -> int:
         """Move all runs of an ended trainer to another trainer of the base model, and return their number.
 
-        Trainers are model services with the same base model. Make sure that the process of the ended trainer cannot
-        continue. The call can be repeated.
+        Trainers are model services with the same base model. Before the call, make sure that the process of the ended
+        trainer cannot continue. The call can be repeated.
 
         Args:
             base_model: Base model of the trainers.
@@ -92,7 +92,7 @@ class FleetAdministration:
 
     @remote_stream
     async def watch(self) -> AsyncIterator[pb.WatchFleetResponse]:
-        """Yield all replicas, then a message with `is_synced`, then changes. The stream has no end."""
+        """Yield all replicas, then a message with `is_synced`, then changes. The stream ends when the gateway stops."""
         async with aclosing(self._connection.stream(self._stub.WatchFleet, pb.WatchFleetRequest())) as events:
             async for event in events:
                 yield event

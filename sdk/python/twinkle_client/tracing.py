@@ -1,4 +1,4 @@
-"""Export of the client's spans to the folder of the services' spans, so that a trace can be displayed completely."""
+"""Writes the client's spans to the folder with the services' spans, so that the complete trace can be displayed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -78,7 +78,7 @@ def rotate(
 
 @app.command('revoke')
 def revoke(key_id: KeyArgument, state_dir: StateDirOption = None) -> None:
-    """Revoke a key, effective immediately."""
+    """Revoke a key. Other gateways on the same database may accept it for a few more seconds."""
     with open_client(state_dir) as client:
         KeyAdministration(client=client).revoke_key(key_id)
 

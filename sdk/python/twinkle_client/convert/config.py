@@ -80,7 +80,7 @@ def full_parameter_config(*, names: bool | Sequence[str]) -> pb.FullParameterCon
         names: Names to match against the parts of a parameter's path. True selects all parameters, False none.
 
     Raises:
-        ValueError: There are no names.
+        ValueError: `names` is an empty list.
     """
     if isinstance(names, bool):
         return pb.FullParameterConfig() if names else None
@@ -133,7 +133,7 @@ def loss_config(name: Any, options: Mapping[str, Any], *, reduction: str | None)
     """Return the configuration of a loss with its arguments.
 
     Raises:
-        ValueError: `reduction` is not 'mean', 'sum' or None.
+        ValueError: `reduction` is not 'mean', 'sum' or None, or an argument cannot be represented in JSON.
     """
     loss = component_name(name)
     if reduction is None and loss in _AVERAGED:

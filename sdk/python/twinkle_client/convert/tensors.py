@@ -70,7 +70,7 @@ def expert_indices(value: Any, *, field: str) -> npt.NDArray[Any]:
     """Convert lists, an array or a tensor to a three-dimensional array: uint8 if all values fit, otherwise int32.
 
     Raises:
-        ValueError: The value does not have three dimensions or is not an integer.
+        ValueError: The value does not have three dimensions, or contains floats or an integer outside int32.
     """
     array = _numbers(value, np.int32, dimensions=3, field=field)
     return array.astype(np.uint8) if array.size and array.min() >= 0 and array.max() < 1 << 8 else array

@@ -89,7 +89,7 @@ class DataLoader:
 
     @remote_stream
     async def batches(self) -> AsyncIterator[Batch]:
-        """Yield the batches from the start, or from the position set by `resume_from_checkpoint` for this iteration."""
+        """Yield the batches from the start or, once, from the position that `resume_from_checkpoint` set."""
         cursor, self._resume_from = self._resume_from, None
         failures = 0
         while True:

@@ -33,7 +33,7 @@ _HINTS: dict[str, tuple[Any, ...]] = {
     'num_proc': (None, 0, 1),
     'desc': (None,),
 }
-"""Options of the library's methods, with the values that match the server's behavior. Other values are logged."""
+"""Options of the library's methods, with the values that match the server's behavior. Other values log a warning."""
 
 
 class Dataset:
@@ -85,7 +85,7 @@ class Dataset:
 
     @remote_method
     async def mix_dataset(self, *, interleave: bool = True) -> None:
-        """Combine the added datasets into one.
+        """Combine the added datasets into one, and delete the added datasets on the server.
 
         Args:
             interleave: Alternate between the datasets; the remaining rows of longer ones follow. False: concatenate.

@@ -10,7 +10,7 @@ from twinkle_client.rpc import remote_method
 
 
 class ConfiguringVerbs(ModelHandle):
-    """Methods that configure the training components. Each one is given by name or class, with its arguments."""
+    """Methods that configure the training components. A component is given by name or class, with its arguments."""
 
     @remote_method
     async def set_loss(

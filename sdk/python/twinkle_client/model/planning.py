@@ -52,7 +52,9 @@ class PlanningVerbs(ModelHandle):
             full_parameters: See `add_adapter_to_model`; cannot be combined with `config`.
 
         Raises:
-            UsageError: The server has no such model, or a number is out of range.
+            ValueError: `config` is not supported.
+            UsageError: The server has no such model, a number is out of range, or `config` and `full_parameters` are
+                both given.
         """
         full = full_parameter_config(names=full_parameters)
         request = adapter_service_pb2.EstimateRequest(

@@ -27,7 +27,7 @@ _ORDINALS = {1: 'st', 2: 'nd', 3: 'rd'}
 async def queue_status_shown(query: Query) -> AsyncIterator[None]:
     """Show the queue position on standard error while the block runs, after a delay of two seconds.
 
-    Nothing is shown if standard error is not a terminal, or if the method was not called in its blocking form.
+    Nothing is shown if standard error is not a terminal, or if the remote method was not called in its blocking form.
     """
     if not IS_BLOCKING.get() or not sys.stderr.isatty():
         yield

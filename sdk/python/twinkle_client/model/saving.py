@@ -18,7 +18,7 @@ class SaveOptions(TypedDict, total=False):
     """Storage options of a checkpoint."""
 
     overwrite: bool
-    """Replace an existing checkpoint of the same name; otherwise an existing one is an error."""
+    """Replace an existing checkpoint with the same name. If False, an existing checkpoint is an error."""
     ttl: timedelta | None
     """Time after which the checkpoint is deleted. Unset: never."""
     user_metadata: Mapping[str, str] | None
@@ -123,6 +123,9 @@ class SavingVerbs(ModelHandle):
             dtype: Element type of the published weights: 'float32', 'bfloat16' or 'float16'. A type narrower than
                 that of the trained weights rounds to nearest and logs a warning. Unset: the trained weights' type.
             adapter_name: Unset: the only adapter.
+
+        Raises:
+            ValueError: `dtype` is unknown.
         """
         number = None if dtype is None else dtype_number(dtype)
         verb = operation_pb2.PublishVersion(is_pinned=is_pinned, dtype=number)

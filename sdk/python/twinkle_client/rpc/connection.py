@@ -79,7 +79,7 @@ class Connection:
     Args:
         address: Address of the gateway.
         api_key: Empty for a server without authentication.
-        retry_timeout: Calls are retried for this long while the server is unavailable.
+        retry_timeout: Time for which calls are retried while the server is unavailable.
         ca: Path of a PEM file of CA certificates that verify a server with TLS. Empty: the system's certificates.
 
     Raises:

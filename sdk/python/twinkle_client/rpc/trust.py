@@ -41,7 +41,7 @@ def read_authorities(ca: str) -> bytes | None:
 
 
 async def diagnose_connection(address: Address, authorities: bytes | None) -> str:
-    """Return why a listening server cannot be used: wrong scheme or untrusted certificate.
+    """Return why the connection to a server that listens fails: a wrong scheme or an untrusted certificate.
 
     Args:
         address: Address of the server.

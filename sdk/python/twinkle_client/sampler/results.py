@@ -46,7 +46,7 @@ class SampleDelta:
 
 
 def sample_response(response: sampler_service_pb2.SampleBatchResponse, *, prompt: Any) -> SampleResponse:
-    """Convert the completions of `prompt`."""
+    """Return the completions of `prompt` as a response of the library."""
     prompt_ids = tensor_from_proto(response.prompt.token_ids)
     logprobs: list[float | None] | None = None
     if response.prompt.HasField('logprobs'):

@@ -34,9 +34,12 @@ class Sampler:
     Methods select the weights with `adapter_name` or `adapter_uri`. `adapter_name` is a name passed to
     `add_adapter_to_model`, or an adapter's id; `version` or `min_version` can be added. `adapter_uri` is the
     path of a checkpoint. A name that several model handles use is ambiguous, unless exactly one of these adapters was
-    synced to this sampler. Without a selection, the version last synced by `CheckpointEngineManager.sync_weights` is
-    used. The base model is used if no version was synced or if `use_base_model` is true. The server never substitutes
-    other weights. `wait`, a timedelta, limits the time until the version is available; the default is 10 seconds.
+    synced to this sampler.
+
+    Without a selection, the version last synced by `CheckpointEngineManager.sync_weights` is used; if several adapters
+    were synced, the call fails. The base model is used if no version was synced or if `use_base_model` is true. The
+    server never substitutes other weights. `wait` (a timedelta, default 10 seconds) limits the time until the version
+    is available.
 
     Args:
         model_id: Name of the base model, as reported by `TwinkleClient.get_server_info`.
@@ -99,6 +102,7 @@ class Sampler:
             One response per prompt, in order.
 
         Raises:
+            TypeError: An argument in `adapter` is unknown.
             ValueError: An argument cannot be sent, or the selection of the adapter is ambiguous.
             NotFoundError: The model, adapter or version does not exist, or the adapter has no published version.
             StateError: The samplers cannot use the adapter's weights.
@@ -205,7 +209,11 @@ class Sampler:
 
     @remote_method
     async def reset_prefix_cache(self) -> int:
-        """Clear the engine's prefix cache; return the number of cached tokens that were dropped."""
+        """Clear the engine's prefix cache; return the number of cached tokens that were dropped.
+
+        Raises:
+            AccessError: The API key lacks the scope 'operator'.
+        """
         request = sampler_service_pb2.ResetPrefixCacheRequest()
         return (await self._connection.unary(self._stub.ResetPrefixCache, request)).dropped_token_count
 

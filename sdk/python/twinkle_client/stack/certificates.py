@@ -20,7 +20,7 @@ from twinkle_client.stack.state import reachable
 
 _TOOL = 'services.kit.certificates'
 _RENEW_BEFORE = timedelta(days=30)
-"""A starting stack renews certificates that expire within this time."""
+"""A starting stack renews the certificates of services if one of them expires within this time."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def make_certificates(
 
 
 def renewed_certificates(folder: Path, gateway: str) -> Path:
-    """Create or renew a stack's certificates, and return the path of the CA certificate.
+    """Create missing certificates of a stack, renew those of services that expire soon, and return the CA's path.
 
     Args:
         folder: Folder of the certificates.

@@ -43,7 +43,7 @@ class Command:
 
 
 class ServiceProcess(Protocol):
-    """A process of a service."""
+    """A process of a service. On a cluster, every method may raise StackError if the cluster cannot be reached."""
 
     @property
     def pid(self) -> int:
@@ -84,10 +84,10 @@ class Place(Protocol):
     """Reserved resources for a process."""
 
     def start(self, command: Command) -> ServiceProcess:
-        """Start the process in this place; `ServiceProcess.end` releases the place.
+        """Start the process with these resources; `ServiceProcess.end` releases them.
 
         Raises:
-            StackError: The process could not be started; the place is released.
+            StackError: The process could not be started; the resources are released.
         """
         ...
 
@@ -117,7 +117,7 @@ class ProcessHost(Protocol):
         ...
 
     def end_unrecorded(self) -> None:
-        """End the remaining processes of the stack on other machines and release their places, even if unrecorded."""
+        """End the remaining processes of the stack on a cluster, even unrecorded ones, and release their places."""
         ...
 
 

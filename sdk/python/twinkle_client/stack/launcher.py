@@ -19,9 +19,9 @@ from twinkle_client.stack.state import StackState
 from twinkle_client.stack.state_folder import check_free_space, folder_problem, locked, make_private
 
 _REVIVAL_SECONDS = 30.0
-"""Longest wait of a restart for a cluster's resources. It is short, because the wait delays other programs."""
+"""Longest time for which a restart waits for a cluster's resources. A longer wait would delay other programs."""
 _STOP_WAIT_SECONDS = 60.0
-"""Longest wait of `stop_stack` for a restart in progress."""
+"""Longest time for which `stop_stack` waits for a restart in progress."""
 
 
 def start_stack(options: StackOptions, *, report: Report) -> StackState:
@@ -131,10 +131,11 @@ def _follow_moved_trainers(state: StackState, spawner: Spawner) -> StackState:
 
 
 def stop_stack(state_dir: Path, *, report: Report) -> bool:
-    """Stop a stack, last service first; return whether there was one.
+    """Stop the services of a stack in reverse start order; return whether there was a stack.
 
     Raises:
         StackBusyError: Another program is starting or stopping services.
+        StackError: The cluster of the stack cannot be reached.
     """
     if not state_dir.is_dir():
         return False

@@ -256,7 +256,10 @@ class RayPlace:
 
 
 def _stack_id(state_dir: Path) -> str:
-    """Return the id of a state folder, which begins the names of its actors; other folders may have the same path."""
+    """Return the random id of a state folder, with which the names of its actors begin.
+
+    The path is not used, because folders of different machines may have the same path.
+    """
     path = state_dir / 'ray_id'
     if not path.exists():
         write_private(path, secrets.token_hex(8))

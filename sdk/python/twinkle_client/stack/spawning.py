@@ -45,7 +45,7 @@ class Report(Protocol):
 class Spawner:
     """Starts service processes and waits for them.
 
-    A process has the name of its service, followed by a number from the second process on: 'sampler', 'sampler-2'.
+    The name of a process begins with its service. Further processes have a suffix: 'sampler-2', 'model-trainer-2'.
     Configurations, addresses and logs are stored in `folder`.
     """
 
@@ -102,7 +102,10 @@ class Spawner:
         Args:
             name: Name of the process.
             listen: Address that overrides the one in its configuration.
-            place: Reserved place. Default: a place is reserved first.
+            place: Reserved resources. Default: resources are reserved first.
+
+        Raises:
+            StackError: There were no resources in time, or the process could not be started.
         """
         self._report(name, 'starting')
         self.address_file(name).unlink(missing_ok=True)
@@ -246,7 +249,7 @@ def with_port(listen: str) -> str:
     """Replace port 0 of an address by a free port, so that the address is known before the process starts.
 
     Raises:
-        StackError: The address is malformed, or the port is in use.
+        StackError: The address is malformed, or this machine cannot listen on it.
     """
     host, _, port = listen.rpartition(':')
     if not (host and port.isdigit() and int(port) < 1 << 16):

@@ -23,7 +23,11 @@ crashes it after at most this many crashes."""
 
 
 class Launch:
-    """The start of one stack."""
+    """The start of one stack.
+
+    Raises:
+        StackError: Resources are given without a Ray cluster, or the cluster cannot be reached.
+    """
 
     def __init__(self, options: StackOptions, report: Report) -> None:
         self._options = options
@@ -41,7 +45,11 @@ class Launch:
         )
 
     def run(self) -> StackState:
-        """Start all services, record the stack and return it."""
+        """Start all services, record the stack and return it.
+
+        Raises:
+            StackError: A service did not start; the message contains the cause.
+        """
         options, spawner = self._options, self._spawner
         # A start that was killed may have left processes that it had not recorded yet.
         self._host.end_unrecorded()
@@ -161,7 +169,7 @@ class Launch:
     def _start(self, name: str, settings: Mapping[str, Any]) -> None:
         self._spawner.configure(name, self._settings(name, settings))
         self._spawner.spawn(name)
-        # Recorded at once, so that the process can be found if this program is killed.
+        # The process is recorded at once, so that it can be found if this program is killed.
         self._save()
 
     def _save(self, *, http_address: str = '') -> StackState:

@@ -169,7 +169,7 @@ class StackState:
 
 
 def reachable(listen: str) -> str:
-    """Return the address at which local processes reach a listener; only addresses on all interfaces change."""
+    """Return the address at which local processes reach a listener: on loopback if it listens on all interfaces."""
     host, _, port = listen.rpartition(':')
     return f'127.0.0.1:{port}' if port and host in ANY_HOST else listen
 

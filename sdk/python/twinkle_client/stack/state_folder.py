@@ -24,7 +24,7 @@ class StackBusyError(StackError):
 
 
 def check_free_space(options: StackOptions) -> None:
-    """Check that the disk has room for a stack.
+    """Check that the disk has enough free space for a stack.
 
     Raises:
         StackError: The disk has less free space than `min_free_bytes`.
