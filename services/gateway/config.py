@@ -87,7 +87,7 @@ class FuturesConfig(_Section):
     clients retry a failed request, 300 seconds in the Tinker SDK."""
     lease: timedelta = Field(default=timedelta(seconds=10), ge=timedelta(seconds=1))
     """Time without a heartbeat after which another gateway on the same PostgreSQL database takes over this gateway's
-    futures. If this gateway's database connection is closed, as after a killed process, it takes three tenths of it."""
+    futures. If its connection to the database is closed, as by a killed process, three tenths of this time are enough."""
     lanes_per_tenant: int = Field(default=64, ge=1)
     """Maximum number of a tenant's ordered requests that run at the same time, at most one per lane. Running requests
     are held in memory."""
@@ -125,7 +125,8 @@ class ExportsConfig(_Section):
     folder: Path | None = None
     """Folder for exports to `file:///`, with a subfolder for each tenant. Unset: such exports are disabled."""
     at_once: int = Field(default=2, ge=0)
-    """Number of concurrent exports, each with an archive in the state folder. With 0, only other gateways export."""
+    """Maximum number of exports that this gateway runs at the same time, each with an archive in the state folder. With
+    0, it runs none, and the exports wait for other gateways on the same database."""
     attempts: int = Field(default=12, ge=1)
     """Number of attempts before an export fails; the pauses between attempts grow up to ten minutes."""
     upload_time: timedelta = Field(default=timedelta(hours=6), gt=timedelta())
@@ -171,7 +172,7 @@ class QuotasConfig(_Section):
     patience: timedelta = Field(default=timedelta(seconds=5), ge=timedelta())
     """Time for which a call waits for its tenant's token rate before it is refused."""
     refresh: timedelta = Field(default=timedelta(seconds=2), gt=timedelta())
-    """Interval between reads of quotas, which other gateways may change."""
+    """Interval at which quotas are read again, because other gateways may change them."""
     usage_interval: timedelta = Field(default=timedelta(seconds=1), gt=timedelta())
     """Interval between writes of usage. If the process is killed, sampling usage since the last write is lost."""
 

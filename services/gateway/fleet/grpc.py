@@ -28,7 +28,7 @@ RESPONSE_SECONDS = 2.0
 class ReplicaChannels:
     """Opens one channel to each replica address that is used; `keep_only` closes channels.
 
-    The channels have no interceptors and no retries. They use plaintext if `tls` is None.
+    The channels have no interceptors and no retries. Without `tls`, they use plaintext.
     """
 
     def __init__(self, tls: TlsConfig | None = None) -> None:

@@ -116,7 +116,7 @@ def _kind_of(service: str) -> str:
 
 
 class ExpireLeases:
-    """Marks replicas with an expired lease as lost, and closes connections to removed ones."""
+    """Marks replicas with an expired lease as lost, and closes the channels to removed replicas."""
 
     def __init__(self, membership: Membership, *, channels: ReplicaChannels) -> None:
         self._membership = membership

@@ -80,8 +80,8 @@ class GrpcUpstreamFacts:
 class GrpcFleetFacts:
     """Describes all samplers of the fleet as one service.
 
-    `addresses` returns the current addresses of the samplers. Their descriptions are cached for `freshness`. The
-    connections use plaintext if `tls` is None.
+    `addresses` returns the current addresses of the samplers. Their descriptions are cached for `freshness`. Without
+    `tls`, the connections use plaintext.
     """
 
     def __init__(

@@ -62,9 +62,9 @@ class Session:
     finish_reason: FinishReason | None = None
     """Reason that the client gave when it finished the session; None if it has not finished the session."""
     is_settled: bool = False
-    """Whether the work after the end of the session is done: see "settled" in the module's description."""
+    """Whether the ended session is settled: its work is dropped, its adapters are parked, its versions are unpinned."""
     checkpoint_paths: tuple[str, ...] = ()
-    """Checkpoints saved when the session was last settled."""
+    """Paths of checkpoints that were saved when the session was last settled."""
 
     @property
     def is_saved(self) -> bool:
@@ -102,7 +102,7 @@ class Session:
     def settled(self, ended: 'Session', checkpoint_paths: Sequence[str]) -> 'Session':
         """Return the session marked as settled; `ended` is this session at the time when it was settled.
 
-        If its state or last heartbeat has changed since then, the session is returned unchanged.
+        If its state or last heartbeat has changed since then, the session is returned unchanged, to be settled again.
         """
         if (self.state, self.heartbeat_time) != (ended.state, ended.heartbeat_time):
             return self

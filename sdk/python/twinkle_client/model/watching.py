@@ -53,7 +53,7 @@ class WatchingVerbs(ModelHandle):
 
     @remote_method
     async def cancel_operation(self, sequence_number: int, *, adapter_name: str | None = None) -> bool:
-        """Cancel a queued operation; return False if it has already started.
+        """Cancel an operation that is not being computed yet; return False if it is being computed or has finished.
 
         The sender of the operation receives a `CancelledError`; later operations are not affected.
         """

@@ -18,7 +18,7 @@ ANY_HOST = ('', '0.0.0.0', '[::]')  # noqa: S104 (compared, not bound)
 RESOURCE_SECONDS = 600.0
 """Longest wait for resources of a cluster; a cluster with autoscaling may have to start a machine."""
 KILLED_STATUS = -9
-"""Exit status of a process that no longer runs and is not a child of this program."""
+"""Exit status that is reported for a process that no longer runs and is not a child of this program."""
 
 children: list[subprocess.Popen[bytes]] = []
 """Services started by this program. The references prevent warnings about processes that outlive a `Spawner`."""
