@@ -125,8 +125,8 @@ class ExportsConfig(_Section):
     folder: Path | None = None
     """Folder for exports to `file:///`, with a subfolder for each tenant. Unset: such exports are disabled."""
     at_once: int = Field(default=2, ge=0)
-    """Maximum number of exports that this gateway runs at the same time, each with an archive in the state folder. With
-    0, it runs none, and the exports wait for other gateways on the same database."""
+    """Maximum number of exports that run at the same time, each with an archive in the state folder. With 0, only other
+    gateways on the same database run exports."""
     attempts: int = Field(default=12, ge=1)
     """Number of attempts before an export fails; the pauses between attempts grow up to ten minutes."""
     upload_time: timedelta = Field(default=timedelta(hours=6), gt=timedelta())

@@ -94,7 +94,7 @@ class TwinkleClient:
 
     @remote_method
     async def create_session(self, *, project_id: str = '') -> session_service_pb2.Session:
-        """Create a session, which replaces an earlier one of this client, and start its heartbeats.
+        """Create a session and start its heartbeats; it replaces an earlier session of this client.
 
         Args:
             project_id: Project of the session. Empty: the project of the API key, if it has one.

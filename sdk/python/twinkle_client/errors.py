@@ -47,7 +47,7 @@ class Disposition(StrEnum):
     """Effect of a failed request, and whether the request may be repeated."""
 
     REFUSED = 'REFUSED'
-    """Nothing changed. The same request fails again until something else changes."""
+    """Nothing changed. The same request fails again while the state of the server stays the same."""
     RETRYABLE = 'RETRYABLE'
     """Nothing changed. The same request may succeed later."""
     FAILED = 'FAILED'
@@ -133,7 +133,7 @@ class Error(Exception):
 
     @property
     def disposition(self) -> Disposition:
-        """Whether the request took effect and may be repeated, as sent by the server or else implied by `code`."""
+        """Whether the request took effect and may be repeated, as reported by the server or else implied by `code`."""
         return self._facts.disposition or _disposition_by_code(self._facts)
 
 

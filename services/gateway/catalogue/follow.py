@@ -37,7 +37,7 @@ _log = structlog.get_logger('catalogue')
 
 
 class Purge:
-    """Removes rows that ended more than `KEPT_FOR` ago. Several gateways may purge one database."""
+    """Removes rows that ended more than `KEPT_FOR` ago. Several gateways may purge the same database."""
 
     def __init__(self, stores: Sequence[EndedRows], *, clock: Clock) -> None:
         """Create a purge of `stores` in this order; a store keeps rows that belong to a row of an earlier store."""

@@ -10,7 +10,7 @@ from services.gateway.fleet.rules import Fleet, Replica, ReplicaReport, ReplicaS
 
 
 class Membership:
-    """Stores the fleet, the load of its replicas and the prefixes sent to them, and notifies others of each change.
+    """Stores the fleet, the load of its replicas and the prefixes sent to them, and notifies listeners of changes.
 
     `Fleet` documents the methods with the same names. All methods except `wait_for_change` return immediately.
 
@@ -84,7 +84,7 @@ class Membership:
         return {replica.address for replica in self.fleet.replicas()} | set(self._open_calls)
 
     def ready_ids(self) -> set[str]:
-        """Return the ids of the samplers that may be sent new requests: see `Fleet.serving`, without draining ones."""
+        """Return the ids of the samplers in `Fleet.serving` that are not draining."""
         serving = self.fleet.serving('sampler')
         return {replica.replica_id for replica in serving if replica.state is not ReplicaState.DRAINING}
 

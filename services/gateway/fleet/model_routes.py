@@ -112,7 +112,9 @@ class ModelRoutes(Protocol):
         ...
 
     async def owner_of(self, tenant_id: str, adapter_id: str) -> str | None:
-        """Return the only service that can have a tenant's adapter, or the one that has it; None if no service has it.
+        """Return the service that has a tenant's adapter; None if no service has it.
+
+        If only one service can have the adapter, this service is returned without a query.
 
         Raises:
             ServiceUnreachable: a service that cannot be reached may have the adapter.

@@ -230,7 +230,7 @@ class Fleet:
         return changed, [replica_id for replica_id, left in self._departures.items() if left > revision]
 
     def serving(self, service: str) -> list[Replica]:
-        """Return the replicas of a service that may be called: draining ones, and static ones that are lost, included.
+        """Return the replicas of a service that may be called, including draining replicas and lost static replicas.
 
         A static replica at the address of a leased one is the same process and is omitted.
         """

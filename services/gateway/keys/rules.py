@@ -12,7 +12,7 @@ DEFAULT_TENANT = 'default'
 DEFAULT_OVERLAP = timedelta(days=1)
 """Time for which a replaced key stays valid unless the request sets another time."""
 SECRET_RANDOM_BYTES = 32
-"""Number of random bytes in a generated secret, which make brute force against a fast keyed hash infeasible."""
+"""Number of random bytes in a generated secret. They make brute force infeasible, even against a fast keyed hash."""
 
 
 @dataclass(frozen=True, kw_only=True)

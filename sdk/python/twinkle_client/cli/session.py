@@ -84,7 +84,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def open_client(state_dir: Path | None) -> Iterator[TwinkleClient]:
     """Connect to the stack in `state_dir`; exit on failure.
 
-    None: connect to the server given by the environment, or else to the stack in the default folder.
+    For None, connect to the server that the environment names or, without one, to the stack in the default folder.
     """
     folder = state_dir or default_state_dir()
     stack = StackState.load(folder) if state_dir is not None else None

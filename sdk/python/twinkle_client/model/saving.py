@@ -95,8 +95,8 @@ class SavingVerbs(ModelHandle):
             adapter_name: Unset: the only adapter.
 
         Returns:
-            The saved `cur_step`, `gradient_accumulation_steps` and `consumed_train_samples`, which is 0 if it was
-            not saved.
+            The saved `cur_step`, `gradient_accumulation_steps` and `consumed_train_samples`; the last one is 0 if it
+            was not saved.
 
         Raises:
             NotFoundError: There is no checkpoint at this path.

@@ -157,7 +157,7 @@ def _unavailable(service: str) -> str:
 
 
 class Backoff:
-    """Growing delays between attempts until an outage has lasted too long.
+    """Waits between attempts, longer each time, until an outage has lasted too long.
 
     Use it in a `with` block around the attempts, or call `reset` after the last one, so that the outage ends.
 

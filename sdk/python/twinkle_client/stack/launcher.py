@@ -103,7 +103,7 @@ def revive_stack(state_dir: Path, *, report: Report, waiting: Collection[str] = 
 
 
 def _with_current_addresses(state: StackState, spawner: Spawner) -> StackState:
-    """Return the stack with the addresses that its processes report; an interrupted start leaves outdated ones."""
+    """Return the stack with the addresses that its processes report; an interrupted start records old ones."""
     for service in state.services:
         address = read_address(spawner.address_file(service.name))
         if address and address != service.address and service.is_running():

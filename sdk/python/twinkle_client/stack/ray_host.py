@@ -301,7 +301,7 @@ def _connect(address: str) -> None:
     handler = signal.getsignal(signal.SIGTERM) if is_main else None
     try:
         if address != 'auto':
-            # Ray itself would try for minutes.
+            # Without this check, Ray would try to connect for minutes.
             host, _, port = address.rpartition(':')
             socket.create_connection((host.strip('[]'), int(port)), timeout=_CALL_SECONDS).close()
         runtime.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)

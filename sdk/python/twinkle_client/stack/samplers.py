@@ -48,7 +48,7 @@ def add_sampler(state_dir: Path, *, engine: str, base_model: str = '', report: R
     try:
         name = _spawn_sampler(spawner, state_dir, settings, place)
         address = spawner.wait_for(name)
-        # Services that are restarted meanwhile may also load a model.
+        # The lock may be held for a long time, because services that are being restarted also load a model.
         with locked(state_dir, seconds=START_LIMIT_SECONDS):
             _record_address(state_dir, spawner.state_of(name))
     except BaseException:
@@ -89,7 +89,7 @@ def drain_replica(state_dir: Path, replica_id: str, address: str, *, drain: Call
 def remove_ended(state_dir: Path) -> None:
     """Remove the samplers that have left a stack from its record, and release their resources.
 
-    A sampler whose start was interrupted is removed too or, if it runs, recorded with its address.
+    A sampler whose start was interrupted is removed too. If it is running, its address is recorded instead.
 
     Raises:
         StackBusyError: Another program is starting or stopping services.

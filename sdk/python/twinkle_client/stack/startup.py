@@ -53,7 +53,7 @@ class Launch:
         options, spawner = self._options, self._spawner
         # A start that was killed may have left processes that it had not recorded yet.
         self._host.end_unrecorded()
-        # Fixing the ports now keeps them across restarts of the gateway.
+        # The ports are chosen here, so that they stay the same when the gateway is restarted.
         gateway = self._fixed(options.listen)
         http = self._fixed(options.http_listen) if options.http_listen else ''
         self._authority = renewed_certificates(self._folder / 'tls', gateway) if options.tls else None
@@ -99,7 +99,7 @@ class Launch:
         threads = max(1, _trainer_threads() // processes)
         model = {'base_model': base_model, **addresses, **self._patches, 'thread_count': threads}
         model = {**model, 'full_parameters': True} if options.full_parameters else model
-        # A process that reserves a GPU of a cluster uses it.
+        # A process that reserves a GPU of a cluster runs on this GPU.
         model = {**model, 'device': 'cuda'} if self._has_gpu('model') else model
         peers = self._trainer_folders(base_model)
         model = {**model, 'peer_trainers': peers} if len(peers) > 1 else model

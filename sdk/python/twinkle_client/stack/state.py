@@ -113,7 +113,7 @@ class StackState:
         ca: str = '',
         more_models: tuple[str, ...] = (),
     ) -> 'StackState':
-        """Return the record of started services; the address is empty until the gateway is among them."""
+        """Return the record of started services; the address is empty until the gateway is ready."""
         address = next((service.address for service in services if service.name == 'gateway'), '')
         return cls(
             state_dir=state_dir,
@@ -127,7 +127,7 @@ class StackState:
         )
 
     def with_service(self, service: ServiceState) -> 'StackState':
-        """Return the stack with a service that replaces the one of the same name, or is inserted before the gateway."""
+        """Return the stack with `service`, which replaces one of that name or is inserted before the gateway."""
         if any(item.name == service.name for item in self.services):
             services = tuple(service if item.name == service.name else item for item in self.services)
         else:
