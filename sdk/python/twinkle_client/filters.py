@@ -69,7 +69,7 @@ def checkpoints_request(run_id: str, filters: CheckpointFilters) -> pb.ListRunCh
     _check(filters, CheckpointFilters)
     begin, end = (_timestamp(filters.get(name)) for name in ('begin_time', 'end_time'))
     if begin and end and begin.ToNanoseconds() >= end.ToNanoseconds():
-        raise ValueError('end_time must be later than begin_time')
+        raise ValueError(f'end_time must be later than begin_time, got {begin.ToJsonString()} to {end.ToJsonString()}')
     return pb.ListRunCheckpointsRequest(
         run_id=run_id,
         page_size=PAGE_SIZE,

@@ -13,5 +13,5 @@ def labels(user_metadata: Mapping[str, str] | None) -> dict[str, str]:
     for name, value in found.items():
         # Programs without type checks may pass other types.
         if not isinstance(name, str) or not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f'user_metadata[{name!r}] must be a string with a string as its name, got {value!r}')
+            raise TypeError(f'user_metadata[{name!r}] has a name or a value that is not a string, got {value!r}')
     return found

@@ -87,5 +87,8 @@ def _numbers(value: Any, dtype: type[np.int32 | np.float32], *, dimensions: int,
     if array.size and dtype is np.int32:
         bounds = np.iinfo(np.int32)
         if array.dtype.kind == 'f' or array.min() < bounds.min or array.max() > bounds.max:
-            raise ValueError(f'{field} must contain integers in [{bounds.min}, {bounds.max}]')
+            raise ValueError(
+                f'{field} must contain integers in [{bounds.min}, {bounds.max}], '
+                f'got {array.dtype} values from {array.min()} to {array.max()}'
+            )
     return array.astype(dtype)

@@ -55,7 +55,7 @@ def own_loss(options: dict[str, Any]) -> training_config_pb2.LossConfig | None:
     name, arguments = options.pop('loss', None), dict(options.pop('loss_options', None) or {})
     if name is None:
         if arguments:
-            raise TypeError('loss_options requires `loss`')
+            raise TypeError('loss_options requires `loss`; pass the name or class of the loss')
         return None
     return loss_config(name, arguments, reduction=arguments.pop('reduction', None))
 

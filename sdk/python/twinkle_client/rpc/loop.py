@@ -52,7 +52,7 @@ class LoopThread:
         with self._lock:
             if self._end is not None or not self._shared.is_open:
                 coroutine.close()
-                raise RuntimeError('the client is closed')
+                raise RuntimeError('the client is closed, or belongs to a parent process; create a client')
             return context.run(asyncio.run_coroutine_threadsafe, coroutine, self._shared.loop)
 
     def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
@@ -78,7 +78,7 @@ class LoopThread:
             RuntimeError: The caller is on the loop thread, which would wait for itself.
         """
         if self._shared.is_current:
-            raise RuntimeError('a client cannot be stopped inside a coroutine of a client')
+            raise RuntimeError('a client cannot be stopped inside a coroutine of a client; stop it from another thread')
         with self._lock:
             if self._end is None and self._shared.is_open:
                 self._end = asyncio.run_coroutine_threadsafe(self._cancel_tasks(), self._shared.loop)

@@ -124,7 +124,7 @@ class StackOptions:
             raise ValueError('more_models must be a list of strings')
         object.__setattr__(self, 'more_models', tuple(map(base_model_id, self.more_models)))
         if len(set(self.base_models)) < len(self.base_models):
-            raise ValueError('more_models names a base model twice')
+            raise ValueError(f'more_models names a base model twice, got {", ".join(self.base_models)}')
         if self.patches and self.more_models:
             raise ValueError('patches cannot be combined with more_models; use a separate stack')
         if self.patches and self.engine == 'vllm':

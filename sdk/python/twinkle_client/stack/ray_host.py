@@ -294,7 +294,9 @@ def _connect(address: str) -> None:
     if runtime.is_initialized():
         connected = runtime.get_runtime_context().gcs_address
         if address not in ('auto', connected):
-            raise StackError(f'this program uses the Ray cluster at {connected}, not the one at {address}')
+            raise StackError(
+                f'this program uses the Ray cluster at {connected}, not the one at {address}; use a separate program'
+            )
         return
     # Ray replaces the handler of SIGTERM.
     is_main = threading.current_thread() is threading.main_thread()

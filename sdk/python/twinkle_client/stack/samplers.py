@@ -141,7 +141,7 @@ def _settings_of_new(state: StackState, spawner: Spawner, engine: str, base_mode
     similar = next((name for name in samplers if spawner.settings_of(name).get('base_model') == base_model), 'sampler')
     settings = spawner.settings_of(similar)
     if engine == 'vllm' and settings.get('torch', {}).get('patches'):
-        raise StackError('the stack patches its model, which only the torch engine supports')
+        raise StackError('the stack patches its model, which only the torch engine supports; use torch')
     return {**settings, 'base_model': base_model, 'engine': engine or settings['engine']}
 
 
