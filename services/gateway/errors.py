@@ -14,7 +14,7 @@ from services.kit.errors import (
 
 @domain_error('SESSION_NOT_FOUND', 'no session {session_id!r}')
 class SessionNotFound(NotFound):
-    """The caller's tenant has no such session."""
+    """The caller has no such session."""
 
     session_id: str
 
@@ -28,7 +28,7 @@ class SessionFinished(FailedPrecondition):
 
 @domain_error('RUN_NOT_FOUND', 'no run {run_id!r}')
 class RunNotFound(NotFound):
-    """The caller's tenant has no such run."""
+    """The caller has no such run."""
 
     run_id: str
 

@@ -283,7 +283,7 @@ class SeveralModels:
         return self._base_models[key]
 
     async def _search(self, services: Sequence[str], tenant_id: str, adapter_id: str) -> str | None:
-        """Return the first service that confirms having an adapter; raise ServiceUnreachable if a query failed."""
+        """Return a service that confirms having an adapter. Without one, raise ServiceUnreachable if a query failed."""
         failure: DomainError | None = None
         async with aclosing(_as_completed(self._has(item, tenant_id, adapter_id) for item in services)) as results:
             async for result in results:

@@ -53,12 +53,13 @@ class Replicas:
     """Adds replicas to the fleet, renews their leases, and lists them for operators.
 
     `register` and `lease` raise ScopeMissing if the caller is not a service of this deployment. All other methods raise
-    it if the caller is no operator. `is_this_host` returns whether a host name or address belongs to this machine.
+    ScopeMissing if the caller is not an operator.
 
     Args:
         lease: maximum time between two reports; a replica that exceeds it is marked lost.
         relay_fan_out: number of samplers that each sampler relays weights to; 0 disables relaying.
         checkpoint_address: 'host:port' of the checkpoint service; empty without a checkpoint service.
+        is_this_host: returns whether a host name or address belongs to this machine.
     """
 
     def __init__(

@@ -134,7 +134,7 @@ class Fleet:
         return self._member(replica_id).replica
 
     def register(self, report: ReplicaReport, *, is_static: bool = False) -> Replica:
-        """Add or update a replica. Remove leased replicas with other ids at the same address, which it replaces."""
+        """Add or update a replica. Remove other leased replicas at its address, because the replica replaced them."""
         for other in self.replicas():
             if other.address == report.address and other.replica_id != report.replica_id and not other.is_static:
                 self._remove(other.replica_id)

@@ -67,7 +67,7 @@ class ApiKey:
         return None if self.expire_time is None else self.expire_time - self.create_time
 
     def is_valid_at(self, moment: datetime) -> bool:
-        """Return whether the key is not revoked, and its retire and expire times are later than `moment`."""
+        """Return whether the key is not revoked and, at `moment`, neither retired nor expired."""
         end_times = [end for end in (self.expire_time, self.retire_time) if end is not None]
         return self.revoke_time is None and all(moment < end for end in end_times)
 
