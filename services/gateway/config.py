@@ -66,8 +66,8 @@ class FleetConfig(_Section):
     replica_wait: timedelta = Field(default=timedelta(seconds=30), ge=timedelta())
     """Time for which a started response waits for another sampler that can continue it."""
     begin_wait: timedelta = Field(default=timedelta(seconds=1), ge=timedelta())
-    """Time for which a new request waits for a sampler if all samplers have left the fleet. After this time, the
-    request is refused with NO_REPLICA, and clients repeat it."""
+    """Time for which a new request waits if no sampler is available, for example because all have left the fleet. The
+    request is then refused with NO_REPLICA, and clients repeat it."""
     waiting_per_tenant: int = Field(default=1024, ge=1)
     """Maximum number of a tenant's requests that wait at each sampler; further requests are refused."""
     relay_fan_out: int = Field(default=0, ge=0)
@@ -89,12 +89,12 @@ class FuturesConfig(_Section):
     """Time without a heartbeat after which another gateway on the same PostgreSQL database takes over this gateway's
     futures. If its database connection is closed, as by a killed process, three tenths of this time are enough."""
     lanes_per_tenant: int = Field(default=64, ge=1)
-    """Maximum number of a tenant's ordered requests that run at the same time, at most one per lane. Running requests
-    are held in memory."""
+    """Maximum number of a tenant's ordered requests that run at the same time per base model, at most one per lane.
+    Running requests are held in memory."""
     lanes: int = Field(default=128, ge=1)
     """Like `lanes_per_tenant`, but for all tenants together."""
     unordered_per_tenant: int = Field(default=256, ge=1)
-    """Maximum number of a tenant's other requests that run at the same time."""
+    """Maximum number of a tenant's other requests that run at the same time per base model."""
     unordered: int = Field(default=1024, ge=1)
     """Like `unordered_per_tenant`, but for all tenants together."""
     waiting_per_tenant: int = Field(default=4096, ge=1)
@@ -111,10 +111,10 @@ class FuturesConfig(_Section):
     running_bytes: int = Field(default=1 << 30, ge=1 << 10)
     """Like `running_bytes_per_tenant`, but for all tenants together."""
     results_for: timedelta = Field(default=timedelta(hours=6), ge=timedelta(minutes=1))
-    """Time for which a result can be fetched."""
+    """Time after the end of a request for which its result can be fetched."""
     records_for: timedelta = Field(default=timedelta(days=7), ge=timedelta(minutes=1))
-    """Time for which the record of a request stays stored without its result, so that a fetch reports an expired
-    request instead of an unknown one."""
+    """Time after the end of a request for which its record stays stored. While the record is stored without the result,
+    a fetch reports an expired request instead of an unknown one."""
     sweep_interval: timedelta = Field(default=timedelta(minutes=1), gt=timedelta())
     """Interval between deletions of expired results and records."""
 
@@ -143,7 +143,7 @@ class MemoryConfig(_Section):
     """Limits on the memory for HTTP requests in progress. A request over a limit is refused with a retryable error."""
 
     bodies_per_tenant: int = Field(default=256 << 20, ge=1 << 16)
-    """Total bytes of a tenant's HTTP bodies in progress; the setting `limits` applies to gRPC messages."""
+    """Total bytes of a tenant's HTTP request bodies and large responses; `limits` applies to gRPC messages."""
     bodies: int = Field(default=1 << 30, ge=1 << 16)
     """Like `bodies_per_tenant`, but for all tenants together."""
     work_per_tenant: int = Field(default=512 << 20, ge=1 << 16)
@@ -170,7 +170,7 @@ class QuotasConfig(_Section):
     weight: float = Field(default=1.0, ge=0.01, le=100.0)
     """Relative share when several tenants wait; `quotas.rules` defines its bounds."""
     patience: timedelta = Field(default=timedelta(seconds=5), ge=timedelta())
-    """Time for which a call waits for its tenant's token rate before it is refused."""
+    """Maximum time for which a call waits for its tenant's token rate. A call that would wait longer is refused."""
     refresh: timedelta = Field(default=timedelta(seconds=2), gt=timedelta())
     """Interval at which quotas are read again, because other gateways may change them."""
     usage_interval: timedelta = Field(default=timedelta(seconds=1), gt=timedelta())
@@ -186,8 +186,8 @@ class GatewayConfig(ServiceConfig):
     public_tls: CertificateConfig = CertificateConfig()
     """Certificate for clients, over gRPC and HTTP. Unset: the certificate of `tls`."""
     internal_listen: str = ''
-    """Address at which samplers join the fleet, `host:port`. If `tls.ca` is set, samplers can join only at
-    this address. Empty: the address `listen`."""
+    """Address at which samplers join the fleet, `host:port`. Empty: the address `listen`, at which samplers cannot join
+    if `tls.ca` is set."""
     database_url: str = Field(default='', repr=False)
     """`sqlite:///<path>` or `postgresql://...`. Empty: `gateway.db` in the state folder."""
     accept_data_loss: bool = False
@@ -217,7 +217,7 @@ class GatewayConfig(ServiceConfig):
     """Maximum number of open HTTP connections; the gateway closes further ones immediately."""
     memory: MemoryConfig = MemoryConfig()
     http_body_bytes: int = Field(default=4 << 20, ge=1 << 10)
-    """Largest HTTP request body in bytes; a token takes about seven bytes as JSON."""
+    """Largest request body of the OpenAI API in bytes; a token takes about seven bytes as JSON."""
     tokenizers: Mapping[str, str] = Field(default_factory=dict[str, str])
     """Hub ids of the repositories with the tokenizers, by base model, for clients of the Tinker API. The default is the
     name of the base model."""
