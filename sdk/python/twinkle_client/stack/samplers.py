@@ -36,7 +36,7 @@ def add_sampler(state_dir: Path, *, engine: str, base_model: str = '', report: R
         report: Callback for the progress.
 
     Raises:
-        StackError: There is no running stack, it was stopped, or the sampler did not start.
+        StackError: There is no running stack, the stack was stopped, or the sampler did not start.
 
     Concurrency: other programs may change the stack while the sampler waits for resources and loads its model.
     """

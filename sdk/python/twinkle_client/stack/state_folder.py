@@ -38,7 +38,7 @@ def check_free_space(options: StackOptions) -> None:
 
 
 def folder_problem(folder: Path, error: OSError) -> str:
-    """Return why a state folder cannot be used, and what to do."""
+    """Return an error message: why a state folder cannot be written, and what to do."""
     advice = {
         errno.ENOSPC: 'its disk is full; free some space',
         errno.EDQUOT: 'the disk quota is used up; free some space',
@@ -70,7 +70,7 @@ def locked(folder: Path, *, seconds: float = _LOCK_SECONDS) -> Iterator[None]:
         seconds: Longest wait for another program that holds the lock.
 
     Raises:
-        StackBusyError: Another program held the lock for longer.
+        StackBusyError: Another program held the lock for longer than `seconds`.
     """
     end = time.monotonic() + seconds
     with (folder / 'lock').open('w') as file:
