@@ -82,8 +82,8 @@ class StackOptions:
     """gRPC address of the gateway. The other services use free ports. The default is a free port on loopback, or, on
     a Ray cluster, on the address of this machine."""
     http_listen: str = '127.0.0.1:0'
-    """HTTP address of the gateway, for OpenAI and Tinker clients. The default is a free port, as for `listen`. Empty: no
-    HTTP."""
+    """HTTP address of the gateway, for OpenAI and Tinker clients. The default is a free port, as for `listen`. Empty:
+    no HTTP."""
     engine: str = 'auto'
     """Sampler engine, one of `ENGINES`."""
     trainer_count: int = 1
