@@ -282,7 +282,11 @@ class TwinkleClient:
         return Path(folder)
 
     def close(self) -> None:
-        """Finish the session and close the connection; closing again does nothing."""
+        """Finish the session with success and close the connection; closing again does nothing.
+
+        The server saves no unsaved training steps of a session that succeeded. If an exception leaves the block of the
+        context manager, the session finishes without success, and the server saves unsaved steps in checkpoints.
+        """
         self._close(session_service_pb2.FINISH_REASON_SUCCESS)
 
     def _close(self, reason: session_service_pb2.FinishReason.ValueType) -> None:
@@ -328,6 +332,8 @@ def init_twinkle_client(
     ca: str | Path | None = None,
 ) -> TwinkleClient:
     """Connect, create a session, and make this client the default of all components.
+
+    When the program exits, the client is closed as by `TwinkleClient.close`.
 
     Args:
         base_url: See `TwinkleClient`.
