@@ -1,6 +1,7 @@
 """Pure functions that convert between the library's values and the messages of the contract.
 
-Values that cannot be represented raise a ValueError that names the field. The server performs all other checks.
+Values that cannot be represented raise a ValueError or a TypeError, which names the field. The server performs all
+other checks.
 """
 
 from twinkle_client.convert.config import (

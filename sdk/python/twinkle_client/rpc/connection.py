@@ -1,7 +1,8 @@
 """A gRPC channel to a gateway, with a method for each of the four kinds of calls.
 
 Every call sends the API key, a request id that all its attempts share, and the trace context of a client span.
-Failures are raised as `twinkle_client.errors`. Retryable failures are retried until `retry_timeout` has passed.
+Failures are raised as `twinkle_client.errors`. Retryable failures of unary calls, and of response streams before their
+first response, are retried until `retry_timeout` has passed. Callers resume all other streams.
 """
 
 import asyncio
