@@ -174,7 +174,7 @@ class FutureNotFound(NotFound):
     future_id: str
 
 
-@domain_error('FUTURE_EXPIRED', 'the outcome of future {future_id!r} is no longer stored; send the request again')
+@domain_error('FUTURE_EXPIRED', 'the outcome of future {future_id!r} is no longer stored')
 class FutureExpired(NotFound):
     """The future's outcome is no longer stored."""
 
