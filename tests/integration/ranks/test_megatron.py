@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from fixtures import megatron_user_program
+from fixtures.mixture_model import build_mixture
 from fixtures.peft_oracle import label_logprobs
 from fixtures.source_tree import ROOT
 from fixtures.tiny_model import build_tiny_model
@@ -36,6 +38,24 @@ def test_bits_depend_only_on_the_parts_of_layers(model_dir: Path) -> None:
     The digest includes five losses, dropout, accumulation, a value head, an adapter of the output head, split calls and
     a loss that fails. The results of an adapter are bitwise equal alone and together with other adapters.
     """
+    found = _checked_meshes(model_dir)
+    # The share exceeds a quarter, because the embedding and the output head are on every stage.
+    assert found['pp x tp']['held'] < 0.4
+
+
+@pytest.mark.slow
+def test_tensor_ranks_divide_experts(tmp_path: Path) -> None:
+    """A mixture whose experts are divided, and adapters of these experts, give the results of one process.
+
+    This includes adapters whose rows are all at the experts of one rank.
+    """
+    found = _checked_meshes(build_mixture(tmp_path))
+    assert found['pp x tp']['held'] < 0.4
+    assert all(line['lone'] <= GRADIENT_TOLERANCE for line in found.values())
+
+
+def _checked_meshes(model_dir: Path) -> dict[str, Any]:
+    """Check the results of all meshes; return the output of the program by mesh."""
     done = run_ranks(MESHES_PROGRAM, model_dir, count=4)
     assert done.returncode == 0, done.stderr[-4000:]
     found = {line['mesh']: line for line in map(json.loads, done.stdout.splitlines())}
@@ -48,8 +68,7 @@ def test_bits_depend_only_on_the_parts_of_layers(model_dir: Path) -> None:
         parts = 'tp' if 'tp' in name else 'dp'
         assert set(line['digests']) == set(found['dp x tp' if parts == 'tp' else 'dp']['digests']), name
     assert len(set(found['dp']['digests'])) == len(set(found['dp x tp']['digests'])) == 1
-    # The share exceeds a quarter, because the embedding and the output head are on every stage.
-    assert found['pp x tp']['held'] < 0.4
+    return found
 
 
 @pytest.mark.slow

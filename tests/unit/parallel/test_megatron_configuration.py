@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from twinkle.nn import UnsupportedModel
+from twinkle.nn import PackedCausalLM, UnsupportedModel
 from twinkle.parallel.megatron.configuration import check_supported
-from twinkle.parallel.megatron.stage import LINEARS, layer_number, stage_layers
+from twinkle.parallel.megatron.layout import expert_shapes, linear_shapes, stage_layers
 
 SIZES = {'num_attention_heads': 8, 'num_key_value_heads': 4, 'intermediate_size': 64, 'num_hidden_layers': 4}
 
@@ -17,7 +17,7 @@ def _check(model_type: str, tensor_size: int = 1, pipeline_size: int = 1, **opti
     check_supported(config, tensor_size=tensor_size, pipeline_size=pipeline_size)
 
 
-@pytest.mark.parametrize('model_type', ['llama', 'mistral', 'qwen2', 'qwen3'])
+@pytest.mark.parametrize('model_type', ['llama', 'mistral', 'qwen2', 'qwen3', 'qwen3_moe'])
 @pytest.mark.parametrize('sizes', [(1, 1), (2, 4), (8, 1)])
 def test_supported_models_are_accepted(model_type: str, sizes: tuple[int, int]) -> None:
     """More ranks than key-value heads, and sizes that do not divide the vocabulary, are accepted."""
@@ -28,7 +28,9 @@ def test_supported_models_are_accepted(model_type: str, sizes: tuple[int, int]) 
     ('model_type', 'sizes', 'options', 'message'),
     [
         ('gemma2', (1, 1), {}, "not 'gemma2'; use TransformersModel"),
-        ('qwen3_moe', (1, 1), {}, "not 'qwen3_moe'"),
+        ('qwen2_moe', (1, 1), {}, "not 'qwen2_moe'"),
+        ('qwen3_moe', (4, 1), {'num_experts': 6}, r'tp_size 4 must divide num_experts \(6\)'),
+        ('qwen3_moe', (1, 1), {'use_sliding_window': True, 'sliding_window': 16}, 'sliding windows'),
         ('mistral', (1, 1), {'sliding_window': 16}, 'mistral with sliding windows'),
         (
             'qwen2',
@@ -59,7 +61,15 @@ def test_stages_divide_all_layers(layer_count: int, stage_count: int) -> None:
     assert max(map(len, stages)) - min(map(len, stages)) <= 1
 
 
-def test_linear_layers_are_numbered_as_in_transformers() -> None:
-    """Linear layers are numbered in the order of the model, because the number selects a layer's dropout mask."""
-    paths = [f'model.layers.{index}.{name}' for index in range(2) for name in LINEARS]
-    assert [layer_number(path) for path in paths] == list(range(2 * len(LINEARS)))
+@pytest.mark.parametrize('model_type', ['qwen3', 'qwen3_moe'])
+def test_layers_are_those_of_transformers(model_type: str) -> None:
+    """Layers have the paths, shapes and order of transformers, because their numbers select dropout masks.
+
+    The mixture has layers with and without experts.
+    """
+    more = {'moe_intermediate_size': 16, 'num_experts': 4, 'num_experts_per_tok': 2, 'decoder_sparse_step': 2}
+    options = {**SIZES, 'num_hidden_layers': 4, **(more if model_type == 'qwen3_moe' else {})}
+    config = AutoConfig.for_model(model_type, hidden_size=32, vocab_size=100, head_dim=8, **options)
+    packed = PackedCausalLM(AutoModelForCausalLM.from_config(config))
+    assert list(linear_shapes(config).items()) == list(packed.layers.items())
+    assert expert_shapes(config) == packed.experts

@@ -98,7 +98,10 @@ def check_mesh(mesh: DeviceMesh, count: int, *, group: str | None = None) -> Non
 
 
 def _check_axes(mesh: DeviceMesh) -> None:
-    sizes = [*zip(mesh.mesh_dim_names, mesh.mesh.shape, strict=True), *mesh.expert_sizes, ('vpp', mesh.vpp_size)]
+    experts = dict(mesh.expert_sizes)
+    if experts.pop('ep', 1) not in (1, mesh.tp_world_size):
+        raise NotSupportedYet('ep_size must be equal to tp_size, because tp ranks divide the experts; or leave it out')
+    sizes = [*zip(mesh.mesh_dim_names, mesh.mesh.shape, strict=True), *experts.items(), ('vpp', mesh.vpp_size)]
     others = [name for name, size in sizes if size > 1 and name not in _SUPPORTED_AXES]
     if others:
         names = ', '.join(f'{name}_size' for name in _SUPPORTED_AXES)

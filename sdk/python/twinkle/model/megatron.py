@@ -46,12 +46,12 @@ class _MegatronNames(ConfiguringVerbs):
 
 
 class MegatronModel(_MegatronNames, TransformersModel):
-    """`TransformersModel` whose layers Megatron-core runs, for Llama, Mistral, Qwen 2 and Qwen 3.
+    """`TransformersModel` whose layers Megatron-core runs, for Llama, Mistral, Qwen 2, Qwen 3 and Qwen3-MoE.
 
-    `tp` ranks divide each layer, and with `sequence_parallel` of the mesh also the activations between layers; `pp`
-    ranks divide the layers, one after the other; `dp` ranks share the passes of a batch. Each rank reads only its part
-    of the weights. Adapters are whole on every rank, with the names of peft, and can be saved by and loaded into any
-    trainer. Full-parameter training and patches are not supported.
+    `tp` ranks divide each layer and the experts of a mixture, and with `sequence_parallel` of the mesh also the
+    activations between layers; `pp` ranks divide the layers, one after the other; `dp` ranks share the passes of a
+    batch. Each rank reads only its part of the weights. Adapters are whole on every rank, with the names of peft, and
+    can be saved by and loaded into any trainer. Full-parameter training and patches are not supported.
 
     On CPUs, results are bitwise the same for every number of `dp` and `pp` ranks; see `TransformersModel`. Results with
     another number of `tp` ranks differ by rounding.

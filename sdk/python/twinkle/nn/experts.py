@@ -10,10 +10,12 @@ size.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.nn.functional import linear
 
 from twinkle.data_format.lora import is_expert_weight
@@ -31,6 +33,16 @@ Spans = Mapping[str, Sequence[LayerSpan]]
 """Updates of the rows of one expert, by the name of the stacked weights."""
 
 
+@dataclass(frozen=True)
+class ExpertShare:
+    """Experts of a layer that one rank has."""
+
+    own: range
+    """Consecutive indexes of the experts."""
+    count: int
+    """Number of experts of the whole layer."""
+
+
 class PackedExperts(nn.Module):
     """Experts of a mixture.
 
@@ -38,15 +50,17 @@ class PackedExperts(nn.Module):
         experts: module of transformers that `is_experts` recognizes; its weights are read in each pass.
         path: module path of the experts in the model.
         active: holder of the running pass's adapters.
+        share: experts that this rank has; None if it has all of them.
     """
 
-    def __init__(self, experts: Any, *, path: str, active: ActiveAdapters) -> None:
+    def __init__(self, experts: Any, *, path: str, active: ActiveAdapters, share: ExpertShare | None = None) -> None:
         super().__init__()
         self.source = experts
         self._first = 'gate_up_proj' if experts.has_gate else 'up_proj'
         self._is_transposed, self._has_bias = experts.is_transposed, experts.has_bias
         self._gate = _gate_of(experts)
         self._widths = {*experts.down_proj.shape[1:], *getattr(experts, self._first).shape[1:]}
+        self._share = share or ExpertShare(range(len(experts.down_proj)), len(experts.down_proj))
         self._path, self._active = path, active
 
     @property
@@ -56,13 +70,15 @@ class PackedExperts(nn.Module):
             return {}
         shapes = {f'{self._path}.{name}': getattr(self.source, name).shape for name in (self._first, _DOWN)}
         return {
-            path: (count, inputs, outputs)
-            for path, (count, outputs, inputs) in shapes.items()
+            path: (self._share.count, inputs, outputs)
+            for path, (_, outputs, inputs) in shapes.items()
             if is_expert_weight(path)
         }
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Return float [T, D], the weighted sum of the outputs of each token's experts.
+
+        If this rank has a part of the experts, the sum over all ranks is the result.
 
         Args:
             hidden_states: float [T, D].
@@ -74,10 +90,22 @@ class PackedExperts(nn.Module):
         pairs_SD = hidden_states[:, None].expand(rows, choices, -1).reshape(rows * choices, -1)
         order_S = top_k_index.flatten().argsort(stable=True)
         counts, spans = self._divide(top_k_index)
-        parts = pairs_SD.index_select(0, order_S).split(counts)
-        outputs = [self._expert(index, part, spans[index]) for index, part in enumerate(parts) if len(part)]
+        own, begin = self._share.own, sum(counts[: self._share.own.start])
+        own_counts = counts[own.start : own.stop]
+        parts = pairs_SD.index_select(0, order_S[begin : begin + sum(own_counts)]).split(own_counts)
+        outputs = [self._expert(index, part, spans[index]) for index, part in zip(own, parts, strict=True) if len(part)]
+        if len(own) < self._share.count:
+            # Other ranks have the other experts.
+            before, after, width = begin, len(order_S) - begin - sum(own_counts), hidden_states.shape[-1]
+            zeros = pairs_SD.new_zeros(before, width)
+            outputs = [_Connected.apply(zeros, *self._factors()), *outputs, pairs_SD.new_zeros(after, width)]
         output_TAD = torch.cat(outputs).index_select(0, order_S.argsort()).unflatten(0, (rows, choices))
         return (output_TAD * top_k_weights[..., None]).sum(dim=1).to(hidden_states.dtype)
+
+    def _factors(self) -> list[Tensor]:
+        """Return the factors of all updates of the running pass."""
+        spans = (self._active.expert_spans_at(f'{self._path}.{name}') for name in (self._first, _DOWN))
+        return [factor for own in spans for span in own for factor in span.update.parameters()]
 
     def _divide(self, index_TA: Tensor) -> tuple[list[int], list[Spans]]:
         """Return the number of rows and the updates of each expert."""
@@ -88,7 +116,7 @@ class PackedExperts(nn.Module):
                 f'{self._path} got {len(index_TA)} rows in a pass of {self._active.row_count}; pass all rows'
             )
         borders = sorted({row for span in found for row in (span.begin_row, span.end_row)})
-        table = _rows_before(index_TA, borders, expert_count=len(self.source.down_proj))
+        table = _rows_before(index_TA, borders, expert_count=self._share.count)
         by_expert: list[dict[str, list[LayerSpan]]] = [{} for _ in table]
         for name, own in spans.items():
             for span in own:
@@ -103,8 +131,9 @@ class PackedExperts(nn.Module):
         return self._linear(_DOWN, index, inner, spans.get(_DOWN, ()))[: len(x_ND)]
 
     def _linear(self, name: str, index: int, x: Tensor, spans: Sequence[LayerSpan]) -> Tensor:
-        weight = getattr(self.source, name)[index]
-        bias = getattr(self.source, f'{name}_bias')[index] if self._has_bias else None
+        position = index - self._share.own.start
+        weight = getattr(self.source, name)[position]
+        bias = getattr(self.source, f'{name}_bias')[position] if self._has_bias else None
         if not spans:
             return linear(x, weight.T if self._is_transposed else weight, bias)
         parameters = [tensor for span in spans for tensor in span.update.parameters()]
@@ -153,3 +182,20 @@ def _gate_of(experts: Any) -> Any:
     if gate is None:
         return apply_gate
     return lambda x: gate.apply(*(half.contiguous() for half in x.chunk(2, dim=-1)))
+
+
+class _Connected(Function):
+    """Identity whose result also depends on other tensors, which get no gradient.
+
+    Without it, if an adapter has no rows at the experts of a rank, the backward pass would skip the sums over all ranks
+    in the other layers, for which the other ranks wait.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *others: Tensor) -> Tensor:
+        ctx.count = len(others)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        return (*grad_outputs, *[None] * ctx.count)

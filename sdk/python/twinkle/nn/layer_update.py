@@ -51,6 +51,10 @@ class LayerUpdate(Protocol):
 class ExpertUpdate(Protocol):
     """Update of one adapter at the stacked weights of the experts of a mixture."""
 
+    def parameters(self) -> Sequence[Tensor]:
+        """Return the adapter's tensors."""
+        ...
+
     def by_expert(self) -> Sequence[LayerUpdate]:
         """Return the update of each expert. Autograd adds their gradients to those of the adapter's tensors."""
         ...

@@ -4,7 +4,6 @@ Legend: T rows of the pack, D hidden size.
 """
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
@@ -19,23 +18,23 @@ from twinkle.nn.active_adapters import ActiveAdapters
 from twinkle.nn.rows import pad_rows
 from twinkle.parallel.collectives import broadcast
 from twinkle.parallel.megatron.checkpointing import checkpoint_block
-from twinkle.parallel.megatron.configuration import check_supported, head_size_of, rope_frequencies
+from twinkle.parallel.megatron.configuration import check_supported, rope_frequencies
 from twinkle.parallel.megatron.layers import Pack
+from twinkle.parallel.megatron.layout import (
+    EMBEDDING,
+    HEAD,
+    expert_shapes,
+    is_known_weight,
+    linear_shapes,
+    padded_vocabulary,
+    stage_layers,
+)
 from twinkle.parallel.megatron.pipeline import FromPreviousStage, ToAllStages
 from twinkle.parallel.megatron.ranks import MegatronRanks
 from twinkle.parallel.megatron.sharding import MegatronSharding, ShardedHead
-from twinkle.parallel.megatron.stage import LINEARS, StageBuilder, padded_vocabulary, stage_layers
+from twinkle.parallel.megatron.stage import StageBuilder
 from twinkle.parallel.megatron.weights import FolderWeights
 from twinkle.parallel.rows import gathered_rows, own_rows
-
-_EMBEDDING = 'model.embed_tokens.weight'
-_HEAD = 'lm_head'
-_KNOWN_WEIGHTS = re.compile(
-    r'(model\.layers\.\d+\.('
-    r'(input_layernorm|post_attention_layernorm|self_attn\.[qk]_norm)\.weight|'
-    rf'({"|".join(map(re.escape, LINEARS))})\.(weight|bias))|model\.(embed_tokens|norm)\.weight|lm_head\.weight)'
-)
-"""Names of all weights that this backend supports."""
 
 
 class MegatronCausalLM(PackedModel):
@@ -57,16 +56,17 @@ class MegatronCausalLM(PackedModel):
         self._ranks = ranks
         self._block = builder.build()
         self._embedding = _embedding_of(config, builder, ranks) if ranks.pipeline.rank() == 0 else None
-        rows = builder.vocabulary(_EMBEDDING if config.tie_word_embeddings else f'{_HEAD}.weight')
+        rows = builder.vocabulary(EMBEDDING if config.tie_word_embeddings else f'{HEAD}.weight')
         head = ShardedHead(rows, config.vocab_size, ranks)
         super().__init__(
             config,
             head=head,
-            head_path=_HEAD,
-            layers=_layers_of(config),
+            head_path=HEAD,
+            layers=linear_shapes(config),
             widths=builder.widths,
             active=builder.active,
         )
+        self.experts = expert_shapes(config)
         self._parameters = builder.parameters
         self._parameter_count = builder.parameter_count
         self._frequencies = rope_frequencies(config, self.device)
@@ -106,8 +106,10 @@ class MegatronCausalLM(PackedModel):
         """
         config: PreTrainedConfig = cast('Any', AutoConfig).from_pretrained(path, local_files_only=True)
         check_supported(config, tensor_size=ranks.tensor.size(), pipeline_size=ranks.pipeline.size())
+        if ranks.is_expert_parallel and not expert_shapes(config):
+            raise UnsupportedModel('ep_size is for mixtures of experts; leave it out of the mesh')
         with FolderWeights(path, dtype=getattr(torch, dtype), device=torch.device(device)) as weights:
-            unknown = sorted(name for name in weights.names if not _KNOWN_WEIGHTS.fullmatch(name))
+            unknown = sorted(name for name in weights.names if not is_known_weight(name))
             if unknown:
                 raise UnsupportedModel(
                     f'the Megatron backend does not support the weights {unknown[:5]}; use TransformersModel'
@@ -201,7 +203,7 @@ class MegatronCausalLM(PackedModel):
         whole = None
         if pipeline.rank() == stage:
             whole = cast('MegatronSharding', self.sharding).gathered(self._parameters[name])
-            if name in (_EMBEDDING, f'{_HEAD}.weight'):
+            if name in (EMBEDDING, f'{HEAD}.weight'):
                 whole = whole[: self.config.vocab_size].contiguous()
         shape = broadcast(None if whole is None else tuple(whole.shape), group=pipeline, source=stage)
         if whole is None:
@@ -211,26 +213,13 @@ class MegatronCausalLM(PackedModel):
         return whole
 
 
-def _layers_of(config: PreTrainedConfig) -> dict[str, tuple[int, int]]:
-    """Return the inputs and outputs of all linear layers of the model, by path, in the order of transformers."""
-    hidden, inner, head_size = config.hidden_size, config.intermediate_size, head_size_of(config)
-    queries, keys = config.num_attention_heads * head_size, config.num_key_value_heads * head_size
-    shapes = ((hidden, queries), (hidden, keys), (hidden, keys), (queries, hidden))
-    shapes = (*shapes, (hidden, inner), (hidden, inner), (inner, hidden))
-    return {
-        f'model.layers.{index}.{name}': shape
-        for index in range(config.num_hidden_layers)
-        for name, shape in zip(LINEARS, shapes, strict=True)
-    }
-
-
 def _embedding_of(config: PreTrainedConfig, builder: StageBuilder, ranks: MegatronRanks) -> VocabParallelEmbedding:
     embedding = VocabParallelEmbedding(
-        padded_vocabulary(config.vocab_size, ranks),
+        padded_vocabulary(config.vocab_size, ranks.tensor.size()),
         config.hidden_size,
         init_method=nn.init.zeros_,
         config=builder.block_config,
         tp_group=ranks.tensor,
     )
-    embedding.weight = builder.vocabulary(_EMBEDDING)
+    embedding.weight = builder.vocabulary(EMBEDDING)
     return embedding

@@ -12,8 +12,10 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from twinkle.nn import UnsupportedModel
 from twinkle.parallel.megatron.ranks import MegatronRanks
 
-_MODEL_TYPES = ('llama', 'mistral', 'qwen2', 'qwen3')
-"""Values of `model_type` whose layers have the same structure, except for biases and norms of queries and keys."""
+_MIXTURE = 'qwen3_moe'
+_MODEL_TYPES = ('llama', 'mistral', 'qwen2', 'qwen3', _MIXTURE)
+"""Values of `model_type` whose layers have the same structure, except for biases, norms of queries and keys, and
+experts."""
 _ROPE_TYPES = ('default', 'linear', 'llama3')
 """Rotary embeddings whose frequencies do not depend on the length of a sequence."""
 
@@ -30,7 +32,12 @@ def check_supported(config: PreTrainedConfig, *, tensor_size: int, pipeline_size
             f'the Megatron backend supports the model types {", ".join(_MODEL_TYPES)}, and not {problem}; '
             'use TransformersModel'
         )
-    sizes = {'num_attention_heads': config.num_attention_heads, 'intermediate_size': config.intermediate_size}
+    sizes = {'num_attention_heads': config.num_attention_heads}
+    mixtures = [is_mixture(config, index) for index in range(config.num_hidden_layers)]
+    if not all(mixtures):
+        sizes['intermediate_size'] = config.intermediate_size
+    if any(mixtures):
+        sizes['num_experts'] = config.num_experts
     if tensor_size % config.num_key_value_heads:
         # Otherwise, each key-value head is on several ranks.
         sizes['num_key_value_heads'] = config.num_key_value_heads
@@ -80,6 +87,13 @@ def megatron_config(config: PreTrainedConfig, ranks: MegatronRanks, dtype: torch
     )
 
 
+def is_mixture(config: PreTrainedConfig, index: int) -> bool:
+    """Return whether a decoder layer has a mixture of experts."""
+    if config.model_type != _MIXTURE or index in (config.mlp_only_layers or ()):
+        return False
+    return config.num_experts > 0 and (index + 1) % config.decoder_sparse_step == 0
+
+
 def head_size_of(config: PreTrainedConfig) -> int:
     """Return the number of channels of an attention head."""
     return getattr(config, 'head_dim', None) or config.hidden_size // config.num_attention_heads
@@ -99,7 +113,7 @@ def _problem_of(config: Any) -> str | None:
     if config.model_type not in _MODEL_TYPES:
         return repr(config.model_type)
     layer_types = getattr(config, 'layer_types', None) or ()
-    is_windowed = config.model_type == 'mistral' and config.sliding_window is not None
+    is_windowed = config.model_type in ('mistral', _MIXTURE) and config.sliding_window is not None
     if is_windowed or any(kind != 'full_attention' for kind in layer_types):
         return f'{config.model_type} with sliding windows'
     if config.hidden_act != 'silu':

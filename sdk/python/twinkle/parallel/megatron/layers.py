@@ -3,8 +3,8 @@
 Each linear layer of the model stays a separate `LoraLinear` under its name in transformers, so that adapters are those
 of `PackedCausalLM`. The modules here join the outputs of these layers in the layouts that Megatron-core expects.
 
-Legend: S rows of this rank (all rows without sequence parallelism), T all rows, I inputs and O outputs of a layer, Q
-query heads, K key-value heads, H head size.
+Legend: S rows of this rank (all rows without sequence parallelism), T all rows, I inputs and O outputs of a layer, D
+hidden size, A experts per token, Q query heads, K key-value heads, H head size.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from twinkle.nn import SequenceSpan
 from twinkle.nn.attention import SEQUENCES_ARGUMENT, packed_attention
+from twinkle.nn.experts import PackedExperts
 from twinkle.nn.gated_mlp import SiluGate
 from twinkle.parallel.megatron.ranks import MegatronRanks
 from twinkle.parallel.rows import gathered_rows, summed_rows
@@ -52,11 +53,7 @@ class ColumnLayers(nn.Module):
 
     def forward(self, x_S1I: Tensor) -> tuple[Tensor, None]:
         """Return float [T, 1, O] for this rank's outputs, and None for a bias that is not added yet."""
-        group = self._ranks.tensor
-        if self._ranks.is_sequence_parallel:
-            x_T1I = gathered_rows(x_S1I, group, is_gradient_partial=True)
-        else:
-            x_T1I = _mappings.copy_to_tensor_model_parallel_region(x_S1I, group=group)
+        x_T1I = all_rows(x_S1I, self._ranks)
         return self._join([layer(x_T1I) for layer in self.layers]), None
 
 
@@ -77,12 +74,46 @@ class RowLayer(nn.Module):
 
     def forward(self, x_T1I: Tensor) -> tuple[Tensor, None]:
         """Return float [S, 1, O], the sum over all ranks, and None for a bias that is not added yet."""
-        group, part_T1O = self._ranks.tensor, self.layer(x_T1I)
-        if self._ranks.is_sequence_parallel:
-            y_S1O = summed_rows(part_T1O, group)
-        else:
-            y_S1O = _mappings.reduce_from_tensor_model_parallel_region(part_T1O, group=group)
+        y_S1O = sum_of_ranks(self.layer(x_T1I), self._ranks)
         return (y_S1O if self.bias is None else y_S1O + self.bias), None
+
+
+class MixtureLayer(nn.Module):
+    """Mixture of experts whose experts are divided among the ranks.
+
+    Every rank chooses the experts of all rows and runs those that it has, so no rows are sent to other ranks.
+
+    Args:
+        router: router of transformers, equal on all ranks.
+        experts: experts of this rank.
+        ranks: groups of this rank.
+    """
+
+    def __init__(self, router: nn.Module, experts: PackedExperts, ranks: MegatronRanks) -> None:
+        super().__init__()
+        self.router, self.experts = router, experts
+        self._ranks = ranks
+
+    def forward(self, x_S1D: Tensor, **options: Any) -> tuple[Tensor, None]:
+        """Return float [S, 1, D], and None for a bias that is not added yet."""
+        del options
+        x_TD = all_rows(x_S1D, self._ranks)[:, 0]
+        _, weights_TA, index_TA = self.router(x_TD)
+        return sum_of_ranks(self.experts(x_TD, index_TA, weights_TA)[:, None], self._ranks), None
+
+
+def all_rows(x_S1I: Tensor, ranks: MegatronRanks) -> Tensor:
+    """Return float [T, 1, I], the rows of all ranks, whose gradients are added in the backward pass."""
+    if ranks.is_sequence_parallel:
+        return gathered_rows(x_S1I, ranks.tensor, is_gradient_partial=True)
+    return _mappings.copy_to_tensor_model_parallel_region(x_S1I, group=ranks.tensor)
+
+
+def sum_of_ranks(part_T1O: Tensor, ranks: MegatronRanks) -> Tensor:
+    """Return float [S, 1, O], this rank's rows of the sum over all ranks."""
+    if ranks.is_sequence_parallel:
+        return summed_rows(part_T1O, ranks.tensor)
+    return _mappings.reduce_from_tensor_model_parallel_region(part_T1O, group=ranks.tensor)
 
 
 def join_heads(head_size: int) -> Callable[[Sequence[Tensor]], Tensor]:
@@ -147,3 +178,14 @@ class Given:
 def given(module: nn.Module) -> ModuleSpec:
     """Return a specification for Megatron-core that builds nothing and uses `module`."""
     return ModuleSpec(module=Given, params={'module': module})
+
+
+def given_class(module: nn.Module) -> type:
+    """Return a class for Megatron-core that returns `module` instead of a new module."""
+
+    class GivenModule:
+        def __new__(cls, *arguments: Any, **options: Any) -> Any:
+            del arguments, options
+            return module
+
+    return GivenModule

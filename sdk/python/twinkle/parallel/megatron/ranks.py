@@ -25,6 +25,8 @@ class MegatronRanks:
     """This rank."""
     is_sequence_parallel: bool
     """Whether `tensor` ranks also divide the activations between layers by rows."""
+    is_expert_parallel: bool
+    """Whether the mesh has an `ep_size`, which only mixtures of experts accept."""
 
     @classmethod
     def of(cls, mesh: DeviceMesh) -> 'MegatronRanks':
@@ -37,6 +39,7 @@ class MegatronRanks:
             alone=axis_group(mesh, 'cp'),
             # One rank has nothing to divide.
             is_sequence_parallel=mesh.sequence_parallel and mesh.tp_world_size > 1,
+            is_expert_parallel=mesh.axis_size('ep') > 1,
         )
 
     @property

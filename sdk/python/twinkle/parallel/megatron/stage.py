@@ -6,6 +6,7 @@ from functools import partial
 from math import prod
 from typing import Any, cast
 
+import torch
 from megatron.core.fusions import fused_bias_dropout
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
@@ -15,32 +16,39 @@ from megatron.core.transformer.transformer_block import TransformerBlock, Transf
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts, Qwen3MoeTopKRouter
 
 from twinkle.nn.active_adapters import ActiveAdapters
+from twinkle.nn.experts import ExpertShare, PackedExperts
 from twinkle.nn.layer_shard import LayerShard
 from twinkle.nn.lora_linear import LoraLinear
 from twinkle.nn.rms_norm import FusedRMSNorm
 from twinkle.nn.rows import pad_rows
-from twinkle.parallel.megatron.configuration import head_size_of, megatron_config
+from twinkle.parallel.megatron.configuration import head_size_of, is_mixture, megatron_config
 from twinkle.parallel.megatron.layers import (
     ColumnLayers,
     Given,
+    MixtureLayer,
     PackedAttention,
     RowLayer,
     given,
+    given_class,
     join_gate,
     join_heads,
+)
+from twinkle.parallel.megatron.layout import (
+    ATTENTION_LAYERS,
+    MLP_LAYERS,
+    linear_shapes,
+    padded_vocabulary,
+    stage_layers,
 )
 from twinkle.parallel.megatron.ranks import MegatronRanks
 from twinkle.parallel.megatron.sharding import Division
 from twinkle.parallel.megatron.weights import FolderWeights
 
 _add_residual = cast('Any', fused_bias_dropout).get_bias_dropout_add
-_COLUMNS = ('self_attn.q_proj', 'self_attn.k_proj', 'self_attn.v_proj', 'mlp.gate_proj', 'mlp.up_proj')
-"""Linear layers whose outputs are divided among `tp` ranks."""
 _KEYS_OR_VALUES = re.compile(r'self_attn\.[kv]_proj')
-LINEARS = (*_COLUMNS[:3], 'self_attn.o_proj', *_COLUMNS[3:], 'mlp.down_proj')
-"""Linear layers of a decoder layer, in the order of transformers."""
 
 
 class StageBuilder:
@@ -68,6 +76,7 @@ class StageBuilder:
         """Division of a weight among `tp` ranks; other weights are whole on every rank."""
         self.widths: set[int] = set()
         """Column counts of the matrix products of this rank."""
+        self._numbers = {path: number for number, path in enumerate(linear_shapes(config))}
 
     def build(self) -> TransformerBlock:
         """Return the layers of this rank's stage, with the final norm in the last stage."""
@@ -105,22 +114,21 @@ class StageBuilder:
         if name in self.parameters:
             # The embedding and the head of some models are one weight.
             return self.parameters[name]
-        size = padded_vocabulary(self._config.vocab_size, self._ranks) // self._ranks.tensor.size()
+        count = self._ranks.tensor.size()
+        size = padded_vocabulary(self._config.vocab_size, count) // count
         begin = size * self._ranks.tensor.rank()
         rows = self._weights.read(name, rows=slice(begin, min(begin + size, self._config.vocab_size)))
-        return self._kept(name, pad_rows(rows, size), Division(axis=0, count=self._ranks.tensor.size()))
+        return self._kept(name, pad_rows(rows, size), Division(axis=0, count=count))
 
     def _layer(self, index: int) -> ModuleSpec:
         path = f'model.layers.{index}'
         attention = SelfAttentionSubmodules(
-            linear_qkv=partial(Given, module=self._columns(path, _COLUMNS[:3], join_heads(head_size_of(self._config)))),
+            linear_qkv=partial(
+                Given, module=self._columns(path, ATTENTION_LAYERS[:3], join_heads(head_size_of(self._config)))
+            ),
             core_attention=partial(Given, module=PackedAttention(index)),
-            linear_proj=given(self._row(path, 'self_attn.o_proj')),
+            linear_proj=given(self._row(path, ATTENTION_LAYERS[3])),
             **{key: given(norm) for key, norm in self._head_norms(path)},
-        )
-        mlp = MLPSubmodules(
-            linear_fc1=given(self._columns(path, _COLUMNS[3:], join_gate)),
-            linear_fc2=given(self._row(path, 'mlp.down_proj')),
         )
         submodules = TransformerLayerSubmodules(
             input_layernorm=given(self.norm(f'{path}.input_layernorm.weight')),
@@ -129,10 +137,41 @@ class StageBuilder:
             ),
             self_attn_bda=_add_residual,
             pre_mlp_layernorm=given(self.norm(f'{path}.post_attention_layernorm.weight')),
-            mlp=ModuleSpec(module=MLP, submodules=mlp),
+            mlp=self._mlp(path, has_experts=is_mixture(self._config, index)),
             mlp_bda=_add_residual,
         )
         return ModuleSpec(module=TransformerLayer, submodules=submodules)
+
+    def _mlp(self, path: str, *, has_experts: bool) -> ModuleSpec | type:
+        if has_experts:
+            return given_class(self._mixture(f'{path}.mlp'))
+        layers = MLPSubmodules(
+            linear_fc1=given(self._columns(path, MLP_LAYERS[:2], join_gate)),
+            linear_fc2=given(self._row(path, MLP_LAYERS[2])),
+        )
+        return ModuleSpec(module=MLP, submodules=layers)
+
+    def _mixture(self, path: str) -> MixtureLayer:
+        """Return a mixture with this rank's experts, stacked as in transformers."""
+        with torch.device('meta'):
+            router, experts = Qwen3MoeTopKRouter(self._config), Qwen3MoeExperts(self._config)
+        router.weight = self._whole(f'{path}.gate.weight')
+        self.widths.update(router.weight.shape)
+        own = self._own_part(path, self._config.num_experts)
+        share = ExpertShare(range(own.start, own.stop), self._config.num_experts)
+        hidden, inner = self._config.hidden_size, self._config.moe_intermediate_size
+        first = torch.empty(len(share.own), 2 * inner, hidden, dtype=self._weights.dtype, device=self._weights.device)
+        down = first.new_empty(len(share.own), hidden, inner)
+        for position, index in enumerate(share.own):
+            expert = f'{path}.experts.{index}'
+            first[position, :inner] = self._weights.read(f'{expert}.gate_proj.weight')
+            first[position, inner:] = self._weights.read(f'{expert}.up_proj.weight')
+            down[position] = self._weights.read(f'{expert}.down_proj.weight')
+        division = Division(axis=0, count=self._ranks.tensor.size())
+        experts.gate_up_proj = self._kept(f'{path}.experts.gate_up_proj', first, division)
+        experts.down_proj = self._kept(f'{path}.experts.down_proj', down, division)
+        packed = PackedExperts(experts, path=f'{path}.experts', active=self.active, share=share)
+        return MixtureLayer(router, packed, self._ranks)
 
     def _head_norms(self, path: str) -> Iterator[tuple[str, FusedRMSNorm]]:
         """Yield the norms of queries and keys, under Megatron-core's names, if the model has them."""
@@ -160,7 +199,7 @@ class StageBuilder:
             linear.bias = self._part(bias, axis=0)
         shape = self._weights.shape(f'{path}.weight')
         shard = LayerShard(axis, self._own_part(path, shape[axis]), input_count=shape[1])
-        return LoraLinear(linear, path=path, layer=layer_number(path), active=self.active, shard=shard)
+        return LoraLinear(linear, path=path, layer=self._numbers[path], active=self.active, shard=shard)
 
     def _part(self, name: str, *, axis: int) -> nn.Parameter:
         own = self._own_part(name, self._weights.shape(name)[axis])
@@ -186,22 +225,3 @@ class StageBuilder:
         """Return the number of different parts of a weight. If there are more ranks, several have the same part."""
         size = self._ranks.tensor.size()
         return min(size, self._config.num_key_value_heads) if _KEYS_OR_VALUES.search(name) else size
-
-
-def padded_vocabulary(size: int, ranks: MegatronRanks) -> int:
-    """Return the number of token ids, padded so that all `tp` ranks have equal numbers of them."""
-    rank_count = ranks.tensor.size()
-    return -(-size // rank_count) * rank_count
-
-
-def stage_layers(layer_count: int, stage: int, stage_count: int) -> range:
-    """Return the layer indexes of a pipeline stage. If the stages are uneven, the first ones have one layer more."""
-    size, more = divmod(layer_count, stage_count)
-    begin = stage * size + min(stage, more)
-    return range(begin, begin + size + (stage < more))
-
-
-def layer_number(path: str) -> int:
-    """Return the number of a linear layer within the model, from 0, in the order of transformers."""
-    _, _, decoder_layer, name = path.split('.', 3)
-    return int(decoder_layer) * len(LINEARS) + LINEARS.index(name)
