@@ -50,7 +50,12 @@ _EXPIRY_INTERVAL = timedelta(days=1)
 """Time between two removals of unused adapters."""
 _GAP_SECONDS = 5.0
 """Maximum seconds that an operation waits for an earlier number if the journal may have lost it."""
-_LOAD_ERRORS = (HubError, ImportError, OSError, ValueError, NotSupportedYet)
+LOAD_ERRORS = (HubError, ImportError, OSError, ValueError, NotSupportedYet)
+"""Errors of `load_backend` that the operator can remedy."""
+FULL_GRADIENT_SUM = 'full_gradient_sum'
+"""Name of the order in which the gradients of full-parameter runs are added, in the environment of a replay."""
+TREE_SUM = 'tree'
+"""Order that does not depend on the mesh; see `twinkle.model.engine.gradient.GradientSum`."""
 _log = structlog.get_logger('model')
 
 
@@ -87,7 +92,7 @@ def repeat_calls(config: ModelConfig) -> None:
     options = load_options(config)
     try:
         host = EngineHost(load_engine(options), options)
-    except _LOAD_ERRORS as error:
+    except LOAD_ERRORS as error:
         raise SystemExit(f'services.model: cannot load the model: {error}') from error
     follow(host, silence_seconds=options.silence_seconds)
 
@@ -102,7 +107,7 @@ async def serve(config: ModelConfig) -> None:
     async with AsyncExitStack() as stack:
         try:
             backend = await load_backend(config)
-        except _LOAD_ERRORS as error:
+        except LOAD_ERRORS as error:
             raise SystemExit(f'services.model: cannot load the model: {error}') from error
         stack.push_async_callback(backend.close)
         journal = await open_journal(config, backend)
@@ -182,10 +187,13 @@ def codec_of(backend: TrainerBackend, *, max_batch_examples: int | None = None) 
 
 def replay_environment(config: ModelConfig) -> ReplayEnvironment:
     """Return the settings and library versions that may change the floating-point results of a replay."""
+    # FSDP adds the gradients of full-parameter runs in an order that depends on the mesh.
+    is_sum_by_mesh = config.full_parameters and config.mesh.fsdp > 1
     return {
         'backend': config.backend,
         'device': config.device,
-        'gradient_sum': 'tree',
+        FULL_GRADIENT_SUM: f'dp {config.mesh.dp}, fsdp {config.mesh.fsdp}' if is_sum_by_mesh else TREE_SUM,
+        'gradient_sum': TREE_SUM,
         'layer_parts': config.mesh.tp,
         'pass_tokens': config.pass_tokens,
         'row_parts': config.mesh.ulysses,

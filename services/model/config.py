@@ -83,7 +83,8 @@ class ModelConfig(ServiceConfig):
     mesh: MeshConfig = MeshConfig()
     """The `dp` x `fsdp` x `ulysses` x `tp` x `pp` processes that share the model. On CPUs of one kind and with an equal
     `thread_count`, adapters are bitwise the same for all sizes except `tp` and `ulysses`, which change the rounding.
-    The sizes can be changed while the service is stopped."""
+    With `fsdp`, the sizes also change the rounding of full-parameter runs. They can be changed while the service is
+    stopped."""
     backend: Literal['transformers', 'megatron'] = 'transformers'
     """Library that runs the layers. A mesh whose `tp` or `pp` is above 1 requires 'megatron'."""
     workers: WorkersConfig = WorkersConfig()

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from services.kit.config import load_config
 from services.kit.errors import DomainError
-from services.model.__main__ import codec_of, load_backend
+from services.model.__main__ import FULL_GRADIENT_SUM, LOAD_ERRORS, TREE_SUM, codec_of, load_backend
 from services.model.application.replay_journal import ReplayJournal, ReplayResult
+from services.model.backends.journal.environment import stored_environment
 from services.model.backends.journal.schema import JournalRefused
 from services.model.backends.journal.sqlite_journal import SqliteJournal
 from services.model.config import MeshConfig, ModelConfig
@@ -43,23 +44,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         replayed = asyncio.run(_replay(config, options.journal, options.adapter))
-    except (DomainError, JournalRefused) as error:
+    except (DomainError, JournalRefused, _NotLoaded) as error:
         _print(f'cannot be replayed: {error}')
         return 2
     return _report(replayed)
 
 
+class _NotLoaded(Exception):
+    """The model of the configuration cannot be loaded."""
+
+
+def _is_sharded(config: ModelConfig, folder: Path) -> bool:
+    """Return whether FSDP divided the full-parameter runs of the service that used the journal last."""
+    used = stored_environment(folder).get(FULL_GRADIENT_SUM)
+    return config.mesh.fsdp > 1 if used is None else used != TREE_SUM
+
+
 async def _replay(config: ModelConfig, folder: Path, adapter_id: str | None) -> ReplayResult:
     # Without `tp` and `ulysses`, one process computes the same results as the mesh that wrote the journal.
-    backend = await load_backend(config.model_copy(update={'mesh': MeshConfig()}))
     try:
-        return await replay_folder(folder, backend, adapter_id)
+        backend = await load_backend(config.model_copy(update={'mesh': MeshConfig()}))
+    except LOAD_ERRORS as error:
+        raise _NotLoaded(f'the model cannot be loaded: {error}') from error
+    try:
+        return await replay_folder(folder, backend, adapter_id, is_sharded=_is_sharded(config, folder))
     finally:
         await backend.close()
 
 
-async def replay_folder(folder: Path, backend: TrainerBackend, adapter_id: str | None = None) -> ReplayResult:
-    """Replay one adapter of the journal in `folder` on an engine, or all adapters by default.
+async def replay_folder(
+    folder: Path, backend: TrainerBackend, adapter_id: str | None = None, *, is_sharded: bool = False
+) -> ReplayResult:
+    """Replay one adapter of the journal in `folder` on an engine, or all adapters by default; see `ReplayJournal`.
 
     Raises:
         JournalRefused: The folder contains no readable journal.
@@ -67,13 +83,15 @@ async def replay_folder(folder: Path, backend: TrainerBackend, adapter_id: str |
     """
     journal = await SqliteJournal.open_copy(folder, codec=codec_of(backend))
     try:
-        return await ReplayJournal(journal, backend, report=_print)(adapter_id)
+        return await ReplayJournal(journal, backend, report=_print, is_sharded=is_sharded)(adapter_id)
     finally:
         await journal.close()
 
 
 def _report(replayed: ReplayResult) -> int:
     divergence = replayed.divergence
+    if replayed.left_out_count and not replayed.adapter_count:
+        return 2
     if divergence is None:
         _print(f'{replayed.operation_count} operations of {replayed.adapter_count} adapters are bitwise equal')
         return 0

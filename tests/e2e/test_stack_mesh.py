@@ -28,7 +28,9 @@ def stack(tmp_path: Path) -> Iterator[StackState]:
     """A running stack with a mesh, from a configuration file as for `twinkle up --config`."""
     model = build_tiny_model(tmp_path / 'tiny')
     file = tmp_path / 'stack.yaml'
-    file.write_text(f'base_model: {model}\nengine: torch\nmodel:\n  mesh: {{fsdp: 2}}\n  pass_tokens: 24\n')
+    file.write_text(
+        f'base_model: {model}\nengine: torch\nfull_parameters: true\nmodel:\n  mesh: {{fsdp: 2}}\n  pass_tokens: 24\n'
+    )
     options = StackOptions(state_dir=tmp_path / 'stack').with_file(file)
     state = start_stack(options, report=_silent)
     try:
@@ -42,35 +44,75 @@ def test_training_continues_after_a_process_of_the_mesh_is_killed(stack: StackSt
 
     Stopping the stack then ends all processes of the mesh. A replay of the journal in one process finds no difference.
     """
-    launcher = next(service for service in stack.services if service.name == 'model')
-    ranks = _processes_of(stack)
-    assert len(ranks) == 2
-
-    def kill_and_revive() -> None:
-        os.kill(ranks[-1], signal.SIGKILL)
-        assert end_process(launcher.pid, launcher.start_mark, grace_seconds=30)
-        assert revive_stack(stack.state_dir, report=_silent) is not None
-
     with TwinkleClient(stack.address, stack.read_api_key()) as client:
         model = MultiLoraTransformersModel(stack.base_model, client=client)
         undisturbed = _train(model, 'undisturbed', at_midpoint=lambda: None)
-        disturbed = _train(model, 'killed', at_midpoint=kill_and_revive)
+        disturbed = _train(model, 'killed', at_midpoint=lambda: _kill_and_revive(stack))
     assert disturbed['losses'] == undisturbed['losses']
     np.testing.assert_array_equal(disturbed['logps'], undisturbed['logps'])
     assert len(_processes_of(stack)) == 2
     stop_stack(stack.state_dir, report=_silent)
     assert _processes_of(stack) == []
+    replayed = _replay(stack)
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    assert 'error' not in replayed.stdout
+
+
+def test_full_parameter_run_continues_after_a_process_of_the_mesh_is_killed(stack: StackState) -> None:
+    """A full-parameter run over `fsdp` has the results of an undisturbed run on the same mesh if a rank is killed.
+
+    Its checkpoint is a whole model, from which the next run continues.
+    """
+    with TwinkleClient(stack.address, stack.read_api_key()) as client:
+        model = MultiLoraTransformersModel(stack.base_model, client=client)
+        undisturbed = _train_all(model, 'undisturbed', at_midpoint=lambda: None)
+        disturbed = _train_all(model, 'killed', at_midpoint=lambda: _kill_and_revive(stack))
+        assert disturbed['losses'] == undisturbed['losses']
+        assert undisturbed['losses'][-1] < undisturbed['losses'][0]
+        np.testing.assert_array_equal(disturbed['logps'], undisturbed['logps'])
+        model.add_adapter_to_model('continued', disturbed['checkpoint'], full_parameters=True)
+        logps = np.concatenate(model.forward_only(FEATURES, adapter_name='continued')['logps'])
+        np.testing.assert_array_equal(logps, disturbed['logps'])
+    stop_stack(stack.state_dir, report=_silent)
+    replayed = _replay(stack)
+    assert (replayed.returncode, 'left out' in replayed.stdout) == (2, True)
+
+
+def _replay(stack: StackState) -> subprocess.CompletedProcess[str]:
+    """Replay the journal of a stopped stack in one process."""
     config = stack.state_dir / 'config' / 'model.yaml'
     journal = stack.state_dir / 'data' / 'model' / 'journal'
     command = [sys.executable, '-m', 'services.model.replay', '--journal', str(journal), '--config', str(config)]
-    replayed = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
-    assert 'error' not in replayed.stdout
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def _kill_and_revive(stack: StackState) -> None:
+    """Kill the last rank of the mesh, wait until its launcher has ended, and start the mesh again."""
+    launcher = next(service for service in stack.services if service.name == 'model')
+    ranks = _processes_of(stack)
+    assert len(ranks) == 2
+    os.kill(ranks[-1], signal.SIGKILL)
+    assert end_process(launcher.pid, launcher.start_mark, grace_seconds=30)
+    assert revive_stack(stack.state_dir, report=_silent) is not None
 
 
 def _train(model: MultiLoraTransformersModel, name: str, *, at_midpoint: Callable[[], None]) -> dict[str, Any]:
     model.add_adapter_to_model(name, LoraConfig(r=4, lora_dropout=0.1, seed=3))
     model.set_optimizer('AdamW', lr=1e-2, adapter_name=name)
+    return _results(model, name, at_midpoint=at_midpoint)
+
+
+def _train_all(model: MultiLoraTransformersModel, name: str, *, at_midpoint: Callable[[], None]) -> dict[str, Any]:
+    """Train all weights, save them, and end the lease."""
+    model.add_adapter_to_model(name, full_parameters=True)
+    model.set_optimizer('AdamW', lr=1e-3, adapter_name=name)
+    results = _results(model, name, at_midpoint=at_midpoint)
+    checkpoint = model.save(name, adapter_name=name, save_optimizer=True)
+    model.remove_adapter(name)
+    return {**results, 'checkpoint': checkpoint}
+
+
+def _results(model: MultiLoraTransformersModel, name: str, *, at_midpoint: Callable[[], None]) -> dict[str, Any]:
     losses: list[float] = []
     for step in range(4):
         batch = model.forward_backward.submit(FEATURES, adapter_name=name)

@@ -1,4 +1,4 @@
-"""Takes over the runs of another trainer that has ended.
+"""Takes over the runs of another trainer: a model service with the same base model, which has ended.
 
 The journal moves them, so that exactly one trainer has each run at any time. The runs are then registered and recovered
 as after a restart of this service.

@@ -29,7 +29,8 @@ def test_sharded_runs_agree_with_one_process(tmp_path: Path) -> None:
     """Losses, norms and gradients agree within rounding, and a repeated run on the same mesh is bitwise equal.
 
     Each rank holds its share of weights, gradients and moments. Checkpoints of one process, of three ranks with uneven
-    shares, and of two replicas of two shards can be resumed on each other's meshes, with bitwise equal weights.
+    shares, and of two replicas of two shards can be resumed on meshes of each other, with bitwise equal weights.
+    Snapshots as in the journal of a model service continue bitwise like checkpoints.
     """
     model_dir = build_tiny_model(tmp_path / 'model', family='qwen3')
     alone = _run(model_dir, tmp_path, 'alone', (1, 1))
@@ -48,9 +49,11 @@ def test_sharded_runs_agree_with_one_process(tmp_path: Path) -> None:
             assert float((tensor - expected[path]).norm()) <= 1e-5 * float(expected[path].norm()), path
         for losses in found['continued'].values():
             assert losses == pytest.approx(alone['continued']['alone'], rel=1e-5)
+        assert found['restored'] == found['continued']
     again = _run(model_dir, tmp_path, 'again', (1, 1), *meshes)
     for losses in again['continued'].values():
         assert losses == pytest.approx(alone['continued']['alone'], rel=1e-5)
+    assert again['restored'] == again['continued']
     assert alone['refusals'] == again['refusals'] == {'damaged': 'SnapshotMismatch'}
 
 

@@ -31,6 +31,16 @@ def test_axes_that_change_the_rounding_are_recorded(axis: str, name: str, capsys
     assert f'mesh.{axis} > 1' in capsys.readouterr().out
 
 
+def test_mesh_of_full_parameter_runs_is_recorded() -> None:
+    """The replay environment contains the mesh only if FSDP divides full-parameter runs."""
+    for settings, expected in (
+        ({'mesh': {'dp': 2, 'fsdp': 2}}, 'tree'),
+        ({'mesh': {'dp': 2}, 'full_parameters': True}, 'tree'),
+        ({'mesh': {'dp': 2, 'fsdp': 2}, 'full_parameters': True}, 'dp 2, fsdp 2'),
+    ):
+        assert replay_environment(ModelConfig(**REQUIRED, **settings))['full_gradient_sum'] == expected
+
+
 @pytest.mark.parametrize(
     ('settings', 'message'),
     [

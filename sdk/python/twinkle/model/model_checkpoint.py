@@ -27,7 +27,7 @@ from twinkle.checkpoint_engine.peft_folder import replace_folder
 from twinkle.data_format import TensorData
 from twinkle.model.checkpoint_folder import TRAINER_STATE_FILE, VALUE_HEAD_FILE, read_tensors, write_tensors
 from twinkle.model.engine import AdapterSnapshot
-from twinkle.model.engine.snapshot import GRADIENT, OPTIMIZER, trainer_state
+from twinkle.model.engine.snapshot import divided_parameter, trainer_state
 from twinkle.model.errors import SnapshotMismatch
 from twinkle.nn import TensorShard, tensor_data_of, tensor_of
 
@@ -222,23 +222,13 @@ def _arrange_files(staging: Path, base_folder: Path) -> None:
 
 def _read_trainer(folder: Path, parameters: Mapping[str, Tensor]) -> dict[str, TensorData] | None:
     if not (folder / TRAINER_FOLDER).exists():
-        # Earlier releases and the checkpoint service write one file.
-        if any(isinstance(parameter, DTensor) for parameter in parameters.values()):
-            if (folder / TRAINER_STATE_FILE).exists():
-                raise SnapshotMismatch(
-                    f'fsdp ranks do not read {TRAINER_STATE_FILE}; save {folder} again in one process'
-                )
-            return None
+        # Earlier releases and the checkpoint service write one file, which has whole tensors.
         return read_tensors(folder / TRAINER_STATE_FILE)
-    shards = {parameter.shape: parameter for parameter in parameters.values()}
     found = HuggingFaceStorageReader(str(folder / TRAINER_FOLDER)).read_metadata().state_dict_metadata
     empty: dict[str, Tensor] = {}
     for name, entry in found.items():
-        # Moments and gradients are divided like the weights. All weights are divided in the same way.
-        is_like_weight = name.startswith((GRADIENT, OPTIMIZER)) and entry.size in shards
-        empty[name] = (
-            _empty_like(shards[entry.size]) if is_like_weight else torch.empty(entry.size, dtype=entry.properties.dtype)
-        )
+        like = divided_parameter(name, entry.size, parameters)
+        empty[name] = torch.empty(entry.size, dtype=entry.properties.dtype) if like is None else _empty_like(like)
     return _load(folder / TRAINER_FOLDER, empty)
 
 

@@ -22,7 +22,16 @@ from twinkle.nn.lora_factors import LoraFactors
 from twinkle.nn.lora_weights import LoraWeights
 from twinkle.nn.media import MediaSpan
 from twinkle.nn.packed_model import PackedModel
-from twinkle.nn.peft_files import TensorShard, load_adapter, save_adapter, tensor_data_of, tensor_of, tensor_view_of
+from twinkle.nn.peft_files import (
+    TensorShard,
+    divided_like,
+    gathered,
+    load_adapter,
+    save_adapter,
+    tensor_data_of,
+    tensor_of,
+    tensor_view_of,
+)
 from twinkle.nn.row_layout import RowLayout, RowRanks
 from twinkle.nn.sharding import BaseSharding
 from twinkle.nn.spans import AdapterSpan, SequenceSpan
@@ -58,6 +67,8 @@ __all__ = [
     'UnknownParameters',
     'UnknownTargetModules',
     'UnsupportedModel',
+    'divided_like',
+    'gathered',
     'load_adapter',
     'log_probabilities',
     'merged_parameters',

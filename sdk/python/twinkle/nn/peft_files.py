@@ -1,4 +1,7 @@
-"""Conversion of adapters to and from peft folders; `twinkle.checkpoint_engine` defines the folder's layout."""
+"""Conversion of tensors to and from the library's byte layout, and of adapters to and from peft folders.
+
+`twinkle.checkpoint_engine` defines the layout of the folders.
+"""
 
 import os
 from collections.abc import Mapping
@@ -7,7 +10,7 @@ from typing import NoReturn, SupportsIndex
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from twinkle.checkpoint_engine import read_peft_folder, write_peft_folder
 from twinkle.data_format import TensorData
@@ -31,14 +34,16 @@ _DTYPE_NAMES = {dtype: name for name, dtype in _TORCH_DTYPES.items()}
 class TensorShard(TensorData):
     """This rank's part of a tensor that is divided among ranks. `shape` is the whole tensor's; `data` is empty."""
 
-    tensor: Tensor
+    tensor: DTensor
 
     def __post_init__(self) -> None:
         """Accept `data` without the bytes of the whole tensor."""
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         """Refuse to pickle a part without the others."""
-        raise TypeError('a part of a divided tensor cannot be pickled')
+        raise TypeError(
+            'a part of a divided tensor cannot be pickled; call gathered() on every rank, and pickle its result'
+        )
 
 
 def tensor_data_of(tensor: Tensor) -> TensorData:
@@ -76,6 +81,20 @@ def tensor_of(data: TensorData) -> Tensor:
 def tensors_of(state: Mapping[str, TensorData]) -> dict[str, Tensor]:
     """Copy named tensors of the library's byte layout to the CPU."""
     return {name: tensor_of(data) for name, data in state.items()}
+
+
+def gathered(data: TensorData) -> TensorData:
+    """Return the whole tensor of a `TensorShard`, and other data unchanged. Every rank that has a part must call it."""
+    return tensor_data_of(data.tensor.full_tensor()) if isinstance(data, TensorShard) else data
+
+
+def divided_like(parameter: DTensor, data: TensorData) -> TensorData:
+    """Return this rank's part of a whole tensor that is divided among ranks like `parameter`."""
+    if isinstance(data, TensorShard):
+        return data
+    mesh, placements = parameter.device_mesh, parameter.placements
+    # Each rank has the whole tensor, so nothing is sent.
+    return tensor_data_of(distribute_tensor(tensor_of(data), mesh, placements, src_data_rank=None))
 
 
 def save_adapter(weights: LoraWeights, path: str | os.PathLike[str], *, base_model: str) -> None:

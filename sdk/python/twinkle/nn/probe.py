@@ -79,7 +79,7 @@ def refusing(model: PreTrainedModel) -> Iterator[None]:
 
 
 def check_configuration(packed: PackedModel) -> None:
-    """Check for layers that cannot run packed at lengths that `check_packed` does not try.
+    """Refuse layers that would fail only on sequences longer than those that `check_packed` runs.
 
     Raises:
         UnsupportedModel: a layer has an unknown type, or a position's embedding depends on other sequences.
@@ -109,7 +109,7 @@ def _ropes(parameters: Mapping[str, Any]) -> set[Any]:
 class Reference:
     """Logits of the sequences of the check, as transformers computes them.
 
-    Each sequence has float32 [L, V], with L tokens and vocabulary size V.
+    One float32 tensor [L, V] per sequence, with L tokens and vocabulary size V.
     """
 
     own: Sequence[Tensor]
@@ -128,7 +128,7 @@ def reference_of(model: PreTrainedModel) -> Reference:
         own = _plain_logits(model)
         precise = None
         if model.dtype != torch.float32:
-            # Quantized layers and some kernels support only half precision, or a float32 layer does not fit the memory.
+            # Quantized layers and some kernels support only half precision, or a float32 copy does not fit in memory.
             with suppress(*_FAILURES), float32_weights(model):
                 precise = _plain_logits(model)
         return Reference(own, precise)

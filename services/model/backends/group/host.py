@@ -1,7 +1,8 @@
 """Synchronous access to the engine. The methods run in the engine's thread and raise domain errors."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import structlog
@@ -21,8 +22,9 @@ from services.model.domain.training_config import LossChoice, TrainingConfig
 from twinkle.data_format import LoraConfig, TensorData
 from twinkle.model.dry_run import CostModel, Probe
 from twinkle.model.engine import BatchItem, BatchResult, TrainerEngine
+from twinkle.model.engine.memory import OutOfMemoryInShardedPass, is_out_of_memory
 from twinkle.model.errors import SnapshotMismatch
-from twinkle.nn import PackedModel, UnsupportedModel, tensor_data_of, tensor_of
+from twinkle.nn import PackedModel, tensor_data_of, tensor_of
 
 _log = structlog.get_logger('engine')
 
@@ -47,15 +49,11 @@ class EngineHost:
         *,
         full_parameters: Sequence[str] | None = None,
     ) -> AdapterDescription:
-        with engine_errors_as_domain_errors():
+        with self._state_errors():
             if full_parameters is None:
                 check_expert_size(self._engine.model.targets, lora_config)
                 state = self._engine.create_adapter(adapter_id, lora_config)
             else:
-                if self._engine.model.sharding is not None:
-                    raise UnsupportedModel(
-                        'full-parameter training does not support sharded weights yet in a service; use dp ranks'
-                    )
                 state = self._engine.create_full_adapter(adapter_id, full_parameters)
             try:
                 # The default reduction of the library is the mean, but the default of the API is the sum.
@@ -178,13 +176,13 @@ class EngineHost:
         return cost_model
 
     def snapshot(self, adapter_id: str) -> AdapterState | None:
-        with engine_errors_as_domain_errors():
+        with self._state_errors():
             snapshot = self._engine.snapshot(adapter_id)
-        return None if snapshot is None else state_of(snapshot)
+            return None if snapshot is None else state_of(snapshot)
 
     def restore(self, adapter_id: str, state: AdapterState) -> VerbRun:
         snapshot = snapshot_of(state)
-        with engine_errors_as_domain_errors():
+        with self._state_errors():
             if adapter_id in self._engine.adapter_ids and state.full_parameters is not None:
                 # Two full-parameter adapters do not fit in memory, so the old one is deleted first.
                 self._engine.delete_adapter(adapter_id)
@@ -205,16 +203,16 @@ class EngineHost:
         For full-parameter training, include the frozen weights, so that samplers can serve the model.
         """
         cursor = {} if consumed_train_samples is None else {CURSOR: consumed_train_samples}
-        with engine_errors_as_domain_errors():
+        with self._state_errors():
             state = state_of(self._engine.export_state(adapter_id, is_optimizer_included=is_trainer_included, **cursor))
-        if state.full_parameters is None:
-            return state
-        base = self._engine.model.base_state()
-        frozen = {name: tensor_data_of(tensor) for name, tensor in base if name not in state.adapter}
+            if state.full_parameters is None:
+                return state
+            base = self._engine.model.base_state()
+            frozen = {name: tensor_data_of(tensor) for name, tensor in base if name not in state.adapter}
         return replace(state, adapter={**state.adapter, **frozen})
 
     def import_state(self, adapter_id: str, state: AdapterState, *, is_trainer_included: bool) -> VerbRun:
-        with engine_errors_as_domain_errors():
+        with self._state_errors():
             if state.full_parameters is not None:
                 # A checkpoint also contains the frozen weights.
                 own = self._engine.adapter(adapter_id).weights.peft_state()
@@ -227,6 +225,20 @@ class EngineHost:
         config = training_config_of(adapter, TrainingConfig()) if is_trainer_included else None
         outcome = LoadResult(step_count=adapter.step_count, **counters)
         return VerbRun(outcome=outcome, step_count=adapter.step_count, training_config=config)
+
+    @contextmanager
+    def _state_errors(self) -> Iterator[None]:
+        """Convert errors of the engine; if memory runs out in a process of a sharded model, end all processes.
+
+        The other processes wait for this one when they gather weights, so it cannot refuse the call alone.
+        """
+        with engine_errors_as_domain_errors():
+            try:
+                yield
+            except Exception as error:
+                if self._engine.model.sharding is None or not is_out_of_memory(error):
+                    raise
+                raise OutOfMemoryInShardedPass(f'memory ran out while a state was copied: {error}') from error
 
 
 _TEMPORARY_ID = 'an adapter that is being restored'

@@ -5,7 +5,7 @@ from typing import Any
 from services.model.domain.engine import AdapterState
 from twinkle.data_format import LoraConfig
 from twinkle.model.engine import AdapterSnapshot
-from twinkle.model.engine.snapshot import trainer_state
+from twinkle.model.engine.snapshot import gathered_snapshot, trainer_state
 from twinkle.model.errors import SnapshotMismatch
 
 CURSOR = 'consumed_train_samples'
@@ -16,7 +16,11 @@ _LIMITS = {CURSOR: range(2**63), _STEPS: range(1, 2**31)}
 
 
 def state_of(snapshot: AdapterSnapshot) -> AdapterState:
-    """Convert a snapshot of the engine to a state of the port."""
+    """Convert a snapshot of the engine to a state of the port.
+
+    If FSDP divides the tensors of the snapshot among processes, every process must call it.
+    """
+    snapshot = gathered_snapshot(snapshot)
     return AdapterState(
         lora_config=snapshot.lora_config or LoraConfig(),
         full_parameters=snapshot.full_parameters,

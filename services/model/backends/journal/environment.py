@@ -19,17 +19,18 @@ ReplayEnvironment = Mapping[str, str | int]
 
 def changed_environment(folder: Path, current: ReplayEnvironment) -> dict[str, str]:
     """Return the settings that changed since the last call, each as `old -> new`, and store the current settings."""
-    before = _stored(folder)
+    before = stored_environment(folder)
     (folder / _FILE).write_text(json.dumps(current, indent=2, sort_keys=True))
     return {name: f'{before[name]} -> {current[name]}' for name in _differing(before, current)}
 
 
 def differing_settings(folder: Path, other: Path) -> list[str]:
     """Return the sorted names of the settings that both journals recorded with different values at their last use."""
-    return sorted(_differing(_stored(folder), _stored(other)))
+    return sorted(_differing(stored_environment(folder), stored_environment(other)))
 
 
-def _stored(folder: Path) -> ReplayEnvironment:
+def stored_environment(folder: Path) -> ReplayEnvironment:
+    """Return the environment in which a journal was last used; empty if it is unknown."""
     try:
         return json.loads((folder / _FILE).read_text())
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
 """A journal in memory, for tests and for services without a durable journal.
 
-It supports eviction and undo like the journal on disk, but is lost when the process exits.
+It drops old entries and supports undo like the journal on disk, but is lost when the process exits.
 """
 
 from bisect import bisect_right
@@ -22,7 +22,7 @@ from services.model.domain.sequence import RECORD_LENGTH
 @dataclass
 class _Row:
     operation: Operation | None
-    """The operation; None for a state verb, and once no restore needs the operation."""
+    """The operation; None if it is not replayed, such as a save, and once no restore needs it."""
     fingerprint: str
     kind: ReplayKind
     outcome: OperationResult | DomainError | None = None
@@ -55,7 +55,7 @@ class MemoryJournal:
         return ()
 
     async def take_over(self, trainer: str) -> Sequence[JournaledAdapter]:
-        raise TakeoverRefused(trainer, 'the model service that was asked has no durable journal')
+        raise TakeoverRefused(trainer, "it has no durable journal; set journal: 'sqlite', or ask another trainer")
 
     async def complete_take_over(self) -> None:
         """Do nothing: no takeover can have succeeded."""
@@ -164,7 +164,9 @@ class MemoryJournal:
         numbers = sorted(self._history_of(adapter_id).snapshots)
         count = len(numbers) if at_most is None else bisect_right(numbers, at_most)
         if not count:
-            raise AdapterDamaged(adapter_id, f'no snapshot up to operation {at_most}')
+            raise AdapterDamaged(
+                adapter_id, 'no snapshot' if at_most is None else f'no snapshot up to operation {at_most}'
+            )
         return self._history_of(adapter_id).snapshots[numbers[count - 1]]
 
     async def entries(self, adapter_id: str, *, after: int, until: int | None = None) -> Sequence[JournalEntry]:

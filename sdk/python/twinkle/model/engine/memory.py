@@ -1,4 +1,4 @@
-"""Detection of out-of-memory errors among the RuntimeErrors of torch."""
+"""Out-of-memory errors: detection on any device, the error of a sharded pass, and the release of unused memory."""
 
 import torch
 
@@ -14,7 +14,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class OutOfMemoryInShardedPass(RuntimeError):
-    """Memory ran out on a rank of a sharded model. The other ranks wait for it in the pass, so the program must end."""
+    """Memory ran out on a rank of a sharded model. Other ranks may wait for this rank, so the program must end."""
 
 
 def release_memory(device: torch.device) -> None:

@@ -1,7 +1,7 @@
 """Validation of a batch and its division into parts.
 
-The division depends only on the batch, its loss and the size of a pass, not on the other adapters in the passes.
-Gradients are therefore always summed in the same order.
+The division depends on the batch, its loss, `micro_batch_size` and the size of a pass, and not on the other adapters in
+the passes. Gradients are therefore summed in the same order, unless memory runs out and a part is divided in two.
 """
 
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ class BatchCutter:
         Raises:
             InvalidFeatures: a feature is invalid; the error names the feature, the field and the fix.
             MissingStream: the features lack a stream that the loss requires.
-            InvalidArgument: an output was requested that the adapter does not have.
+            InvalidArgument: the loss or the caller needs an output that the adapter or the base model does not have.
         """
         purpose.check()
         loss = purpose.loss
@@ -76,7 +76,7 @@ class BatchCutter:
         if self._limits.routing is None:
             raise InvalidArgument(
                 'routed_experts cannot be returned: the base model has no routers that report them, or '
-                'ulysses ranks divide the rows'
+                'ulysses_size is above 1; leave out return_routed_experts'
             )
         if batch.token_count != sum(batch.feature_lengths):
             raise InvalidArgument('routed_experts cannot be returned for masked tokens; remove tokens with a mask of 0')

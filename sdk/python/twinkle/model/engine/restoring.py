@@ -16,11 +16,18 @@ from twinkle.metric import METRICS
 from twinkle.model.engine.adapter_state import AdapterState, ConfiguredMetric
 from twinkle.model.engine.optimization import ComponentChoice, Optimization
 from twinkle.model.engine.owner import AdapterOwner
-from twinkle.model.engine.snapshot import GRADIENT, OPTIMIZER, RANDOM_STATE, AdapterSnapshot, trainer_state
+from twinkle.model.engine.snapshot import (
+    GRADIENT,
+    OPTIMIZER,
+    RANDOM_STATE,
+    AdapterSnapshot,
+    divided_snapshot,
+    trainer_state,
+)
 from twinkle.model.engine.value_head import ValueHead
 from twinkle.model.errors import SnapshotMismatch
 from twinkle.module import OptimizerState, load_optimizer_state, load_scheduler_state
-from twinkle.nn import FullWeights, LoraWeights, PackedModel, tensor_of
+from twinkle.nn import FullWeights, LoraWeights, PackedModel, select_parameters, tensor_of
 from twinkle.processor import PROCESSORS
 
 _MAX_COUNT = 1 << 53
@@ -41,6 +48,7 @@ def restore_snapshot(
             nothing was changed.
     """
     _check_config(state, snapshot)
+    snapshot = divided_snapshot(snapshot, state.weights.named_parameters())
     part = head = None
     if is_optimizer_included:
         part = _TrainerPart.build(state, snapshot, hidden_size=hidden_size)
@@ -69,6 +77,9 @@ def restored_adapter(
         raise SnapshotMismatch('the snapshot does not include the configuration; load it as a checkpoint')
     weights = None
     try:
+        if snapshot.full_parameters is not None:
+            trained = select_parameters(model.base_parameters, snapshot.full_parameters)
+            snapshot = divided_snapshot(snapshot, trained)
         weights = _weights(snapshot, model)
         state = AdapterState.create(
             adapter_id,

@@ -7,10 +7,12 @@ loaded into a configured adapter; a whole snapshot includes it.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from twinkle.data_format import LoraConfig, TensorData
 from twinkle.model.engine.adapter_state import AdapterState, ConfiguredMetric
@@ -18,7 +20,7 @@ from twinkle.model.engine.optimization import ComponentChoice
 from twinkle.model.engine.owner import owned_tensors
 from twinkle.model.errors import AdapterNotReady, SnapshotMismatch
 from twinkle.module import optimizer_state, scheduler_state
-from twinkle.nn import FullWeights, tensor_data_of
+from twinkle.nn import FullWeights, divided_like, gathered, tensor_data_of
 
 STATE_TENSOR = 'trainer_state'
 """Name of the tensor with the JSON."""
@@ -80,6 +82,48 @@ def take_whole_snapshot(state: AdapterState) -> AdapterSnapshot:
     return _snapshot_of(state, trainer)
 
 
+def gathered_snapshot(snapshot: AdapterSnapshot) -> AdapterSnapshot:
+    """Return a snapshot whose tensors are whole. Every rank that has a part of them must call it."""
+    trainer = None if snapshot.trainer is None else _gathered(snapshot.trainer)
+    return replace(snapshot, adapter=_gathered(snapshot.adapter), trainer=trainer)
+
+
+def divided_snapshot(snapshot: AdapterSnapshot, parameters: Mapping[str, Tensor]) -> AdapterSnapshot:
+    """Return this rank's part of a snapshot, if FSDP divides the trained parameters among ranks.
+
+    Args:
+        snapshot: snapshot with whole tensors, or with parts, which are unchanged.
+        parameters: trained parameters, by the model's parameter names.
+
+    Raises:
+        SnapshotMismatch: a gradient or a moment has a shape that no parameter has.
+    """
+    if not any(isinstance(parameter, DTensor) for parameter in parameters.values()):
+        return snapshot
+    weights = {
+        name: divided_like(like, data) if isinstance(like := parameters.get(name), DTensor) else data
+        for name, data in snapshot.adapter.items()
+    }
+    trainer: dict[str, TensorData] = {}
+    for name, data in (snapshot.trainer or {}).items():
+        like = divided_parameter(name, data.shape, parameters)
+        if like is None and name.startswith((GRADIENT, OPTIMIZER)) and data.shape:
+            raise SnapshotMismatch(f'{name} has shape {data.shape}, which no trained weight has')
+        trainer[name] = data if like is None else divided_like(like, data)
+    return replace(snapshot, adapter=weights, trainer=None if snapshot.trainer is None else trainer)
+
+
+def divided_parameter(name: str, shape: Sequence[int], parameters: Mapping[str, Tensor]) -> DTensor | None:
+    """Return a parameter that FSDP divides like a tensor of the trainer state; None if each rank has the whole tensor.
+
+    Gradients and moments have the shapes of their parameters, and parameters of one shape are divided alike.
+    """
+    if not name.startswith((GRADIENT, OPTIMIZER)):
+        return None
+    found = (item for item in parameters.values() if isinstance(item, DTensor) and item.shape == torch.Size(shape))
+    return next(found, None)
+
+
 def trainer_state(snapshot: AdapterSnapshot) -> dict[str, Any]:
     """Return the numbers and names of a snapshot's trainer state, converted to the current `FORMAT`.
 
@@ -95,6 +139,10 @@ def trainer_state(snapshot: AdapterSnapshot) -> dict[str, Any]:
     if not isinstance(numbers, dict) or numbers.get('format') not in (1, FORMAT):
         raise SnapshotMismatch(f'the trainer state must have format 1 or {FORMAT}')
     return _from_format_1(numbers) if numbers['format'] == 1 else numbers
+
+
+def _gathered(tensors: Mapping[str, TensorData]) -> dict[str, TensorData]:
+    return {name: gathered(data) for name, data in tensors.items()}
 
 
 def _snapshot_of(state: AdapterState, trainer: Mapping[str, TensorData] | None) -> AdapterSnapshot:
