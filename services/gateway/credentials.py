@@ -34,7 +34,7 @@ class Access(StrEnum):
 
 Requirement = Scope | Access
 
-_SERVICES: Mapping[str, Requirement] = {
+SERVICES: Mapping[str, Requirement] = {
     'twinkle.api.checkpoint.v1.CheckpointService': Scope.TRAIN,
     'twinkle.api.checkpoint.v1.VersionService': Scope.TRAIN,
     'twinkle.api.checkpoint.v1.WeightStreamService': Access.INTERNAL,
@@ -51,9 +51,9 @@ _SERVICES: Mapping[str, Requirement] = {
     'twinkle.api.sampler.v1.SamplerService': Scope.SAMPLE,
     'twinkle.api.server.v1.ServerService': Access.ANY_KEY,
 }
-"""Requirement of all methods of a service, except those in `_METHODS`."""
+"""Requirement of all methods of a service, except those in `METHODS`."""
 
-_METHODS: Mapping[str, Requirement] = {
+METHODS: Mapping[str, Requirement] = {
     'twinkle.api.checkpoint.v1.CheckpointService/CopyCheckpoint': Access.INTERNAL,
     'twinkle.api.checkpoint.v1.CheckpointService/SetCheckpointVisibility': Access.INTERNAL,
     'twinkle.api.checkpoint.v1.CheckpointService/WatchCheckpoints': Access.INTERNAL,
@@ -78,14 +78,4 @@ _METHODS: Mapping[str, Requirement] = {
 
 def requirement_of(method: str) -> Requirement | None:
     """Return the requirement of a method ('package.Service/Method', no leading slash); None for an unknown service."""
-    return _METHODS.get(method) or _SERVICES.get(method.partition('/')[0])
-
-
-def services_with_rules() -> frozenset[str]:
-    """Return the full names of all services in the table."""
-    return frozenset(_SERVICES)
-
-
-def methods_with_rules() -> frozenset[str]:
-    """Return the full names of the methods that have their own entry."""
-    return frozenset(_METHODS)
+    return METHODS.get(method) or SERVICES.get(method.partition('/')[0])

@@ -5,6 +5,7 @@ the contract, which documents their fields.
 """
 
 import atexit
+import sys
 import weakref
 from contextlib import suppress
 from datetime import timedelta
@@ -333,7 +334,8 @@ def init_twinkle_client(
 ) -> TwinkleClient:
     """Connect, create a session, and make this client the default of all components.
 
-    When the program exits, the client is closed as by `TwinkleClient.close`.
+    When the program exits, the session finishes. It finishes with success, unless an exception ended the program; the
+    server then saves unsaved steps in checkpoints, see `TwinkleClient.close`.
 
     Args:
         base_url: See `TwinkleClient`.
@@ -382,5 +384,7 @@ def _finish_reason(kind: type[BaseException] | None) -> session_service_pb2.Fini
 
 @atexit.register
 def _close_all() -> None:
+    # Python sets this when it prints an exception that the program did not catch.
+    error: BaseException | None = getattr(sys, 'last_value', None)
     for client in list(_open_clients):
-        client.close()
+        client.__exit__(None if error is None else type(error), error, None)

@@ -13,7 +13,7 @@ from services.gateway.futures.runner import Runner
 from services.gateway.futures.sql_peers import SqlPeers
 from services.gateway.futures.waiters import Topics
 from services.kit.caller import Caller
-from services.kit.errors import Draining
+from services.kit.errors import DomainError, Draining
 from services.kit.failpoints import reach
 
 _LARGE_BYTES = 1 << 18
@@ -165,9 +165,16 @@ class Futures:
 
     async def drop_session(self, session_id: str) -> None:
         """Stop the unfinished futures of a session of the current caller, except deletions of adapters."""
+        failures: list[DomainError] = []
         for future in await self._records.store.list_of_session(self._caller().tenant_id, session_id):
             if future.kind != DELETE_KIND:
-                await self._stop(future)
+                try:
+                    await self._stop(future)
+                except DomainError as error:
+                    # A model service that cannot be reached must not keep the futures of others running.
+                    failures.append(error)
+        if failures:
+            raise failures[0]
 
     async def resume(self) -> int:
         """Run all waiting futures of this gateway that are not loaded yet; return the number of waiting futures."""

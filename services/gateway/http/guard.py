@@ -99,7 +99,8 @@ class Guard:
             raise Draining()
         call.caller = await self._authenticated(call)
         set_caller(call.caller)
-        call.request_id = _printable(call.headers.get(REQUEST_ID_KEY, '')) or call.request_id
+        given = call.headers.get(REQUEST_ID_KEY, '')
+        call.request_id = (given[:128] if given.isascii() and given.isprintable() else '') or call.request_id
         set_request_id(call.request_id)
         check = partial(self._authenticated, call)
         async with rechecked(check, interval=self._authenticator.recheck_interval):
@@ -144,10 +145,6 @@ class _GuardedRoute:
 def count_unknown_route() -> None:
     """Count a call that no route serves."""
     _calls.labels(_UNKNOWN_ROUTE, 'UNKNOWN_URL').inc()
-
-
-def _printable(text: str) -> str:
-    return text[:128] if text.isascii() and text.isprintable() else ''
 
 
 async def _wait_for_disconnect(call: HttpCall) -> None:

@@ -94,13 +94,19 @@ class HttpServer:
         """Start listening; `grpc_ports` returns the gRPC ports of this process, and `/healthz` reports the first one.
 
         Raises:
-            OSError: the address is in use, or does not belong to this machine.
+            OSError: the address is in use or does not belong to this machine, or the certificate cannot be loaded.
         """
         listener = _bound_socket(self._host.strip('[]'), self._port)
         self._port = listener.getsockname()[1]
         self._guard.grpc_ports = grpc_ports
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
-        await self._server.is_listening.wait()
+        listening = asyncio.create_task(self._server.is_listening.wait())
+        await asyncio.wait([self._serving, listening], return_when=asyncio.FIRST_COMPLETED)
+        if not listening.done():
+            listening.cancel()
+            listener.close()
+            serving, self._serving = self._serving, None
+            await serving
 
     def begin_stop(self, grace: timedelta | None = None) -> None:
         """Refuse new calls; running calls may finish within `grace`, by default the configured drain time."""

@@ -99,11 +99,7 @@ IndexedResponse = tuple[int, wire.SampleResponse]
 async def sample_all(
     samplers: FleetSamplers, caller: Caller, requests: Sequence[wire.SampleRequest]
 ) -> AsyncGenerator[IndexedResponse, None]:
-    """Yield all responses as they arrive. The first failure cancels the remaining requests.
-
-    Raises:
-        DomainError: the only request failed; for several requests, an ExceptionGroup with the error.
-    """
+    """Yield all responses as they arrive. The first failure cancels the rest; several requests raise it in a group."""
     if len(requests) == 1:
         async with aclosing(samplers.sample(caller, requests[0])) as responses:
             async for response in responses:
@@ -211,11 +207,7 @@ class ModelResolver:
         return _model(name, created=self._created, owned_by='twinkle', max_model_len=context_tokens)
 
     async def _base_model_of(self, adapter: sampling_pb2.AdapterRef) -> str:
-        """Return the base model of a new run or a public checkpoint; empty if the lookup fails.
-
-        Raises:
-            DomainError: a checkpoint cannot be looked up at the moment.
-        """
+        """Return the base model of a new run or a public checkpoint; empty if the caller cannot use it."""
         try:
             if adapter.checkpoint_path:
                 return await self._weights.base_of_checkpoint(adapter.checkpoint_path)

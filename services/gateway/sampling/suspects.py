@@ -124,7 +124,7 @@ class Suspects:
     """Requests that ran on samplers when these failed, and that may be the cause.
 
     A request that crashes samplers could crash every sampler each time that a client sends it again, and the requests
-    that run beside it would fail too. Suspected requests therefore run one after the other, each until its first
+    that run alongside it would fail too. Suspected requests therefore run one after the other, each until its first
     progress. Meanwhile, other requests start only after a time limit.
 
     Concurrency: use it from one event loop only.
@@ -140,7 +140,7 @@ class Suspects:
         self._losses: dict[str, _Loss] = {}
         """Recent losses by replica."""
         self._changed = asyncio.Event()
-        """Set when a request makes progress or leaves a replica, and then replaced."""
+        """Set when a request makes progress or leaves a replica. A new event then replaces it, as each is used once."""
 
     def failures_of(self, attempt: Attempt) -> float:
         """Return the number of samplers that recently failed in a row with this request, or an equal one."""
@@ -222,7 +222,7 @@ class Suspects:
         """Wait for a suspected request's turn, and then briefly for progress of the other requests at its replica."""
         await self._lock.acquire()
         self._turn = attempt.turn = Turn(self._lock)
-        # Requests that have just found the replica get their slots meanwhile.
+        # Requests that were just routed to this replica need time to get their slots.
         await asyncio.sleep(_SENDING_SECONDS)
         with suppress(TimeoutError):
             async with asyncio.timeout(_ALONE_SECONDS):

@@ -110,12 +110,11 @@ def output_to_json(result: operation_result_pb2.ForwardResult) -> dict[str, Any]
 
 def metrics_of(result: operation_result_pb2.ForwardResult) -> dict[str, float]:
     """Return the metrics of a pass by `name:reduction`; clients combine the parts of a batch with the reduction."""
-    reported = {_metric_name(name): value for name, value in result.metrics.items()}
+    reported = {
+        name if name.count(':') == 1 else f'{name.replace(":", "_")}:mean': value
+        for name, value in result.metrics.items()
+    }
     return {**reported, 'loss:sum': result.loss, 'num_tokens:sum': float(result.label_count)}
-
-
-def _metric_name(name: str) -> str:
-    return name if name.count(':') == 1 else f'{name.replace(":", "_")}:mean'
 
 
 def _finite_metrics(metrics: Mapping[str, float]) -> dict[str, float]:

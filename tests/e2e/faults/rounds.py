@@ -136,6 +136,7 @@ async def run_round(
             harness.proxy.on_response.append(checkpoints.count_response)
             observed = await harness.run_plans(plans)
             _add_to_all(report, seeds, await harness.check_adapters())
+            report.fault_count = harness.proxy.fault_count
         _compare(report, observed, await undisturbed)
     except TimeoutError:
         _add_to_all(report, seeds, [f'the round hangs:\n{model.log_tail()}'])
@@ -145,7 +146,6 @@ async def run_round(
         undisturbed.cancel()
         await checkpoints.stop()
     report.deaths, report.checkpoint_deaths = model.deaths, checkpoints.death_count
-    report.fault_count = harness.proxy.fault_count
     return report
 
 

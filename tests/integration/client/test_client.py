@@ -1,6 +1,7 @@
 """The client over a real socket: identity, retries, sessions, catalogue and downloads."""
 
 import asyncio
+import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from fixtures.fake_gateway import API_KEY, FakeGateway
 from fixtures.fake_wire import failure
+from twinkle.api.gateway.v1 import session_service_pb2
 from twinkle_client import (
     AccessError,
     BusyError,
@@ -139,3 +141,18 @@ async def test_init_sets_the_default_client(gateway: FakeGateway) -> None:
     assert current_client() is client
     await asyncio.to_thread(client.close)
     assert gateway.calls['FinishSession'][0].session_id == 'ss-1'
+
+
+@pytest.mark.parametrize(
+    ('ending', 'reason'),
+    [('pass', 'SUCCESS'), ('raise ValueError', 'FAILED'), ('raise KeyboardInterrupt', 'INTERRUPTED')],
+)
+async def test_session_of_a_program_ends_with_its_outcome(gateway: FakeGateway, ending: str, reason: str) -> None:
+    """A program that an exception ends finishes its session without success, so that unsaved steps are saved."""
+    program = f'import twinkle_client; twinkle_client.init_twinkle_client("127.0.0.1:{gateway.port}", "{API_KEY}")'
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, '-c', f'{program}\n{ending}', stderr=asyncio.subprocess.DEVNULL
+    )
+    await process.wait()
+    (request,) = gateway.calls['FinishSession']
+    assert request.reason == session_service_pb2.FinishReason.Value(f'FINISH_REASON_{reason}')

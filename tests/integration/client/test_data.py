@@ -119,6 +119,7 @@ async def test_handles_identify_the_batches(gateway: FakeGateway, client: Twinkl
     ]  # fmt: skip
     assert loader.get_state() == {'consumed_train_samples': 20, 'cursor': ''}
     loader.resume_from_checkpoint({'consumed_train_samples': 14, 'cursor': 'Bw=='})
+    assert loader.get_state() == {'consumed_train_samples': 14, 'cursor': 'Bw=='}
     resumed = [handle async for handle in loader.handles.aio()]
     assert [(handle.consumed_rows, handle.cursor_state) for handle in resumed] == [(14, b'\x07'), (18, b'')]
     assert await loader.batch_at.aio(10) == handles[3]

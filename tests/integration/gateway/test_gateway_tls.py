@@ -120,6 +120,19 @@ async def test_public_certificate_without_internal_certificates(tmp_path: Path, 
         assert await _register(gateway.server.addresses[1], TlsConfig(), token='') == 'CREDENTIALS_MISSING'
 
 
+async def test_certificate_that_cannot_be_loaded_ends_the_start(tmp_path: Path, folder: Path) -> None:
+    """If the files of the certificate become unusable before HTTPS listens, the start fails instead of waiting."""
+    fields = {'state_dir': tmp_path / 'state', 'bootstrap_key': ADMIN_KEY, 'http_listen': '127.0.0.1:0'}
+    public = {'certificate': folder / 'gateway.crt', 'key': folder / 'gateway.key'}
+    config = GatewayConfig.model_validate({**fields, 'public_tls': public})
+    async with assembled(config, clock=FakeClock()) as gateway:
+        assert gateway.http is not None
+        (folder / 'gateway.key').write_text('not a key')
+        async with asyncio.timeout(30):
+            with pytest.raises(OSError):  # noqa: PT011 (ssl.SSLError has no stable message)
+                await gateway.http.start()
+
+
 async def test_https_certificate_is_reloaded_when_it_changes(tmp_path: Path, folder: Path) -> None:
     """HTTPS uses the gateway's certificate, which is reloaded when it changes; plaintext gets no response."""
     async with _gateway(tmp_path, tls=tls_of(folder, 'gateway')) as gateway:

@@ -118,6 +118,14 @@ def test_slot_contains_exactly_one_adapter():
         assert not empty.lora_b_stacked[0].any()
 
 
+def test_unaligned_tensors_are_copied():
+    """A tensor whose bytes are not aligned, because a smaller dtype precedes it, is read like an aligned one."""
+    values = torch.arange(6, dtype=torch.float32).view(2, 3)
+    for offset in range(8):
+        buffer = torch.cat([torch.zeros(offset, dtype=torch.uint8), values.flatten().view(torch.uint8)])
+        assert torch.equal(TensorLocation(torch.float32, (2, 3), offset).view(buffer), values)
+
+
 def test_penalties_count_tokens_of_another_engine():
     """Tokens of both engines count for the frequency penalty, and prompt tokens only for the repetition penalty."""
     row = _Row(prompt=[1, 2, 3], begun=[3], sampled_ids=[3, 4, -1], repetition=2.0, presence=0.5, frequency=0.25)

@@ -41,7 +41,11 @@ class TransformersValueModel(TransformersModel):
             full_parameters=full_parameters,
             gradient_accumulation_steps=gradient_accumulation_steps,
         )
-        self.set_loss('PPOValueLoss', adapter_name=adapter_name)
+        try:
+            self.set_loss('PPOValueLoss', adapter_name=adapter_name)
+        except BaseException:
+            self.remove_adapter(adapter_name)
+            raise
 
     def _adapter(self, adapter_name: str | None) -> str:
         if not self.engine.adapter_ids and adapter_name in (None, WHOLE_MODEL):

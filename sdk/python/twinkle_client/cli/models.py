@@ -1,4 +1,4 @@
-"""`twinkle models`: downloads of base models."""
+"""`twinkle models`: downloads base models, and lists the built-in ones."""
 
 import importlib
 from pathlib import Path

@@ -91,7 +91,7 @@ class DataLoader:
     async def batches(self) -> AsyncIterator[Batch]:
         """Yield the batches from the start or, once, from the position that `resume_from_checkpoint` set."""
         cursor, self._resume_from = self._resume_from, None
-        failures = 0
+        self._cursor, failures = cursor, 0
         while True:
             try:
                 async with aclosing(self._responses(cursor)) as responses:
@@ -116,7 +116,7 @@ class DataLoader:
         begin, self._resume_from = self._resume_from or dataset_pb2.Cursor(), None
         epoch_rows = await self._epoch_rows()
         epochs = self._options['epoch_count']
-        consumed, state = begin.consumed_rows, begin.state
+        self._cursor, consumed, state = begin, begin.consumed_rows, begin.state
         while epoch_rows and (not epochs or consumed < epochs * epoch_rows):
             handle = self._handle(consumed, epoch_rows, state)
             consumed, state = consumed + len(handle), b''
@@ -141,8 +141,11 @@ class DataLoader:
         return self._handle(consumed_train_samples, epoch_rows)
 
     def get_state(self) -> dict[str, Any]:
-        """Return the position after the last yielded batch, as JSON-like values."""
-        return loader_state(self._cursor or self._resume_from or dataset_pb2.Cursor())
+        """Return the position after the last yielded batch, as JSON-like values.
+
+        After `resume_from_checkpoint`, it is the position at which the next iteration starts.
+        """
+        return loader_state(self._resume_from or self._cursor or dataset_pb2.Cursor())
 
     def resume_from_checkpoint(self, consumed_train_samples: int | Mapping[str, Any]) -> None:
         """Start the next iteration at the position at which a run stopped.

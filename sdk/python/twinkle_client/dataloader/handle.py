@@ -35,7 +35,7 @@ class BatchHandle:
             TypeError: The number is unknown.
         """
         if self.size is None:
-            raise TypeError('the number of examples of this batch handle is unknown')
+            raise TypeError('the number of examples of this batch handle is unknown; create the handle with size=')
         return self.size
 
     def to_proto(self) -> operation_pb2.LoaderBatch:

@@ -26,7 +26,7 @@ class ModelHandle:
 
     Args:
         model_id: Name of the base model, as reported by `TwinkleClient.get_server_info`.
-        client: Unset: the client initialized last.
+        client: Client to use. Default: the most recently initialized one.
 
     Raises:
         RuntimeError: There is no client.

@@ -34,7 +34,7 @@ _CALL_SECONDS = 10.0
 _END_WITH_PARENT = (
     'import ctypes, os, signal, sys\n'
     'ctypes.CDLL(None).prctl(1, signal.SIGTERM)\n'  # PR_SET_PDEATHSIG, see prctl(2); it survives exec
-    'os.getppid() == int(sys.argv[1]) or sys.exit(1)\n'  # the parent may have ended before
+    'os.getppid() == int(sys.argv[1]) or sys.exit(1)\n'  # the parent may already have exited
     'os.execv(sys.executable, [sys.executable, *sys.argv[2:]])\n'
 )
 """Program with the arguments PARENT_ID PROGRAM...; it runs PROGRAM, which receives SIGTERM when the parent ends."""
@@ -138,7 +138,9 @@ class RayProcess:
         try:
             _connect(cluster)
         except StackError as error:
-            raise StackError(f'{error}; if that cluster has ended, delete stack.json in the state folder') from error
+            raise StackError(
+                f'{error}; if that cluster was shut down, delete stack.json in the state folder'
+            ) from error
         try:
             return cast('Any', ray).get_actor(name, namespace=NAMESPACE)
         except ValueError as error:

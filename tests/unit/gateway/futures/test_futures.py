@@ -253,6 +253,30 @@ async def test_work_of_a_session_is_dropped() -> None:
         assert await gateway.outcome(deletion) == b'eyb'
 
 
+class Unreachable(Recorder):
+    """An executor that cannot stop its first future, because the model service does not respond."""
+
+    async def stop(self, future: Future) -> bool:
+        """Fail for the future `one`."""
+        if future.key == 'one':
+            raise ServiceUnreachable('model')
+        return await super().stop(future)
+
+
+async def test_all_futures_of_a_session_are_stopped_despite_an_error() -> None:
+    """An error about one future of a session is raised after all other futures have been stopped."""
+    async with running_futures(Unreachable()) as gateway:
+        gateway.recorder.gate.clear()
+        running = [await gateway.submit(name) for name in ('one', 'two', 'three')]
+        await gateway.recorder.has_started(3)
+        with pytest.raises(ServiceUnreachable):
+            await gateway.futures.drop_session('ses-1')
+        for future in running[1:]:
+            assert isinstance(await gateway.outcome(future), Cancelled)
+        gateway.recorder.gate.set()
+        assert await gateway.outcome(running[0]) == b'eno'
+
+
 async def test_uninterruptible_executor_completes() -> None:
     """A future of an uninterruptible executor finishes with its result despite a cancellation."""
     async with running_futures(Recorder(is_interruptible=False)) as gateway:

@@ -92,6 +92,9 @@ def _slices(
     """Return one call per consecutive part of the batch and all other lists; None for parts without an entry."""
     bound = inspect.signature(function).bind(None, *args, **named)
     batch_name = next(iter(list(bound.arguments)[1:]), '')
+    if not batch_name:
+        # There is nothing to divide.
+        return [(args, named), *[None] * (parts - 1)]
     batch = named[batch_name] if batch_name in named else args[0]
     if not _is_batch(batch) or (len(batch) > 0 and isinstance(batch[0], int | np.integer)):
         # One example, or the token ids of one prompt.

@@ -61,7 +61,7 @@ class SavingVerbs(ModelHandle):
         if merge_lora and save_optimizer:
             raise InvalidArgument('a merged model has no optimizer state; save twice, or leave out save_optimizer')
         weights = self.engine.adapter(self._adapter(adapter_name)).weights
-        if merge_lora and isinstance(weights, FullWeights) and weights.is_sharded:
+        if merge_lora and isinstance(weights, FullWeights):
             raise InvalidArgument('a full-parameter run has no adapter to merge; leave out merge_lora')
         snapshot = self.engine.export_state(
             self._adapter(adapter_name),

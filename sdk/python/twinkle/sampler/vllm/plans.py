@@ -39,9 +39,12 @@ class TensorLocation:
     """Position of the first byte in the file."""
 
     def view(self, buffer: Tensor) -> Tensor:
-        """Return the tensor as a view of `buffer`, which is uint8 [bytes]."""
-        end = self.offset + self.dtype.itemsize * prod(self.shape)
-        return buffer[self.offset : end].view(self.dtype).view(self.shape)
+        """Return the tensor as a view of `buffer`, which is uint8 [bytes]; a copy if its bytes are not aligned."""
+        part = buffer[self.offset : self.offset + self.dtype.itemsize * prod(self.shape)]
+        if self.offset % self.dtype.itemsize:
+            # Torch cannot view bytes that are not aligned, for example after a tensor of a smaller dtype.
+            part = part.clone()
+        return part.view(self.dtype).view(self.shape)
 
     def view_typed(self, elements: Tensor) -> Tensor:
         """Return a matrix like `view`, in a single operation; `elements` is the file as elements of the dtype."""
