@@ -19,7 +19,7 @@ from twinkle_client.sampler import Sampler
 _LARGEST_TOKEN = 4000
 """Upper bound of the random token ids, exclusive."""
 _SAVE_EVERY = 3
-"""A checkpoint is saved in one of this many cycles."""
+"""A cycle saves a checkpoint with a probability of one in this number."""
 
 
 def main() -> None:

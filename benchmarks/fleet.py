@@ -124,7 +124,9 @@ def _wait_for_replicas(stack: StackState, count: int) -> None:
         fleet = FleetAdministration(client=client)
         while sum(replica.state == 1 for replica in fleet.list_replicas()) < count:
             if time.monotonic() > end:
-                raise RuntimeError(f'{count} samplers did not join within {JOIN_SECONDS:.0f} s')
+                raise RuntimeError(
+                    f"fewer than {count} replicas were ready after {JOIN_SECONDS:.0f} s; read the services' logs"
+                )
             time.sleep(0.2)
 
 

@@ -1,4 +1,4 @@
-"""Recording of a run: a progress bar, one line of JSON per step, and a plot at the end."""
+"""Records a run: a progress bar, one line of JSON per step, and a plot at the end."""
 
 import json
 from collections.abc import Iterable, Sequence

@@ -1,14 +1,12 @@
-"""Detects damage to a SQLite database that SQLite itself does not detect.
+"""Detects damage to a SQLite database that SQLite itself does not detect: changed values, and lost transactions.
 
-SQLite checks neither the values of rows nor whether its write-ahead log is complete. It returns a changed value as if
-the value had been stored. It drops all transactions after a damaged frame of the log as if they had never been
-committed. Therefore triggers store a digest of each row, its seal, in the table `row_seals`. The table also contains
-the number of transactions, which is copied to a small file, the mark. A database whose count is below its mark lost
-transactions.
+SQLite returns a changed value as if it had been stored, and silently drops all transactions after a damaged frame of
+its write-ahead log. Therefore triggers store a digest of each row, its seal, in the table `row_seals`. The table also
+contains the number of transactions, which is copied to a small file, the mark. A database whose count is below its mark
+lost transactions.
 
-The mark is written after each commit and before the commit is acknowledged, but it is synced only occasionally. If
-only the process was killed, the mark shows every loss. After a power failure, it shows the loss of transactions that
-were committed before its last sync. The mark is never ahead of the database.
+The mark is written after each commit, before the commit is acknowledged, but synced only occasionally. After a killed
+process, it shows every loss; after a power failure, the losses before its last sync. It is never ahead of the database.
 """
 
 import os

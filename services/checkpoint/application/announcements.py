@@ -1,4 +1,4 @@
-"""Announcements of changes to waiting streams: an adapter has a new version, or a checkpoint has changed."""
+"""Notifies waiting streams of changes: an adapter has a new version, or a checkpoint has changed."""
 
 import asyncio
 from collections.abc import Hashable, Iterator

@@ -22,7 +22,10 @@ def events_of(event: EngineEvent, request: GenerationRequest) -> list[Generation
     """
     if not all(map(_is_number, _token_logprobs(event, request))):
         name, version = (request.adapter.adapter.name, request.adapter.version) if request.adapter else ('', 0)
-        raise AdapterMisfit(name, f'finite weights; version {version} computes log-probabilities that are NaN')
+        raise AdapterMisfit(
+            name,
+            f'finite weights, but version {version} computes log-probabilities that are NaN; sample an earlier version',
+        )
     if isinstance(event, PromptEvent):
         return [
             PromptComputed(

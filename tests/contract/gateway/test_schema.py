@@ -62,7 +62,7 @@ def _remove_later_tables(connection: Connection) -> None:
         sqlite_seals.install(raw)
 
 
-async def test_database_of_the_last_development_revision_stays_usable(database_url: str) -> None:
+async def test_database_of_the_first_release_stays_usable(database_url: str) -> None:
     """A database at revision r0011 is upgraded, and its rows stay readable."""
     database = await Database.open(database_url)
     tenant = Tenant(tenant_id='alice', display_name='Alice', create_time=FakeClock().now())
@@ -79,7 +79,7 @@ async def test_database_of_the_last_development_revision_stays_usable(database_u
 
 @pytest.mark.parametrize('revision', ['r0004', 'r0010', 'r9999'])
 async def test_database_of_an_unknown_revision_is_refused(database_url: str, revision: str) -> None:
-    """Opening a database of an older or newer schema raises SchemaNotSupported, even at a second attempt."""
+    """Opening a database before r0011, or of an unknown revision, raises SchemaNotSupported, also when repeated."""
     database = await Database.open(database_url)
     await _set_revision(database, revision)
     for _ in range(2):

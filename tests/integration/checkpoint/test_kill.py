@@ -1,4 +1,4 @@
-"""The service is killed at a random point of a publish or a save, and restarted with the remaining files."""
+"""Kills, restarts and shutdowns of the service during publishes, saves and subscriptions lose nothing acknowledged."""
 
 import asyncio
 import random
@@ -84,7 +84,7 @@ async def test_shutdown_does_not_wait_for_followers(tmp_path: Path) -> None:
 async def _kill_while_sending(
     process: ServiceProcess, state: PackedState, *, version: int, checkpoint: bool, seed: int
 ) -> None:
-    """Kill the service after a random part of a publish."""
+    """Kill the service at a random point of a publish or a save."""
     rng = random.Random(seed)
     frames = publish_frames(
         state, version=version, checkpoint=_target() if checkpoint else None, chunk_bytes=rng.randrange(1000, 200_000)
@@ -134,7 +134,7 @@ async def _check(
 def _has_no_partial_files(state_dir: Path) -> bool:
     """Return whether every folder is referenced by a record and can be loaded.
 
-    Right after a start, states that were only in memory may not be on disk yet.
+    Right after a start, it can be False: versions that survived in shared memory may not be on disk yet.
     """
     slots = [path for path in (state_dir / 'checkpoint' / 'states').glob('*/*/*/*') if path.is_dir()]
     return all(_is_committed(slot) for slot in slots)

@@ -345,7 +345,7 @@ def test_layers_have_the_documented_order() -> None:
 
 
 def test_address_outside_loopback_needs_a_token(tmp_path: Path) -> None:
-    """A service without an internal token refuses to listen on other addresses than loopback."""
+    """A service without an internal token refuses to listen on addresses other than loopback."""
     config = KitConfig(listen='0.0.0.0:0', state_dir=tmp_path)
     with pytest.raises(ValueError, match='internal_token'):
         RpcServer(config, authenticator=InternalAuthenticator(''), endpoints=[])

@@ -111,13 +111,13 @@ def test_unusable_kernel_is_refused_and_changes_nothing(model, mapping):
 
 
 def test_invalid_choices_are_refused():
-    """No backend, an unknown backend and an object without a model are refused."""
+    """An empty list of backends, an unknown backend and an object without a model are refused."""
     for make in (lambda: KernelChoice(()), lambda: KernelChoice(('abacus',)), lambda: kernelize(object())):
         with pytest.raises(KernelError):
             make()
 
 
-def test_every_operation_has_a_layer():
+def test_gelu_layer_uses_the_geglu_kernel():
     """A layer with a tanh-approximated gelu gate uses the `geglu` kernel, and `PLAIN` has a kernel per operation."""
     mlp = gelu_layer()
     x = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))

@@ -75,7 +75,7 @@ FACTS = (batch(1), batch(2, lengths=(2, 5)))
 
 
 def test_policy_metrics_are_means_over_labels():
-    """All values of the policy metric except clipping are computed over the labels of all batches."""
+    """Values of the policy metric are computed over the labels of all batches; clip ratios have a separate test."""
     found, labels = report('GRPOMetric', *FACTS), list(rows(*FACTS))
     mean = statistics.fmean
     diffs = [row['new'] - row['old_logps'] for row in labels]
@@ -228,7 +228,7 @@ def test_accuracy_is_the_share_of_greedy_labels():
 
 
 def test_rewards_come_from_features_or_from_the_loop():
-    """Rewards of features and of a loop are reported by name, one per completion, and times as means."""
+    """A feature's reward counts once per completion; the rewards of a loop are reported by name, and times as means."""
     metric = CompletionRewardMetric()
     metric.accumulate(FACTS[0])
     metric.accumulate(rewards={'format': [1.0, 0.0]}, completion_lengths=[7], generate_time=2.0)

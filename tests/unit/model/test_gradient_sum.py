@@ -65,7 +65,7 @@ def test_folded_sum_adds_one_after_the_other() -> None:
     for gradient in gradients:
         total.add(gradient)
         expected = sum_gradients(expected, gradient)
-        assert len(total._subtrees) == 1  # noqa: SLF001 - its memory
+        assert len(total._subtrees) == 1  # noqa: SLF001 - the number of stored sums
     assert _is_equal(total.total(), expected)
 
 

@@ -103,7 +103,7 @@ def test_instances_accept_no_arguments() -> None:
 
 
 def test_length_filter_measures_one_column() -> None:
-    """Only rows whose length is within the bounds are kept."""
+    """Only rows whose text in the column has a length within the bounds are kept."""
     keeps = build_filter('TextLengthFilter', {'column': 'text', 'min_characters': 2, 'max_characters': 3})
     assert [keeps({'text': 'x' * length}) for length in range(5)] == [False, False, True, True, False]
 

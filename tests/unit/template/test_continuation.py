@@ -29,7 +29,7 @@ def test_a_missing_mask_is_derived_from_the_labels(template: Template) -> None:
 
 
 def test_per_token_values_are_extended(template: Template) -> None:
-    """Values of earlier turns are kept; the loss weight of a new token is 1.0, and its other values are 0.0."""
+    """Values of earlier turns are kept; new tokens have a loss weight of 1.0 and other values of 0.0."""
     prompt: Any = template.encode({'messages': CHAT}, add_generation_prompt=True)
     count = prompt['length']
     streams = {
@@ -76,7 +76,7 @@ def test_an_empty_completion_changes_nothing(template: Template) -> None:
     ],
 )
 def test_invalid_arguments_are_refused_by_field(template: Template, prompt: Any, new: Any, field: str) -> None:
-    """Invalid token ids and fields of another length are refused with the path of the field."""
+    """Invalid token ids, and fields whose shape does not match the prompt, are refused with the path of the field."""
     with pytest.raises(InvalidFeature) as caught:
         template.concat_input_feature(prompt, new)
     assert caught.value.field == field

@@ -32,8 +32,9 @@ def write_peft_folder(
 ) -> None:
     """Write an adapter folder, replacing an existing one.
 
-    The files are written and synced in a temporary folder beside `path`, which is then renamed. A crash leaves the old
-    folder or, between the two renames, no folder. It never leaves an incomplete folder.
+    The files are written and synced in a new folder inside a temporary one beside `path`. The new folder is then
+    renamed to `path`. A crash leaves the old or the new folder or, between the two renames, no folder at `path`; the
+    old folder is then in the temporary one. A crash never leaves an incomplete folder at `path`.
 
     Args:
         path: the folder to write. Missing parents are created.

@@ -1,6 +1,6 @@
 """Streams: per-token tensors that losses and metrics read in addition to the labels.
 
-The training engine, the contract and the client share this list. A feature contains a stream under its name, with one
+The training engine, the services and the client use this list. A feature contains a stream under its name, with one
 row per token, such as `InputFeature.advantages`. A stream without a field in the contract is sent in `extra_tensors`.
 """
 

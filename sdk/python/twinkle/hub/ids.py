@@ -28,7 +28,7 @@ class HubId:
     def parse(cls, text: str) -> 'HubId':
         """Parse an id that is not a path.
 
-        A repeated prefix such as `ms://ms://org/name` is accepted, because programs add a prefix to complete ids.
+        A repeated prefix such as `ms://ms://org/name` is accepted, because some programs add a second prefix.
 
         Raises:
             HubError: the id has an unknown prefix or is not of the form `org/name`.

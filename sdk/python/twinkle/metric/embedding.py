@@ -15,7 +15,8 @@ class EmbeddingMetric(CountingMetric):
     """Reports cosine similarities of groups of features: anchor, positive, then hard negatives if there are any.
 
     `pos_sim`, `pos_sim_min` and `pos_sim_max` are the mean, minimum and maximum similarity of an anchor and its
-    positive. `neg_sim` is the mean similarity of an anchor and the positives of other groups or its hard negatives.
+    positive. `neg_sim` is the mean similarity over all pairs of an anchor with the positive of another group or
+    with a hard negative of the same group.
 
     Args:
         group_size: number of features per group, at least 2; an incomplete last group is skipped.

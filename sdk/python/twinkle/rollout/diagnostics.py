@@ -1,4 +1,4 @@
-"""Metrics of a batch of rollouts."""
+"""Metrics of a batch of rollouts, and the conversion of sampled log-probabilities to a stream of losses."""
 
 from collections.abc import Iterable, Sequence
 
@@ -23,6 +23,7 @@ def rollout_numbers(rollouts: Sequence[Rollout], *, version: int | None = None) 
 
     Raises:
         UnknownVersion: `version` is given, and a rollout with sampled tokens has no version spans.
+        ValueError: a rollout was sampled with a later version than `version`.
     """
     if not rollouts:
         return {}
