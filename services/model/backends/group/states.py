@@ -20,7 +20,8 @@ def state_of(snapshot: AdapterSnapshot) -> AdapterState:
 
     If FSDP divides the tensors of the snapshot among processes, every process must call it.
     """
-    snapshot = gathered_snapshot(snapshot)
+    if snapshot.full_parameters is not None:
+        snapshot = gathered_snapshot(snapshot)
     return AdapterState(
         lora_config=snapshot.lora_config or LoraConfig(),
         full_parameters=snapshot.full_parameters,
