@@ -159,4 +159,5 @@ def _receipt_to_proto(receipt: domain.Receipt) -> operation_result_pb2.Receipt:
         queue_time=duration_to_proto(receipt.queue_time),
         pass_count=receipt.pass_count,
         pass_adapter_count=receipt.pass_adapter_count,
+        shared_token_count=receipt.shared_token_count,
     )

@@ -106,6 +106,7 @@ def result_from_proto(message: wire.OperationResult) -> domain.OperationResult:
             request_bytes=receipt.request_bytes,
             pass_count=receipt.pass_count,
             pass_adapter_count=receipt.pass_adapter_count,
+            shared_token_count=receipt.shared_token_count,
         ),
         warnings=tuple(message.warnings),
         is_replayed=message.is_replayed,

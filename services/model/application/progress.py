@@ -49,6 +49,7 @@ def result_of(operation: Operation, run: VerbRun, *, queue_time: timedelta = tim
         request_bytes=operation.request_bytes,
         pass_count=run.pass_count,
         pass_adapter_count=run.pass_adapter_count,
+        shared_token_count=run.shared_token_count,
     )
     return OperationResult(
         adapter_id=operation.adapter_id,

@@ -64,6 +64,8 @@ class Receipt:
     """Number of passes through the model that included the operation."""
     pass_adapter_count: int = 0
     """Maximum number of adapters that shared one of these passes, including the operation's adapter."""
+    shared_token_count: int = 0
+    """Number of the tokens whose results were taken from an equal prefix of another sequence of the batch."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,6 +47,7 @@ def test_outcome_round_trip(outcome):
         request_bytes=99,
         pass_count=2,
         pass_adapter_count=3,
+        shared_token_count=4,
     )
     original = OperationResult(
         adapter_id='ad-1', sequence_number=5, outcome=outcome, receipt=receipt, warnings=('one', 'two')

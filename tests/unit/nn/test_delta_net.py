@@ -67,9 +67,9 @@ def test_chunks_equal_the_recurrence_row_by_row(length, device):
             memory = memory + key[row][:, :, None] * error[:, None, :]
             expected.append(torch.einsum('hk,hkv->hv', query[row], memory))
         arguments = [None if x is None else x.to(device) for x in (query, key, value, decay, beta, initial)]
-        outputs, state = gated_delta_rule(*arguments)
+        outputs, states = gated_delta_rule(*arguments)
         torch.testing.assert_close(outputs.cpu(), torch.stack(expected), atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(state.cpu(), memory, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(states[-1].cpu(), memory, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize('steps', [(1,) * 12, (50, 1, 1, 17, 1, 60), (64, 64)])

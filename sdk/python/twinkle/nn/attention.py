@@ -8,21 +8,21 @@ included), Q query heads, K key-value heads, H head size.
 """
 
 from collections.abc import Sequence
-from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from twinkle.nn.errors import UnsupportedModel
-from twinkle.nn.spans import SequenceSpan
+from twinkle.nn.sequences import CallShape, KernelCall, PackedSequences, causal_mask
 
 IMPLEMENTATION = 'twinkle_packed'
 """Value of transformers' `attn_implementation` that selects this function."""
 SEQUENCES_ARGUMENT = 'twinkle_sequences'
-"""Keyword argument of the model with the sequence spans."""
+"""Keyword argument of the model with the `PackedSequences`."""
 _UNSUPPORTED_ARGUMENTS = ('softcap', 's_aux', 'position_bias')
 
 
@@ -46,74 +46,113 @@ def packed_attention(
     unsupported = [name for name in _UNSUPPORTED_ARGUMENTS if arguments.get(name) is not None]
     if unsupported or attention_mask is not None:
         raise UnsupportedModel(f'attention with {unsupported or "a mask"} is not supported')
-    sequences: Sequence[SequenceSpan] = arguments[SEQUENCES_ARGUMENT]
-    attend = partial(_attend, scaling=scaling, window=arguments.get('sliding_window'))
-    lengths = [span.end_row - span.begin_row for span in sequences]
-    padding = query_1QTH.shape[2] - sum(lengths)
+    sequences: PackedSequences = arguments[SEQUENCES_ARGUMENT]
+    window = arguments.get('sliding_window')
+    padding = query_1QTH.shape[2] - sum(sequences.lengths)
     # `split` adds one autograd node per tensor, and its backward pass is one concatenation. The backward pass of slices
     # would fill a tensor of the full size for every slice.
-    queries, keys, values = (x.split([*lengths, padding], dim=2) for x in (query_1QTH, key_1KTH, value_1KTH))
-    outputs: list[Tensor] = [torch.empty(0)] * len(lengths)
-    for group in _groups(sequences, lengths):
-        if sequences[group[0]].cache is not None:
-            (index,) = group
-            cached = sequences[index].cache.append(module.layer_idx, keys[index][0], values[index][0])
-            outputs[index] = attend(queries[index], *(x[None] for x in cached)).transpose(1, 2)
-            continue
-        attended = attend(*(_stacked(pieces, group) for pieces in (queries, keys, values)))
-        for index, output_1QLH in zip(group, attended.split(1), strict=True):
-            outputs[index] = output_1QLH.transpose(1, 2)
+    queries, keys, values = (x.split([*sequences.lengths, padding], dim=2) for x in (query_1QTH, key_1KTH, value_1KTH))
+    outputs: list[Tensor] = [torch.empty(0)] * len(sequences.lengths)
+    for index in sequences.cached:
+        cached = sequences.spans[index].cache.append(module.layer_idx, keys[index][0], values[index][0])
+        attended = _attend_cached(queries[index], *(x[None] for x in cached), scaling=scaling, window=window)
+        outputs[index] = attended.transpose(1, 2)
+    for call in sequences.calls:
+        query_NQLH = _stacked_rows(queries, call, sequences)
+        key_NKSH, value_NKSH = (_stacked_keys(pieces, call, sequences) for pieces in (keys, values))
+        blocks = sequences.masked_blocks(call, window=window, like=query_NQLH)
+        attended = _attend(query_NQLH, key_NKSH, value_NKSH, blocks, scaling=scaling)
+        for index, output_1QLH in zip(call.span_indexes, attended.split(1), strict=True):
+            outputs[index] = _own_rows(output_1QLH, call.shape.front, sequences.lengths[index]).transpose(1, 2)
     if padding:
         # The head sizes of queries and values differ in multi-head latent attention.
         outputs.append(query_1QTH.new_zeros(1, padding, query_1QTH.shape[1], value_1KTH.shape[-1]))
     return torch.cat(outputs, dim=1), None
 
 
-def _groups(sequences: Sequence[SequenceSpan], lengths: Sequence[int]) -> list[list[int]]:
-    """Group sequences that can share a kernel call: those of equal length without a cache.
-
-    Each sequence with a cache is a separate group. The kernel's results are bitwise independent of the number of
-    sequences in a call.
-    """
-    groups: dict[tuple[int, int], list[int]] = {}
-    for index, (span, length) in enumerate(zip(sequences, lengths, strict=True)):
-        key = (length, -1) if span.cache is None else (length, index)
-        groups.setdefault(key, []).append(index)
-    return list(groups.values())
+def _stacked_rows(pieces: Sequence[Tensor], call: KernelCall, sequences: PackedSequences) -> Tensor:
+    """Return [N, Q, L, H], the rows of the sequences of a call between their padding."""
+    front, row_count = call.shape.front, call.shape.row_count
+    return _stacked(
+        [
+            _padded(pieces[index], before=front, after=row_count - front - sequences.lengths[index])
+            for index in call.span_indexes
+        ]
+    )
 
 
-def _stacked(pieces: Sequence[Tensor], group: Sequence[int]) -> Tensor:
-    return torch.cat([pieces[index] for index in group]) if len(group) > 1 else pieces[group[0]]
+def _stacked_keys(pieces: Sequence[Tensor], call: KernelCall, sequences: PackedSequences) -> Tensor:
+    """Return [N, K, S, H], the keys of each sequence of a call: those of its parents, its own, and padding."""
+    groups: list[Tensor] = []
+    for parents, group in groupby(call.span_indexes, key=sequences.parents.__getitem__):
+        indexes = list(group)
+        own_count = call.shape.key_count - sequences.begins[indexes[0]]
+        own = _stacked([_padded(pieces[index], after=own_count - sequences.lengths[index]) for index in indexes])
+        if parents:
+            shared = [pieces[index].expand(len(indexes), -1, -1, -1) for index in parents]
+            own = torch.cat([*shared, own], dim=2)
+        groups.append(own)
+    return _stacked(groups)
+
+
+def _stacked(pieces: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(pieces)) if len(pieces) > 1 else pieces[0]
+
+
+def _padded(x_NHLD: Tensor, *, before: int = 0, after: int) -> Tensor:
+    return pad(x_NHLD, (0, 0, before, after)) if before or after else x_NHLD
+
+
+def _own_rows(x_1QLH: Tensor, front: int, length: int) -> Tensor:
+    rest = x_1QLH.shape[2] - front - length
+    return x_1QLH.split([front, length, rest], dim=2)[1] if front or rest else x_1QLH
 
 
 def _attend(
-    query_NQLH: Tensor, key_NKSH: Tensor, value_NKSH: Tensor, *, scaling: float | None, window: int | None
+    query_NQLH: Tensor,
+    key_NKSH: Tensor,
+    value_NKSH: Tensor,
+    blocks: Sequence[tuple[CallShape, Tensor]],
+    *,
+    scaling: float | None,
 ) -> Tensor:
-    new, total = query_NQLH.shape[2], key_NKSH.shape[2]
+    """Attend in blocks of rows with masks, or causally in one call if there are no blocks."""
+    row_count, key_count = query_NQLH.shape[2], key_NKSH.shape[2]
+    if not blocks:
+        return _kernel(query_NQLH, key_NKSH, value_NKSH, mask_LS=None, is_causal=row_count > 1, scale=scaling)
+    outputs: list[Tensor] = []
+    queries = query_NQLH.split([block.row_count for block, _ in blocks], dim=2)
+    for rows, (block, mask_LS) in zip(queries, blocks, strict=True):
+        used = [x if block.key_count == key_count else x[:, :, : block.key_count] for x in (key_NKSH, value_NKSH)]
+        outputs.append(_kernel(rows, used[0], used[1], mask_LS=mask_LS, is_causal=False, scale=scaling))
+    return torch.cat(outputs, dim=2) if len(outputs) > 1 else outputs[0]
+
+
+def _attend_cached(
+    query_1QLH: Tensor, key_1KSH: Tensor, value_1KSH: Tensor, *, scaling: float | None, window: int | None
+) -> Tensor:
+    """Attend with the last L of S tokens, without padding: a sampler needs few rows of many keys."""
+    new, total = query_1QLH.shape[2], key_1KSH.shape[2]
     is_windowed = window is not None and total > window
     is_square = new == total and not is_windowed
     mask_LS = None
     if not is_square and (new > 1 or is_windowed):
-        mask_LS = _causal_mask(new, total, window=window, device=query_NQLH.device)
+        mask_LS = causal_mask(total - new, new, total, window=window, device=query_1QLH.device)
+    return _kernel(query_1QLH, key_1KSH, value_1KSH, mask_LS=mask_LS, is_causal=is_square and new > 1, scale=scaling)
+
+
+def _kernel(
+    query: Tensor, key: Tensor, value: Tensor, *, mask_LS: Tensor | None, is_causal: bool, scale: float | None
+) -> Tensor:
     return scaled_dot_product_attention(
-        query_NQLH,
-        key_NKSH,
-        value_NKSH,
+        query,
+        key,
+        value,
         attn_mask=mask_LS,
-        is_causal=is_square and new > 1,
-        scale=scaling,
-        enable_gqa=query_NQLH.shape[1] != key_NKSH.shape[1],
+        is_causal=is_causal,
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
     )
-
-
-def _causal_mask(new: int, total: int, *, window: int | None, device: torch.device) -> Tensor:
-    """Return bool [new, total], true where one of the last `new` tokens attends to one of all `total` tokens."""
-    query_position = torch.arange(total - new, total, device=device)[:, None]
-    key_position = torch.arange(total, device=device)[None, :]
-    mask = key_position <= query_position
-    if window is not None:
-        mask &= key_position > query_position - window
-    return mask
 
 
 AttentionInterface.register(IMPLEMENTATION, packed_attention)

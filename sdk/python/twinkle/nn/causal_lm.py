@@ -21,8 +21,8 @@ from twinkle.nn.packed_model import PackedModel
 from twinkle.nn.probe import check_configuration, check_packed, reference_of, refusing
 from twinkle.nn.routers import RouterKind, hook_routers, router_kinds
 from twinkle.nn.rows import pad_rows
+from twinkle.nn.sequences import PackedSequences
 from twinkle.nn.sharding import LoadSharding
-from twinkle.nn.spans import SequenceSpan
 
 
 class PackedCausalLM(PackedModel):
@@ -151,9 +151,7 @@ class PackedCausalLM(PackedModel):
         """Number of scalars in the frozen model."""
         return self._parameter_count
 
-    def _run(
-        self, ids: Tensor, position_ids: Tensor, sequences: Sequence[SequenceSpan], media: Sequence[MediaSpan]
-    ) -> Tensor:
+    def _run(self, ids: Tensor, position_ids: Tensor, sequences: PackedSequences, media: Sequence[MediaSpan]) -> Tensor:
         if self._media is None:
             inputs = {'input_ids': ids[None], 'position_ids': pad_rows(position_ids, len(ids))[None]}
         else:

@@ -17,7 +17,8 @@ from torch.nn.functional import conv1d, silu, softplus
 
 from twinkle.nn.attention import SEQUENCES_ARGUMENT
 from twinkle.nn.kv_cache import KVCache, RecurrentState
-from twinkle.nn.spans import SequenceSpan
+from twinkle.nn.rows import pad_rows
+from twinkle.nn.sequences import PackedSequences
 
 CHUNK_ROWS = 64
 """Rows whose updates of the state are solved together (section 3.3 of the paper)."""
@@ -39,10 +40,35 @@ class _Rows:
     def split(self, lengths: Sequence[int]) -> list['_Rows']:
         """Return the rows of each sequence as copies, because results depend on a tensor's alignment."""
         parts = [
-            [part.clone() for part in x.split([*lengths, len(x) - sum(lengths)])[: len(lengths)]]
-            for x in (self.mixed_TC, self.gate_TVH, self.beta_TV, self.decay_TV)
+            [part.clone() for part in x.split([*lengths, len(x) - sum(lengths)])[: len(lengths)]] for x in self.tensors
         ]
         return [_Rows(*row) for row in zip(*parts, strict=True)]
+
+    @classmethod
+    def joined(cls, first: '_Rows', second: '_Rows') -> '_Rows':
+        """Return the rows of both."""
+        return cls(*(torch.cat(pair) for pair in zip(first.tensors, second.tensors, strict=True)))
+
+    def after(self, begin: int) -> '_Rows':
+        """Return the rows from `begin` on."""
+        return _Rows(*(x[begin:] for x in self.tensors))
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """All tensors, in the order of the fields."""
+        return self.mixed_TC, self.gate_TVH, self.beta_TV, self.decay_TV
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """End of a sequence's rows, from which several other rows may continue."""
+
+    rows: _Rows
+    """Rows of the incomplete chunk at the end, possibly none."""
+    inputs_CW: Tensor
+    """Inputs of the convolution before these rows."""
+    memory_VKH: Tensor | None
+    """State before these rows; None for zeros."""
 
 
 class PackedDeltaNet(nn.Module):
@@ -61,17 +87,25 @@ class PackedDeltaNet(nn.Module):
         self.layer_idx: int = layer.layer_idx
         self._key_heads, self._value_heads = layer.num_k_heads, layer.num_v_heads
         self._key_size, self._value_size = layer.head_k_dim, layer.head_v_dim
+        self._width: int = self.conv1d.weight.shape[-1]
 
     def forward(
         self, hidden_states: Tensor, cache_params: Any = None, attention_mask: Tensor | None = None, **arguments: Any
     ) -> Tensor:
         """Return float [1, T, D] for `hidden_states [1, T, D]`; rows outside all sequences are zero."""
         del cache_params, attention_mask
-        sequences: Sequence[SequenceSpan] = arguments[SEQUENCES_ARGUMENT]
+        sequences: PackedSequences = arguments[SEQUENCES_ARGUMENT]
         rows = self._project(hidden_states[0])
-        lengths = [span.end_row - span.begin_row for span in sequences]
-        outputs = [self._sequence(part, span.cache) for part, span in zip(rows.split(lengths), sequences, strict=True)]
-        padding = hidden_states.shape[1] - sum(lengths)
+        outputs: list[Tensor] = []
+        branches: list[_Branch | None] = []
+        for part, span in zip(rows.split(sequences.lengths), sequences.spans, strict=True):
+            if span.cache is None:
+                output, branch = self._continued(part, None if span.parent is None else branches[span.parent])
+            else:
+                output, branch = self._cached(part, span.cache), None
+            outputs.append(output)
+            branches.append(branch)
+        padding = hidden_states.shape[1] - sum(sequences.lengths)
         outputs.append(hidden_states.new_zeros(padding, self._value_heads * self._value_size))
         return self.out_proj(torch.cat(outputs))[None]
 
@@ -92,10 +126,45 @@ class PackedDeltaNet(nn.Module):
         mixed = torch.cat([part.flatten(1) for part in (query, key, value)], dim=-1)
         return _Rows(mixed, gate.reshape(-1, *values), beta.flatten(1), decay.flatten(1))
 
-    def _sequence(self, rows: _Rows, cache: KVCache | None) -> Tensor:
-        """Return [L, V H] for the rows of one sequence, and update its cache."""
-        state = None if cache is None else cache.recurrent.get(self.layer_idx)
-        mixed_LC, inputs_CW = self._convolve(rows.mixed_TC, None if state is None else state.inputs_CW)
+    def _continued(self, own: _Rows, start: '_Branch | None') -> tuple[Tensor, '_Branch']:
+        """Return [L, V H] for rows that continue a sequence, and the state from which other rows can continue them.
+
+        Every sequence is divided into chunks at the same positions, whether its rows are shared or not, and its last
+        chunk is padded. A row's result therefore does not depend on later rows. Rows that continue an incomplete chunk
+        compute the rows of that chunk again.
+        """
+        rows = own if start is None else _Rows.joined(start.rows, own)
+        before_CW = None if start is None else start.inputs_CW
+        mixed_LC, inputs_CN = self._convolve(rows.mixed_TC, before_CW)
+        output_LD, memories = self._recur(rows, mixed_LC, None if start is None else start.memory_VKH, is_padded=True)
+        complete = len(mixed_LC) // CHUNK_ROWS
+        boundary = complete * CHUNK_ROWS
+        inputs_CW = inputs_CN[:, boundary : boundary + self._width - 1]
+        memory = None if start is None else start.memory_VKH
+        if complete:
+            memory = memories[complete - 1]
+        return output_LD[len(mixed_LC) - len(own.mixed_TC) :], _Branch(rows.after(boundary), inputs_CW, memory)
+
+    def _cached(self, rows: _Rows, cache: KVCache) -> Tensor:
+        """Return [L, V H] for the next rows of a sequence with a cache, and update the cache."""
+        state = cache.recurrent.get(self.layer_idx)
+        mixed_LC, inputs_CN = self._convolve(rows.mixed_TC, None if state is None else state.inputs_CW)
+        memory = None if state is None else state.memory_VKH
+        output_LD, memories = self._recur(rows, mixed_LC, memory, is_padded=False)
+        length = len(rows.mixed_TC) + (0 if state is None else state.length)
+        inputs_CW = inputs_CN[:, -(self._width - 1) :].detach().clone()
+        cache.recurrent[self.layer_idx] = RecurrentState(length, inputs_CW, memories[-1])
+        return output_LD
+
+    def _recur(
+        self, rows: _Rows, mixed_LC: Tensor, memory_VKH: Tensor | None, *, is_padded: bool
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return [L, V H] for convolved rows, and the state after each chunk.
+
+        If `is_padded`, the last chunk is filled with rows that change nothing, so that all chunks have equal shapes.
+        """
+        length = len(mixed_LC)
+        padded = length + -length % CHUNK_ROWS if is_padded else length
         sizes = [self._key_heads * self._key_size] * 2 + [self._value_heads * self._value_size]
         query, key, value = mixed_LC.split(sizes, dim=-1)
         group = self._value_heads // self._key_heads
@@ -103,31 +172,30 @@ class PackedDeltaNet(nn.Module):
             x.unflatten(-1, (self._key_heads, -1)).repeat_interleave(group, dim=1).float() for x in (query, key)
         )
         value_LVH = value.unflatten(-1, (self._value_heads, -1)).float()
-        decay_LV = -self.source.A_log.float().exp() * softplus(rows.decay_TV.float() + self.source.dt_bias)
-        output_LVH, memory_VKH = gated_delta_rule(
+        # Of a few numbers, a kernel computes some with a scalar exponential, which rounds differently.
+        speed_LV = softplus(pad_rows(rows.decay_TV.float() + self.source.dt_bias, padded))[:length]
+        beta_LV = pad_rows(rows.beta_TV.float(), padded).sigmoid()[:length]
+        inputs = (
             _unit(query_LVK) * self._key_size**-0.5,
             _unit(key_LVK),
             value_LVH,
-            decay_LV,
-            rows.beta_TV.float().sigmoid(),
-            None if state is None else state.memory_VKH,
+            -self.source.A_log.float().exp() * speed_LV,
+            beta_LV,
         )
-        if cache is not None:
-            length = len(rows.mixed_TC) + (0 if state is None else state.length)
-            cache.recurrent[self.layer_idx] = RecurrentState(length, inputs_CW, memory_VKH)
-        return self.norm(output_LVH.to(rows.mixed_TC.dtype).flatten(0, 1), rows.gate_TVH.flatten(0, 1)).view(
-            len(output_LVH), -1
-        )
+        output_LVH, memories = gated_delta_rule(*(pad_rows(x, padded) for x in inputs), memory_VKH)
+        output_LVH = output_LVH[:length]
+        normed = self.norm(output_LVH.to(rows.mixed_TC.dtype).flatten(0, 1), rows.gate_TVH.flatten(0, 1))
+        return normed.view(len(output_LVH), -1), memories
 
     def _convolve(self, mixed_LC: Tensor, before_CW: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the convolved rows [L, C], and the last W - 1 inputs."""
+        """Return the convolved rows [L, C], and all their inputs [C, W - 1 + L]."""
         weight_C1W = self.conv1d.weight
         channels, width = weight_C1W.shape[0], weight_C1W.shape[-1]
         if before_CW is None:
             before_CW = mixed_LC.new_zeros(channels, width - 1)
         inputs = torch.cat([before_CW, mixed_LC.T], dim=-1)
         outputs = conv1d(inputs[None].to(weight_C1W.dtype), weight_C1W, self.conv1d.bias, groups=channels)[0]
-        return silu(outputs).T.to(mixed_LC.dtype), inputs[:, -(width - 1) :].detach().clone()
+        return silu(outputs).T.to(mixed_LC.dtype), inputs
 
 
 def is_delta_net(module: nn.Module) -> bool:
@@ -144,7 +212,7 @@ def gated_delta_rule(
     decay_LV: Tensor,
     beta_LV: Tensor,
     memory_VKH: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, list[Tensor]]:
     """Apply the gated delta rule to one sequence: `S = exp(g) S (I - beta k k^T) + beta v k^T` and `o = S q`, per row.
 
     Rows are handled in chunks; within a chunk the updates form a unit triangular system (equations 8 to 10).
@@ -158,18 +226,20 @@ def gated_delta_rule(
         memory_VKH: state before the first row; None for zeros.
 
     Returns:
-        Outputs, float32 [L, V, H], and the state after the last row.
+        Outputs, float32 [L, V, H], and the state after each chunk.
     """
     heads, keys, values = query_LVK.shape[1], query_LVK.shape[2], value_LVH.shape[2]
     memory = value_LVH.new_zeros(heads, keys, values) if memory_VKH is None else memory_VKH
     outputs: list[Tensor] = []
+    memories: list[Tensor] = []
     chunks = (x.split(CHUNK_ROWS) for x in (query_LVK, key_LVK, value_LVH, decay_LV, beta_LV))
     for query, key, value, decay, beta in zip(*chunks, strict=True):
         output, memory = _chunk(
             query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), decay.T, beta.T[..., None], memory
         )
         outputs.append(output.transpose(0, 1))
-    return torch.cat(outputs), memory
+        memories.append(memory)
+    return torch.cat(outputs), memories
 
 
 def _chunk(

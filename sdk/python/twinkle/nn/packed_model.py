@@ -25,6 +25,7 @@ from twinkle.nn.kv_cache import CacheSize, KVCache
 from twinkle.nn.media import MediaSpan
 from twinkle.nn.row_layout import RowLayout, RowRanks, rank_row_count
 from twinkle.nn.rows import pad_rows, padded_row_count
+from twinkle.nn.sequences import PackedSequences, row_multiple_of
 from twinkle.nn.sharding import BaseSharding
 from twinkle.nn.spans import AdapterSpan, SequenceSpan, check_spans
 from twinkle.nn.targets import TargetLayers
@@ -69,6 +70,8 @@ class PackedModel(ABC):
         self.head_layer, self.head_path = head, head_path
         self.layers = dict(layers)
         """Module path to `(in_features, out_features)`, in the model's order, without the output head."""
+        self.can_share_prefixes = True
+        """Whether spans with a parent give the results of separate sequences; see `twinkle.nn.probe`."""
         self._active = active
         self._widths = widths
         self._softcap: float | None = getattr(config, 'final_logit_softcapping', None)
@@ -78,7 +81,7 @@ class PackedModel(ABC):
     def _run(self, ids: Tensor, position_ids: Tensor, sequences: Any, media: Any) -> Tensor:
         """Return float [T, D], the result of all layers except the head, for int64 [T] ids that are padded.
 
-        The attention layers receive `sequences`, the spans of the sequences or the result of `RowRanks.for_attention`.
+        The attention layers receive `sequences`: `PackedSequences` or the result of `RowRanks.for_attention`.
         """
 
     @property
@@ -177,21 +180,22 @@ class PackedModel(ABC):
         if self.media is None and (media or position_ids_T.dim() != 1):
             raise PackError('this model reads only text; leave media out and give one position per token')
         check_spans(row_count, sequences, adapters)
+        if self.row_ranks is not None and routing is not None:
+            raise PackError('experts can be neither recorded nor replaced while ulysses ranks divide the rows')
+        packed = PackedSequences(sequences, row_multiple_of(self._head.weight_VD))
         if self.row_ranks is not None:
-            if routing is not None:
-                raise PackError('experts can be neither recorded nor replaced while ulysses ranks divide the rows')
-            return self._run_own_rows(self.row_ranks, input_ids_T, position_ids_T, sequences, adapters)
+            return self._run_own_rows(self.row_ranks, input_ids_T, position_ids_T, packed, adapters)
         padded_count = self.padded_count(row_count)
         ids = pad_rows(input_ids_T, padded_count)
         with self._active.activate(Pass(adapters, row_count=padded_count, routing=routing)):
-            return self._run(ids, position_ids_T, sequences, media)[:row_count]
+            return self._run(ids, position_ids_T, packed, media)[:row_count]
 
     def _run_own_rows(
         self,
         ranks: RowRanks,
         ids_T: Tensor,
         position_ids_T: Tensor,
-        sequences: Sequence[SequenceSpan],
+        sequences: PackedSequences,
         adapters: Sequence[AdapterSpan],
     ) -> Tensor:
         """Run the layers on the rows of this rank, and return the rows of all ranks."""

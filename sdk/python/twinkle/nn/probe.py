@@ -7,8 +7,10 @@ shortened for the check, so that the sequences exceed them.
 
 A sequence must not depend on its neighbours in a pack: on their number, on their tokens, or on any of their values. The
 last check needs no tolerance: NaN in the neighbours' embeddings and gradients must not reach the sequence.
+If sequences that share the rows of a common prefix would get other results, the model computes such rows separately.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ from twinkle.nn.probe_passes import (
     CACHED,
     DECODED_TOKENS,
     PackedModel,
+    continued,
     decoded_logits,
     differentiated,
     logits_of,
@@ -34,6 +37,8 @@ from twinkle.nn.probe_passes import (
     sequences_of,
     short_windows,
 )
+
+_logger = logging.getLogger(__name__)
 
 _LAYER_TYPES = frozenset({'full_attention', 'sliding_attention', 'linear_attention'})
 """Types of layers that can run packed."""
@@ -167,6 +172,21 @@ def check_packed(packed: PackedModel, model: nn.Module, reference: Reference, *,
         else:
             _check_isolated(packed)
             _check_poisoned(packed)
+        packed.can_share_prefixes = _can_share_prefixes(packed, is_bitwise=is_bitwise)
+
+
+@torch.no_grad()
+def _can_share_prefixes(packed: PackedModel, *, is_bitwise: bool) -> bool:
+    """Return whether sequences that share the rows of a prefix give the results of separate sequences."""
+    shared_TD, separate_TD = continued(packed)
+    if is_bitwise:
+        is_equal = torch.equal(shared_TD, separate_TD)
+    else:
+        logits = [[packed.logits(hidden)] for hidden in (shared_TD, separate_TD)]
+        is_equal = _difference(logits[0], logits[1], is_half=packed.dtype_name != 'float32') is None
+    if not is_equal:
+        _logger.warning('rows of common prefixes are computed separately: their results would differ')
+    return is_equal
 
 
 @torch.no_grad()
@@ -219,12 +239,22 @@ def _check_equal(own: Sequence[Tensor], alone: Sequence[Tensor], values: str) ->
 
 
 def _check_close(own: Sequence[Tensor], expected: Sequence[Tensor], finding: str, *, is_half: bool) -> None:
-    """Compare the logits [L, V] of each sequence: all rows in float32, and the median row in half precision."""
+    problem = _difference(own, expected, is_half=is_half)
+    if problem is not None:
+        raise UnsupportedModel(f'{finding}, {problem}')
+
+
+def _difference(own: Sequence[Tensor], expected: Sequence[Tensor], *, is_half: bool) -> str | None:
+    """Compare the logits [L, V] of each sequence: all rows in float32, and the median row in half precision.
+
+    Returns:
+        Description of a difference above the limit; None if all differences are within it.
+    """
     for own_LV, expected_LV in zip(own, expected, strict=True):
         difference_L = (own_LV - expected_LV).norm(dim=1) / expected_LV.norm(dim=1)
         if is_half and len(difference_L) < _MEDIAN_ROWS:
             continue
         difference, limit = (difference_L.median(), _MEDIAN_LIMIT) if is_half else (difference_L.max(), _LIMIT)
         if not difference <= limit:
-            problem = f'{finding}, by {float(difference):.2g} of the norm of the logits (limit {limit:g})'
-            raise UnsupportedModel(problem)
+            return f'by {float(difference):.2g} of the norm of the logits (limit {limit:g})'
+    return None

@@ -19,6 +19,8 @@ CACHED = 2
 """Index of the sequence that is also decoded with a cache."""
 DECODED_TOKENS = 5
 """Number of tokens at the end of that sequence, which are run one by one."""
+CONTINUATIONS = ((45, None), (20, 0), (1, 0), (60, 0), (33, 1), (2, 1))
+"""Number of rows of each span of a tree of sequences, and the index of the span that it continues."""
 WINDOW = 16
 """Sliding window during the check, in tokens."""
 
@@ -28,6 +30,8 @@ class PackedModel(Protocol):
 
     config: Any
     """Text configuration of transformers."""
+    can_share_prefixes: bool
+    """Whether sequences can share the rows of a common prefix; set by the check."""
 
     @property
     def backbone(self) -> nn.Module:
@@ -94,6 +98,26 @@ def _hidden(packed: PackedModel, ids: Sequence[Tensor]) -> Tensor:
         spans.append(SequenceSpan(begin, begin + len(tokens)))
     positions = torch.cat([torch.arange(len(tokens), device=tokens.device) for tokens in ids])
     return packed.hidden(torch.cat(list(ids)), positions, sequences=spans)
+
+
+def continued(packed: PackedModel) -> tuple[Tensor, Tensor]:
+    """Return float [R, D], the outputs of a tree of sequences, and of the same sequences in separate rows."""
+    text = packed.config.get_text_config()
+    count = sum(length for length, _ in CONTINUATIONS)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(min(text.vocab_size, 1024), (count,), generator=generator).to(packed.device)
+    spans: list[SequenceSpan] = []
+    rows: list[Tensor] = []
+    positions: list[Tensor] = []
+    for length, parent in CONTINUATIONS:
+        begin = spans[-1].end_row if spans else 0
+        spans.append(SequenceSpan(begin, begin + length, parent=parent))
+        own = torch.arange(begin, begin + length)
+        rows.append(own if parent is None else torch.cat([rows[parent], own]))
+        positions.append(torch.arange(len(rows[-1]) - length, len(rows[-1])))
+    tree_ND = packed.hidden(tokens, torch.cat(positions).to(packed.device), sequences=spans)
+    separate_TD = _hidden(packed, [tokens[own] for own in rows])
+    return tree_ND[torch.cat(rows)], separate_TD
 
 
 def logits_of(packed: PackedModel, ids: Sequence[Tensor]) -> list[Tensor]:

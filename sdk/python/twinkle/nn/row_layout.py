@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from twinkle.nn.rows import pad_rows, padded_row_count
-from twinkle.nn.spans import AdapterSpan, SequenceSpan
+from twinkle.nn.sequences import PackedSequences
+from twinkle.nn.spans import AdapterSpan
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class RowRanks(Protocol):
         """Number of ranks."""
         ...
 
-    def for_attention(self, layout: RowLayout, sequences: Sequence[SequenceSpan]) -> Any:
+    def for_attention(self, layout: RowLayout, sequences: PackedSequences) -> Any:
         """Return the object that the attention layers receive in place of the sequences.
 
         Raises:

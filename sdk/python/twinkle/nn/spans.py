@@ -1,5 +1,6 @@
 """Assignment of a pack's rows to sequences and adapters."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,6 +21,10 @@ class SequenceSpan:
     end_row: int
     cache: 'KVCache | None' = None
     """Keys and values of the tokens before these rows; the forward pass appends to it in place."""
+    parent: int | None = None
+    """Index of an earlier span of the pack, whose sequence these rows continue: they read its rows and those of its
+    parents as if they came directly before. Several spans may continue the same one. None for the first rows of a
+    sequence."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ def check_spans(row_count: int, sequences: Sequence[SequenceSpan], adapters: Seq
     """Check that the sequences cover the rows in order and that adapters do not overlap.
 
     Raises:
-        PackError: a span is wrong; the message names the first wrong span.
+        PackError: a span is wrong, or continues a sequence of another adapter; the message names the first wrong span.
     """
     row = 0
     for index, span in enumerate(sequences):
@@ -46,6 +51,11 @@ def check_spans(row_count: int, sequences: Sequence[SequenceSpan], adapters: Seq
         row = span.end_row
     if row != row_count:
         raise PackError(f'sequences cover {row} of {row_count} rows; they must cover all')
+    _check_adapters(row_count, adapters)
+    _check_parents(sequences, adapters)
+
+
+def _check_adapters(row_count: int, adapters: Sequence[AdapterSpan]) -> None:
     row = 0
     for index, span in enumerate(adapters):
         if span.begin_row < row or span.end_row <= span.begin_row:
@@ -53,3 +63,22 @@ def check_spans(row_count: int, sequences: Sequence[SequenceSpan], adapters: Seq
         row = span.end_row
     if row > row_count:
         raise PackError(f'adapters end at row {row}, but the pack has {row_count} rows')
+
+
+def _check_parents(sequences: Sequence[SequenceSpan], adapters: Sequence[AdapterSpan]) -> None:
+    begins = [span.begin_row for span in adapters]
+
+    def adapter_of(row: int) -> int | None:
+        index = bisect_right(begins, row) - 1
+        return index if index >= 0 and row < adapters[index].end_row else None
+
+    for index, span in enumerate(sequences):
+        if span.parent is None:
+            continue
+        if not 0 <= span.parent < index:
+            raise PackError(f'sequences[{index}].parent must be the index of an earlier span, got {span.parent}')
+        parent = sequences[span.parent]
+        if span.cache is not None or parent.cache is not None:
+            raise PackError(f'sequences[{index}] has a parent, so neither of them can have a cache')
+        if len({adapter_of(row) for row in (parent.begin_row, span.begin_row, span.end_row - 1)}) > 1:
+            raise PackError(f'sequences[{index}] and its parent must have the same adapter')

@@ -22,8 +22,9 @@ from torch.autograd import Function
 from transformers import AttentionInterface, AutoConfig, PreTrainedConfig
 
 from twinkle.data_format import media_spec
-from twinkle.nn import BaseSharding, PackedCausalLM, PackError, RowLayout, SequenceSpan, UnsupportedModel
+from twinkle.nn import BaseSharding, PackedCausalLM, PackError, RowLayout, UnsupportedModel
 from twinkle.nn.attention import SEQUENCES_ARGUMENT, packed_attention
+from twinkle.nn.sequences import PackedSequences
 from twinkle.parallel.collectives import agreed_errors
 from twinkle.parallel.rows import gathered_rows
 
@@ -75,13 +76,13 @@ class UlyssesRanks:
         """Input of every exchange. Through it, the backward pass runs the same exchanges on all ranks, also on ranks
         whose rows have no adapter."""
 
-    def for_attention(self, layout: RowLayout, sequences: Sequence[SequenceSpan]) -> 'DividedPack':
+    def for_attention(self, layout: RowLayout, sequences: PackedSequences) -> 'DividedPack':
         """Return the pack that `ulysses_attention` receives.
 
         Raises:
             PackError: a sequence has a cache.
         """
-        if any(span.cache is not None for span in sequences):
+        if sequences.cached:
             raise PackError('sequences with a cache cannot run while ulysses ranks divide the rows')
         return DividedPack(self, layout, sequences)
 
@@ -102,7 +103,7 @@ class DividedPack:
 
     ranks: UlyssesRanks
     layout: RowLayout
-    sequences: Sequence[SequenceSpan]
+    sequences: PackedSequences
 
     def heads_of(self, own_NQH: Tensor) -> Tensor:
         """Return [T, Q / U, H], all rows of this rank's heads."""

@@ -5,6 +5,7 @@ from twinkle.processor.input_processor import PROCESSORS, InputLimits, InputProc
 from twinkle.processor.media_fields import MEDIA_NAMES, MediaFields
 from twinkle.processor.needs import STREAM_NAMES, FeatureNeeds, LossNeeds, ignored_streams
 from twinkle.processor.packed_batch import PackedBatch, PackedMedia, join_positions
+from twinkle.processor.prefix_tree import PrefixTree, PrefixTreeBuilder
 
 __all__ = [
     'MEDIA_NAMES',
@@ -18,6 +19,8 @@ __all__ = [
     'MediaFields',
     'PackedBatch',
     'PackedMedia',
+    'PrefixTree',
+    'PrefixTreeBuilder',
     'ignored_streams',
     'join_positions',
 ]

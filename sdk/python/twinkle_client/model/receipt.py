@@ -10,7 +10,7 @@ class Receipt(TypedDict):
     """Resources used by an operation."""
 
     token_count: int
-    """Number of computed tokens, without padding."""
+    """Number of tokens of the batch, without padding."""
     padding_token_count: int
     """Number of computed padding tokens."""
     device_time: timedelta
@@ -23,6 +23,8 @@ class Receipt(TypedDict):
     """Number of model passes that the operation took part in."""
     pass_adapter_count: int
     """Maximum number of adapters in one of these passes, including the operation's adapter."""
+    shared_token_count: int
+    """Number of the tokens whose results were taken from an equal prefix of another sequence of the batch."""
 
 
 def receipt_of(result: operation_result_pb2.OperationResult) -> Receipt:
@@ -36,4 +38,5 @@ def receipt_of(result: operation_result_pb2.OperationResult) -> Receipt:
         request_bytes=receipt.request_bytes,
         pass_count=receipt.pass_count,
         pass_adapter_count=receipt.pass_adapter_count,
+        shared_token_count=receipt.shared_token_count,
     )

@@ -142,6 +142,7 @@ class EngineHost:
             padding_token_count=result.padding_token_count,
             pass_count=result.pass_count,
             pass_adapter_count=result.pass_adapter_count,
+            shared_token_count=result.shared_token_count,
             step_count=self._engine.adapter(adapter_id).step_count,
             warnings=tuple(result.warnings),
             is_divided=result.is_divided,

@@ -37,6 +37,8 @@ class PendingForward:
     batch: PackedBatch
     outputs: SegmentOutputs
     """Outputs that are connected to the autograd graph of the pass."""
+    shared_token_count: int = 0
+    """Number of tokens that the pass did not compute again, because another sequence has the same prefix."""
     output: LossOutput | None = None
     """Output of the loss; None until `calculate_loss` is called."""
 

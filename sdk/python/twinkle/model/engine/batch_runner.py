@@ -70,7 +70,8 @@ class BatchRunner:
         work = Worklist(self._model, runs, cutter=self.cutter, max_pass_tokens=self._max_pass_tokens)
         while passes := work.next_round(self._group.size):
             segments = [
-                [Segment(piece.run.purpose, piece.part.batch, piece.dropout) for piece in pieces] for pieces in passes
+                [Segment(piece.run.purpose, piece.part.batch, piece.part.tree, piece.dropout) for piece in pieces]
+                for pieces in passes
             ]
             rank, mine = self._group.rank, None
             if rank < len(passes):

@@ -54,9 +54,11 @@ class PassResult:
     None without training, and on ranks that do not own the adapter.
     """
     seconds: float = 0.0
-    """The adapter's share of the pass's duration, by tokens."""
+    """The adapter's share of the pass's duration, by rows."""
     padding_token_count: int = 0
     """Number of padding rows of the pass, reported for its first adapter only."""
+    shared_token_count: int = 0
+    """Number of tokens that were not computed again, because another sequence of the batch has the same prefix."""
     adapter_count: int = 1
     """Number of adapters in the pass."""
 
@@ -111,7 +113,7 @@ def run_joint_pass(
         raise BackwardFailed from error
     # The check that values are finite has waited for the device, so the device has completed the pass.
     seconds = time.perf_counter() - begin
-    padded_count = model.padded_count(*(segment.batch.token_count for segment in segments))
+    padded_count = model.padded_count(*(segment.tree.row_count for segment in segments))
     return [run.refusal or _result_of(run, runs, seconds=seconds, padded_count=padded_count) for run in runs]
 
 
@@ -280,7 +282,8 @@ def _differentiate_shards(run: _SegmentRun) -> None:
 
 def _result_of(run: _SegmentRun, runs: Sequence[_SegmentRun], *, seconds: float, padded_count: int) -> PassResult:
     batch = run.segment.batch
-    token_count = sum(other.segment.batch.token_count for other in runs)
+    tree = run.segment.tree
+    row_count = sum(other.segment.tree.row_count for other in runs)
     return PassResult(
         batch=batch,
         facts=label_facts(batch, run.outputs),
@@ -288,7 +291,8 @@ def _result_of(run: _SegmentRun, runs: Sequence[_SegmentRun], *, seconds: float,
         target_logps=target_logps(run.segment.purpose.loss, run.outputs),
         more=more_outputs(run.segment.purpose.options.more_outputs, run.outputs),
         gradient=run.gradient,
-        seconds=seconds * batch.token_count / token_count,
-        padding_token_count=padded_count - token_count if run is runs[0] else 0,
+        seconds=seconds * tree.row_count / row_count,
+        padding_token_count=padded_count - row_count if run is runs[0] else 0,
+        shared_token_count=tree.shared_row_count,
         adapter_count=len(runs),
     )

@@ -15,8 +15,10 @@ from twinkle.loss import MissingStream
 from twinkle.model.engine.purpose import Purpose
 from twinkle.model.errors import InvalidArgument
 from twinkle.nn import PackedModel
-from twinkle.processor import InputLimits, InvalidFeatures, PackedBatch
+from twinkle.processor import InputLimits, InvalidFeatures, PackedBatch, PrefixTree, PrefixTreeBuilder
 
+_MAX_SHARING = 16
+"""Maximum number of tokens of a part for each row of a pass. It limits the memory for values per label."""
 _MAX_LOGITS = 2**26
 """Maximum number of logits in a pass whose loss reads all of them: 256 MiB as float32."""
 
@@ -29,6 +31,8 @@ class Part:
     first_feature: int
     """Index of the first feature in the batch."""
     batch: PackedBatch
+    tree: PrefixTree
+    """Rows of the batch that a pass computes."""
 
 
 class BatchCutter:
@@ -36,11 +40,12 @@ class BatchCutter:
 
     Args:
         model: model that the batches are for.
-        max_pass_tokens: maximum tokens of a part, unless features that must stay together exceed it.
+        max_pass_tokens: maximum number of rows that a part computes, unless features that must stay together exceed it.
     """
 
     def __init__(self, model: PackedModel, *, max_pass_tokens: int) -> None:
         self._max_pass_tokens = max_pass_tokens
+        self._can_share = model.can_share_prefixes
         self._max_logit_rows = max(1, _MAX_LOGITS // model.vocab_size)
         self._limits = InputLimits(
             vocab_size=model.vocab_size,
@@ -88,8 +93,8 @@ class BatchCutter:
             InvalidArgument: the loss needs the whole batch in one pass, and `micro_batch_size` is smaller.
             InvalidFeatures, MissingStream: see `pack`.
         """
-        whole = Part(features, 0, self.pack(purpose, features))
-        max_tokens, max_features = self._limit(purpose), purpose.options.micro_batch_size or len(features)
+        whole = self.whole(purpose, features)
+        max_rows, max_features = self._limit(purpose), purpose.options.micro_batch_size or len(features)
         if not purpose.loss.is_separable:
             if len(features) > max_features:
                 raise InvalidArgument(
@@ -97,10 +102,19 @@ class BatchCutter:
                     f'must be in one pass; leave micro_batch_size out or set it to {len(features)}'
                 )
             return [whole]
-        if whole.batch.token_count <= max_tokens and len(features) <= max_features:
+        is_small = whole.batch.token_count <= max_rows * _MAX_SHARING and len(features) <= max_features
+        if is_small and whole.tree.row_count <= max_rows:
             return [whole]
-        cuts = _cuts(features, purpose.loss.group_size, max_tokens=max_tokens, max_features=max_features)
-        return self._parts(purpose, whole, cuts)
+        limits = _PartLimits(max_rows, max_features, is_shared=self._is_shared(purpose))
+        return self._parts(purpose, whole, _cuts(whole.batch, purpose.loss.group_size, limits))
+
+    def whole(self, purpose: Purpose, features: Sequence[InputFeature]) -> Part:
+        """Validate a batch and return it as one part.
+
+        Raises:
+            InvalidArgument, InvalidFeatures, MissingStream: see `pack`.
+        """
+        return self._part(purpose, features, 0)
 
     def halve(self, purpose: Purpose, part: Part) -> list[Part]:
         """Divide a part into two with about the same number of groups; return an empty list if it is indivisible."""
@@ -117,24 +131,54 @@ class BatchCutter:
 
     def _parts(self, purpose: Purpose, whole: Part, cuts: Sequence[int]) -> list[Part]:
         return [
-            Part(whole.features[begin:end], whole.first_feature + begin, self.pack(purpose, whole.features[begin:end]))
-            for begin, end in pairwise(cuts)
+            self._part(purpose, whole.features[begin:end], whole.first_feature + begin) for begin, end in pairwise(cuts)
         ]
 
+    def _part(self, purpose: Purpose, features: Sequence[InputFeature], first_feature: int) -> Part:
+        batch = self.pack(purpose, features)
+        tree = PrefixTree.of(batch) if self._is_shared(purpose) else PrefixTree.unshared(batch)
+        return Part(features, first_feature, batch, tree)
 
-def _cuts(features: Sequence[InputFeature], group_size: int, *, max_tokens: int, max_features: int) -> list[int]:
+    def _is_shared(self, purpose: Purpose) -> bool:
+        """Return whether rows with equal prefixes may be computed once.
+
+        Dropout is different for each row, also for equal ones. Logits need so much memory for each label that a pass
+        has few rows.
+        """
+        has_dropout = purpose.is_training and purpose.state.weights.has_dropout
+        return self._can_share and not has_dropout and not purpose.is_needed('logits')
+
+
+@dataclass(frozen=True)
+class _PartLimits:
+    max_rows: int
+    max_features: int
+    is_shared: bool
+    """Whether rows with equal prefixes count once."""
+
+
+def _cuts(batch: PackedBatch, group_size: int, limits: _PartLimits) -> list[int]:
     """Return the boundaries of the parts; each part has as many groups as fit, but at least one."""
-    cuts, free_tokens = [0], max_tokens
-    for begin in range(0, len(features), group_size):
-        tokens = sum(_token_count(feature) for feature in features[begin : begin + group_size])
-        is_full = tokens > free_tokens or begin + group_size - cuts[-1] > max_features
-        if is_full and begin > cuts[-1]:
+    feature_count = len(batch.feature_lengths)
+    sequences = _sequences_by_feature(batch)
+    builder, cuts, rows, tokens = PrefixTreeBuilder(batch), [0], 0, 0
+    for begin in range(0, feature_count, group_size):
+        group = [bounds for own in sequences[begin : begin + group_size] for bounds in own]
+        token_count = sum(last - first for first, last in group)
+        row_count = sum(builder.add(*bounds) for bounds in group) if limits.is_shared else token_count
+        is_large = rows + row_count > limits.max_rows or tokens + token_count > limits.max_rows * _MAX_SHARING
+        if begin > cuts[-1] and (is_large or begin + group_size - cuts[-1] > limits.max_features):
             cuts.append(begin)
-            free_tokens = max_tokens
-        free_tokens -= tokens
-    return [*cuts, len(features)]
+            builder, rows, tokens = PrefixTreeBuilder(batch), 0, 0
+            row_count = sum(builder.add(*bounds) for bounds in group) if limits.is_shared else token_count
+        rows, tokens = rows + row_count, tokens + token_count
+    return [*cuts, feature_count]
 
 
-def _token_count(feature: InputFeature) -> int:
-    mask = feature.get('attention_mask')
-    return len(feature['input_ids']) if mask is None else int(np.count_nonzero(mask))
+def _sequences_by_feature(batch: PackedBatch) -> list[list[tuple[int, int]]]:
+    """Return the bounds of the sequences of each feature."""
+    ends = batch.last_rows_F + 1
+    features: list[list[tuple[int, int]]] = [[] for _ in ends]
+    for bounds in batch.sequence_bounds:
+        features[int(np.searchsorted(ends, bounds[1]))].append(bounds)
+    return features

@@ -1,7 +1,7 @@
 """Forward pass over rows of several adapters, and the outputs that their losses read.
 
-Legend: T rows of the pass, R rows of one adapter with a label, F features of one adapter, D hidden size, V vocabulary,
-K candidates of a label.
+Legend: N rows of the pass, T rows of one adapter, R rows of one adapter with a label, F features of one adapter, D
+hidden size, V vocabulary, K candidates of a label.
 
 All values of a loss are computed row by row, or only from rows of its adapter.
 """
@@ -30,7 +30,7 @@ from twinkle.nn import (
     SequenceSpan,
 )
 from twinkle.nn.rows import block_rows
-from twinkle.processor import PackedBatch, join_positions
+from twinkle.processor import PackedBatch, PrefixTree, join_positions
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,8 @@ class Segment:
 
     purpose: Purpose
     batch: PackedBatch
+    tree: PrefixTree
+    """Rows of the batch that the pass computes."""
     dropout: SegmentDropout
 
     @property
@@ -88,11 +90,14 @@ def forward_outputs(model: PackedModel, segments: Sequence[Segment]) -> list[Seg
     Either all segments are for training, or none.
     """
     routing = None if model.routing is None else _routing(model.routing, segments, _copier(model))
-    hidden_TD = _hidden(model, segments, routing)
+    hidden_ND = _hidden(model, segments, routing)
     to_device = _copier(model)
-    begins = [0, *accumulate(segment.batch.token_count for segment in segments)]
-    rows = [segment.batch.rows_R + begin for segment, begin in zip(segments, begins[:-1], strict=True)]
-    hiddens = hidden_TD[to_device(np.concatenate(rows))].split([len(own) for own in rows])
+    begins = [0, *accumulate(segment.tree.row_count for segment in segments)]
+    rows = [
+        segment.tree.computed_T[segment.batch.rows_R] + begin
+        for segment, begin in zip(segments, begins[:-1], strict=True)
+    ]
+    hiddens = _select_rows(hidden_ND, to_device(np.concatenate(rows))).split([len(own) for own in rows])
     results: dict[int, SegmentOutputs] = {}
     adapters = [segment.head_adapter(model) for segment in segments]
     # Segments that need the same outputs of the head share one call, so the model's largest matrix is read once.
@@ -105,7 +110,7 @@ def forward_outputs(model: PackedModel, segments: Sequence[Segment]) -> list[Seg
         own_segments, own_hiddens = ([items[index] for index in indexes] for items in (segments, hiddens))
         heads = _head_outputs(model, own_segments, own_hiddens, adapters[indexes[0]])
         for index, head in zip(indexes, heads, strict=True):
-            own = hidden_TD[begins[index] : begins[index + 1]]
+            own = hidden_ND[begins[index] : begins[index + 1]]
             rest = _other_outputs(model, segments[index], hiddens[index], own)
             results[index] = _segment_outputs(model, segments[index], hiddens[index], {**head, **rest})
     outputs = [results[index] for index in range(len(segments))]
@@ -122,19 +127,21 @@ def _routing(
         return ExpertRouting(shape) if is_recorded else None
     free = (shape.layer_count, shape.choice_count)
     filled = [
-        np.full((segment.batch.token_count, *free), -1) if own is None else own
+        np.full((segment.tree.row_count, *free), -1) if own is None else own[segment.tree.rows_N]
         for segment, own in zip(segments, given, strict=True)
     ]
     return ExpertRouting(shape, to_device(np.concatenate(filled)))
 
 
 def _with_experts(
-    outputs: Sequence[SegmentOutputs], segments: Sequence[Segment], chosen_TLA: Tensor
+    outputs: Sequence[SegmentOutputs], segments: Sequence[Segment], chosen_NLA: Tensor
 ) -> list[SegmentOutputs]:
     """Return the outputs with the experts of the segments that request them."""
-    parts = chosen_TLA.split([segment.batch.token_count for segment in segments])
+    parts = chosen_NLA.split([segment.tree.row_count for segment in segments])
     return [
-        replace(output, routed_experts_TLA=part) if 'routed_experts' in segment.purpose.options.more_outputs else output
+        replace(output, routed_experts_TLA=part[torch.from_numpy(segment.tree.computed_T).to(part.device)])
+        if 'routed_experts' in segment.purpose.options.more_outputs
+        else output
         for output, segment, part in zip(outputs, segments, parts, strict=True)
     ]
 
@@ -146,17 +153,27 @@ def _hidden(model: PackedModel, segments: Sequence[Segment], routing: ExpertRout
     media: list[MediaSpan] = []
     row = 0
     for segment in segments:
-        sequences += [SequenceSpan(row + begin, row + end) for begin, end in segment.batch.sequence_bounds]
-        weights = None if segment.purpose.options.is_adapter_disabled else segment.purpose.state.weights
-        adapters.append(AdapterSpan(row, row + segment.batch.token_count, weights, segment.dropout.layers))
-        media += [
-            MediaSpan(row + one.begin_row, row + one.end_row, one.kind, to_device(one.patches_PC), one.grid)
-            for one in segment.batch.media
+        first, tree = len(sequences), segment.tree
+        sequences += [
+            SequenceSpan(
+                row + span.begin_row,
+                row + span.end_row,
+                parent=None if span.parent is None else first + span.parent,
+            )
+            for span in tree.spans
         ]
-        row += segment.batch.token_count
+        weights = None if segment.purpose.options.is_adapter_disabled else segment.purpose.state.weights
+        adapters.append(AdapterSpan(row, row + tree.row_count, weights, segment.dropout.layers))
+        # Sequences with media share no rows, so the rows of an image stay consecutive.
+        begins = [row + int(tree.computed_T[one.begin_row]) for one in segment.batch.media]
+        media += [
+            MediaSpan(begin, begin + one.end_row - one.begin_row, one.kind, to_device(one.patches_PC), one.grid)
+            for begin, one in zip(begins, segment.batch.media, strict=True)
+        ]
+        row += tree.row_count
     return model.hidden(
-        to_device(np.concatenate([segment.batch.input_ids_T for segment in segments])),
-        to_device(join_positions([segment.batch.position_ids_T for segment in segments])),
+        to_device(np.concatenate([segment.batch.input_ids_T[segment.tree.rows_N] for segment in segments])),
+        to_device(join_positions([segment.batch.position_ids_T[..., segment.tree.rows_N] for segment in segments])),
         sequences=sequences,
         adapters=adapters,
         media=media,
@@ -192,7 +209,7 @@ def _head_outputs(
     return [{name: tensors[index] for name, tensors in parts.items()} for index in range(len(segments))]
 
 
-def _other_outputs(model: PackedModel, segment: Segment, hidden_RD: Tensor, hidden_TD: Tensor) -> dict[str, Tensor]:
+def _other_outputs(model: PackedModel, segment: Segment, hidden_RD: Tensor, hidden_ND: Tensor) -> dict[str, Tensor]:
     """Return the outputs that are computed per segment."""
     outputs: dict[str, Tensor] = {}
     if segment.purpose.is_needed('logits'):
@@ -201,7 +218,8 @@ def _other_outputs(model: PackedModel, segment: Segment, hidden_RD: Tensor, hidd
     if segment.purpose.is_needed('values') and segment.purpose.state.value_head is not None:
         outputs['values_R'] = segment.purpose.state.value_head(hidden_RD)
     if segment.purpose.is_needed('embeddings'):
-        outputs['embeddings_FD'] = hidden_TD[_copier(model)(segment.batch.last_rows_F)].float()
+        rows_F = segment.tree.computed_T[segment.batch.last_rows_F]
+        outputs['embeddings_FD'] = _select_rows(hidden_ND, _copier(model)(rows_F)).float()
     return outputs
 
 
@@ -237,6 +255,14 @@ def _whole_span(segment: Segment, row_count: int) -> list[AdapterSpan]:
     """Return a span of the segment's adapter over all given rows."""
     weights = None if segment.purpose.options.is_adapter_disabled else segment.purpose.state.weights
     return [AdapterSpan(0, row_count, weights)] if row_count else []
+
+
+def _select_rows(hidden_ND: Tensor, rows_R: Tensor) -> Tensor:
+    """Return [R, D]; the backward pass adds the gradients of a repeated row in a fixed order.
+
+    On each type of device, the other way of selecting rows adds them in an order that can vary.
+    """
+    return hidden_ND.index_select(0, rows_R) if hidden_ND.device.type == 'cpu' else hidden_ND[rows_R]
 
 
 def _copier(model: PackedModel) -> Callable[[npt.NDArray[Any]], Tensor]:

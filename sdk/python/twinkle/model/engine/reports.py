@@ -26,6 +26,7 @@ def result_of_pending(pending: PendingForward, loss: Loss, *, more: Sequence[str
         output=plain_output(output),
         target_logps=target_logps(loss, pending.outputs),
         more=more_outputs(more, pending.outputs),
+        shared_token_count=pending.shared_token_count,
     )
 
 
@@ -70,6 +71,7 @@ def forward_result(
         outputs=outputs,
         token_count=facts.token_count,
         padding_token_count=sum(result.padding_token_count for result in results),
+        shared_token_count=sum(result.shared_token_count for result in results),
         pass_count=len(results),
         pass_adapter_count=max(result.adapter_count for result in results),
         device_seconds=sum(result.seconds for result in results),

@@ -67,15 +67,17 @@ class BatchResult(ForwardResult):
     """Requested outputs except `values`, one array per feature: `embeddings` [D], `entropies` [T], `logits` [T, V]
     divided by the temperature; 0.0 at ignored labels. `routed_experts` [T, layers, experts per token] are integers."""
     token_count: int
-    """Number of computed tokens."""
+    """Number of tokens of the batch."""
     padding_token_count: int = 0
     """Number of rows that were added because kernels require them."""
+    shared_token_count: int = 0
+    """Number of tokens that were not computed again, because another sequence of the batch has the same prefix."""
     pass_count: int = 1
     """Number of passes with a part of the batch."""
     pass_adapter_count: int = 1
     """Maximum number of adapters in one of these passes."""
     device_seconds: float = 0.0
-    """The adapter's share of the durations of these passes, by tokens."""
+    """The adapter's share of the durations of these passes, by rows."""
     is_divided: bool = False
     """Whether the batch ran in smaller pieces because memory ran out. With more memory, the last bits of its gradient
     may differ, so a replay of the batch may give other weights."""

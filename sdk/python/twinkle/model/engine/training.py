@@ -149,18 +149,19 @@ class Training(AdapterTable):
             raise InvalidArgument(
                 f'forward runs a batch in one pass, so micro_batch_size must be at least {len(features)} or left out'
             )
-        batch = self._runner.cutter.pack(purpose, features)
+        part = self._runner.cutter.whole(purpose, features)
+        batch = part.batch
         _check_trainable(purpose, [batch])
         generator = purpose.state.weights.dropout_generator
         random_state = generator.get_state()
         try:
             with torch.enable_grad():
-                segment = Segment(purpose, batch, SegmentDropout.sample(purpose, self.model))
+                segment = Segment(purpose, batch, part.tree, SegmentDropout.sample(purpose, self.model))
                 outputs = self._run_on_all_ranks(lambda: forward_outputs(self.model, [segment])[0], batch)
         except BaseException:
             generator.set_state(random_state)
             raise
-        purpose.state.pending = PendingForward(batch, outputs)
+        purpose.state.pending = PendingForward(batch, outputs, part.tree.shared_row_count)
         result = result_of_pending(purpose.state.pending, purpose.loss, more=purpose.options.more_outputs)
         return forward_result((), [result], metrics=(), warnings=purpose.warnings(features))
 

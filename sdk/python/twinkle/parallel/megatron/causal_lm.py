@@ -13,9 +13,10 @@ from megatron.core.tensor_parallel import VocabParallelEmbedding
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig
 
-from twinkle.nn import KernelLayer, MediaSpan, PackedModel, SequenceSpan, UnsupportedModel
+from twinkle.nn import KernelLayer, MediaSpan, PackedModel, UnsupportedModel
 from twinkle.nn.active_adapters import ActiveAdapters
 from twinkle.nn.rows import pad_rows
+from twinkle.nn.sequences import PackedSequences
 from twinkle.parallel.collectives import broadcast
 from twinkle.parallel.megatron.checkpointing import checkpoint_block
 from twinkle.parallel.megatron.configuration import check_supported, rope_frequencies
@@ -151,9 +152,7 @@ class MegatronCausalLM(PackedModel):
             count = super().padded_count(count + 1)
         return count
 
-    def _run(
-        self, ids: Tensor, position_ids: Tensor, sequences: Sequence[SequenceSpan], media: Sequence[MediaSpan]
-    ) -> Tensor:
+    def _run(self, ids: Tensor, position_ids: Tensor, sequences: PackedSequences, media: Sequence[MediaSpan]) -> Tensor:
         del media
         ranks, is_pipeline = self._ranks, self._ranks.pipeline.size() > 1
         angles_TH = torch.outer(pad_rows(position_ids, len(ids)).float(), self._frequencies).repeat(1, 2)

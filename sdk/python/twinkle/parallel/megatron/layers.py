@@ -17,10 +17,10 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.spec_utils import ModuleSpec
 from torch import Tensor, nn
 
-from twinkle.nn import SequenceSpan
 from twinkle.nn.attention import SEQUENCES_ARGUMENT, packed_attention
 from twinkle.nn.experts import PackedExperts
 from twinkle.nn.gated_mlp import SiluGate
+from twinkle.nn.sequences import PackedSequences
 from twinkle.parallel.megatron.ranks import MegatronRanks
 from twinkle.parallel.rows import gathered_rows, summed_rows
 
@@ -31,7 +31,7 @@ _mappings = cast('Any', tensor_parallel)
 class Pack(PackedSeqParams):
     """Sequences of a pack, passed through Megatron-core's layers to `PackedAttention`."""
 
-    sequences: Sequence[SequenceSpan] = ()
+    sequences: PackedSequences | None = None
 
 
 class ColumnLayers(nn.Module):

@@ -340,8 +340,9 @@ class Receipt(_message.Message):
     REQUEST_BYTES_FIELD_NUMBER: _builtins.int
     PASS_COUNT_FIELD_NUMBER: _builtins.int
     PASS_ADAPTER_COUNT_FIELD_NUMBER: _builtins.int
+    SHARED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     token_count: _builtins.int
-    """Number of tokens computed, without padding."""
+    """Number of tokens of the batch, without padding."""
     padding_token_count: _builtins.int
     """Number of padding tokens computed."""
     request_bytes: _builtins.int
@@ -350,6 +351,10 @@ class Receipt(_message.Message):
     """Number of passes of the model that included the operation."""
     pass_adapter_count: _builtins.int
     """Largest number of adapters that shared one of these passes, including this one."""
+    shared_token_count: _builtins.int
+    """Number of the tokens whose results were taken from an equal prefix of another sequence of the same batch. They are
+    included in token_count.
+    """
     @_builtins.property
     def device_time(self) -> _duration_pb2.Duration:
         """Time on the device."""
@@ -368,10 +373,11 @@ class Receipt(_message.Message):
         request_bytes: _builtins.int = ...,
         pass_count: _builtins.int = ...,
         pass_adapter_count: _builtins.int = ...,
+        shared_token_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["device_time", b"device_time", "queue_time", b"queue_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_time", b"device_time", "padding_token_count", b"padding_token_count", "pass_adapter_count", b"pass_adapter_count", "pass_count", b"pass_count", "queue_time", b"queue_time", "request_bytes", b"request_bytes", "token_count", b"token_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_time", b"device_time", "padding_token_count", b"padding_token_count", "pass_adapter_count", b"pass_adapter_count", "pass_count", b"pass_count", "queue_time", b"queue_time", "request_bytes", b"request_bytes", "shared_token_count", b"shared_token_count", "token_count", b"token_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

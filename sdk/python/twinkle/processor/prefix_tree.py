@@ -1,0 +1,160 @@
+"""Rows that the sequences of a batch have in common, so that a pass computes them once.
+
+Prompts of groups of samples or of preference pairs, earlier turns of a conversation, and system prompts are prefixes of
+several sequences. The sequences form a tree of any depth: each span of rows continues its parent. Two rows are equal
+if they and all rows before them in their sequences have the same tokens, positions and given experts.
+
+Legend: T rows of the batch, N rows that are computed, C integers that identify a row.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from twinkle.processor.packed_batch import Ints, PackedBatch
+
+MIN_SHARED_ROWS = 16
+"""Minimum number of equal rows that are shared. For fewer, the additional kernel call costs more than the rows."""
+
+
+@dataclass(frozen=True)
+class TreeSpan:
+    """Rows `[begin_row, end_row)` of the computed rows, which continue the span `parent`, if any."""
+
+    begin_row: int
+    end_row: int
+    parent: int | None
+
+
+@dataclass(frozen=True)
+class PrefixTree:
+    """Rows of one batch in a pass, each common prefix once."""
+
+    rows_N: Ints
+    """Rows of the batch that are computed, ascending."""
+    computed_T: Ints
+    """Index in `rows_N` of the computed row that has the result of each row of the batch."""
+    spans: tuple[TreeSpan, ...]
+    """Spans that cover the computed rows in order; parents come before the spans that continue them."""
+
+    @property
+    def row_count(self) -> int:
+        """Number of computed rows."""
+        return len(self.rows_N)
+
+    @property
+    def shared_row_count(self) -> int:
+        """Number of rows of the batch that are not computed, because another row has the same result."""
+        return len(self.computed_T) - len(self.rows_N)
+
+    @classmethod
+    def unshared(cls, batch: PackedBatch) -> 'PrefixTree':
+        """Return the tree that computes every row of a batch."""
+        rows_T = np.arange(batch.token_count)
+        return cls(rows_T, rows_T, tuple(TreeSpan(begin, end, None) for begin, end in batch.sequence_bounds))
+
+    @classmethod
+    def of(cls, batch: PackedBatch) -> 'PrefixTree':
+        """Return the tree of all common prefixes of a batch."""
+        builder = PrefixTreeBuilder(batch)
+        for begin, end in batch.sequence_bounds:
+            builder.add(begin, end)
+        return builder.tree()
+
+
+@dataclass(eq=False)
+class _Node:
+    """Rows `[begin, end)` of the batch, in the sequence that had them first."""
+
+    begin: int
+    end: int
+    parent: '_Node | None'
+    children: 'dict[bytes, _Node]' = field(default_factory=dict)
+    """Nodes that continue this one, by their first `MIN_SHARED_ROWS` rows; shorter nodes are not shared."""
+
+
+class PrefixTreeBuilder:
+    """Adds the sequences of a batch to a tree, one after another.
+
+    Args:
+        batch: batch with the sequences.
+    """
+
+    def __init__(self, batch: PackedBatch) -> None:
+        self._rows_TC = _identities(batch)
+        self._owner_T = np.full(batch.token_count, -1)
+        """Row of the batch that is computed in the place of each added row; -1 for rows that were not added."""
+        self._root = _Node(0, 0, None)
+        self._nodes: list[_Node] = []
+
+    def add(self, begin: int, end: int) -> int:
+        """Add the sequence in the rows `[begin, end)`; return the number of its rows that no other has computed."""
+        node, row = self._root, begin
+        while (child := node.children.get(self._key(row, end))) is not None:
+            count = self._equal_count(child, row, end)
+            self._owner_T[row : row + count] = np.arange(child.begin, child.begin + count)
+            row += count
+            if row < end and child.begin + count < child.end:
+                self._split(child, count)
+            node = child
+        if row < end:
+            self._owner_T[row:end] = np.arange(row, end)
+            self._insert(_Node(row, end, node))
+        return end - row
+
+    def tree(self) -> PrefixTree:
+        """Return the tree of the added sequences, which must be all sequences of the batch."""
+        rows_N = np.flatnonzero(self._owner_T == np.arange(len(self._owner_T)))
+        # The rows of a parent come before those of its children, because an earlier sequence or the same one has them.
+        nodes = sorted(self._nodes, key=lambda node: node.begin)
+        index_of = {id(node): index for index, node in enumerate(nodes)}
+        begins = np.searchsorted(rows_N, [node.begin for node in nodes]).tolist()
+        spans = tuple(
+            TreeSpan(begin, begin + node.end - node.begin, index_of.get(id(node.parent)))
+            for begin, node in zip(begins, nodes, strict=True)
+        )
+        return PrefixTree(rows_N, np.searchsorted(rows_N, self._owner_T), spans)
+
+    def _key(self, begin: int, end: int) -> bytes:
+        """Return the first rows of a node as bytes; empty, and never a key, if it has too few rows."""
+        return self._rows_TC[begin : begin + MIN_SHARED_ROWS].tobytes() if end - begin >= MIN_SHARED_ROWS else b''
+
+    def _equal_count(self, node: _Node, begin: int, end: int) -> int:
+        count = min(node.end - node.begin, end - begin)
+        own, other = (self._rows_TC[first : first + count] for first in (node.begin, begin))
+        differs = (own != other).any(axis=1)
+        return int(differs.argmax()) if differs.any() else count
+
+    def _split(self, node: _Node, count: int) -> None:
+        """Divide a node after `count` rows."""
+        rest = _Node(node.begin + count, node.end, node, node.children)
+        for child in self._nodes:
+            if child.parent is node:
+                child.parent = rest
+        node.end, node.children = rest.begin, {}
+        self._insert(rest)
+
+    def _insert(self, node: _Node) -> None:
+        self._nodes.append(node)
+        if (key := self._key(node.begin, node.end)) and node.parent is not None:
+            node.parent.children[key] = node
+
+
+def _identities(batch: PackedBatch) -> Ints:
+    """Return int64 [T, C]: equal rows of two sequences whose rows before are equal have the same result."""
+    columns = [batch.input_ids_T[:, None], np.atleast_2d(batch.position_ids_T).T]
+    if batch.routed_experts_TLA is not None:
+        columns.append(batch.routed_experts_TLA.reshape(batch.token_count, -1))
+    if batch.media:
+        columns.append(_media_sequences(batch.sequence_bounds, [media.begin_row for media in batch.media])[:, None])
+    return np.ascontiguousarray(np.concatenate(columns, axis=1, dtype=np.int64))
+
+
+def _media_sequences(bounds: tuple[tuple[int, int], ...], media_rows: Iterable[int]) -> Ints:
+    """Return int64 [T]: a number that is different for each sequence with media, and 0 for sequences of text only."""
+    begins = np.array([begin for begin, _ in bounds])
+    numbers = np.zeros(len(bounds), np.int64)
+    used = np.unique(np.searchsorted(begins, list(media_rows), side='right') - 1)
+    numbers[used] = used + 1
+    return np.repeat(numbers, [end - begin for begin, end in bounds])

@@ -1,0 +1,151 @@
+"""Trees of common prefixes: every sequence can be read along its parents, and no common prefix is computed twice."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinkle.processor import PackedBatch, PackedMedia, PrefixTree, PrefixTreeBuilder
+from twinkle.processor.prefix_tree import MIN_SHARED_ROWS
+
+PROMPT = list(range(100, 100 + 2 * MIN_SHARED_ROWS))
+
+
+def packed(sequences, *, positions=None, media=(), experts=None):
+    """Return a batch of one sequence per feature, without labels."""
+    lengths = [len(sequence) for sequence in sequences]
+    ends = np.cumsum(lengths)
+    none = np.zeros(0, np.int64)
+    return PackedBatch(
+        input_ids_T=np.concatenate(sequences).astype(np.int64),
+        position_ids_T=np.concatenate([np.arange(length) for length in lengths]) if positions is None else positions,
+        sequence_bounds=tuple((int(end) - length, int(end)) for end, length in zip(ends, lengths, strict=True)),
+        feature_lengths=tuple(lengths),
+        last_rows_F=ends - 1,
+        rows_R=none,
+        labels_R=none,
+        weights_R=none.astype(np.float32),
+        features_R=none,
+        offsets_R=none,
+        streams={},
+        media=media,
+        routed_experts_TLA=experts,
+    )
+
+
+def read(tree, index):
+    """Return the computed rows of the sequence that ends with a span, from its first token."""
+    span = tree.spans[index]
+    own = list(range(span.begin_row, span.end_row))
+    return own if span.parent is None else read(tree, span.parent) + own
+
+
+def sequences_of(tree, batch):
+    """Return the computed rows of each sequence of a batch, and check that they are the rows along its parents."""
+    span_of_row = np.repeat(np.arange(len(tree.spans)), [span.end_row - span.begin_row for span in tree.spans])
+    for begin, end in batch.sequence_bounds:
+        rows = tree.computed_T[begin:end].tolist()
+        assert rows == read(tree, span_of_row[rows[-1]])[: len(rows)]
+        yield rows
+
+
+@st.composite
+def related_sequences(draw):
+    """Draw sequences that branch from one another at random positions."""
+    sequences = [draw(st.lists(st.integers(0, 2), min_size=1, max_size=80))]
+    for _ in range(draw(st.integers(0, 6))):
+        origin = draw(st.sampled_from(sequences))
+        begin = draw(st.integers(0, len(origin)))
+        own = draw(st.lists(st.integers(0, 2), min_size=0 if begin else 1, max_size=40))
+        sequences.append(origin[:begin] + own)
+    return sequences
+
+
+@given(related_sequences())
+def test_every_sequence_is_read_along_its_parents(sequences):
+    """The rows along the parents of a span are the tokens and positions of its sequence, for any branches."""
+    batch = packed(sequences)
+    tree = PrefixTree.of(batch)
+    for rows, tokens in zip(sequences_of(tree, batch), sequences, strict=True):
+        assert batch.input_ids_T[tree.rows_N][rows].tolist() == tokens
+        assert batch.position_ids_T[tree.rows_N][rows].tolist() == list(range(len(tokens)))
+    assert [span.begin_row for span in tree.spans[1:]] == [span.end_row for span in tree.spans[:-1]]
+    assert tree.spans[-1].end_row == tree.row_count == batch.token_count - tree.shared_row_count
+    assert all(span.parent is None or span.parent < index for index, span in enumerate(tree.spans))
+
+
+@given(related_sequences())
+def test_builder_counts_the_rows_of_the_tree(sequences):
+    """The counts that `add` returns sum to the rows of the tree, so that parts can be divided by them."""
+    batch = packed(sequences)
+    builder = PrefixTreeBuilder(batch)
+    assert sum(builder.add(*bounds) for bounds in batch.sequence_bounds) == builder.tree().row_count
+
+
+def test_prompt_of_a_group_is_computed_once():
+    """Samples of one prompt share its rows, and each sample has separate rows."""
+    tree = PrefixTree.of(packed([[*PROMPT, 1, 2], [*PROMPT, 3], [*PROMPT, 1, 4, 5]]))
+    assert tree.row_count == len(PROMPT) + 2 + 1 + 3
+    assert [span.parent for span in tree.spans] == [None, 0, 0, 0]
+
+
+def test_turns_of_a_conversation_form_a_deep_tree():
+    """Each turn continues the previous one, so that a conversation is computed once."""
+    first, second = [*PROMPT, 1, 2], [*PROMPT, 1, 2, *PROMPT, 3]
+    tree = PrefixTree.of(packed([first, second, [*second, 5], [*second, *PROMPT, 6]]))
+    assert tree.row_count == len(second) + 1 + len(PROMPT) + 1
+    assert [span.parent for span in tree.spans] == [None, 0, 1, 1]
+
+
+def test_equal_sequences_are_computed_once():
+    """A sequence that equals another one, or the beginning of one, needs no rows."""
+    tree = PrefixTree.of(packed([[*PROMPT, 1], [*PROMPT, 1], PROMPT]))
+    assert tree.row_count == len(PROMPT) + 1
+
+
+def test_short_prefixes_are_not_shared():
+    """A prefix with fewer rows than the minimum is computed for each sequence."""
+    short = PROMPT[: MIN_SHARED_ROWS - 1]
+    assert PrefixTree.of(packed([[*short, 1], [*short, 2]])).shared_row_count == 0
+
+
+def test_rows_at_other_positions_are_not_shared():
+    """Equal tokens with other positions have other results."""
+    count = len(PROMPT)
+    positions = np.concatenate([np.arange(count), np.arange(count) + 1])
+    assert PrefixTree.of(packed([PROMPT, PROMPT], positions=positions)).shared_row_count == 0
+
+
+def test_positions_on_three_axes_are_compared():
+    """Rows are equal only if their positions are equal on every axis."""
+    count = len(PROMPT)
+    equal = np.tile(np.arange(count), (3, 2))
+    assert PrefixTree.of(packed([PROMPT, PROMPT], positions=equal)).shared_row_count == count
+    equal[2, -count:] += 1
+    assert PrefixTree.of(packed([PROMPT, PROMPT], positions=equal)).shared_row_count == 0
+
+
+def test_rows_with_other_given_experts_are_not_shared():
+    """Sequences share rows up to the first row whose given experts differ."""
+    count = len(PROMPT)
+    experts = np.zeros((2 * count, 2, 1), np.int64)
+    experts[2 * count - 3, 1, 0] = 1
+    assert PrefixTree.of(packed([PROMPT, PROMPT], experts=experts)).shared_row_count == count - 3
+
+
+def test_sequences_with_media_are_not_shared():
+    """Equal placeholder tokens may stand for different images, so such sequences share no rows."""
+    count = len(PROMPT)
+    image = PackedMedia(3, 5, 'image', np.zeros((1, 1), np.float32), (1, 1, 1))
+    tree = PrefixTree.of(packed([PROMPT, PROMPT, PROMPT], media=(image,)))
+    assert tree.row_count == 2 * count
+    assert tree.computed_T[3:5].tolist() == [3, 4]
+
+
+def test_unshared_tree_computes_every_row():
+    """The computed rows of an unshared tree are those of the batch, and no span has a parent."""
+    batch = packed([PROMPT, PROMPT])
+    tree = PrefixTree.unshared(batch)
+    assert tree.shared_row_count == 0
+    assert [(span.begin_row, span.end_row, span.parent) for span in tree.spans] == [
+        (begin, end, None) for begin, end in batch.sequence_bounds
+    ]
