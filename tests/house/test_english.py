@@ -1,4 +1,4 @@
-"""Wording: no private idiom, docstrings that add information, and short commit subjects."""
+"""Tests of wording: forbidden phrases, missing docstrings and commit subjects."""
 
 import ast
 import subprocess
@@ -91,7 +91,7 @@ def test_every_verb_of_a_protocol_is_documented() -> None:
 
 
 def test_commit_subjects_are_short() -> None:
-    """Every commit subject since the rule has at most 72 characters and starts with its package in brackets."""
+    """Every commit subject after `LAST_UNCHECKED_COMMIT` has at most 72 characters and starts with '['."""
     known = subprocess.run(
         ['git', 'merge-base', '--is-ancestor', LAST_UNCHECKED_COMMIT, 'HEAD'],
         cwd=ROOT,

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, kw_only=True)
 class MapStep:
-    """Changes each row with a preprocessor."""
+    """Changes rows with a preprocessor."""
 
     preprocessor: str
     init_args: Mapping[str, Any] = field(default_factory=dict[str, Any])

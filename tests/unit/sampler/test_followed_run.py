@@ -1,4 +1,7 @@
-"""A sampler that follows one full-parameter run, over fakes: when requests wait, and which version they get."""
+"""Tests of a sampler that follows one full-parameter run, with a fake engine and a fake weight source.
+
+They cover when requests wait, and which version they get.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -28,7 +31,7 @@ _SOME_ITERATIONS = 20
 
 
 class SlowEngine(FakeSamplerEngine):
-    """An engine whose replacement waits for a gate, and that refuses a configurable number of times."""
+    """An engine that replaces its weights only after `gate` is set, and refuses the next `refusals` replacements."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +43,7 @@ class SlowEngine(FakeSamplerEngine):
         self.replacement_started = asyncio.Event()
 
     async def replace_base(self, weights: AdapterWeights) -> None:
-        """Replace once the gate is open."""
+        """Replace the base weights after `gate` is set."""
         self.attempts.append(weights.version)
         self.replacement_started.set()
         if self.refusals:
@@ -133,7 +136,7 @@ async def test_long_request_delays_others_for_the_patience_only(engine, source):
 
 
 async def test_refused_replacement_is_retried(run, engine, source):
-    """A replacement that the engine refuses is retried while the old version serves."""
+    """A replacement that the engine refuses is retried until it succeeds."""
     assert await version_of(run) == 1
     engine.refusals = 3
     source.publish('alice', full_weights(2))

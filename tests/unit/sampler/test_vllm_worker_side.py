@@ -27,7 +27,7 @@ runpy.run_path({str(WATCHDOG)!r})['exit_with_owner']()
 print('ready', flush=True)
 time.sleep(600)
 """
-"""A process with the watchdog."""
+"""Program of a process with the watchdog."""
 OWNER = f"""
 import runpy, subprocess, sys
 runpy.run_path({str(WATCHDOG)!r})['record_owner']()
@@ -36,7 +36,7 @@ child.stdout.readline()
 print(child.pid, flush=True)
 child.wait()
 """
-"""A process that starts the child and prints the child's process id."""
+"""Program of the owner. It starts the child and prints the child's process id."""
 
 
 class Wrapper:
@@ -73,7 +73,7 @@ def test_base_rows_are_unchanged_while_every_slot_is_in_use():
 
 
 def test_adapter_without_matrices_is_refused():
-    """Weights without any matrix are refused as a misfit, which does not end the engine."""
+    """Weights without any LoRA matrix raise `Misfit`, an error that does not stop the engine."""
     model = SimpleNamespace(modules={'q': None}, packed_modules={}, model=None)
     with pytest.raises(Misfit, match='no LoRA matrices'):
         make_plan(model, layout_of({}, LoraConfig(r=4)))
@@ -127,7 +127,10 @@ def test_unaligned_tensors_are_copied():
 
 
 def test_penalties_count_tokens_of_another_engine():
-    """Tokens of both engines count for the frequency penalty, and prompt tokens only for the repetition penalty."""
+    """Tokens that another engine generated before the sequence was continued count for the frequency penalty.
+
+    They count like the tokens of this engine. Prompt tokens count only for the repetition penalty.
+    """
     row = _Row(prompt=[1, 2, 3], begun=[3], sampled_ids=[3, 4, -1], repetition=2.0, presence=0.5, frequency=0.25)
     logits = torch.full((6,), 4.0)
     row.apply(logits)
@@ -135,7 +138,10 @@ def test_penalties_count_tokens_of_another_engine():
 
 
 def test_continued_sequence_requests_the_remaining_tokens():
-    """The limits are reduced by the delivered tokens, and vLLM's penalties are replaced by those of this library."""
+    """The token limits are reduced by the number of tokens already delivered.
+
+    This library's penalties replace those of vLLM.
+    """
     params = SamplingParams(max_tokens=8, min_tokens=4, frequency_penalty=0.5, seed=3)
     rules = StopRules.of(params, eos_token_ids=frozenset({2}), max_new_tokens=8)
     continued_params = vllm_params(params, rules, sequence_index=1, sampled_ids=(5, 6, 7))

@@ -2,7 +2,7 @@
 
 Two engines compute slightly different probabilities from the same weights, and very different ones from older
 weights. The importance weight of a token is `k = p_old / p_sampler`: the trainer's probability before the update
-divided by that of the engine that sampled the token. Legend: R labels.
+divided by that of the engine that sampled the token. Legend: R is the number of labels.
 """
 
 from typing import Literal, TypedDict, get_args
@@ -64,7 +64,9 @@ class OffPolicyCorrection:
         unused = {'none': ('correction_low', 'correction_high'), 'truncated': ('correction_low',), 'masked': ()}[kind]
         for name in unused:
             if name in options:
-                raise ValueError(f"{name} has no effect with correction '{kind}'; leave it out or choose another one")
+                raise ValueError(
+                    f"{name} has no effect with correction '{kind}'; remove {name} or choose another correction"
+                )
         self.kind = kind
         self.low = check_number('correction_low', options.get('correction_low', 0.5), low=0.0)
         default = 5.0 if kind == 'masked' else 2.0
@@ -73,12 +75,12 @@ class OffPolicyCorrection:
         self.high = check_number('correction_high', high, low=lowest, is_low_allowed=False)
 
     def weights(self, log_k_R: Tensor) -> Tensor:
-        """Return [R], the factor of each label's surrogate, without gradient."""
+        """Return [R], the factor of each label's surrogate, without gradient. `kind` must not be 'none'."""
         if self.kind == 'truncated':
             return truncated_weights(log_k_R, high=self.high)
         return masked_weights(log_k_R, low=self.low, high=self.high)
 
     def is_bounded(self, log_k_R: Tensor) -> Tensor:
-        """Return bool [R], true where the weight differs from k."""
+        """Return bool [R], true where the weight differs from k. `kind` must not be 'none'."""
         k_R = log_k_R.detach().exp()
         return (k_R > self.high) | ((k_R < self.low) if self.kind == 'masked' else torch.zeros_like(k_R).bool())

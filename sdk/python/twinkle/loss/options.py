@@ -4,7 +4,7 @@ import math
 
 
 def check_number(name: str, value: float, *, low: float, high: float = math.inf, is_low_allowed: bool = True) -> float:
-    """Return `value` as a float if it is finite and within `low` and `high`; `is_low_allowed` includes `low`.
+    """Return `value` as a float if it is finite and in [low, high]; `low` itself is valid only if `is_low_allowed`.
 
     Raises:
         ValueError: the value is invalid; the message names the option.

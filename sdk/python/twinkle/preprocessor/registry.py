@@ -75,7 +75,8 @@ def build_preprocessor(
 
     Raises:
         UnknownPreprocessor: the name is not registered.
-        InvalidArguments: the constructor does not accept the arguments.
+        InvalidArguments: the constructor does not accept the arguments, `init_args` is not empty for an instance or a
+            function, or `preprocessor` is not callable.
         PluginRefused: plugins are not allowed, or the plugin does not contain exactly one preprocessor.
     """
     return construct(preprocessor, init_args, _PREPROCESSORS, 'preprocessor')
@@ -92,7 +93,8 @@ def build_filter(
 
     Raises:
         UnknownPreprocessor: the name is not registered.
-        InvalidArguments: the constructor does not accept the arguments.
+        InvalidArguments: the constructor does not accept the arguments, `init_args` is not empty for an instance or a
+            function, or `row_filter` is not callable.
         PluginRefused: plugins are not allowed, or the plugin does not contain exactly one filter.
     """
     return construct(row_filter, init_args, _FILTERS, 'filter')

@@ -39,7 +39,7 @@ def certs(
         fail(str(error))
     console.print(certificate_table(certificates))
     console.print(f'Set for clients: TWINKLE_CA={certificates[0].path}', highlight=False, soft_wrap=True)
-    console.print(f'Keep the key of the CA secret: {certificates[0].path.with_suffix(".key")}', soft_wrap=True)
+    console.print(f"Do not share the CA's private key: {certificates[0].path.with_suffix('.key')}", soft_wrap=True)
 
 
 def certificate_table(certificates: list[MadeCertificate]) -> Table:

@@ -64,7 +64,7 @@ class _Machine:
             yield gateway
 
     async def run_until_crash(self, keys: list[str] | None = None, *, is_busy: bool) -> list[Future]:
-        """Run a process until the poisoned future crashes it; a busy process runs all other futures at that time."""
+        """Run a process until the poisoned future crashes it. If `is_busy`, no other future finishes earlier."""
         executor = _Crashing()
         if is_busy:
             executor.gate.clear()

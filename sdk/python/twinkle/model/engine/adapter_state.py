@@ -82,7 +82,8 @@ class AdapterState:
     step_count: int = 0
     """Number of applied optimizer steps."""
     grad_norm: float | None = None
-    """Norm of the divided gradient before the last clipping of the norm; None if it was not clipped."""
+    """Gradient norm from the most recent clipping, after division by `divisor` and before the norm was clipped; None if
+    the accumulated gradient was not clipped."""
     pending: PendingForward | None = None
     metrics_in_training: tuple[ConfiguredMetric, ...] = field(
         default_factory=lambda: (ConfiguredMetric.by_default(LossMetric()), ConfiguredMetric.by_default(TrainMetric()))
