@@ -1,4 +1,4 @@
-"""Connections to replicas: shared channels, and the poll of a static sampler."""
+"""Connections to replicas: shared channels, and the poll of a sampler that is named in the configuration."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
 CONNECT_SECONDS = 5.0
 """Timeout of a connection attempt; without a timeout, one lost packet could delay the attempt for much longer."""
 RESPONSE_SECONDS = 2.0
-"""Timeout of each call to a static sampler. A sampler that exceeds it counts as unreachable."""
+"""Timeout of each call of `StaticSampler`. A sampler that exceeds it counts as unreachable."""
 
 
 class ReplicaChannels:
@@ -72,7 +72,7 @@ async def _connect(channel: grpc.aio.Channel) -> None:
 class StaticSampler:
     """Polls the sampler that the configuration names, because such a sampler sends no reports itself.
 
-    `report` contains the values that the configuration defines; `channel` carries the gateway's internal identity.
+    `report` contains the values that the configuration defines. Calls on `channel` are authenticated as the gateway's.
     """
 
     def __init__(

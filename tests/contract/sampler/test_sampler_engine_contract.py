@@ -37,13 +37,16 @@ async def test_seed_repeats_samples(engine):
 
 
 async def test_versions_in_one_batch_do_not_affect_each_other(engine):
-    """Base model and two versions in one batch give the results of separate requests, with their versions."""
+    """Requests for the base model and for two versions give the same results in one batch as separately.
+
+    Each result names its version.
+    """
     requests = [make_request(str(key), key, max_tokens=8, temperature=0) for key in (None, ONE, TWO)]
     separate = [await run(engine, request) for request in requests]
     batched = await asyncio.gather(*(run(engine, request) for request in requests))
     for one, other in zip(separate, batched, strict=True):
         assert one.tokens == other.tokens
-        # Bitwise on the torch engine; vLLM rounds differently for different batch sizes.
+        # The torch engine gives bitwise equal results; vLLM's rounding depends on the batch size.
         tolerance = 1e-5 if engine.facts.engine == 'vllm' else 0.0
         np.testing.assert_allclose(sampled_logprobs(one), sampled_logprobs(other), rtol=0, atol=tolerance)
     assert len({tuple(sampled.tokens[0]) for sampled in separate}) == 3

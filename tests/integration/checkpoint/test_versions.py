@@ -1,4 +1,4 @@
-"""The version service over loopback, called with the identity of a client."""
+"""Tests of the version service over loopback, with the metadata that the gateway adds to a client's calls."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

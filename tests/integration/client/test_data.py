@@ -220,7 +220,7 @@ async def test_rows_are_saved_locally_despite_an_interruption(
 async def test_refused_export_leaves_the_file_unchanged(
     gateway: FakeGateway, client: TwinkleClient, tmp_path: Path
 ) -> None:
-    """A refused export leaves the existing file unchanged and no partial file."""
+    """A refused export does not change the existing file and leaves no partial file behind."""
     path = tmp_path / 'rows.jsonl'
     path.write_text('before')
     gateway.fail('AfterExportChunk', failure(grpc.StatusCode.INVALID_ARGUMENT, 'INVALID_FIELD'))

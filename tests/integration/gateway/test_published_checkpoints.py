@@ -1,4 +1,4 @@
-"""Tests the publication of checkpoints over the native API, with a real checkpoint service."""
+"""Tests the publication of checkpoints over Twinkle's own API, with a real checkpoint service."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,7 +16,7 @@ PATH = f'twinkle://{RUN}/weights/best'
 
 @pytest.fixture
 async def api(tmp_path: Path) -> AsyncIterator[TinkerCatalogue]:
-    """A gateway with one checkpoint of alice."""
+    """A gateway with one checkpoint of Alice."""
     async with tinker_catalogue(tmp_path) as running:
         await running.save('best')
         yield running

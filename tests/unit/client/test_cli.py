@@ -77,7 +77,7 @@ def test_command_shows_its_help(command: str) -> None:
     'arguments', [['status'], ['sample', 'hi'], ['runs'], ['estimate', 'm'], ['trace', '--last'], ['fleet']]
 )
 def test_command_without_a_stack_fails_without_a_traceback(arguments: list[str], tmp_path: Path) -> None:
-    """A command that needs a stack exits with status 1 and no traceback if no stack runs in the folder."""
+    """A command that needs a stack exits with status 1, without a traceback, if the state folder has no running stack."""
     result = runner.invoke(app, [*arguments, '--state-dir', str(tmp_path)])
     assert result.exit_code == 1
     assert 'Traceback' not in result.output
@@ -235,7 +235,10 @@ def test_checkpoint_commands_have_one_prefix(word: str) -> None:
 
 @pytest.fixture
 def _restored_time_zone() -> Iterator[None]:
-    """Reload the time zone after `monkeypatch`, which is set up later, has restored the environment."""
+    """Call `time.tzset` at teardown.
+
+    This fixture is set up before `monkeypatch`, so it is torn down after `monkeypatch` has restored TZ.
+    """
     yield
     time.tzset()
 

@@ -1,4 +1,4 @@
-"""Behaviour that all commands share."""
+"""Tests of behaviour that all commands share."""
 
 import pytest
 import typer
@@ -7,7 +7,7 @@ from twinkle_client.cli.session import exit_on_interrupt
 
 
 def test_interrupt_prints_its_message(capsys: pytest.CaptureFixture[str]) -> None:
-    """An interrupt exits with status 130 after the message, and other exceptions pass through."""
+    """An interrupt prints the message and exits with status 130; other exceptions pass through."""
     with pytest.raises(typer.Exit) as exit_error, exit_on_interrupt('training continues'):
         raise KeyboardInterrupt
     assert exit_error.value.exit_code == 130

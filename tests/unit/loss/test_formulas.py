@@ -1,6 +1,6 @@
 """Compares every loss with an independent implementation of its formula, and gradients with finite differences.
 
-Legend: R labels.
+Legend: R is the number of labels.
 """
 
 from dataclasses import replace
@@ -63,7 +63,7 @@ def test_gradient_equals_finite_differences_of_the_formula(case):
 
 @every_case
 def test_a_separable_loss_is_the_sum_of_its_parts(case):
-    """Loss, divisor and metrics of a separable batch are the sums over its parts, for any split between groups."""
+    """Loss, divisor and metrics of a separable batch are the sums over its parts, if no group is divided."""
     loss, arrays = case.loss, case.arrays(seed=5)
     whole = loss(arrays.torch())
     cuts = [(0, 2, 6), (0, 4, 6), (0, 2, 4, 6)] if loss.group_size == 2 else [(0, 1, 6), (0, 3, 6), tuple(range(7))]
@@ -104,7 +104,7 @@ def test_labels_of_weight_0_have_no_effect(case):
 
 @every_case
 def test_reports_are_finite_floats_with_known_names(case):
-    """Metrics are finite floats; only Tinker's have a reduction suffix."""
+    """Metrics are finite floats; only the metrics of the Tinker losses have a reduction suffix."""
     metrics = case.loss(case.arrays(seed=6).torch()).get('metrics', {})
     assert all(type(value) is float and np.isfinite(value) for value in metrics.values())
     if case.name in TINKER_LOSSES:

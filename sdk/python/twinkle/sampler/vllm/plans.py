@@ -1,6 +1,7 @@
 """Assignment of an adapter's tensors to a model's layers, with checks of shapes. Runs in vLLM's workers.
 
-A *plan* is computed once per layout, because all versions of an adapter have the same layout.
+A *plan* is this assignment. It is computed once per layout and cached, because all versions of an adapter have the same
+layout: the names, dtypes, shapes and offsets of the tensors, and the LoRA configuration.
 """
 
 import json
@@ -67,7 +68,7 @@ class LayerPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The layers of an adapter, by vLLM's modules. Packed modules have one entry per part."""
+    """The layers of an adapter, by module of vLLM. A packed module has one entry per part; None is a part without LoRA."""
 
     size_bytes: int
     rank: int
@@ -203,11 +204,14 @@ def _check_shapes(
         if len(a) != 2 or len(b) != 2 or a[0] != b[1] or not a[0]:
             raise Misfit(f'the shapes of lora_A {list(a)} and lora_B {list(b)} of {part} do not match')
         if a[1] != inputs or b[0] != output:
-            raise Misfit(f'{part} maps {inputs} to {output} features, but its adapter maps {a[1]} to {b[0]} ({name})')
+            raise Misfit(
+                f'{part} maps {inputs} to {output} features, but its adapter maps {a[1]} to {b[0]} '
+                f'(part of module {name})'
+            )
 
 
 def _widths(module: Any, part_count: int) -> tuple[int, tuple[int, ...]]:
-    """Return the input width and the output width of each part of a layer, over all ranks.
+    """Return the input width of a layer and the output width of each part, before the split over tensor-parallel ranks.
 
     Raises:
         Misfit: the type of layer is not supported yet, such as experts.

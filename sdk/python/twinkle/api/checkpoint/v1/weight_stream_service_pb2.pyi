@@ -192,7 +192,7 @@ class FetchRequest(_message.Message):
     """
     @_builtins.property
     def version(self) -> Global___VersionRef:
-        """A version in the adapter's ring."""
+        """An adapter version that the server still has. The checkpoint service keeps only the newest and pinned versions."""
 
     @_builtins.property
     def accepted_transports(self) -> _containers.RepeatedScalarFieldContainer[_weights_pb2.DeviceTransport.ValueType]:

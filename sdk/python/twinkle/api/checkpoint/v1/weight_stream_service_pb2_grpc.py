@@ -27,9 +27,9 @@ if _version_not_supported:
 
 class WeightStreamServiceStub:
     """Receives states with Publish, and sends them with Subscribe and Fetch. All methods return PERMISSION_DENIED if the
-    caller is not a service of this deployment. A state exists only after its commit frame was answered: a transfer that
-    is interrupted at any byte changes nothing. Samplers also serve Subscribe and Fetch, to relay the versions in their
-    memory to other samplers.
+    caller is not a service of this deployment. A published state becomes visible only after the service has received its
+    last frame, the commit. A transfer that is interrupted before that changes nothing. Samplers also serve Subscribe and
+    Fetch, to relay the versions in their memory to other samplers.
     """
 
     def __init__(self, channel):
@@ -57,9 +57,9 @@ class WeightStreamServiceStub:
 
 class WeightStreamServiceServicer:
     """Receives states with Publish, and sends them with Subscribe and Fetch. All methods return PERMISSION_DENIED if the
-    caller is not a service of this deployment. A state exists only after its commit frame was answered: a transfer that
-    is interrupted at any byte changes nothing. Samplers also serve Subscribe and Fetch, to relay the versions in their
-    memory to other samplers.
+    caller is not a service of this deployment. A published state becomes visible only after the service has received its
+    last frame, the commit. A transfer that is interrupted before that changes nothing. Samplers also serve Subscribe and
+    Fetch, to relay the versions in their memory to other samplers.
     """
 
     def Publish(self, request_iterator, context):
@@ -116,9 +116,9 @@ def add_WeightStreamServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class WeightStreamService:
     """Receives states with Publish, and sends them with Subscribe and Fetch. All methods return PERMISSION_DENIED if the
-    caller is not a service of this deployment. A state exists only after its commit frame was answered: a transfer that
-    is interrupted at any byte changes nothing. Samplers also serve Subscribe and Fetch, to relay the versions in their
-    memory to other samplers.
+    caller is not a service of this deployment. A published state becomes visible only after the service has received its
+    last frame, the commit. A transfer that is interrupted before that changes nothing. Samplers also serve Subscribe and
+    Fetch, to relay the versions in their memory to other samplers.
     """
 
     @staticmethod

@@ -14,9 +14,9 @@ GRPC_VERSION: str
 
 class WeightStreamServiceStub:
     """Receives states with Publish, and sends them with Subscribe and Fetch. All methods return PERMISSION_DENIED if the
-    caller is not a service of this deployment. A state exists only after its commit frame was answered: a transfer that
-    is interrupted at any byte changes nothing. Samplers also serve Subscribe and Fetch, to relay the versions in their
-    memory to other samplers.
+    caller is not a service of this deployment. A published state becomes visible only after the service has received its
+    last frame, the commit. A transfer that is interrupted before that changes nothing. Samplers also serve Subscribe and
+    Fetch, to relay the versions in their memory to other samplers.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -37,9 +37,9 @@ class WeightStreamServiceStub:
 
 class WeightStreamServiceServicer(metaclass=_abc_1.ABCMeta):
     """Receives states with Publish, and sends them with Subscribe and Fetch. All methods return PERMISSION_DENIED if the
-    caller is not a service of this deployment. A state exists only after its commit frame was answered: a transfer that
-    is interrupted at any byte changes nothing. Samplers also serve Subscribe and Fetch, to relay the versions in their
-    memory to other samplers.
+    caller is not a service of this deployment. A published state becomes visible only after the service has received its
+    last frame, the commit. A transfer that is interrupted before that changes nothing. Samplers also serve Subscribe and
+    Fetch, to relay the versions in their memory to other samplers.
     """
 
     @_abc_1.abstractmethod
