@@ -14,9 +14,9 @@ from examples.cookbook.plots import plot_curves
 
 
 class Curves:
-    """Context manager that records the numbers of a run.
+    """Context manager that records the metrics of a run.
 
-    On a terminal it shows a progress bar with the latest plotted numbers below it; otherwise it prints one line per
+    On a terminal it shows a progress bar with the latest plotted metrics below it; otherwise it prints one line per
     step. Each step is written to `curves.jsonl` at once, so an interrupted run keeps its results. The plot
     `curves.png` is drawn at the end, even after an interrupt.
 
@@ -24,7 +24,7 @@ class Curves:
         folder: Output folder; created if necessary. Files of an earlier run are replaced.
         title: Title of the plot and the bar.
         total_steps: Number of calls to `record`.
-        plotted: Names of the numbers to plot, one panel each.
+        plotted: Names of the metrics to plot, one panel each.
     """
 
     def __init__(self, folder: Path, *, title: str, total_steps: int, plotted: Sequence[str]) -> None:
@@ -34,7 +34,7 @@ class Curves:
         self._task = self._bar.add_task(title, total=total_steps)
         self._last: dict[str, float] = {}
         self.steps: list[dict[str, float]] = []
-        """Numbers of all recorded steps, in order; `step` is the number of the step, from 0."""
+        """Metrics of all recorded steps, in order; `step` is the index of the step, from 0."""
 
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ class Curves:
             print(f'curves: {self._folder}/curves.jsonl and curves.png')
 
     def record(self, **numbers: float) -> None:
-        """Record the numbers of the next step."""
+        """Record the metrics of the next step."""
         step = {'step': len(self.steps), **{name: float(value) for name, value in numbers.items()}}
         self.steps.append(step)
         self._lines.write(json.dumps(step) + '\n')
@@ -65,7 +65,7 @@ class Curves:
 
 
 class _Bar(Progress):
-    """A progress bar with a line of numbers below it."""
+    """A progress bar with a line of metrics below it."""
 
     numbers = ''
 

@@ -153,10 +153,16 @@ class WeightSource(Protocol):
     def follow(
         self, caller: Caller, adapter_id: str, held: AdapterWeights | None
     ) -> AsyncGenerator['AdapterWeights | Synced', None]:
-        """Yield the newest version after `held` and later versions as they are published; `Synced` follows the newest.
+        """Yield the newest version if it is newer than `held`, and then later versions as they are published.
 
-        A reader that is slower than the publisher skips versions. Broken streams are resumed indefinitely. `held` may
-        allow the source to send a delta.
+        `Synced` is yielded when no newer version exists. A reader that is slower than the publisher skips versions.
+        Broken streams are resumed indefinitely.
+
+        Args:
+            caller: Tenant that owns the adapter.
+            adapter_id: Adapter to follow.
+            held: Weights of this adapter that the caller already has, or None. The source may send only the difference
+                from these weights to the next version.
 
         Raises:
             NotFound: The tenant has not published an adapter of that name.
@@ -210,7 +216,7 @@ class FleetGateway(Protocol):
     def lease(self, reports: AsyncIterator[ReplicaReport]) -> AsyncGenerator[LeaseRenewal, None]:
         """Send reports as they are produced, and yield the gateway's response to each.
 
-        Once the generator has finished or was closed, no task waits for `reports` any more.
+        Once the generator has finished or been closed, no task waits for `reports` any more.
 
         Raises:
             DomainError: The lease was lost.

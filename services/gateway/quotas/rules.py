@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 BURST_SECONDS = 10
-"""Default burst, in seconds of the tenant's rate."""
+"""The default burst is the number of tokens that the rate allows in this many seconds."""
 MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0
 
 
@@ -17,7 +17,7 @@ class Quota:
     tokens_per_second: int | None = None
     """Maximum long-term rate of trained, sampled and prompt tokens together."""
     burst_tokens: int | None = None
-    """Tokens that may be used at once after a pause; None means the tokens of `BURST_SECONDS` at the rate."""
+    """Tokens that may be used at once after a pause; None means `BURST_SECONDS` times the rate."""
     concurrent_samples: int | None = None
     """Maximum number of sampling requests at the same time."""
     stored_bytes: int | None = None
@@ -98,7 +98,7 @@ class Usage:
     """Empty for work on the base models alone, and for old usage of deleted runs."""
     work: Work
     stored_bytes: int
-    """Size of the run's checkpoints that exist now, or, without a run, of the tenant's datasets and uploads."""
+    """Current size of the run's checkpoints. If `run_id` is empty: that of the tenant's datasets and uploads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,7 @@ def hour_of(moment: datetime) -> datetime:
 class TokenBucket:
     """A tenant's rate limit: work is admitted while the level is not negative, and charged when its size is known.
 
-    Over time, the tokens used exceed the rate by at most the burst and the work that was admitted but not yet charged.
+    In any period, the tokens used are at most rate x time + burst + the work that was admitted but not yet charged.
     Times are seconds of any monotonic clock.
 
     Args:

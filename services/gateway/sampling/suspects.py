@@ -13,19 +13,21 @@ from services.gateway.sampling.slots import Slot
 from services.kit.errors import DomainError
 
 MAX_CONSECUTIVE_FAILURES = 3
-"""Number of samplers that may fail in a row without a new token before a request fails, because it may be the cause."""
+"""If this many samplers in a row fail while they run a request, and none delivers a token, the request fails, because
+it may be the cause. A failure can count less if another request may be the cause, see `Suspects.blame`."""
 SUSPECTED_FAILURES = 2
-"""Number of samplers that failed in a row after which a request runs apart from others."""
+"""A request is suspected once this many samplers in a row have failed with it. It then runs only in its turn."""
 SUSPECT_SECONDS = 600.0
 """Time for which the failures of a request count if a client sends it again."""
 _ALONE_SECONDS = 3.0
-"""Maximum time for which a suspected request waits for the requests at its sampler, and for which other requests then
-wait for the suspected one. A few seconds suffice, because crashes occur early."""
+"""Maximum time for which a suspected request waits for the requests at its sampler. Its turn ends after twice this time
+at the latest, and other requests wait for suspected ones for at most twice this time in total. A few seconds suffice,
+because crashes occur early."""
 _SENDING_SECONDS = 0.05
 """Time for which a suspected request waits for requests that are about to be sent, before it counts those in flight."""
 _LOST_SECONDS = 3.0
-"""Time for which further failures of a lost static sampler count as the same loss, because the sampler's id does not
-change when it restarts."""
+"""Time for which further failures of a lost sampler that is named in the configuration count as the same loss, because
+the id of such a sampler does not change when it restarts."""
 _SHARED_BLAME = 0.25
 """Weight of the last failure before a request is given up, if another request may be the cause."""
 _MAX_SUSPECTS = 4096
@@ -47,7 +49,7 @@ class Attempt:
     tried: set[str] = field(default_factory=set[str])
     """Replicas that failed or refused the request since it last made progress or waited."""
     is_started: bool = False
-    """Whether a sampler has begun to run the request, which then waits longer for another sampler."""
+    """Whether a sampler has begun to run the request. If so, the request may wait longer for another sampler."""
     has_tokens: bool = False
     """Whether a token was delivered."""
     consecutive_failures: float = 0
@@ -76,7 +78,7 @@ class Attempt:
         return self.has_tokens and self.key.adapter is not None and self.key.adapter.is_checkpoint
 
     def start(self) -> None:
-        """Record that a sampler has begun to run the request, which from now on waits longer for another one."""
+        """Record that a sampler has begun to run the request. The request may then wait longer for another sampler."""
         if not self.is_started:
             self.is_started, self.give_up_at = True, None
 
@@ -140,7 +142,7 @@ class Suspects:
         self._losses: dict[str, _Loss] = {}
         """Recent losses by replica."""
         self._changed = asyncio.Event()
-        """Set when a request makes progress or leaves a replica. A new event then replaces it, as each is used once."""
+        """Set when a request makes progress or leaves a replica. A new event then replaces it: each is set only once."""
 
     def failures_of(self, attempt: Attempt) -> float:
         """Return the number of samplers that recently failed in a row with this request, or an equal one."""

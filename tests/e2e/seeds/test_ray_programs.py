@@ -41,7 +41,7 @@ ON_CPUS = {
 
 @pytest.mark.parametrize('program', ['english/ray_sft', 'chinese/ray_sft', 'chinese/readme_ray_sft'])
 def test_sft_program_trains_the_adapter_of_one_process(program: str, run_program: RunProgram, tmp_path: Path) -> None:
-    """Four workers, with two copies of the model in two shards each, save the adapter that one worker saves."""
+    """Four workers (two copies of the model, each in two shards) save bitwise the same adapter as a single worker."""
     weights: list[bytes] = []
     for ranks, sizes in ((1, 'fsdp_size=1, dp_size=1'), (4, 'fsdp_size=2, dp_size=2')):
         folder = tmp_path / f'{ranks} workers'

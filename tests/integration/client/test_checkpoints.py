@@ -181,7 +181,7 @@ async def test_verify_command_names_damaged_checkpoints(deployment: Deployment) 
         assert status == 1
         lines = [f'{paths[0]} damaged', *(f'{path} ok' for path in paths[1:] if not arguments)]
         assert sorted(output.splitlines()) == sorted(lines)
-        assert 'delete them, or restore their files from a backup' in message
+        assert '1 checkpoint is damaged; delete it, or restore its files from a backup' in message
         assert 'Traceback' not in message
     assert await run('verify', paths[1]) == (0, f'{paths[1]} ok\n', '')
     assert (await run('delete', paths[0]))[0] == 0

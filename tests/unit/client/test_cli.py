@@ -77,7 +77,10 @@ def test_command_shows_its_help(command: str) -> None:
     'arguments', [['status'], ['sample', 'hi'], ['runs'], ['estimate', 'm'], ['trace', '--last'], ['fleet']]
 )
 def test_command_without_a_stack_fails_without_a_traceback(arguments: list[str], tmp_path: Path) -> None:
-    """A command that needs a stack exits with status 1, without a traceback, if the state folder has no running stack."""
+    """A command that needs a stack exits with status 1 if the state folder belongs to no running stack.
+
+    It prints no traceback.
+    """
     result = runner.invoke(app, [*arguments, '--state-dir', str(tmp_path)])
     assert result.exit_code == 1
     assert 'Traceback' not in result.output

@@ -1,6 +1,6 @@
 """Tests of custom losses computed by the caller and sent to the trainer as gradients.
 
-Legend: R labels.
+Legend: R is the number of labels.
 """
 
 from dataclasses import replace

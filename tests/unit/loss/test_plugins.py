@@ -1,6 +1,6 @@
 """Tests of losses from installed packages, which must be allowed before they are imported.
 
-Legend: R labels.
+Legend: R is the number of labels.
 """
 
 import sys

@@ -22,8 +22,8 @@ class LazyDataset(Dataset):
     """Training rows that are computed on access; only the original rows are stored.
 
     `map`, `cast_column`, `mix_dataset`, `encode` and `check` return immediately and are applied to a row each time it
-    is read. Therefore each method must produce exactly one row per row, and errors in a row are raised when it is read
-    (`DataLoader` logs them and uses another row instead). `filter` reads all rows immediately.
+    is read. Therefore each method must produce exactly one output row for each input row. Errors in a row are raised
+    when the row is read; `DataLoader` logs them and uses another row instead. `filter` reads all rows immediately.
     """
 
     def _mixed(self, parts: Sequence[Sequence[Row]], *, is_interleaved: bool) -> Sequence[Row]:
@@ -33,13 +33,17 @@ class LazyDataset(Dataset):
         if depends_on_earlier_rows(function):
             name = type(function).__name__
             raise DatasetError(
-                f'{name} depends on earlier rows, which a LazyDataset does not support; use Dataset, or filter()'
+                f'{name} depends on earlier rows, which a LazyDataset does not support; '
+                'use Dataset instead, or remove rows with filter()'
             )
 
         def step(row: Row, index: int) -> Row:
             mapped = map_rows([row], function, begin=index)
             if len(mapped) != 1:
-                problem = f'was mapped to {len(mapped)} rows, but a LazyDataset needs 1; use Dataset or filter()'
+                problem = (
+                    f'was mapped to {len(mapped)} rows, but a LazyDataset needs 1; '
+                    'use Dataset instead, or remove rows with filter()'
+                )
                 raise InvalidExample(index, '', problem)
             return mapped[0]
 

@@ -31,7 +31,7 @@ class HubId:
         A repeated prefix such as `ms://ms://org/name` is accepted, because some programs add a second prefix.
 
         Raises:
-            HubError: the id has an unknown prefix or is not of the form `org/name`.
+            HubError: the id has an unknown prefix, or the rest of the id is not of the form `org/name` or `name`.
         """
         prefix, separator, name = text.rpartition('://')
         if separator and len({*prefix.split('://')}) == 1:
@@ -47,7 +47,11 @@ class HubId:
 
 
 def local_path(text: str) -> Path | None:
-    """Return `text` as a path if it is absolute, begins with `~`, `./` or `../`, or exists; otherwise None."""
+    """Return `text` as a path with `~` expanded, or None if it is neither an explicit path nor an existing one.
+
+    Explicit paths are absolute (also after the expansion of `~`), begin with `./` or `../`, or are `.` or `..`. Text
+    that contains `://` is never a path.
+    """
     if '://' in text:
         return None
     path = Path(text).expanduser()

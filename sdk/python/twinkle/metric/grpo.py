@@ -1,6 +1,6 @@
 """Distance of a policy from the sampling policy, per token.
 
-Legend: R labels.
+Legend: R is the number of labels.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Accuracy of a value head's predictions.
 
-Legend: R labels.
+Legend: R is the number of labels.
 """
 
 from typing import ClassVar

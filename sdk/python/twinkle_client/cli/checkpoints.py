@@ -69,6 +69,8 @@ def verify(
                     raise
                 damaged.append(name)
             console.print(f'{name} {"damaged" if name in damaged else "ok"}', highlight=False, soft_wrap=True)
+    if len(damaged) == 1:
+        fail('1 checkpoint is damaged; delete it, or restore its files from a backup')
     if damaged:
         fail(f'{len(damaged)} checkpoints are damaged; delete them, or restore their files from a backup')
 

@@ -41,14 +41,16 @@ def read_authorities(ca: str) -> bytes | None:
 
 
 async def diagnose_connection(address: Address, authorities: bytes | None) -> str:
-    """Return why the connection to a server that listens fails: a wrong scheme or an untrusted certificate.
+    """Return why a connection fails although the server accepts TCP connections.
+
+    The diagnosis finds a wrong scheme, and a certificate that is not trusted, not valid now or for another host.
 
     Args:
         address: Address of the server.
         authorities: Result of `read_authorities`.
 
     Returns:
-        A message for the user; empty if the address is not at fault, for example when the server is down.
+        A message for the user; empty for any other cause, for example if the server is down.
     """
     try:
         async with asyncio.timeout(_PROBE_SECONDS):

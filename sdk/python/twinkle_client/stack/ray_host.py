@@ -205,7 +205,7 @@ class RayHost:
                     ray.kill(cast('Any', ray).get_actor(found['name'], namespace=NAMESPACE))
 
     def _resources_of(self, name: str, count: int) -> dict[str, Any]:
-        """Return the options with which Ray reserves a process's resources, or places the process on this machine."""
+        """Return options for Ray: the resources of a service in `PLACED`; for any other process, this machine's node."""
         service = service_of(name)
         if service not in PLACED:
             node = cast('Any', ray).get_runtime_context().get_node_id()
@@ -216,7 +216,7 @@ class RayHost:
 
 
 class RayPlace:
-    """An actor that has its resources and no process yet."""
+    """An actor without a process, which may still wait for its resources."""
 
     def __init__(self, name: str, actor: Any, address: str) -> None:
         """Describe the actor of the process `name`; see `RayProcess` for `address`."""

@@ -41,7 +41,7 @@ class PassPlanner:
         self._queue.pop(item, None)
 
     def next_pass(self) -> list[Slot]:
-        """Remove the next pass from the queue and return it; empty when the queue is empty."""
+        """Remove the next pass from the queue and return its slots; an empty list if the queue is empty."""
         slots: list[Slot] = []
         free_tokens = self._max_tokens
         for part, item in sorted((self._next_part[item], item) for item in self._queue):

@@ -10,7 +10,7 @@ class EngineConfig:
     max_sequences: int = 32
     """Maximum number of running sequences."""
     max_batch_tokens: int = 1024
-    """Maximum number of rows in one step."""
+    """Maximum number of tokens that one step computes, over all sequences."""
     prefill_chunk_tokens: int = 512
     """Maximum number of prompt tokens in one chunk."""
     kv_cache_memory_bytes: int = 1 << 29

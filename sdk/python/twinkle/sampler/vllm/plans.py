@@ -68,7 +68,7 @@ class LayerPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The layers of an adapter, by module of vLLM. A packed module has one entry per part; None is a part without LoRA."""
+    """The layers of an adapter, by module of vLLM. A packed module has one entry per part, None without LoRA."""
 
     size_bytes: int
     rank: int

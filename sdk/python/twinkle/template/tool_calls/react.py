@@ -22,7 +22,7 @@ class ReActParser:
     name = 'react'
 
     def find(self, text: str, tools: Sequence[Tool]) -> Iterator[FoundCall]:
-        """Return the complete calls in `text`, in linear time; an input that begins with `{` must be a JSON object."""
+        """Yield the complete calls in `text`, in linear time; an input that begins with `{` must be a JSON object."""
         del tools
         position = 0
         while action := _ACTION.search(text, position):
