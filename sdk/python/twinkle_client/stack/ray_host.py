@@ -205,7 +205,7 @@ class RayHost:
                     ray.kill(cast('Any', ray).get_actor(found['name'], namespace=NAMESPACE))
 
     def _resources_of(self, name: str, count: int) -> dict[str, Any]:
-        """Return options for Ray: the resources of a service in `PLACED`; for any other process, this machine's node."""
+        """Return Ray's options for a process: the resources of a service in `PLACED`, otherwise this machine's node."""
         service = service_of(name)
         if service not in PLACED:
             node = cast('Any', ray).get_runtime_context().get_node_id()
