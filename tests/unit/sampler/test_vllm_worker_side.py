@@ -13,7 +13,7 @@ import torch
 import twinkle.sampler
 from twinkle.data_format import LoraConfig, SamplingParams
 from twinkle.sampler.engine.stopping import StopRules
-from twinkle.sampler.vllm.adapters import MappedAdapter, Slots
+from twinkle.sampler.vllm.adapter_slots import MappedAdapter, Slots
 from twinkle.sampler.vllm.handover import layout_of
 from twinkle.sampler.vllm.patches import _add_lora_linear, adapter_rows
 from twinkle.sampler.vllm.penalties import _Row

@@ -4,7 +4,7 @@
 they import. Importing this package imports vLLM.
 """
 
-from twinkle.sampler.vllm.adapters import VllmAdapter
+from twinkle.sampler.vllm.adapter_slots import VllmAdapter
 from twinkle.sampler.vllm.core import make_async_llm
 from twinkle.sampler.vllm.engine import VllmEngine, VllmLoad
 from twinkle.sampler.vllm.handover import AdapterSource

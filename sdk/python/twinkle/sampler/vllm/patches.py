@@ -26,7 +26,7 @@ from vllm.v1.sample.sampler import Sampler
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
 
-from twinkle.sampler.vllm.adapters import MappedAdapter, Slots
+from twinkle.sampler.vllm.adapter_slots import MappedAdapter, Slots
 from twinkle.sampler.vllm.forms import FormBudget, started_tokens
 
 PATCHED_VERSIONS = ('0.32.',)

@@ -9,7 +9,7 @@ from twinkle.data_format import ProbeResult, SamplingParams, StopReason, Version
 from twinkle.sampler.engine.request import PromptEvent, SequenceSoFar, TokenEvent, TopTokens
 from twinkle.sampler.engine.stopping import StopDetector, StopRules
 from twinkle.sampler.errors import EngineFailed, InvalidSamplingParams
-from twinkle.sampler.vllm.adapters import VllmAdapter
+from twinkle.sampler.vllm.adapter_slots import VllmAdapter
 from twinkle.sampler.vllm.sampling import top_tokens
 
 _REASONS = {'stop': StopReason.STOP, 'length': StopReason.LENGTH, 'abort': StopReason.ABORT}

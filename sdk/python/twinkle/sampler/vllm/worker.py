@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from twinkle.sampler.vllm import patches
-from twinkle.sampler.vllm.adapters import MappedAdapter, build_model, is_whole
+from twinkle.sampler.vllm.adapter_slots import MappedAdapter, build_model, is_whole
 from twinkle.sampler.vllm.plans import Misfit, PlanCache, map_file, read_layout
 from twinkle.sampler.vllm.watchdog import exit_with_owner
 
