@@ -31,13 +31,22 @@ BENCHMARKS = {
     'lora_kernel': 'time of shared training passes against separate ones, and against transformers + peft',
     'train_throughput': 'trained tokens per second against a loop with transformers + peft on the same batches',
     'co_batch': 'time of training adapters in shared passes, compared with one after the other; takes options',
+    'shared_prompts': 'time of training groups with common prompts, against separate rows; takes options',
     'journal_overhead': 'time of steps through the model service with and without its journal; takes options',
     'churn': 'memory, threads, descriptors and disk while adapters and clients come and go; takes options',
     'adapter_memory': 'memory of active, idle and parked adapters, and of a thousand adapters; takes options',
 }
 """Modules and descriptions of the benchmarks, in the order in which they run."""
 
-WITH_OPTIONS = ('adapter_memory', 'churn', 'co_batch', 'journal_overhead', 'publish_while_sampling', 'tinker_load')
+WITH_OPTIONS = (
+    'adapter_memory',
+    'churn',
+    'co_batch',
+    'journal_overhead',
+    'publish_while_sampling',
+    'shared_prompts',
+    'tinker_load',
+)
 """Benchmarks with options: `python -m benchmarks co_batch --adapters 8 32`."""
 
 

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
     """Run the comparison and return its figures."""
     options = _parse(arguments)
     torch.set_num_threads(options.threads)
-    model = _packed_model(options)
+    model = packed_model(options)
     engine = TrainerEngine(model, max_pass_tokens=options.pass_tokens)
     # A machine that runs only the engine may lack peft and the dependencies of the services.
     bare = importlib.import_module('benchmarks.bare_peft').BarePeft(options) if options.peft else None
@@ -62,7 +62,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _packed_model(options: argparse.Namespace) -> PackedCausalLM:
+def packed_model(options: argparse.Namespace) -> PackedCausalLM:
+    """Return the model of the options `model`, `device` and `dtype`."""
     if options.model in SIZES:
         built = build_random_model(options.model, device=options.device, dtype=options.dtype, attention=IMPLEMENTATION)
         return PackedCausalLM(built)
@@ -86,7 +87,7 @@ def _engine_figures(
     }
     if bare is not None:
         runs['peft'] = lambda: [bare.train(item.features) for item in items]
-    durations = time_alternately(runs, rounds=options.rounds, finish=_finish_of(options.device))
+    durations = time_alternately(runs, rounds=options.rounds, finish=finish_of(options.device))
     return {
         'together_over_one_after_the_other': ratio_by_round(durations['alone'], durations['together']),
         **(
@@ -122,7 +123,8 @@ def random_feature(vocabulary: int, length: int, seed: int) -> dict[str, Any]:
     return {'input_ids': ids[:-1], 'labels': ids[1:]}
 
 
-def _finish_of(device: str) -> Any:
+def finish_of(device: str) -> Any:
+    """Return the function that waits for a device; None for the CPU."""
     return torch.cuda.synchronize if device.startswith('cuda') else None
 
 

@@ -28,7 +28,12 @@ class Spread:
 
 
 def time_alternately(
-    runs: Mapping[str, Callable[[], Any]], *, rounds: int, warmups: int = 1, finish: Callable[[], None] | None = None
+    runs: Mapping[str, Callable[[], Any]],
+    *,
+    rounds: int,
+    warmups: int = 1,
+    finish: Callable[[], None] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Spread]:
     """Run the variants alternately and return their durations.
 
@@ -37,16 +42,17 @@ def time_alternately(
         rounds: Number of measured rounds.
         warmups: Number of rounds before the measured ones.
         finish: Function that waits for the accelerator, which computes asynchronously.
+        clock: Clock in seconds; `time.process_time` if other work runs on the machine.
     """
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for index in range(warmups + rounds):
         for name, run in runs.items():
-            begin = time.perf_counter()
+            begin = clock()
             run()
             if finish is not None:
                 finish()
             if index >= warmups:
-                seconds[name].append(time.perf_counter() - begin)
+                seconds[name].append(clock() - begin)
     return {name: Spread(tuple(times)) for name, times in seconds.items()}
 
 
