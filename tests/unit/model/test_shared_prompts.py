@@ -106,22 +106,47 @@ def test_bfloat16_prompts_are_shared_bitwise(tiny_llama_dir):
     assert results[0].shared_token_count > 0
 
 
-@pytest.mark.parametrize('seed', range(4))
+@pytest.mark.parametrize('seed', range(12))
 def test_shared_prompts_keep_tenants_apart_bitwise(tiny_llama_dir, seed):
     """Results and gradients of an adapter do not depend on other adapters of the pass, even with equal prompts."""
-    rng = random.Random(seed)
-    prompts = [group(random.Random(9), size=rng.randint(1, 4)) for _ in 'abc']
+    assert_kept_apart(tiny_llama_dir, random.Random(seed))
+
+
+@pytest.mark.parametrize('model_type', ['gemma3_text', 'qwen3_5_text', 'qwen3_moe', 'deepseek_v3'])
+@pytest.mark.filterwarnings('ignore::DeprecationWarning')
+def test_every_kind_of_layer_keeps_tenants_apart_bitwise(tmp_path, model_type):
+    """Layers with windows, recurrent states, experts and latent attention keep trees of adapters apart."""
+    build_tiny(model_type, tmp_path)
+    for seed in range(3):
+        assert_kept_apart(tmp_path, random.Random(seed))
+
+
+def assert_kept_apart(folder, rng):
+    """Train trees of several adapters together and alone, and compare the results and gradients bitwise."""
+    common = group(random.Random(9), prompt_length=100, size=3)
     items = [
-        BatchItem(adapter_id=name, features=[*features, *group(rng)], is_training=True)
-        for name, features in zip('abc', prompts, strict=True)
+        BatchItem(adapter_id=name, features=branches(rng, common[: rng.randint(2, 3)]), is_training=True)
+        for name in 'abc'
     ]
-    together = engine_of(PackedCausalLM.load(tiny_llama_dir), is_shared=True, names='abc')
-    alone = engine_of(PackedCausalLM.load(tiny_llama_dir), is_shared=True, names='abc')
+    together, alone = (engine_of(PackedCausalLM.load(folder), is_shared=True, names='abc') for _ in range(2))
     for item, result in zip(items, together.run_batch(items), strict=True):
         (expected,) = alone.run_batch([item])
         assert [own.tobytes() for own in result.logps] == [own.tobytes() for own in expected.logps]
         assert result.shared_token_count == expected.shared_token_count > 0
         assert torch.equal(gradient_of(together, item.adapter_id), gradient_of(alone, item.adapter_id))
+
+
+def branches(rng, origins):
+    """Return examples that branch from the given ones, and from one another, at random positions."""
+    features = list(origins)
+    for _ in range(rng.randint(2, 8)):
+        ids = rng.choice(features)['input_ids']
+        begin = rng.randint(1, len(ids))
+        own = np.array([rng.randrange(3, 100) for _ in range(rng.randint(1, 70))])
+        ids = np.concatenate([ids[:begin], own])[:200]
+        features.append(InputFeature(input_ids=ids[:-1], labels=ids[1:]) if len(ids) > 1 else origins[0])
+    rng.shuffle(features)
+    return [InputFeature(input_ids=feature['input_ids'], labels=feature['labels']) for feature in features]
 
 
 @pytest.mark.parametrize('size', [30, 64, 100])

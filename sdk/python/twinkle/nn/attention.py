@@ -17,7 +17,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from twinkle.nn.errors import UnsupportedModel
-from twinkle.nn.sequences import CallShape, KernelCall, PackedSequences, causal_mask
+from twinkle.nn.sequences import CallShape, KernelCall, PackedSequences
 
 IMPLEMENTATION = 'twinkle_packed'
 """Value of transformers' `attn_implementation` that selects this function."""
@@ -55,7 +55,7 @@ def packed_attention(
     outputs: list[Tensor] = [torch.empty(0)] * len(sequences.lengths)
     for index in sequences.cached:
         cached = sequences.spans[index].cache.append(module.layer_idx, keys[index][0], values[index][0])
-        attended = _attend_cached(queries[index], *(x[None] for x in cached), scaling=scaling, window=window)
+        attended = _attend_cached(queries[index], cached, index, sequences, scaling=scaling, window=window)
         outputs[index] = attended.transpose(1, 2)
     for call in sequences.calls:
         query_NQLH = _stacked_rows(queries, call, sequences)
@@ -68,6 +68,30 @@ def packed_attention(
         # The head sizes of queries and values differ in multi-head latent attention.
         outputs.append(query_1QTH.new_zeros(1, padding, query_1QTH.shape[1], value_1KTH.shape[-1]))
     return torch.cat(outputs, dim=1), None
+
+
+def _attend_cached(
+    query_1QLH: Tensor,
+    cached: tuple[Tensor, Tensor],
+    index: int,
+    sequences: PackedSequences,
+    *,
+    scaling: float | None,
+    window: int | None,
+) -> Tensor:
+    """Attend with the last tokens of a sequence to its cached keys and values, [K, S, H] each."""
+    key_1KSH, value_1KSH = (x[None] for x in cached)
+    length, total = query_1QLH.shape[2], key_1KSH.shape[2]
+    if length == 1:
+        # The only row of its keys is not padded, because a sampler computes such a call for each token.
+        used = (x if window is None else x[:, :, -window:] for x in (key_1KSH, value_1KSH))
+        return _kernel(query_1QLH, *used, mask_LS=None, is_causal=False, scale=scaling)
+    call = sequences.call_of(index, begin=total - length)
+    front, row_count = call.shape.front, call.shape.row_count
+    rows = _padded(query_1QLH, before=front, after=row_count - front - length)
+    keys = (_padded(x, after=call.shape.key_count - total) for x in (key_1KSH, value_1KSH))
+    blocks = sequences.masked_blocks(call, window=window, like=query_1QLH)
+    return _own_rows(_attend(rows, *keys, blocks, scaling=scaling), front, length)
 
 
 def _stacked_rows(pieces: Sequence[Tensor], call: KernelCall, sequences: PackedSequences) -> Tensor:
@@ -126,19 +150,6 @@ def _attend(
         used = [x if block.key_count == key_count else x[:, :, : block.key_count] for x in (key_NKSH, value_NKSH)]
         outputs.append(_kernel(rows, used[0], used[1], mask_LS=mask_LS, is_causal=False, scale=scaling))
     return torch.cat(outputs, dim=2) if len(outputs) > 1 else outputs[0]
-
-
-def _attend_cached(
-    query_1QLH: Tensor, key_1KSH: Tensor, value_1KSH: Tensor, *, scaling: float | None, window: int | None
-) -> Tensor:
-    """Attend with the last L of S tokens, without padding: a sampler needs few rows of many keys."""
-    new, total = query_1QLH.shape[2], key_1KSH.shape[2]
-    is_windowed = window is not None and total > window
-    is_square = new == total and not is_windowed
-    mask_LS = None
-    if not is_square and (new > 1 or is_windowed):
-        mask_LS = causal_mask(total - new, new, total, window=window, device=query_1QLH.device)
-    return _kernel(query_1QLH, key_1KSH, value_1KSH, mask_LS=mask_LS, is_causal=is_square and new > 1, scale=scaling)
 
 
 def _kernel(

@@ -150,7 +150,7 @@ class PackedDeltaNet(nn.Module):
         state = cache.recurrent.get(self.layer_idx)
         mixed_LC, inputs_CN = self._convolve(rows.mixed_TC, None if state is None else state.inputs_CW)
         memory = None if state is None else state.memory_VKH
-        output_LD, memories = self._recur(rows, mixed_LC, memory, is_padded=False)
+        output_LD, memories = self._recur(rows, mixed_LC, memory, is_padded=len(mixed_LC) > 1)
         length = len(rows.mixed_TC) + (0 if state is None else state.length)
         inputs_CW = inputs_CN[:, -(self._width - 1) :].detach().clone()
         cache.recurrent[self.layer_idx] = RecurrentState(length, inputs_CW, memories[-1])

@@ -26,7 +26,7 @@ _MASKED_ROWS = 256
 """Maximum rows of a call with a mask. The kernel computes all keys of such a call, so it gets no later keys."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class CallShape:
     """Shape of one call of the attention kernel."""
 
@@ -87,22 +87,28 @@ class PackedSequences:
 
     @cached_property
     def calls(self) -> list[KernelCall]:
-        """Calls for all spans without a cache. Spans of equal shape share a call."""
+        """Calls for all spans without a cache. Spans of equal shape share a call.
+
+        The spans of an adapter have the same order in any pack, because autograd adds the gradients of shared rows in
+        the order of the calls.
+        """
         groups: dict[CallShape, list[int]] = {}
         for index, span in enumerate(self.spans):
             if span.cache is None:
-                groups.setdefault(self._shape_of(index), []).append(index)
+                groups.setdefault(self._shape_of(self.begins[index], self.lengths[index]), []).append(index)
         return [
             KernelCall(shape, sorted(indexes, key=lambda index: (self.parents[index], index)))
-            for shape, indexes in groups.items()
+            for shape, indexes in sorted(groups.items())
         ]
 
-    def _shape_of(self, index: int) -> CallShape:
-        begin, length = self.begins[index], self.lengths[index]
-        end = begin + length
+    def call_of(self, index: int, *, begin: int) -> KernelCall:
+        """Return the call of one span whose first row has the position `begin`."""
+        return KernelCall(self._shape_of(begin, self.lengths[index]), (index,))
+
+    def _shape_of(self, begin: int, length: int) -> CallShape:
         front = begin % self.row_multiple
         row_count = _multiple(front + length, self.row_multiple)
-        return CallShape(begin - front, front, row_count, self._padded_keys(end))
+        return CallShape(begin - front, front, row_count, self._padded_keys(begin + length))
 
     def _padded_keys(self, count: int) -> int:
         is_split = self.row_multiple > 1 and count > _UNSPLIT_KEYS
@@ -120,7 +126,7 @@ class PackedSequences:
             Shape and mask of each block, in order. The mask is float [rows, keys] in the dtype of `like`, 0 where a row
             attends to a key and -inf elsewhere. Empty if the rows attend causally from position 0 on.
         """
-        if window is not None and all(self.begins[i] + self.lengths[i] <= window for i in call.span_indexes):
+        if window is not None and call.shape.before + call.shape.row_count <= window:
             window = None
         if call.shape.before == 0 and window is None:
             return []
