@@ -1,0 +1,77 @@
+"""Exhausted memory while a state is copied: one process refuses; processes of a sharded model end together."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from services.kit.errors import DomainError
+from services.model.backends.group.host import EngineHost
+from services.model.backends.group.loading import LoadOptions
+from services.model.domain.engine import AdapterState
+from services.model.domain.training_config import TrainingConfig
+from twinkle.data_format import LoraConfig
+from twinkle.model.engine import TrainerEngine
+from twinkle.model.engine.memory import OutOfMemoryInShardedPass
+from twinkle.nn import BaseSharding, PackedCausalLM
+
+
+class FullEngine(TrainerEngine):
+    """Engine whose memory runs out whenever a state is created, copied or restored."""
+
+    is_full = False
+
+    def create_adapter(self, *arguments: Any, **options: Any) -> Any:
+        """Create an adapter while there is memory."""
+        self._check()
+        return super().create_adapter(*arguments, **options)
+
+    def export_state(self, *arguments: Any, **options: Any) -> Any:
+        """Copy a state while there is memory."""
+        self._check()
+        return super().export_state(*arguments, **options)
+
+    def import_state(self, *arguments: Any, **options: Any) -> Any:
+        """Restore a state while there is memory."""
+        self._check()
+        return super().import_state(*arguments, **options)
+
+    def _check(self) -> None:
+        if self.is_full:
+            raise MemoryError('no memory is left')
+
+
+def create(host: EngineHost, state: AdapterState) -> None:
+    """Create an adapter."""
+    del state
+    host.create('b', LoraConfig(r=2), TrainingConfig())
+
+
+def copy(host: EngineHost, state: AdapterState) -> None:
+    """Copy the state of the adapter."""
+    del state
+    host.export_state('a', is_trainer_included=True)
+
+
+def restore(host: EngineHost, state: AdapterState) -> None:
+    """Restore the state of the adapter."""
+    host.import_state('a', state, is_trainer_included=True)
+
+
+@pytest.mark.parametrize('work', [create, copy, restore])
+def test_exhausted_memory_ends_all_processes_of_a_sharded_model(
+    tiny_llama_dir: Path, work: Callable[[EngineHost, AdapterState], None]
+) -> None:
+    """A process of a sharded model cannot refuse alone, because the others wait for it; a single process refuses."""
+    engine = FullEngine(PackedCausalLM.load(tiny_llama_dir))
+    host = EngineHost(engine, LoadOptions(base_model=str(tiny_llama_dir)))
+    host.create('a', LoraConfig(r=2), TrainingConfig())
+    state = host.export_state('a', is_trainer_included=True)
+    engine.is_full = True
+    with pytest.raises(DomainError):
+        work(host, state)
+    # The engine fails before it uses the other processes.
+    engine.model.sharding = cast('BaseSharding', object())
+    with pytest.raises(OutOfMemoryInShardedPass):
+        work(host, state)
