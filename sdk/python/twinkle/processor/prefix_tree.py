@@ -70,8 +70,10 @@ class _Node:
     begin: int
     end: int
     parent: '_Node | None'
-    children: 'dict[bytes, _Node]' = field(default_factory=dict)
-    """Nodes that continue this one, by their first `MIN_SHARED_ROWS` rows; shorter nodes are not shared."""
+    children: 'list[_Node]' = field(default_factory=list)
+    """Nodes that continue this one."""
+    by_first_rows: 'dict[bytes, _Node]' = field(default_factory=dict)
+    """Children by their first `MIN_SHARED_ROWS` rows; shorter nodes are not shared."""
 
 
 class PrefixTreeBuilder:
@@ -91,7 +93,7 @@ class PrefixTreeBuilder:
     def add(self, begin: int, end: int) -> int:
         """Add the sequence in the rows `[begin, end)`; return the number of its rows that no other has computed."""
         node, row = self._root, begin
-        while (child := node.children.get(self._key(row, end))) is not None:
+        while (child := node.by_first_rows.get(self._key(row, end))) is not None:
             count = self._equal_count(child, row, end)
             self._owner_T[row : row + count] = np.arange(child.begin, child.begin + count)
             row += count
@@ -100,7 +102,7 @@ class PrefixTreeBuilder:
             node = child
         if row < end:
             self._owner_T[row:end] = np.arange(row, end)
-            self._insert(_Node(row, end, node))
+            self._insert(_Node(row, end, node), node)
         return end - row
 
     def tree(self) -> PrefixTree:
@@ -128,17 +130,17 @@ class PrefixTreeBuilder:
 
     def _split(self, node: _Node, count: int) -> None:
         """Divide a node after `count` rows."""
-        rest = _Node(node.begin + count, node.end, node, node.children)
-        for child in self._nodes:
-            if child.parent is node:
-                child.parent = rest
-        node.end, node.children = rest.begin, {}
-        self._insert(rest)
+        rest = _Node(node.begin + count, node.end, node, node.children, node.by_first_rows)
+        for child in rest.children:
+            child.parent = rest
+        node.end, node.children, node.by_first_rows = rest.begin, [], {}
+        self._insert(rest, node)
 
-    def _insert(self, node: _Node) -> None:
+    def _insert(self, node: _Node, parent: _Node) -> None:
         self._nodes.append(node)
-        if (key := self._key(node.begin, node.end)) and node.parent is not None:
-            node.parent.children[key] = node
+        parent.children.append(node)
+        if key := self._key(node.begin, node.end):
+            parent.by_first_rows[key] = node
 
 
 def _identities(batch: PackedBatch) -> Ints:

@@ -17,8 +17,8 @@ from twinkle.model.errors import InvalidArgument
 from twinkle.nn import PackedModel
 from twinkle.processor import InputLimits, InvalidFeatures, PackedBatch, PrefixTree, PrefixTreeBuilder
 
-_MAX_SHARING = 16
-"""Maximum number of tokens of a part for each row of a pass. It limits the memory for values per label."""
+_MAX_SHARING = 8
+"""Maximum number of tokens of a part for each row of a pass. It limits the memory for labels and for copies of keys."""
 _MAX_LOGITS = 2**26
 """Maximum number of logits in a pass whose loss reads all of them: 256 MiB as float32."""
 
