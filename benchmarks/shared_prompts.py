@@ -8,6 +8,7 @@ all log-probabilities are bitwise equal, and the relative difference of the grad
 import argparse
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from benchmarks.co_batch import finish_of, packed_model
 from benchmarks.random_model import SIZES
 from benchmarks.timing import ratio_by_round, time_alternately
 from twinkle.data_format import InputFeature, LoraConfig
-from twinkle.model.engine import TrainerEngine
+from twinkle.model.engine import BatchResult, TrainerEngine
 from twinkle.nn import PackedCausalLM
 
 CASES = {
@@ -56,7 +57,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _features(case: tuple[int, int, int, tuple[int, int]], *, vocabulary: int) -> list[InputFeature]:
-    """Return the samples of random prompts, with advantages and sampled log-probabilities."""
+    """Return random samples of random prompts, with random advantages and a constant old log-probability."""
     prompt_count, sample_count, prompt_length, (shortest, longest) = case
     rng = np.random.default_rng(0)
     features: list[InputFeature] = []
@@ -79,18 +80,16 @@ def _features(case: tuple[int, int, int, tuple[int, int]], *, vocabulary: int) -
 
 
 def _compare(model: PackedCausalLM, features: Sequence[InputFeature], options: argparse.Namespace) -> dict[str, Any]:
-    engines: dict[str, TrainerEngine] = {}
-    for name, is_shared in (('shared', True), ('separate', False)):
-        # The engine reads the attribute when it is created.
-        model.can_share_prefixes = is_shared
-        engine = TrainerEngine(model, max_pass_tokens=options.pass_tokens)
-        engine.create_adapter(ADAPTER, LoraConfig(r=options.lora_rank, lora_alpha=32, seed=0))
-        engine.set_loss(ADAPTER, 'GRPOLoss')
-        engines[name] = engine
-    results = {name: engine.forward_backward(ADAPTER, features) for name, engine in engines.items()}
+    engines = {name: _engine(model, options) for name in ('shared', 'separate')}
+
+    def train(name: str) -> BatchResult:
+        model.can_share_prefixes = name == 'shared'
+        return engines[name].forward_backward(ADAPTER, features)
+
+    results = {name: train(name) for name in engines}
     gradients = {name: _gradient(engine) for name, engine in engines.items()}
     times = time_alternately(
-        {name: lambda engine=engine: engine.forward_backward(ADAPTER, features) for name, engine in engines.items()},
+        {name: partial(train, name) for name in engines},
         rounds=options.rounds,
         finish=finish_of(options.device),
         clock=time.process_time if options.device == 'cpu' else time.perf_counter,
@@ -106,6 +105,13 @@ def _compare(model: PackedCausalLM, features: Sequence[InputFeature], options: a
         ),
         'relative_gradient_difference': float(difference),
     }
+
+
+def _engine(model: PackedCausalLM, options: argparse.Namespace) -> TrainerEngine:
+    engine = TrainerEngine(model, max_pass_tokens=options.pass_tokens)
+    engine.create_adapter(ADAPTER, LoraConfig(r=options.lora_rank, lora_alpha=32, seed=0))
+    engine.set_loss(ADAPTER, 'GRPOLoss')
+    return engine
 
 
 def _gradient(engine: TrainerEngine) -> torch.Tensor:

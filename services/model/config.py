@@ -102,8 +102,9 @@ class ModelConfig(ServiceConfig):
     max_batch_examples: int = Field(default=2048, ge=1)
     """Maximum number of examples in a batch. Other tenants wait while the examples are checked before a pass."""
     pass_tokens: int = Field(default=1024, ge=1)
-    """Number of tokens per pass through the model. Larger batches take several passes. Small batches of different
-    adapters share a pass. Each process of the mesh runs one pass at a time."""
+    """Maximum number of computed rows per pass through the model: tokens, without those shared with an equal prefix.
+    Larger batches take several passes. Small batches of different adapters share a pass. Each process of the mesh runs
+    one pass at a time."""
     batch_seconds: float = Field(default=2.0, gt=0)
     """Target duration of a pass that several adapters share, in seconds. On a slow device, fewer operations share a
     pass, so that it takes about this long. A higher value costs slightly less time per token. A lower value shares the

@@ -53,7 +53,7 @@ class VerbRun:
     pass_adapter_count: int = 0
     """Maximum number of adapters that shared one of these passes, including this adapter."""
     shared_token_count: int = 0
-    """Number of tokens whose results were taken from an equal prefix of another sequence of the batch."""
+    """Number of the tokens whose results were taken from an equal prefix of another sequence in the same pass."""
     training_config: TrainingConfig | None = None
     """Configuration in use after the verb; None if the verb did not change it."""
     step_count: int | None = None

@@ -7,9 +7,9 @@ import pytest
 from twinkle.model.engine.pass_plan import PassPlanner, Slot
 
 
-def plan(items, *, max_tokens):
+def plan(items, *, max_rows):
     """Return all passes for items given as lists of part sizes."""
-    planner = PassPlanner(max_tokens=max_tokens)
+    planner = PassPlanner(max_rows=max_rows)
     for index, sizes in enumerate(items):
         planner.add(index, sizes)
     passes = []
@@ -20,26 +20,26 @@ def plan(items, *, max_tokens):
 
 def test_first_parts_go_first_and_share_a_pass():
     """First parts of all items share a pass, and the remaining parts of a large item follow."""
-    assert plan([[10, 10, 4], [3], [5]], max_tokens=18) == [
+    assert plan([[10, 10, 4], [3], [5]], max_rows=18) == [
         [Slot(0, 0), Slot(1, 0), Slot(2, 0)], [Slot(0, 1)], [Slot(0, 2)],
     ]  # fmt: skip
 
 
 def test_part_that_does_not_fit_is_first_in_the_next_pass():
     """Capacity left by a part that does not fit is used by the next item; the large part is first in the next pass."""
-    assert plan([[12], [12, 1], [6, 6]], max_tokens=18) == [
+    assert plan([[12], [12, 1], [6, 6]], max_rows=18) == [
         [Slot(0, 0), Slot(2, 0)], [Slot(1, 0), Slot(2, 1)], [Slot(1, 1)],
     ]  # fmt: skip
 
 
 def test_large_part_runs_alone():
     """A part larger than a pass runs alone, after the smaller parts that fit before it."""
-    assert plan([[3], [50], [3]], max_tokens=10) == [[Slot(0, 0), Slot(2, 0)], [Slot(1, 0)]]
+    assert plan([[3], [50], [3]], max_rows=10) == [[Slot(0, 0), Slot(2, 0)], [Slot(1, 0)]]
 
 
 def test_dropped_item_does_not_run():
     """The remaining parts of a dropped item do not run, and dropping it again has no effect."""
-    planner = PassPlanner(max_tokens=4)
+    planner = PassPlanner(max_rows=4)
     planner.add(0, [4, 4])
     planner.add(1, [4])
     assert planner.next_pass() == [Slot(0, 0)]
@@ -55,7 +55,7 @@ def test_every_part_runs_once_in_order_within_bounds(seed):
     rng = random.Random(seed)
     limit = rng.randint(1, 40)
     items = [[rng.randint(1, 50) for _ in range(rng.randint(1, 6))] for _ in range(rng.randint(1, 8))]
-    passes = plan(items, max_tokens=limit)
+    passes = plan(items, max_rows=limit)
     for index, sizes in enumerate(items):
         assert [slot.part for slots in passes for slot in slots if slot.item == index] == list(range(len(sizes)))
     for slots in passes:
@@ -70,7 +70,7 @@ def test_passes_are_full(seed):
     rng = random.Random(seed)
     items = [[rng.randint(1, 10) for _ in range(rng.randint(1, 4))] for _ in range(6)]
     done = [0] * len(items)
-    for slots in plan(items, max_tokens=16):
+    for slots in plan(items, max_rows=16):
         free_tokens = 16 - sum(items[slot.item][slot.part] for slot in slots)
         absent = [
             index for index in range(6) if done[index] < len(items[index]) and index not in {s.item for s in slots}

@@ -163,10 +163,20 @@ def test_logprob_blocks_and_temperature_equal_log_softmax(tiny_llama_dir):
 
 @pytest.mark.parametrize(
     ('spans', 'adapters'),
-    [([], []), ([SequenceSpan(0, 3)], []), ([SequenceSpan(0, 4)], [AdapterSpan(2, 5, None)])],
+    [
+        ([], []),
+        ([SequenceSpan(0, 3)], []),
+        ([SequenceSpan(0, 4)], [AdapterSpan(2, 5, None)]),
+        ([SequenceSpan(0, 2), SequenceSpan(2, 4, parent=1)], []),
+        ([SequenceSpan(0, 2), SequenceSpan(2, 4, parent=-1)], []),
+        ([SequenceSpan(0, 2, KVCache()), SequenceSpan(2, 4, parent=0)], []),
+        ([SequenceSpan(0, 2), SequenceSpan(2, 4, KVCache(), parent=0)], []),
+        ([SequenceSpan(0, 2), SequenceSpan(2, 4, parent=0)], [AdapterSpan(0, 2, None)]),
+        ([SequenceSpan(0, 2), SequenceSpan(2, 4, parent=0)], [AdapterSpan(0, 2, None), AdapterSpan(2, 4, None)]),
+    ],
 )
 def test_inconsistent_spans_are_refused(tiny_llama_dir, spans, adapters):
-    """Sequences that do not cover all rows, and adapters past the last row, are refused."""
+    """Spans that do not cover the rows, adapters past the last row, and parents of other adapters are refused."""
     model = PackedCausalLM.load(tiny_llama_dir)
     with pytest.raises(PackError):
         model.hidden(random_ids(4), torch.arange(4), sequences=spans, adapters=adapters)

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import torch
 from fixtures.architectures import build_tiny, check_as_accelerator
 from fixtures.tiny_model import build_tiny_model
 from twinkle.nn import PackedCausalLM, UnsupportedModel
+from twinkle.nn.attention import SEQUENCES_ARGUMENT
 from twinkle.nn.float32_weights import float32_weights
 from twinkle.nn.media import load_pretrained
 from twinkle.nn.rows import MIN_ROWS
+from twinkle.nn.sequences import PackedSequences
 
 UNSUPPORTED: dict[str, dict[str, Any]] = {
     'dynamic': {'rope_parameters': {'rope_type': 'dynamic', 'factor': 2.0, 'rope_theta': 10000.0}},
@@ -57,6 +60,26 @@ def test_sliding_window_longer_than_the_check_is_checked(tmp_path: Path) -> None
     assert PackedCausalLM.load(folder).config.sliding_window == 256
     with pytest.raises(UnsupportedModel, match='a pack differs from transformers'):
         PackedCausalLM.load(folder, prepare=ignore_windows)
+
+
+def test_prefixes_are_not_shared_if_results_would_differ(tmp_path: Path) -> None:
+    """A model with a layer that ignores the rows of a prefix is loaded, but computes all rows."""
+
+    def ignore_parents(model: Any) -> None:
+        def separate(_: Any, positional: Any, named: dict[str, Any]) -> Any:
+            sequences = named.get(SEQUENCES_ARGUMENT)
+            if sequences is None:
+                # Transformers runs the model by itself before it is wrapped.
+                return None
+            spans = [replace(span, parent=None) for span in sequences.spans]
+            return positional, {**named, SEQUENCES_ARGUMENT: PackedSequences(spans, sequences.row_multiple)}
+
+        model.model.layers[0].self_attn.register_forward_pre_hook(separate, with_kwargs=True)
+
+    folder = build_tiny_model(tmp_path / 'model', family='qwen3')
+    assert PackedCausalLM.load(folder).can_share_prefixes
+    assert not PackedCausalLM.load(folder, prepare=ignore_parents).can_share_prefixes
+    assert not PackedCausalLM.load(folder, dtype='bfloat16', prepare=ignore_parents).can_share_prefixes
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Trees of common prefixes: every sequence can be read along its parents, and no common prefix is computed twice."""
+"""Trees of common prefixes: every sequence is read along its parents, and prompts, turns and copies share rows."""
 
 import numpy as np
 from hypothesis import given
@@ -100,6 +100,16 @@ def test_equal_sequences_are_computed_once():
     """A sequence that equals another one, or the beginning of one, needs no rows."""
     tree = PrefixTree.of(packed([[*PROMPT, 1], [*PROMPT, 1], PROMPT]))
     assert tree.row_count == len(PROMPT) + 1
+
+
+def test_a_branch_before_other_branches_keeps_them_shared():
+    """A sequence that branches shortly before an existing branch does not hide the rows behind it."""
+    short, long = [7] * 5, [8] * len(PROMPT)
+    first = [*PROMPT, *short, *long]
+    tree = PrefixTree.of(packed([first, [*PROMPT, *short, 1], [*PROMPT, 2], first]))
+    assert tree.row_count < len(first) + 2 + MIN_SHARED_ROWS
+    again = tree.computed_T[-len(first) :]
+    assert again.tolist() == tree.computed_T[: len(first)].tolist()
 
 
 def test_short_prefixes_are_not_shared():

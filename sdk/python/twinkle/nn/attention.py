@@ -1,10 +1,10 @@
 """Attention within each sequence of a pack, registered as an attention function of transformers.
 
-Transformers' `AttentionInterface` selects the function by name. The model passes the sequence spans to every attention
-layer in a keyword argument. No mask function is registered under the name, so transformers builds no mask.
+Transformers' `AttentionInterface` selects the function by name. The model passes the same `PackedSequences` to every
+attention layer in a keyword argument. No mask function is registered under the name, so transformers builds no mask.
 
-Legend: T rows of the pack, N sequences of one call, L rows of one sequence, S keys of one sequence (cached ones
-included), Q query heads, K key-value heads, H head size.
+Legend: T rows of the pack, N spans of one call, L rows of each span with padding, S keys of each span: those of its
+parents, cached ones, its own, and padding; Q query heads, K key-value heads, H head size, D any size of a head.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def packed_attention(
     scaling: float | None = None,
     **arguments: Any,
 ) -> tuple[Tensor, None]:
-    """Attend causally within each sequence.
+    """Attend causally within each sequence, also to the rows of a span's parents.
 
     Returns:
         Attention output, float [1, T, Q, H], zero for rows outside all sequences; and None for the weights.
@@ -52,7 +52,7 @@ def packed_attention(
     # `split` adds one autograd node per tensor, and its backward pass is one concatenation. The backward pass of slices
     # would fill a tensor of the full size for every slice.
     queries, keys, values = (x.split([*sequences.lengths, padding], dim=2) for x in (query_1QTH, key_1KTH, value_1KTH))
-    outputs: list[Tensor] = [torch.empty(0)] * len(sequences.lengths)
+    outputs: dict[int, Tensor] = {}
     for index in sequences.cached:
         cached = sequences.spans[index].cache.append(module.layer_idx, keys[index][0], values[index][0])
         attended = _attend_cached(queries[index], cached, index, sequences, scaling=scaling, window=window)
@@ -64,10 +64,11 @@ def packed_attention(
         attended = _attend(query_NQLH, key_NKSH, value_NKSH, blocks, scaling=scaling)
         for index, output_1QLH in zip(call.span_indexes, attended.split(1), strict=True):
             outputs[index] = _own_rows(output_1QLH, call.shape.front, sequences.lengths[index]).transpose(1, 2)
+    rows = [outputs[index] for index in range(len(outputs))]
     if padding:
         # The head sizes of queries and values differ in multi-head latent attention.
-        outputs.append(query_1QTH.new_zeros(1, padding, query_1QTH.shape[1], value_1KTH.shape[-1]))
-    return torch.cat(outputs, dim=1), None
+        rows.append(query_1QTH.new_zeros(1, padding, query_1QTH.shape[1], value_1KTH.shape[-1]))
+    return torch.cat(rows, dim=1), None
 
 
 def _attend_cached(
@@ -83,7 +84,7 @@ def _attend_cached(
     key_1KSH, value_1KSH = (x[None] for x in cached)
     length, total = query_1QLH.shape[2], key_1KSH.shape[2]
     if length == 1:
-        # The only row of its keys is not padded, because a sampler computes such a call for each token.
+        # One row with all keys of its cache needs no mask and is not padded: a sampler runs such a call for each token.
         used = (x if window is None else x[:, :, -window:] for x in (key_1KSH, value_1KSH))
         return _kernel(query_1QLH, *used, mask_LS=None, is_causal=False, scale=scaling)
     call = sequences.call_of(index, begin=total - length)

@@ -3,8 +3,8 @@
 Transformers runs the convolution and the recurrence of these layers over all rows of a pack, so that state would flow
 from one sequence into the next. `PackedDeltaNet` projects all rows together and runs the rest within each sequence.
 
-Legend: T rows of the pack, L rows of one sequence, D hidden size, C channels of the convolution, W its width, G key
-heads, V value heads, K size of a key, H size of a value.
+Legend: T rows of the pack, L rows of one span, D hidden size, C channels of the convolution, W its width, P = W - 1 + L
+inputs of the convolution, G key heads, V value heads, K size of a key, H size of a value, E = V H outputs.
 """
 
 from collections.abc import Sequence
@@ -66,9 +66,9 @@ class _Branch:
     rows: _Rows
     """Rows of the incomplete chunk at the end, possibly none."""
     inputs_CW: Tensor
-    """Inputs of the convolution before these rows."""
+    """[C, W - 1]: inputs of the convolution before these rows."""
     memory_VKH: Tensor | None
-    """State before these rows; None for zeros."""
+    """float32 [V, K, H]: state before these rows; None for zeros."""
 
 
 class PackedDeltaNet(nn.Module):
@@ -127,7 +127,7 @@ class PackedDeltaNet(nn.Module):
         return _Rows(mixed, gate.reshape(-1, *values), beta.flatten(1), decay.flatten(1))
 
     def _continued(self, own: _Rows, start: '_Branch | None') -> tuple[Tensor, '_Branch']:
-        """Return [L, V H] for rows that continue a sequence, and the state from which other rows can continue them.
+        """Return [L, E] for rows that continue a sequence, and the branch from which other spans continue.
 
         Every sequence is divided into chunks at the same positions, whether its rows are shared or not, and its last
         chunk is padded. A row's result therefore does not depend on later rows. Rows that continue an incomplete chunk
@@ -135,31 +135,31 @@ class PackedDeltaNet(nn.Module):
         """
         rows = own if start is None else _Rows.joined(start.rows, own)
         before_CW = None if start is None else start.inputs_CW
-        mixed_LC, inputs_CN = self._convolve(rows.mixed_TC, before_CW)
-        output_LD, memories = self._recur(rows, mixed_LC, None if start is None else start.memory_VKH, is_padded=True)
+        mixed_LC, inputs_CP = self._convolve(rows.mixed_TC, before_CW)
+        output_LE, memories = self._recur(rows, mixed_LC, None if start is None else start.memory_VKH, is_padded=True)
         complete = len(mixed_LC) // CHUNK_ROWS
         boundary = complete * CHUNK_ROWS
-        inputs_CW = inputs_CN[:, boundary : boundary + self._width - 1]
+        inputs_CW = inputs_CP[:, boundary : boundary + self._width - 1]
         memory = None if start is None else start.memory_VKH
         if complete:
             memory = memories[complete - 1]
-        return output_LD[len(mixed_LC) - len(own.mixed_TC) :], _Branch(rows.after(boundary), inputs_CW, memory)
+        return output_LE[len(mixed_LC) - len(own.mixed_TC) :], _Branch(rows.after(boundary), inputs_CW, memory)
 
     def _cached(self, rows: _Rows, cache: KVCache) -> Tensor:
-        """Return [L, V H] for the next rows of a sequence with a cache, and update the cache."""
+        """Return [L, E] for the next rows of a sequence with a cache, and update the cache."""
         state = cache.recurrent.get(self.layer_idx)
-        mixed_LC, inputs_CN = self._convolve(rows.mixed_TC, None if state is None else state.inputs_CW)
+        mixed_LC, inputs_CP = self._convolve(rows.mixed_TC, None if state is None else state.inputs_CW)
         memory = None if state is None else state.memory_VKH
-        output_LD, memories = self._recur(rows, mixed_LC, memory, is_padded=len(mixed_LC) > 1)
+        output_LE, memories = self._recur(rows, mixed_LC, memory, is_padded=len(mixed_LC) > 1)
         length = len(rows.mixed_TC) + (0 if state is None else state.length)
-        inputs_CW = inputs_CN[:, -(self._width - 1) :].detach().clone()
+        inputs_CW = inputs_CP[:, -(self._width - 1) :].detach().clone()
         cache.recurrent[self.layer_idx] = RecurrentState(length, inputs_CW, memories[-1])
-        return output_LD
+        return output_LE
 
     def _recur(
         self, rows: _Rows, mixed_LC: Tensor, memory_VKH: Tensor | None, *, is_padded: bool
     ) -> tuple[Tensor, list[Tensor]]:
-        """Return [L, V H] for convolved rows, and the state after each chunk.
+        """Return [L, E] for convolved rows, and the state after each chunk.
 
         If `is_padded`, the last chunk is filled with rows that change nothing, so that all chunks have equal shapes.
         """
@@ -172,7 +172,7 @@ class PackedDeltaNet(nn.Module):
             x.unflatten(-1, (self._key_heads, -1)).repeat_interleave(group, dim=1).float() for x in (query, key)
         )
         value_LVH = value.unflatten(-1, (self._value_heads, -1)).float()
-        # Of a few numbers, a kernel computes some with a scalar exponential, which rounds differently.
+        # softplus and sigmoid round the elements of a scalar tail differently (`twinkle.nn.rows`), so rows are padded.
         speed_LV = softplus(pad_rows(rows.decay_TV.float() + self.source.dt_bias, padded))[:length]
         beta_LV = pad_rows(rows.beta_TV.float(), padded).sigmoid()[:length]
         inputs = (
@@ -226,7 +226,7 @@ def gated_delta_rule(
         memory_VKH: state before the first row; None for zeros.
 
     Returns:
-        Outputs, float32 [L, V, H], and the state after each chunk.
+        Outputs, float32 [L, V, H], and the state after each chunk of `CHUNK_ROWS` rows, float32 [V, K, H] each.
     """
     heads, keys, values = query_LVK.shape[1], query_LVK.shape[2], value_LVH.shape[2]
     memory = value_LVH.new_zeros(heads, keys, values) if memory_VKH is None else memory_VKH

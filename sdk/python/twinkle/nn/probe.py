@@ -6,8 +6,8 @@ A half-precision model is also compared in float32, where an error cannot be mis
 shortened for the check, so that the sequences exceed them.
 
 A sequence must not depend on its neighbours in a pack: on their number, on their tokens, or on any of their values. The
-last check needs no tolerance: NaN in the neighbours' embeddings and gradients must not reach the sequence.
-If sequences that share the rows of a common prefix would get other results, the model computes such rows separately.
+last check needs no tolerance: NaN in the neighbours' embeddings and gradients must not reach the sequence. A model
+whose sequences get other results when they share the rows of a prefix is not refused; it computes them separately.
 """
 
 import logging
@@ -28,7 +28,6 @@ from twinkle.nn.probe_passes import (
     CACHED,
     DECODED_TOKENS,
     PackedModel,
-    continued,
     decoded_logits,
     differentiated,
     logits_of,
@@ -36,6 +35,7 @@ from twinkle.nn.probe_passes import (
     poisoned,
     sequences_of,
     short_windows,
+    tree_and_separate_outputs,
 )
 
 _logger = logging.getLogger(__name__)
@@ -178,14 +178,14 @@ def check_packed(packed: PackedModel, model: nn.Module, reference: Reference, *,
 @torch.no_grad()
 def _can_share_prefixes(packed: PackedModel, *, is_bitwise: bool) -> bool:
     """Return whether sequences that share the rows of a prefix give the results of separate sequences."""
-    shared_TD, separate_TD = continued(packed)
+    shared, separate = tree_and_separate_outputs(packed)
     if is_bitwise:
-        is_equal = torch.equal(shared_TD, separate_TD)
+        is_equal = all(map(torch.equal, shared, separate))
     else:
-        logits = [[packed.logits(hidden)] for hidden in (shared_TD, separate_TD)]
-        is_equal = _difference(logits[0], logits[1], is_half=packed.dtype_name != 'float32') is None
+        own, expected = ([packed.logits(hidden) for hidden in outputs] for outputs in (shared, separate))
+        is_equal = _difference(own, expected, is_half=packed.dtype_name != 'float32') is None
     if not is_equal:
-        _logger.warning('rows of common prefixes are computed separately: their results would differ')
+        _logger.warning('prefixes are not shared, because results differ: model_type=%s', packed.config.model_type)
     return is_equal
 
 

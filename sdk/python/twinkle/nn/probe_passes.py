@@ -20,7 +20,8 @@ CACHED = 2
 DECODED_TOKENS = 5
 """Number of tokens at the end of that sequence, which are run one by one."""
 CONTINUATIONS = ((45, None), (20, 0), (1, 0), (60, 0), (33, 1), (2, 1))
-"""Number of rows of each span of a tree of sequences, and the index of the span that it continues."""
+"""Spans of the tree of sequences that the check runs: number of rows, and index of the span that each continues. The
+longest sequence has more rows than a chunk of a recurrent layer."""
 WINDOW = 16
 """Sliding window during the check, in tokens."""
 
@@ -75,11 +76,15 @@ def short_windows(model: nn.Module) -> Iterator[None]:
 
 def sequences_of(config: Any, device: torch.device, *, seed: int = 0) -> list[Tensor]:
     """Return int64 [L] for each sequence: random tokens without special ones, the same at each call."""
-    text = config.get_text_config()
-    special = {value for name, value in text.to_dict().items() if name.endswith('_token_id') and isinstance(value, int)}
-    plain = torch.tensor([token for token in range(min(text.vocab_size, 1024)) if token not in special])
+    plain = _plain_tokens(config)
     generator = torch.Generator().manual_seed(seed)
     return [plain[torch.randint(len(plain), (length,), generator=generator)].to(device) for length in LENGTHS]
+
+
+def _plain_tokens(config: Any) -> Tensor:
+    text = config.get_text_config()
+    special = {value for name, value in text.to_dict().items() if name.endswith('_token_id') and isinstance(value, int)}
+    return torch.tensor([token for token in range(min(text.vocab_size, 1024)) if token not in special])
 
 
 def packs_of(packed: PackedModel) -> Iterator[tuple[frozenset[int], list[Tensor]]]:
@@ -100,12 +105,14 @@ def _hidden(packed: PackedModel, ids: Sequence[Tensor]) -> Tensor:
     return packed.hidden(torch.cat(list(ids)), positions, sequences=spans)
 
 
-def continued(packed: PackedModel) -> tuple[Tensor, Tensor]:
-    """Return float [R, D], the outputs of a tree of sequences, and of the same sequences in separate rows."""
-    text = packed.config.get_text_config()
-    count = sum(length for length, _ in CONTINUATIONS)
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(min(text.vocab_size, 1024), (count,), generator=generator).to(packed.device)
+def tree_and_separate_outputs(packed: PackedModel) -> tuple[list[Tensor], list[Tensor]]:
+    """Run the tree of `CONTINUATIONS` in shared rows, and the sequence that ends with each span in separate rows.
+
+    Returns:
+        Two lists with one float [L, D] per span: the outputs of its whole sequence, from shared and from separate rows.
+    """
+    plain, count = _plain_tokens(packed.config), sum(length for length, _ in CONTINUATIONS)
+    tokens = plain[torch.randint(len(plain), (count,), generator=torch.Generator().manual_seed(0))].to(packed.device)
     spans: list[SequenceSpan] = []
     rows: list[Tensor] = []
     positions: list[Tensor] = []
@@ -115,9 +122,9 @@ def continued(packed: PackedModel) -> tuple[Tensor, Tensor]:
         own = torch.arange(begin, begin + length)
         rows.append(own if parent is None else torch.cat([rows[parent], own]))
         positions.append(torch.arange(len(rows[-1]) - length, len(rows[-1])))
-    tree_ND = packed.hidden(tokens, torch.cat(positions).to(packed.device), sequences=spans)
-    separate_TD = _hidden(packed, [tokens[own] for own in rows])
-    return tree_ND[torch.cat(rows)], separate_TD
+    tree_TD = packed.hidden(tokens, torch.cat(positions).to(packed.device), sequences=spans)
+    separate_RD = _hidden(packed, [tokens[own] for own in rows])
+    return [tree_TD[own] for own in rows], list(separate_RD.split([len(own) for own in rows]))
 
 
 def logits_of(packed: PackedModel, ids: Sequence[Tensor]) -> list[Tensor]:

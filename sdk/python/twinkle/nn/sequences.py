@@ -2,7 +2,8 @@
 
 Two sequences with a common prefix can share its rows (`SequenceSpan.parent`) and still get, bitwise, the results of
 separate sequences. For this, the results of a row must not depend on the number of later keys. On a CPU, that holds for
-calls whose shapes are padded as here. The constants below were measured (docs/LOG.md).
+calls whose shapes are padded as here; the constants were measured (docs/LOG.md, 2026-11-29). On accelerators, nothing
+is padded.
 """
 
 from collections.abc import Sequence
@@ -15,15 +16,16 @@ from torch import Tensor
 from twinkle.nn.spans import SequenceSpan
 
 _ROW_MULTIPLE, _HALF_ROW_MULTIPLE = 16, 32
-"""Numbers by which rows and keys are padded, in float32 and in half precision. The kernel's loops over other numbers
-end in a part that rounds differently. Rows that continue a prefix begin at such a multiple of their sequence."""
+"""Rows and keys are padded to multiples of these numbers, in float32 and in half precision, because the kernel rounds
+the remainder of other numbers differently. The first row of a call is at such a multiple in its sequence."""
 _UNSPLIT_KEYS = 256
 _KEY_BLOCK = 512
-"""More than `_UNSPLIT_KEYS` keys are padded to a multiple of `_KEY_BLOCK`, the kernel's block of keys. The matrix
-product of a block with more than 384 keys adds its two halves, so that the sums of a row with 300 keys would depend on
-later keys."""
+"""More than `_UNSPLIT_KEYS` keys are padded to a multiple of `_KEY_BLOCK`, the number of keys that the kernel handles
+at once. It adds the halves of a block of more than 384 keys separately, so without padding, a row with 300 keys would
+change if later keys were added."""
 _MASKED_ROWS = 256
-"""Maximum rows of a call with a mask. The kernel computes all keys of such a call, so it gets no later keys."""
+"""Maximum number of rows of a call with a mask. Such a call computes all of its keys, also masked ones, so the rows are
+divided to leave out most of these."""
 
 
 @dataclass(frozen=True, order=True)
@@ -61,6 +63,7 @@ class PackedSequences:
     spans: Sequence[SequenceSpan]
     row_multiple: int
     _masks: dict[tuple[CallShape, int | None, torch.dtype], Tensor] = field(default_factory=dict)
+    """Masks of the pass, which all layers reuse."""
 
     @cached_property
     def lengths(self) -> list[int]:
@@ -89,8 +92,8 @@ class PackedSequences:
     def calls(self) -> list[KernelCall]:
         """Calls for all spans without a cache. Spans of equal shape share a call.
 
-        The spans of an adapter have the same order in any pack, because autograd adds the gradients of shared rows in
-        the order of the calls.
+        The kernel's results for a span are bitwise independent of the number of spans in a call. The spans of an
+        adapter have the same order in any pack, because autograd adds the gradients of shared rows in this order.
         """
         groups: dict[CallShape, list[int]] = {}
         for index, span in enumerate(self.spans):
@@ -107,12 +110,12 @@ class PackedSequences:
 
     def _shape_of(self, begin: int, length: int) -> CallShape:
         front = begin % self.row_multiple
-        row_count = _multiple(front + length, self.row_multiple)
+        row_count = _rounded_up(front + length, self.row_multiple)
         return CallShape(begin - front, front, row_count, self._padded_keys(begin + length))
 
     def _padded_keys(self, count: int) -> int:
         is_split = self.row_multiple > 1 and count > _UNSPLIT_KEYS
-        return _multiple(count, _KEY_BLOCK if is_split else self.row_multiple)
+        return _rounded_up(count, _KEY_BLOCK if is_split else self.row_multiple)
 
     def masked_blocks(self, call: KernelCall, *, window: int | None, like: Tensor) -> list[tuple[CallShape, Tensor]]:
         """Divide the rows of a call that needs a mask, so that the rows of each block need fewer keys.
@@ -120,7 +123,7 @@ class PackedSequences:
         Args:
             call: call of `calls`.
             window: number of last positions to which a row attends; None for all.
-            like: tensor of the call.
+            like: tensor whose dtype and device the masks get.
 
         Returns:
             Shape and mask of each block, in order. The mask is float [rows, keys] in the dtype of `like`, 0 where a row
@@ -174,5 +177,5 @@ def causal_mask(before: int, row_count: int, key_count: int, *, window: int | No
     return mask
 
 
-def _multiple(count: int, of: int) -> int:
-    return -(-count // of) * of
+def _rounded_up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple

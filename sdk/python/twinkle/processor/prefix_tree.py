@@ -1,4 +1,4 @@
-"""Rows that the sequences of a batch have in common, so that a pass computes them once.
+"""Common prefixes of the sequences of a batch, whose rows a pass computes once.
 
 Prompts of groups of samples or of preference pairs, earlier turns of a conversation, and system prompts are prefixes of
 several sequences. The sequences form a tree of any depth: each span of rows continues its parent. Two rows are equal
@@ -15,7 +15,7 @@ import numpy as np
 from twinkle.processor.packed_batch import Ints, PackedBatch
 
 MIN_SHARED_ROWS = 16
-"""Minimum number of equal rows that are shared. For fewer, the additional kernel call costs more than the rows."""
+"""Minimum number of equal rows that are shared. Fewer rows cost less than an additional kernel call."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class PrefixTree:
     """Rows of one batch in a pass, each common prefix once."""
 
     rows_N: Ints
-    """Rows of the batch that are computed, ascending."""
+    """int64 [N]: rows of the batch that are computed, ascending."""
     computed_T: Ints
-    """Index in `rows_N` of the computed row that has the result of each row of the batch."""
+    """int64 [T]: index in `rows_N` of the computed row that has the result of each row of the batch."""
     spans: tuple[TreeSpan, ...]
     """Spans that cover the computed rows in order; parents come before the spans that continue them."""
 
@@ -56,7 +56,10 @@ class PrefixTree:
 
     @classmethod
     def of(cls, batch: PackedBatch) -> 'PrefixTree':
-        """Return the tree of all common prefixes of a batch."""
+        """Return the tree of the common prefixes of a batch.
+
+        Up to `MIN_SHARED_ROWS - 1` rows before a branch may be computed again for a sequence.
+        """
         builder = PrefixTreeBuilder(batch)
         for begin, end in batch.sequence_bounds:
             builder.add(begin, end)
@@ -73,7 +76,7 @@ class _Node:
     children: 'list[_Node]' = field(default_factory=list)
     """Nodes that continue this one."""
     by_first_rows: 'dict[bytes, _Node]' = field(default_factory=dict)
-    """Children by their first `MIN_SHARED_ROWS` rows; shorter nodes are not shared."""
+    """Children by their first `MIN_SHARED_ROWS` rows. Shorter nodes are not shared and have no children."""
 
 
 class PrefixTreeBuilder:
@@ -91,14 +94,22 @@ class PrefixTreeBuilder:
         self._nodes: list[_Node] = []
 
     def add(self, begin: int, end: int) -> int:
-        """Add the sequence in the rows `[begin, end)`; return the number of its rows that no other has computed."""
+        """Add the sequence in the rows `[begin, end)`; return the number of rows that must be computed for it.
+
+        Each sequence is added once.
+        """
         node, row = self._root, begin
         while (child := node.by_first_rows.get(self._key(row, end))) is not None:
             count = self._equal_count(child, row, end)
+            if row + count < end and child.begin + count < child.end:
+                if child.children:
+                    # Children are found through their parent, so a parent must not be too short to be found.
+                    count = min(count, child.end - child.begin - MIN_SHARED_ROWS)
+                if count < MIN_SHARED_ROWS:
+                    break
+                self._split(child, count)
             self._owner_T[row : row + count] = np.arange(child.begin, child.begin + count)
             row += count
-            if row < end and child.begin + count < child.end:
-                self._split(child, count)
             node = child
         if row < end:
             self._owner_T[row:end] = np.arange(row, end)
@@ -140,11 +151,11 @@ class PrefixTreeBuilder:
         self._nodes.append(node)
         parent.children.append(node)
         if key := self._key(node.begin, node.end):
-            parent.by_first_rows[key] = node
+            parent.by_first_rows.setdefault(key, node)
 
 
 def _identities(batch: PackedBatch) -> Ints:
-    """Return int64 [T, C]: equal rows of two sequences whose rows before are equal have the same result."""
+    """Return int64 [T, C]. If two rows and all rows before them in their sequences are equal, so are their results."""
     columns = [batch.input_ids_T[:, None], np.atleast_2d(batch.position_ids_T).T]
     if batch.routed_experts_TLA is not None:
         columns.append(batch.routed_experts_TLA.reshape(batch.token_count, -1))

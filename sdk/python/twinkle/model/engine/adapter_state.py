@@ -38,7 +38,7 @@ class PendingForward:
     outputs: SegmentOutputs
     """Outputs that are connected to the autograd graph of the pass."""
     shared_token_count: int = 0
-    """Number of tokens that the pass did not compute again, because another sequence has the same prefix."""
+    """Number of the tokens whose results were taken from an equal prefix of another sequence in the same pass."""
     output: LossOutput | None = None
     """Output of the loss; None until `calculate_loss` is called."""
 

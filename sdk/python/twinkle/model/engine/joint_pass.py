@@ -58,7 +58,7 @@ class PassResult:
     padding_token_count: int = 0
     """Number of padding rows of the pass, reported for its first adapter only."""
     shared_token_count: int = 0
-    """Number of tokens that were not computed again, because another sequence of the batch has the same prefix."""
+    """Number of the tokens whose results were taken from an equal prefix of another sequence in the same pass."""
     adapter_count: int = 1
     """Number of adapters in the pass."""
 

@@ -1,7 +1,8 @@
 """Validation of a batch and its division into parts.
 
-The division depends on the batch, its loss, `micro_batch_size` and the size of a pass, and not on the other adapters in
-the passes. Gradients are therefore summed in the same order, unless memory runs out and a part is divided in two.
+The division depends on the batch, its loss and options, the adapter, the model and the size of a pass, and not on the
+other adapters in the passes. Gradients are therefore summed in the same order, unless memory runs out and a part is
+divided in two.
 """
 
 from collections.abc import Sequence
@@ -45,7 +46,7 @@ class BatchCutter:
 
     def __init__(self, model: PackedModel, *, max_pass_tokens: int) -> None:
         self._max_pass_tokens = max_pass_tokens
-        self._can_share = model.can_share_prefixes
+        self._model = model
         self._max_logit_rows = max(1, _MAX_LOGITS // model.vocab_size)
         self._limits = InputLimits(
             vocab_size=model.vocab_size,
@@ -146,7 +147,7 @@ class BatchCutter:
         has few rows.
         """
         has_dropout = purpose.is_training and purpose.state.weights.has_dropout
-        return self._can_share and not has_dropout and not purpose.is_needed('logits')
+        return self._model.can_share_prefixes and not has_dropout and not purpose.is_needed('logits')
 
 
 @dataclass(frozen=True)

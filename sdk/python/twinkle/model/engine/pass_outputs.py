@@ -1,7 +1,7 @@
 """Forward pass over rows of several adapters, and the outputs that their losses read.
 
-Legend: N rows of the pass, T rows of one adapter, R rows of one adapter with a label, F features of one adapter, D
-hidden size, V vocabulary, K candidates of a label.
+Legend: N computed rows of the pass, M computed rows of one adapter, T tokens of one adapter, R rows of one adapter with
+a label, F features of one adapter, D hidden size, V vocabulary, K candidates of a label.
 
 All values of a loss are computed row by row, or only from rows of its adapter.
 """
@@ -110,8 +110,8 @@ def forward_outputs(model: PackedModel, segments: Sequence[Segment]) -> list[Seg
         own_segments, own_hiddens = ([items[index] for index in indexes] for items in (segments, hiddens))
         heads = _head_outputs(model, own_segments, own_hiddens, adapters[indexes[0]])
         for index, head in zip(indexes, heads, strict=True):
-            own = hidden_ND[begins[index] : begins[index + 1]]
-            rest = _other_outputs(model, segments[index], hiddens[index], own)
+            own_MD = hidden_ND[begins[index] : begins[index + 1]]
+            rest = _other_outputs(model, segments[index], hiddens[index], own_MD)
             results[index] = _segment_outputs(model, segments[index], hiddens[index], {**head, **rest})
     outputs = [results[index] for index in range(len(segments))]
     return outputs if routing is None else _with_experts(outputs, segments, routing.chosen(begins[-1]))
@@ -209,7 +209,7 @@ def _head_outputs(
     return [{name: tensors[index] for name, tensors in parts.items()} for index in range(len(segments))]
 
 
-def _other_outputs(model: PackedModel, segment: Segment, hidden_RD: Tensor, hidden_ND: Tensor) -> dict[str, Tensor]:
+def _other_outputs(model: PackedModel, segment: Segment, hidden_RD: Tensor, hidden_MD: Tensor) -> dict[str, Tensor]:
     """Return the outputs that are computed per segment."""
     outputs: dict[str, Tensor] = {}
     if segment.purpose.is_needed('logits'):
@@ -219,7 +219,7 @@ def _other_outputs(model: PackedModel, segment: Segment, hidden_RD: Tensor, hidd
         outputs['values_R'] = segment.purpose.state.value_head(hidden_RD)
     if segment.purpose.is_needed('embeddings'):
         rows_F = segment.tree.computed_T[segment.batch.last_rows_F]
-        outputs['embeddings_FD'] = _select_rows(hidden_ND, _copier(model)(rows_F)).float()
+        outputs['embeddings_FD'] = _select_rows(hidden_MD, _copier(model)(rows_F)).float()
     return outputs
 
 
@@ -258,9 +258,9 @@ def _whole_span(segment: Segment, row_count: int) -> list[AdapterSpan]:
 
 
 def _select_rows(hidden_ND: Tensor, rows_R: Tensor) -> Tensor:
-    """Return [R, D]; the backward pass adds the gradients of a repeated row in a fixed order.
+    """Return [R, D], the given rows. A row may occur several times; its gradients are then added in a fixed order.
 
-    On each type of device, the other way of selecting rows adds them in an order that can vary.
+    On a CPU, only `index_select` guarantees this order, and on accelerators only indexing.
     """
     return hidden_ND.index_select(0, rows_R) if hidden_ND.device.type == 'cpu' else hidden_ND[rows_R]
 

@@ -16,24 +16,24 @@ class Slot(NamedTuple):
 
 
 class PassPlanner:
-    """Plans passes of at most `max_tokens` rows, with at most one part per item.
+    """Plans passes of at most `max_rows` rows, with at most one part per item.
 
     Parts of an item run in order. Items with the fewest completed parts are first, so every item's first part runs
-    before any second part if sizes permit. A part larger than `max_tokens` runs alone.
+    before any second part if sizes permit. A part larger than `max_rows` runs alone.
 
     Args:
-        max_tokens: maximum number of rows of a pass, at least 1.
+        max_rows: maximum number of rows of a pass, at least 1.
     """
 
-    def __init__(self, *, max_tokens: int) -> None:
-        self._max_tokens = max_tokens
+    def __init__(self, *, max_rows: int) -> None:
+        self._max_rows = max_rows
         self._queue: dict[int, list[int]] = {}
-        """Number of tokens of each part, by item."""
+        """Number of computed rows of each part, by item."""
         self._next_part: dict[int, int] = {}
 
-    def add(self, item: int, part_tokens: Sequence[int]) -> None:
-        """Add a new item of at least one part, with the number of tokens of each part."""
-        self._queue[item] = list(part_tokens)
+    def add(self, item: int, part_rows: Sequence[int]) -> None:
+        """Add a new item of at least one part, with the number of computed rows of each part."""
+        self._queue[item] = list(part_rows)
         self._next_part[item] = 0
 
     def drop(self, item: int) -> None:
@@ -43,12 +43,12 @@ class PassPlanner:
     def next_pass(self) -> list[Slot]:
         """Remove the next pass from the queue and return its slots; an empty list if the queue is empty."""
         slots: list[Slot] = []
-        free_tokens = self._max_tokens
+        free_rows = self._max_rows
         for part, item in sorted((self._next_part[item], item) for item in self._queue):
-            tokens = self._queue[item][part]
-            if not slots or tokens <= free_tokens:
+            rows = self._queue[item][part]
+            if not slots or rows <= free_rows:
                 slots.append(Slot(item, part))
-                free_tokens -= tokens
+                free_rows -= rows
         for slot in slots:
             self._advance(slot)
         return sorted(slots)

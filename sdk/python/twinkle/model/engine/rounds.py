@@ -115,7 +115,7 @@ class Worklist:
         self._runs = runs
         self._cutter = cutter
         self._max_pass_tokens = max_pass_tokens
-        self._planner = PassPlanner(max_tokens=max_pass_tokens)
+        self._planner = PassPlanner(max_rows=max_pass_tokens)
         self._divided: deque[Sequence[Piece]] = deque()
         """Passes that resulted from the division of larger ones; they run before the others."""
         for item, run in enumerate(runs):
@@ -172,7 +172,7 @@ class Worklist:
             self._divided.extendleft([half] for half in reversed(halves))
         else:
             token_count = piece.part.batch.token_count
-            self._refuse(piece, BatchTooLarge(token_count, min(self._max_pass_tokens, token_count - 1)))
+            self._refuse(piece, BatchTooLarge(token_count, token_count - 1))
 
     def _refuse(self, piece: Piece, error: Exception) -> None:
         piece.run.refuse(error)

@@ -352,7 +352,7 @@ class Receipt(_message.Message):
     pass_adapter_count: _builtins.int
     """Largest number of adapters that shared one of these passes, including this one."""
     shared_token_count: _builtins.int
-    """Number of the tokens whose results were taken from an equal prefix of another sequence of the same batch. They are
+    """Number of the tokens whose results were taken from an equal prefix of another sequence in the same pass. They are
     included in token_count.
     """
     @_builtins.property
