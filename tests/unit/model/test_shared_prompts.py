@@ -1,5 +1,6 @@
 """Prompts that several items of a batch have in common are computed once, with the results of separate rows."""
 
+import json
 import random
 
 import numpy as np
@@ -92,6 +93,30 @@ def test_every_kind_of_layer_shares_prompts_bitwise(tmp_path, model_type, prompt
     first, second = group(rng, prompt_length=prompt_length), group(rng, prompt_length=prompt_length)
     assert_same_training(shared, separate, [*first, *second])
     assert shared.forward_only('a', first).shared_token_count >= (GROUP - 1) * (prompt_length - 1)
+
+
+@pytest.mark.parametrize('model_type', ['llama', 'deepseek_v3', 'qwen3_5_text'])
+@pytest.mark.filterwarnings('ignore::DeprecationWarning')
+def test_long_prompts_are_shared_bitwise(tmp_path, model_type):
+    """Prefixes with more keys than one block of the attention kernel give the results of separate rows."""
+    build_tiny(model_type, tmp_path)
+    config = tmp_path / 'config.json'
+    config.write_text(json.dumps({**json.loads(config.read_text()), 'max_position_embeddings': 2048}))
+    shared, separate = engines(tmp_path, max_pass_tokens=8192)
+    for length in (250, 300, 700):
+        for engine in (shared, separate):
+            engine.zero_grad('a')
+        first = group(random.Random(length), prompt_length=length)
+        assert assert_same_training(shared, separate, [*first, *group(random.Random(1), prompt_length=length)]) > 0
+
+
+def test_passes_of_many_adapters_have_few_tokens(tiny_llama_dir):
+    """Labels of shared rows need memory too, so a pass of several adapters has a limited number of tokens."""
+    feature = group(random.Random(0), size=1)[0]
+    engine = engine_of(PackedCausalLM.load(tiny_llama_dir), is_shared=True, names='abcd', max_pass_tokens=100)
+    count = 8 * 100 // len(feature['input_ids']) - 1
+    items = [BatchItem(adapter_id=name, features=[feature] * count, is_training=False) for name in 'abcd']
+    assert [result.pass_adapter_count for result in engine.run_batch(items)] == [1, 1, 1, 1]
 
 
 def test_bfloat16_prompts_are_shared_bitwise(tiny_llama_dir):

@@ -66,13 +66,13 @@ def test_prefixes_are_not_shared_if_results_would_differ(tmp_path: Path) -> None
     """A model with a layer that ignores the rows of a prefix is loaded, but computes all rows."""
 
     def ignore_parents(model: Any) -> None:
-        def separate(_: Any, positional: Any, named: dict[str, Any]) -> Any:
+        def separate(layer: Any, positional: Any, named: dict[str, Any]) -> Any:
             sequences = named.get(SEQUENCES_ARGUMENT)
             if sequences is None:
                 # Transformers runs the model by itself before it is wrapped.
                 return None
             spans = [replace(span, parent=None) for span in sequences.spans]
-            return positional, {**named, SEQUENCES_ARGUMENT: PackedSequences(spans, sequences.row_multiple)}
+            return positional, {**named, SEQUENCES_ARGUMENT: PackedSequences.of(spans, next(layer.parameters()))}
 
         model.model.layers[0].self_attn.register_forward_pre_hook(separate, with_kwargs=True)
 

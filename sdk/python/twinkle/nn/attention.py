@@ -8,6 +8,7 @@ parents, cached ones, its own, and padding; Q query heads, K key-value heads, H 
 """
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -48,123 +49,113 @@ def packed_attention(
         raise UnsupportedModel(f'attention with {unsupported or "a mask"} is not supported')
     sequences: PackedSequences = arguments[SEQUENCES_ARGUMENT]
     window = arguments.get('sliding_window')
-    padding = query_1QTH.shape[2] - sum(sequences.lengths)
+    sizes = [*sequences.lengths, query_1QTH.shape[2] - sum(sequences.lengths)]
     # `split` adds one autograd node per tensor, and its backward pass is one concatenation. The backward pass of slices
     # would fill a tensor of the full size for every slice.
-    queries, keys, values = (x.split([*sequences.lengths, padding], dim=2) for x in (query_1QTH, key_1KTH, value_1KTH))
-    outputs: dict[int, Tensor] = {}
+    queries, keys, values = query_1QTH.split(sizes, 2), key_1KTH.split(sizes, 2), value_1KTH.split(sizes, 2)
+    # The head sizes of queries and values differ in multi-head latent attention.
+    outputs = [query_1QTH.new_zeros(1, sizes[-1], query_1QTH.shape[1], value_1KTH.shape[-1])] * len(sizes)
     for index in sequences.cached:
-        cached = sequences.spans[index].cache.append(module.layer_idx, keys[index][0], values[index][0])
-        attended = _attend_cached(queries[index], cached, index, sequences, scaling=scaling, window=window)
-        outputs[index] = attended.transpose(1, 2)
+        key_KSH, value_KSH = sequences.spans[index].cache.append(module.layer_idx, keys[index][0], values[index][0])
+        cached = queries[index], key_KSH[None], value_KSH[None]
+        outputs[index] = _attend_cached(*cached, sequences, scaling=scaling, window=window).transpose(1, 2)
     for call in sequences.calls:
-        query_NQLH = _stacked_rows(queries, call, sequences)
-        key_NKSH, value_NKSH = (_stacked_keys(pieces, call, sequences) for pieces in (keys, values))
-        blocks = sequences.masked_blocks(call, window=window, like=query_NQLH)
-        attended = _attend(query_NQLH, key_NKSH, value_NKSH, blocks, scaling=scaling)
+        rows = _stacked_rows(queries, call, sequences), *_stacked_keys((keys, values), call, sequences)
+        blocks = sequences.masked_blocks(call.shape, window=window, like=query_1QTH)
+        attended = _attend(*rows, blocks, scaling=scaling)
         for index, output_1QLH in zip(call.span_indexes, attended.split(1), strict=True):
-            outputs[index] = _own_rows(output_1QLH, call.shape.front, sequences.lengths[index]).transpose(1, 2)
-    rows = [outputs[index] for index in range(len(outputs))]
-    if padding:
-        # The head sizes of queries and values differ in multi-head latent attention.
-        rows.append(query_1QTH.new_zeros(1, padding, query_1QTH.shape[1], value_1KTH.shape[-1]))
-    return torch.cat(rows, dim=1), None
+            own = output_1QLH.split(_row_sizes(call.shape, sequences.lengths[index]), 2)[1]
+            outputs[index] = own.transpose(1, 2)
+    return torch.cat(outputs, dim=1), None
 
 
 def _attend_cached(
     query_1QLH: Tensor,
-    cached: tuple[Tensor, Tensor],
-    index: int,
+    key_1KSH: Tensor,
+    value_1KSH: Tensor,
     sequences: PackedSequences,
     *,
     scaling: float | None,
     window: int | None,
 ) -> Tensor:
-    """Attend with the last tokens of a sequence to its cached keys and values, [K, S, H] each."""
-    key_1KSH, value_1KSH = (x[None] for x in cached)
+    """Attend with the last tokens of a sequence to all keys of its cache."""
     length, total = query_1QLH.shape[2], key_1KSH.shape[2]
     if length == 1:
         # One row with all keys of its cache needs no mask and is not padded: a sampler runs such a call for each token.
-        used = (x if window is None else x[:, :, -window:] for x in (key_1KSH, value_1KSH))
-        return _kernel(query_1QLH, *used, mask_LS=None, is_causal=False, scale=scaling)
-    call = sequences.call_of(index, begin=total - length)
-    front, row_count = call.shape.front, call.shape.row_count
-    rows = _padded(query_1QLH, before=front, after=row_count - front - length)
-    keys = (_padded(x, after=call.shape.key_count - total) for x in (key_1KSH, value_1KSH))
-    blocks = sequences.masked_blocks(call, window=window, like=query_1QLH)
-    return _own_rows(_attend(rows, *keys, blocks, scaling=scaling), front, length)
+        begin = 0 if window is None else max(0, total - window)
+        return _attend(query_1QLH, key_1KSH[:, :, begin:], value_1KSH[:, :, begin:], (), scaling=scaling)
+    shape = CallShape.of(total - length, length, sequences.row_multiple)
+    front, _, back = sizes = _row_sizes(shape, length)
+    missing = shape.key_count - total
+    blocks = sequences.masked_blocks(shape, window=window, like=query_1QLH)
+    attended = _attend(
+        pad(query_1QLH, (0, 0, front, back)),
+        pad(key_1KSH, (0, 0, 0, missing)),
+        pad(value_1KSH, (0, 0, 0, missing)),
+        blocks,
+        scaling=scaling,
+    )
+    return attended.split(sizes, 2)[1]
+
+
+def _row_sizes(shape: CallShape, length: int) -> list[int]:
+    """Return the numbers of padding rows before a span of `length` rows, of its rows, and of padding rows after it."""
+    return [shape.front, length, shape.row_count - shape.front - length]
 
 
 def _stacked_rows(pieces: Sequence[Tensor], call: KernelCall, sequences: PackedSequences) -> Tensor:
-    """Return [N, Q, L, H], the rows of the sequences of a call between their padding."""
-    front, row_count = call.shape.front, call.shape.row_count
-    return _stacked(
-        [
-            _padded(pieces[index], before=front, after=row_count - front - sequences.lengths[index])
-            for index in call.span_indexes
-        ]
-    )
+    """Return [N, Q, L, H], the rows of the spans of a call between their padding."""
+    rows: list[Tensor] = []
+    for index in call.span_indexes:
+        front, _, back = _row_sizes(call.shape, sequences.lengths[index])
+        rows.append(pad(pieces[index], (0, 0, front, back)) if front or back else pieces[index])
+    return torch.cat(rows) if len(rows) > 1 else rows[0]
 
 
-def _stacked_keys(pieces: Sequence[Tensor], call: KernelCall, sequences: PackedSequences) -> Tensor:
-    """Return [N, K, S, H], the keys of each sequence of a call: those of its parents, its own, and padding."""
-    groups: list[Tensor] = []
-    for parents, group in groupby(call.span_indexes, key=sequences.parents.__getitem__):
-        indexes = list(group)
-        own_count = call.shape.key_count - sequences.begins[indexes[0]]
-        own = _stacked([_padded(pieces[index], after=own_count - sequences.lengths[index]) for index in indexes])
-        if parents:
-            shared = [pieces[index].expand(len(indexes), -1, -1, -1) for index in parents]
-            own = torch.cat([*shared, own], dim=2)
-        groups.append(own)
-    return _stacked(groups)
-
-
-def _stacked(pieces: Sequence[Tensor]) -> Tensor:
-    return torch.cat(list(pieces)) if len(pieces) > 1 else pieces[0]
-
-
-def _padded(x_NHLD: Tensor, *, before: int = 0, after: int) -> Tensor:
-    return pad(x_NHLD, (0, 0, before, after)) if before or after else x_NHLD
-
-
-def _own_rows(x_1QLH: Tensor, front: int, length: int) -> Tensor:
-    rest = x_1QLH.shape[2] - front - length
-    return x_1QLH.split([front, length, rest], dim=2)[1] if front or rest else x_1QLH
+def _stacked_keys(tensors: Sequence[Sequence[Tensor]], call: KernelCall, sequences: PackedSequences) -> list[Tensor]:
+    """Return [N, K, S, D] for keys and values: those of the parents of each span of a call, its own, and padding."""
+    stacked: list[Tensor] = []
+    for pieces in tensors:
+        groups: list[Tensor] = []
+        for parents, indexes in groupby(call.span_indexes, key=sequences.parents.__getitem__):
+            own: list[Tensor] = []
+            for index in indexes:
+                missing = call.shape.key_count - sequences.begins[index] - sequences.lengths[index]
+                own.append(pad(pieces[index], (0, 0, 0, missing)) if missing else pieces[index])
+            group = torch.cat(own) if len(own) > 1 else own[0]
+            for index in reversed(parents):
+                group = torch.cat([pieces[index].expand(len(own), -1, -1, -1), group], dim=2)
+            groups.append(group)
+        stacked.append(torch.cat(groups) if len(groups) > 1 else groups[0])
+    return stacked
 
 
 def _attend(
     query_NQLH: Tensor,
     key_NKSH: Tensor,
-    value_NKSH: Tensor,
+    value_NKSD: Tensor,
     blocks: Sequence[tuple[CallShape, Tensor]],
     *,
     scaling: float | None,
 ) -> Tensor:
-    """Attend in blocks of rows with masks, or causally in one call if there are no blocks."""
-    row_count, key_count = query_NQLH.shape[2], key_NKSH.shape[2]
-    if not blocks:
-        return _kernel(query_NQLH, key_NKSH, value_NKSH, mask_LS=None, is_causal=row_count > 1, scale=scaling)
-    outputs: list[Tensor] = []
-    queries = query_NQLH.split([block.row_count for block, _ in blocks], dim=2)
-    for rows, (block, mask_LS) in zip(queries, blocks, strict=True):
-        used = [x if block.key_count == key_count else x[:, :, : block.key_count] for x in (key_NKSH, value_NKSH)]
-        outputs.append(_kernel(rows, used[0], used[1], mask_LS=mask_LS, is_causal=False, scale=scaling))
-    return torch.cat(outputs, dim=2) if len(outputs) > 1 else outputs[0]
-
-
-def _kernel(
-    query: Tensor, key: Tensor, value: Tensor, *, mask_LS: Tensor | None, is_causal: bool, scale: float | None
-) -> Tensor:
-    return scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=mask_LS,
-        is_causal=is_causal,
-        scale=scale,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
+    """Attend in blocks of rows with masks, or causally in one call if there are no blocks; return [N, Q, L, D]."""
+    size, is_grouped = value_NKSD.shape[-1], query_NQLH.shape[1] != key_NKSH.shape[1]
+    if size < query_NQLH.shape[-1]:
+        # With equal head sizes, torch selects the kernel for which shapes are padded (`twinkle.nn.sequences`).
+        value_NKSD = pad(value_NKSD, (0, query_NQLH.shape[-1] - size))
+    kernel = partial(scaled_dot_product_attention, scale=scaling, enable_gqa=is_grouped)
+    if blocks:
+        outputs: list[Tensor] = []
+        rows = query_NQLH.split([block.row_count for block, _ in blocks], dim=2)
+        for own, (block, mask_LS) in zip(rows, blocks, strict=True):
+            key, value = key_NKSH, value_NKSD
+            if block.key_count < key.shape[2]:
+                key, value = key[:, :, : block.key_count], value[:, :, : block.key_count]
+            outputs.append(kernel(own, key, value, attn_mask=mask_LS))
+        attended = torch.cat(outputs, dim=2)
+    else:
+        attended = kernel(query_NQLH, key_NKSH, value_NKSD, is_causal=query_NQLH.shape[2] > 1)
+    return attended if attended.shape[-1] == size else attended[..., :size]
 
 
 AttentionInterface.register(IMPLEMENTATION, packed_attention)

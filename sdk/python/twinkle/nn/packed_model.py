@@ -25,7 +25,7 @@ from twinkle.nn.kv_cache import CacheSize, KVCache
 from twinkle.nn.media import MediaSpan
 from twinkle.nn.row_layout import RowLayout, RowRanks, rank_row_count
 from twinkle.nn.rows import pad_rows, padded_row_count
-from twinkle.nn.sequences import PackedSequences, row_multiple_of
+from twinkle.nn.sequences import PackedSequences
 from twinkle.nn.sharding import BaseSharding
 from twinkle.nn.spans import AdapterSpan, SequenceSpan, check_spans
 from twinkle.nn.targets import TargetLayers
@@ -182,7 +182,7 @@ class PackedModel(ABC):
         check_spans(row_count, sequences, adapters)
         if self.row_ranks is not None and routing is not None:
             raise PackError('experts can be neither recorded nor replaced while ulysses ranks divide the rows')
-        packed = PackedSequences(sequences, row_multiple_of(self._head.weight_VD))
+        packed = PackedSequences.of(sequences, self._head.weight_VD)
         if self.row_ranks is not None:
             return self._run_own_rows(self.row_ranks, input_ids_T, position_ids_T, packed, adapters)
         padded_count = self.padded_count(row_count)

@@ -8,7 +8,6 @@ is padded.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -41,6 +40,16 @@ class CallShape:
     key_count: int
     """Number of keys of each sequence, with padding after them."""
 
+    @classmethod
+    def of(cls, begin: int, length: int, multiple: int) -> 'CallShape':
+        """Return the padded shape for `length` rows from the position `begin` on."""
+        front, end = begin % multiple, begin + length
+        key_multiple = _KEY_BLOCK if multiple > 1 and end > _UNSPLIT_KEYS else multiple
+        # -(-a // b) * b is the smallest multiple of b that is at least a.
+        return cls(
+            begin - front, front, -(-(front + length) // multiple) * multiple, -(-end // key_multiple) * key_multiple
+        )
+
 
 @dataclass(frozen=True)
 class KernelCall:
@@ -53,75 +62,65 @@ class KernelCall:
 
 @dataclass(frozen=True)
 class PackedSequences:
-    """Sequences of one pass; every attention layer of the pass receives the same object.
-
-    Args:
-        spans: spans that cover all rows in order; see `twinkle.nn.spans.check_spans`.
-        row_multiple: number by which rows and keys are padded, see `row_multiple_of`; 1 pads nothing.
-    """
+    """Sequences of one pass; every attention layer of the pass receives the same object. Create it with `of`."""
 
     spans: Sequence[SequenceSpan]
     row_multiple: int
+    """Number by which rows and keys are padded; 1 pads nothing."""
+    lengths: Sequence[int]
+    """Number of rows of each span."""
+    parents: Sequence[tuple[int, ...]]
+    """Indexes of the spans that each span continues, from the beginning of the sequence."""
+    begins: Sequence[int]
+    """Position of the first row of each span in its sequence, without the tokens of a cache."""
+    cached: Sequence[int]
+    """Indexes of the spans with a cache."""
+    calls: Sequence[KernelCall]
+    """Calls for all spans without a cache. Spans of equal shape share a call.
+
+    The kernel's results for a span are bitwise independent of the number of spans in a call. The spans of an adapter
+    have the same order in any pack, because autograd adds the gradients of shared rows in this order.
+    """
     _masks: dict[tuple[CallShape, int | None, torch.dtype], Tensor] = field(default_factory=dict)
     """Masks of the pass, which all layers reuse."""
 
-    @cached_property
-    def lengths(self) -> list[int]:
-        """Number of rows of each span."""
-        return [span.end_row - span.begin_row for span in self.spans]
+    @classmethod
+    def of(cls, spans: Sequence[SequenceSpan], weight: Tensor) -> 'PackedSequences':
+        """Arrange the spans of a pass.
 
-    @cached_property
-    def parents(self) -> list[tuple[int, ...]]:
-        """Indexes of the spans that each span continues, from the beginning of the sequence."""
-        chains: list[tuple[int, ...]] = []
-        for span in self.spans:
-            chains.append(() if span.parent is None else (*chains[span.parent], span.parent))
-        return chains
-
-    @cached_property
-    def begins(self) -> list[int]:
-        """Position of the first row of each span in its sequence, without the tokens of a cache."""
-        return [sum(self.lengths[index] for index in chain) for chain in self.parents]
-
-    @cached_property
-    def cached(self) -> list[int]:
-        """Indexes of the spans with a cache."""
-        return [index for index, span in enumerate(self.spans) if span.cache is not None]
-
-    @cached_property
-    def calls(self) -> list[KernelCall]:
-        """Calls for all spans without a cache. Spans of equal shape share a call.
-
-        The kernel's results for a span are bitwise independent of the number of spans in a call. The spans of an
-        adapter have the same order in any pack, because autograd adds the gradients of shared rows in this order.
+        Args:
+            spans: spans that cover all rows in order; see `twinkle.nn.spans.check_spans`.
+            weight: a weight of the model, whose device and dtype determine how shapes are padded.
         """
-        groups: dict[CallShape, list[int]] = {}
-        for index, span in enumerate(self.spans):
+        multiple = 1
+        if weight.device.type == 'cpu':
+            multiple = _ROW_MULTIPLE if weight.dtype == torch.float32 else _HALF_ROW_MULTIPLE
+        parents: list[tuple[int, ...]] = []
+        lengths, begins, cached = list[int](), list[int](), list[int]()
+        groups: dict[CallShape, list[tuple[tuple[int, ...], int]]] = {}
+        for index, span in enumerate(spans):
+            parent = span.parent
+            parents.append(() if parent is None else (*parents[parent], parent))
+            begins.append(0 if parent is None else begins[parent] + lengths[parent])
+            lengths.append(span.end_row - span.begin_row)
             if span.cache is None:
-                groups.setdefault(self._shape_of(self.begins[index], self.lengths[index]), []).append(index)
-        return [
-            KernelCall(shape, sorted(indexes, key=lambda index: (self.parents[index], index)))
-            for shape, indexes in sorted(groups.items())
-        ]
+                shape = CallShape.of(begins[index], lengths[index], multiple)
+                groups.setdefault(shape, []).append((parents[index], index))
+            else:
+                cached.append(index)
+        calls: list[KernelCall] = []
+        for shape, group in sorted(groups.items()):
+            _, indexes = zip(*sorted(group), strict=True)
+            calls.append(KernelCall(shape, indexes))
+        return cls(spans, multiple, lengths, parents, begins, cached, calls)
 
-    def call_of(self, index: int, *, begin: int) -> KernelCall:
-        """Return the call of one span whose first row has the position `begin`."""
-        return KernelCall(self._shape_of(begin, self.lengths[index]), (index,))
-
-    def _shape_of(self, begin: int, length: int) -> CallShape:
-        front = begin % self.row_multiple
-        row_count = _rounded_up(front + length, self.row_multiple)
-        return CallShape(begin - front, front, row_count, self._padded_keys(begin + length))
-
-    def _padded_keys(self, count: int) -> int:
-        is_split = self.row_multiple > 1 and count > _UNSPLIT_KEYS
-        return _rounded_up(count, _KEY_BLOCK if is_split else self.row_multiple)
-
-    def masked_blocks(self, call: KernelCall, *, window: int | None, like: Tensor) -> list[tuple[CallShape, Tensor]]:
+    def masked_blocks(
+        self, shape: CallShape, *, window: int | None, like: Tensor
+    ) -> Sequence[tuple[CallShape, Tensor]]:
         """Divide the rows of a call that needs a mask, so that the rows of each block need fewer keys.
 
         Args:
-            call: call of `calls`.
+            shape: shape of the call.
             window: number of last positions to which a row attends; None for all.
             like: tensor whose dtype and device the masks get.
 
@@ -129,18 +128,16 @@ class PackedSequences:
             Shape and mask of each block, in order. The mask is float [rows, keys] in the dtype of `like`, 0 where a row
             attends to a key and -inf elsewhere. Empty if the rows attend causally from position 0 on.
         """
-        if window is not None and call.shape.before + call.shape.row_count <= window:
+        if window is not None and shape.before + shape.row_count <= window:
             window = None
-        if call.shape.before == 0 and window is None:
-            return []
-        return [(block, self._mask(block, window, like)) for block in self._blocks(call.shape)]
-
-    def _blocks(self, shape: CallShape) -> list[CallShape]:
-        blocks: list[CallShape] = []
+        if shape.before == 0 and window is None:
+            return ()
+        blocks: list[tuple[CallShape, Tensor]] = []
         for begin in range(0, shape.row_count, _MASKED_ROWS):
-            row_count = min(_MASKED_ROWS, shape.row_count - begin)
-            before = shape.before + begin
-            blocks.append(CallShape(before, 0, row_count, min(shape.key_count, self._padded_keys(before + row_count))))
+            row_count, before = min(_MASKED_ROWS, shape.row_count - begin), shape.before + begin
+            least = CallShape.of(before, row_count, self.row_multiple)
+            block = CallShape(before, 0, row_count, min(shape.key_count, least.key_count))
+            blocks.append((block, self._mask(block, window, like)))
         return blocks
 
     def _mask(self, block: CallShape, window: int | None, like: Tensor) -> Tensor:
@@ -150,13 +147,6 @@ class PackedSequences:
             mask = torch.zeros(is_visible.shape, dtype=like.dtype, device=like.device)
             self._masks[key] = mask.masked_fill_(~is_visible, float('-inf'))
         return self._masks[key]
-
-
-def row_multiple_of(weight: Tensor) -> int:
-    """Return the number by which a model with such weights pads the rows and keys of attention."""
-    if weight.device.type != 'cpu':
-        return 1
-    return _ROW_MULTIPLE if weight.dtype == torch.float32 else _HALF_ROW_MULTIPLE
 
 
 def causal_mask(before: int, row_count: int, key_count: int, *, window: int | None, device: torch.device) -> Tensor:
@@ -175,7 +165,3 @@ def causal_mask(before: int, row_count: int, key_count: int, *, window: int | No
     if window is not None:
         mask &= key > row - window
     return mask
-
-
-def _rounded_up(count: int, multiple: int) -> int:
-    return -(-count // multiple) * multiple

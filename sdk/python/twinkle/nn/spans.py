@@ -51,11 +51,6 @@ def check_spans(row_count: int, sequences: Sequence[SequenceSpan], adapters: Seq
         row = span.end_row
     if row != row_count:
         raise PackError(f'sequences cover {row} of {row_count} rows; they must cover all')
-    _check_adapters(row_count, adapters)
-    _check_parents(sequences, adapters)
-
-
-def _check_adapters(row_count: int, adapters: Sequence[AdapterSpan]) -> None:
     row = 0
     for index, span in enumerate(adapters):
         if span.begin_row < row or span.end_row <= span.begin_row:
@@ -63,22 +58,28 @@ def _check_adapters(row_count: int, adapters: Sequence[AdapterSpan]) -> None:
         row = span.end_row
     if row > row_count:
         raise PackError(f'adapters end at row {row}, but the pack has {row_count} rows')
-
-
-def _check_parents(sequences: Sequence[SequenceSpan], adapters: Sequence[AdapterSpan]) -> None:
-    begins = [span.begin_row for span in adapters]
-
-    def adapter_of(row: int) -> int | None:
-        index = bisect_right(begins, row) - 1
-        return index if index >= 0 and row < adapters[index].end_row else None
-
     for index, span in enumerate(sequences):
-        if span.parent is None:
-            continue
-        if not 0 <= span.parent < index:
-            raise PackError(f'sequences[{index}].parent must be the index of an earlier span, got {span.parent}')
-        parent = sequences[span.parent]
-        if span.cache is not None or parent.cache is not None:
-            raise PackError(f'sequences[{index}] has a parent, so neither of them can have a cache')
-        if len({adapter_of(row) for row in (parent.begin_row, span.begin_row, span.end_row - 1)}) > 1:
-            raise PackError(f'sequences[{index}] and its parent must have the same adapter')
+        if span.parent is not None:
+            _check_parent(index, sequences, adapters)
+
+
+def _check_parent(index: int, sequences: Sequence[SequenceSpan], adapters: Sequence[AdapterSpan]) -> None:
+    span = sequences[index]
+    if span.parent is None or not 0 <= span.parent < index:
+        raise PackError(f'sequences[{index}].parent must be the index of an earlier span, got {span.parent}')
+    parent = sequences[span.parent]
+    if span.cache is not None or parent.cache is not None:
+        raise PackError(f'sequences[{index}] has a parent, so neither of them can have a cache')
+    owners = [_adapter_of(row, adapters) for row in (parent.begin_row, span.begin_row, span.end_row - 1)]
+    if len(set(owners)) > 1:
+        raise PackError(f'sequences[{index}] and its parent must have the same adapter')
+
+
+def _adapter_of(row: int, adapters: Sequence[AdapterSpan]) -> int | None:
+    """Return the index of the span of a row; None if the row uses the base model."""
+    index = bisect_right(adapters, row, key=_begin_of) - 1
+    return index if index >= 0 and row < adapters[index].end_row else None
+
+
+def _begin_of(span: AdapterSpan) -> int:
+    return span.begin_row

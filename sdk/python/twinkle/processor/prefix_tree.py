@@ -60,6 +60,8 @@ class PrefixTree:
 
         Up to `MIN_SHARED_ROWS - 1` rows before a branch may be computed again for a sequence.
         """
+        if len(batch.sequence_bounds) == 1:
+            return cls.unshared(batch)
         builder = PrefixTreeBuilder(batch)
         for begin, end in batch.sequence_bounds:
             builder.add(begin, end)
@@ -90,6 +92,10 @@ class PrefixTreeBuilder:
         self._rows_TC = _identities(batch)
         self._owner_T = np.full(batch.token_count, -1)
         """Row of the batch that is computed in the place of each added row; -1 for rows that were not added."""
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a new tree: sequences that are added from now on share no rows with earlier ones."""
         self._root = _Node(0, 0, None)
         self._nodes: list[_Node] = []
 

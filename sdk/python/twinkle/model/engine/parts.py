@@ -35,6 +35,11 @@ class Part:
     tree: PrefixTree
     """Rows of the batch that a pass computes."""
 
+    @property
+    def planned_rows(self) -> int:
+        """Number of rows for which a pass must have room: the computed ones, or more if they have many tokens."""
+        return max(self.tree.row_count, -(-self.batch.token_count // _MAX_SHARING))
+
 
 class BatchCutter:
     """Validates, packs and divides batches for one model.
@@ -160,20 +165,21 @@ class _PartLimits:
 
 def _cuts(batch: PackedBatch, group_size: int, limits: _PartLimits) -> list[int]:
     """Return the boundaries of the parts; each part has as many groups as fit, but at least one."""
-    feature_count = len(batch.feature_lengths)
-    sequences = _sequences_by_feature(batch)
-    builder, cuts, rows, tokens = PrefixTreeBuilder(batch), [0], 0, 0
-    for begin in range(0, feature_count, group_size):
+    sequences, cuts, rows, tokens = _sequences_by_feature(batch), [0], 0, 0
+    builder = PrefixTreeBuilder(batch) if limits.is_shared else None
+    for begin in range(0, len(sequences), group_size):
         group = [bounds for own in sequences[begin : begin + group_size] for bounds in own]
         token_count = sum(last - first for first, last in group)
-        row_count = sum(builder.add(*bounds) for bounds in group) if limits.is_shared else token_count
+        row_count = token_count if builder is None else sum(builder.add(*bounds) for bounds in group)
         is_large = rows + row_count > limits.max_rows or tokens + token_count > limits.max_rows * _MAX_SHARING
         if begin > cuts[-1] and (is_large or begin + group_size - cuts[-1] > limits.max_features):
             cuts.append(begin)
-            builder, rows, tokens = PrefixTreeBuilder(batch), 0, 0
-            row_count = sum(builder.add(*bounds) for bounds in group) if limits.is_shared else token_count
+            rows, tokens = 0, 0
+            if builder is not None:
+                builder.restart()
+                row_count = sum(builder.add(*bounds) for bounds in group)
         rows, tokens = rows + row_count, tokens + token_count
-    return [*cuts, feature_count]
+    return [*cuts, len(sequences)]
 
 
 def _sequences_by_feature(batch: PackedBatch) -> list[list[tuple[int, int]]]:

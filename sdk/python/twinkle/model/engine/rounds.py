@@ -119,7 +119,7 @@ class Worklist:
         self._divided: deque[Sequence[Piece]] = deque()
         """Passes that resulted from the division of larger ones; they run before the others."""
         for item, run in enumerate(runs):
-            self._planner.add(item, [part.tree.row_count for part in run.parts])
+            self._planner.add(item, [part.planned_rows for part in run.parts])
 
     def next_round(self, size: int) -> list[list[Piece]]:
         """Remove up to `size` passes from the list and return them, without pieces of refused batches.
