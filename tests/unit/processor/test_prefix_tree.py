@@ -32,6 +32,11 @@ def packed(sequences, *, positions=None, media=(), experts=None):
     )
 
 
+def shared_count(tree):
+    """Return the number of rows of a batch that are not computed."""
+    return len(tree.computed_T) - tree.row_count
+
+
 def read(tree, index):
     """Return the computed rows of the sequence that ends with a span, from its first token."""
     span = tree.spans[index]
@@ -69,7 +74,7 @@ def test_every_sequence_is_read_along_its_parents(sequences):
         assert batch.input_ids_T[tree.rows_N][rows].tolist() == tokens
         assert batch.position_ids_T[tree.rows_N][rows].tolist() == list(range(len(tokens)))
     assert [span.begin_row for span in tree.spans[1:]] == [span.end_row for span in tree.spans[:-1]]
-    assert tree.spans[-1].end_row == tree.row_count == batch.token_count - tree.shared_row_count
+    assert tree.spans[-1].end_row == tree.row_count == batch.token_count - shared_count(tree)
     assert all(span.parent is None or span.parent < index for index, span in enumerate(tree.spans))
 
 
@@ -115,23 +120,23 @@ def test_a_branch_before_other_branches_keeps_them_shared():
 def test_short_prefixes_are_not_shared():
     """A prefix with fewer rows than the minimum is computed for each sequence."""
     short = PROMPT[: MIN_SHARED_ROWS - 1]
-    assert PrefixTree.of(packed([[*short, 1], [*short, 2]])).shared_row_count == 0
+    assert shared_count(PrefixTree.of(packed([[*short, 1], [*short, 2]]))) == 0
 
 
 def test_rows_at_other_positions_are_not_shared():
     """Equal tokens with other positions have other results."""
     count = len(PROMPT)
     positions = np.concatenate([np.arange(count), np.arange(count) + 1])
-    assert PrefixTree.of(packed([PROMPT, PROMPT], positions=positions)).shared_row_count == 0
+    assert shared_count(PrefixTree.of(packed([PROMPT, PROMPT], positions=positions))) == 0
 
 
 def test_positions_on_three_axes_are_compared():
     """Rows are equal only if their positions are equal on every axis."""
     count = len(PROMPT)
     equal = np.tile(np.arange(count), (3, 2))
-    assert PrefixTree.of(packed([PROMPT, PROMPT], positions=equal)).shared_row_count == count
+    assert shared_count(PrefixTree.of(packed([PROMPT, PROMPT], positions=equal))) == count
     equal[2, -count:] += 1
-    assert PrefixTree.of(packed([PROMPT, PROMPT], positions=equal)).shared_row_count == 0
+    assert shared_count(PrefixTree.of(packed([PROMPT, PROMPT], positions=equal))) == 0
 
 
 def test_rows_with_other_given_experts_are_not_shared():
@@ -139,7 +144,7 @@ def test_rows_with_other_given_experts_are_not_shared():
     count = len(PROMPT)
     experts = np.zeros((2 * count, 2, 1), np.int64)
     experts[2 * count - 3, 1, 0] = 1
-    assert PrefixTree.of(packed([PROMPT, PROMPT], experts=experts)).shared_row_count == count - 3
+    assert shared_count(PrefixTree.of(packed([PROMPT, PROMPT], experts=experts))) == count - 3
 
 
 def test_sequences_with_media_are_not_shared():
@@ -155,7 +160,7 @@ def test_unshared_tree_computes_every_row():
     """The computed rows of an unshared tree are those of the batch, and no span has a parent."""
     batch = packed([PROMPT, PROMPT])
     tree = PrefixTree.unshared(batch)
-    assert tree.shared_row_count == 0
+    assert shared_count(tree) == 0
     assert [(span.begin_row, span.end_row, span.parent) for span in tree.spans] == [
         (begin, end, None) for begin, end in batch.sequence_bounds
     ]

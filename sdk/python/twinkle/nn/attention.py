@@ -24,7 +24,7 @@ IMPLEMENTATION = 'twinkle_packed'
 """Value of transformers' `attn_implementation` that selects this function."""
 SEQUENCES_ARGUMENT = 'twinkle_sequences'
 """Keyword argument of the model with the `PackedSequences`."""
-_UNSUPPORTED_ARGUMENTS = ('softcap', 's_aux', 'position_bias')
+_UNSUPPORTED_ARGUMENTS = frozenset({'softcap', 's_aux', 'position_bias'})
 
 
 def packed_attention(
@@ -44,7 +44,8 @@ def packed_attention(
     Raises:
         UnsupportedModel: the layer uses soft-capped or sink attention, or passes a mask.
     """
-    unsupported = [name for name in _UNSUPPORTED_ARGUMENTS if arguments.get(name) is not None]
+    given = sorted(_UNSUPPORTED_ARGUMENTS & arguments.keys())
+    unsupported = [name for name in given if arguments[name] is not None] if given else []
     if unsupported or attention_mask is not None:
         raise UnsupportedModel(f'attention with {unsupported or "a mask"} is not supported')
     sequences: PackedSequences = arguments[SEQUENCES_ARGUMENT]
@@ -61,10 +62,13 @@ def packed_attention(
         outputs[index] = _attend_cached(*cached, sequences, scaling=scaling, window=window).transpose(1, 2)
     for call in sequences.calls:
         rows = _stacked_rows(queries, call, sequences), *_stacked_keys((keys, values), call, sequences)
-        blocks = sequences.masked_blocks(call.shape, window=window, like=query_1QTH)
+        is_masked = call.shape.before > 0 or window is not None
+        blocks = sequences.masked_blocks(call.shape, window=window, like=query_1QTH) if is_masked else ()
         attended = _attend(*rows, blocks, scaling=scaling)
         for index, output_1QLH in zip(call.span_indexes, attended.split(1), strict=True):
-            own = output_1QLH.split(_row_sizes(call.shape, sequences.lengths[index]), 2)[1]
+            length = sequences.lengths[index]
+            is_padded = length < call.shape.row_count
+            own = output_1QLH.narrow(2, call.shape.front, length) if is_padded else output_1QLH
             outputs[index] = own.transpose(1, 2)
     return torch.cat(outputs, dim=1), None
 
@@ -85,29 +89,25 @@ def _attend_cached(
         begin = 0 if window is None else max(0, total - window)
         return _attend(query_1QLH, key_1KSH[:, :, begin:], value_1KSH[:, :, begin:], (), scaling=scaling)
     shape = CallShape.of(total - length, length, sequences.row_multiple)
-    front, _, back = sizes = _row_sizes(shape, length)
-    missing = shape.key_count - total
-    blocks = sequences.masked_blocks(shape, window=window, like=query_1QLH)
+    front, missing = shape.front, shape.key_count - total
+    is_masked = shape.before > 0 or window is not None
+    blocks = sequences.masked_blocks(shape, window=window, like=query_1QLH) if is_masked else ()
     attended = _attend(
-        pad(query_1QLH, (0, 0, front, back)),
+        pad(query_1QLH, (0, 0, front, shape.row_count - front - length)),
         pad(key_1KSH, (0, 0, 0, missing)),
         pad(value_1KSH, (0, 0, 0, missing)),
         blocks,
         scaling=scaling,
     )
-    return attended.split(sizes, 2)[1]
-
-
-def _row_sizes(shape: CallShape, length: int) -> list[int]:
-    """Return the numbers of padding rows before a span of `length` rows, of its rows, and of padding rows after it."""
-    return [shape.front, length, shape.row_count - shape.front - length]
+    return attended.narrow(2, front, length)
 
 
 def _stacked_rows(pieces: Sequence[Tensor], call: KernelCall, sequences: PackedSequences) -> Tensor:
     """Return [N, Q, L, H], the rows of the spans of a call between their padding."""
     rows: list[Tensor] = []
     for index in call.span_indexes:
-        front, _, back = _row_sizes(call.shape, sequences.lengths[index])
+        front = call.shape.front
+        back = call.shape.row_count - front - sequences.lengths[index]
         rows.append(pad(pieces[index], (0, 0, front, back)) if front or back else pieces[index])
     return torch.cat(rows) if len(rows) > 1 else rows[0]
 

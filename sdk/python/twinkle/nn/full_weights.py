@@ -65,11 +65,6 @@ class FullWeights:
         """Return None: experts have no update in addition to their weights."""
         del path
 
-    @property
-    def has_dropout(self) -> bool:
-        """False: full-parameter training has no dropout."""
-        return False
-
     def sample_dropout(self) -> RowDropout | None:
         """Return None: full-parameter training has no dropout."""
         return None

@@ -146,11 +146,6 @@ class LoraWeights:
         factors = self.factors.get(path)
         return factors if isinstance(factors, ExpertFactors) else None
 
-    @property
-    def has_dropout(self) -> bool:
-        """Whether training passes have dropout."""
-        return self.config.lora_dropout > 0
-
     def sample_dropout(self) -> RowDropout | None:
         """Sample the dropout of one training pass from the adapter's generator, or return None if it has none."""
         probability = self.config.lora_dropout

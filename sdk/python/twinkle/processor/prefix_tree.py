@@ -9,6 +9,7 @@ Legend: T rows of the batch, N rows that are computed, C integers that identify 
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import starmap
 
 import numpy as np
 
@@ -24,7 +25,7 @@ class TreeSpan:
 
     begin_row: int
     end_row: int
-    parent: int | None
+    parent: int | None = None
 
 
 @dataclass(frozen=True)
@@ -43,16 +44,11 @@ class PrefixTree:
         """Number of computed rows."""
         return len(self.rows_N)
 
-    @property
-    def shared_row_count(self) -> int:
-        """Number of rows of the batch that are not computed, because another row has the same result."""
-        return len(self.computed_T) - len(self.rows_N)
-
     @classmethod
     def unshared(cls, batch: PackedBatch) -> 'PrefixTree':
         """Return the tree that computes every row of a batch."""
         rows_T = np.arange(batch.token_count)
-        return cls(rows_T, rows_T, tuple(TreeSpan(begin, end, None) for begin, end in batch.sequence_bounds))
+        return cls(rows_T, rows_T, tuple(starmap(TreeSpan, batch.sequence_bounds)))
 
     @classmethod
     def of(cls, batch: PackedBatch) -> 'PrefixTree':
@@ -60,8 +56,6 @@ class PrefixTree:
 
         Up to `MIN_SHARED_ROWS - 1` rows before a branch may be computed again for a sequence.
         """
-        if len(batch.sequence_bounds) == 1:
-            return cls.unshared(batch)
         builder = PrefixTreeBuilder(batch)
         for begin, end in batch.sequence_bounds:
             builder.add(begin, end)

@@ -113,8 +113,14 @@ def run_joint_pass(
         raise BackwardFailed from error
     # The check that values are finite has waited for the device, so the device has completed the pass.
     seconds = time.perf_counter() - begin
-    padded_count = model.padded_count(*(segment.tree.row_count for segment in segments))
-    return [run.refusal or _result_of(run, runs, seconds=seconds, padded_count=padded_count) for run in runs]
+    row_counts = [segment.tree.row_count for segment in segments]
+    padding = model.padded_count(*row_counts) - sum(row_counts)
+    row_seconds = seconds / sum(row_counts)
+    return [
+        run.refusal
+        or _result_of(run, row_seconds=row_seconds, padding=padding if run is runs[0] else 0, adapter_count=len(runs))
+        for run in runs
+    ]
 
 
 def has_loss(purpose: Purpose, batch: PackedBatch) -> bool:
@@ -280,10 +286,8 @@ def _differentiate_shards(run: _SegmentRun) -> None:
         run.refusal = LossFailed(purpose.state.adapter_id, purpose.loss_name, str(error))
 
 
-def _result_of(run: _SegmentRun, runs: Sequence[_SegmentRun], *, seconds: float, padded_count: int) -> PassResult:
-    batch = run.segment.batch
-    tree = run.segment.tree
-    row_count = sum(other.segment.tree.row_count for other in runs)
+def _result_of(run: _SegmentRun, *, row_seconds: float, padding: int, adapter_count: int) -> PassResult:
+    batch, row_count = run.segment.batch, run.segment.tree.row_count
     return PassResult(
         batch=batch,
         facts=label_facts(batch, run.outputs),
@@ -291,8 +295,8 @@ def _result_of(run: _SegmentRun, runs: Sequence[_SegmentRun], *, seconds: float,
         target_logps=target_logps(run.segment.purpose.loss, run.outputs),
         more=more_outputs(run.segment.purpose.options.more_outputs, run.outputs),
         gradient=run.gradient,
-        seconds=seconds * tree.row_count / row_count,
-        padding_token_count=padded_count - row_count if run is runs[0] else 0,
-        shared_token_count=tree.shared_row_count,
-        adapter_count=len(runs),
+        seconds=row_seconds * row_count,
+        padding_token_count=padding,
+        shared_token_count=batch.token_count - row_count,
+        adapter_count=adapter_count,
     )

@@ -34,11 +34,8 @@ class Part:
     batch: PackedBatch
     tree: PrefixTree
     """Rows of the batch that a pass computes."""
-
-    @property
-    def planned_rows(self) -> int:
-        """Number of rows for which a pass must have room: the computed ones, or more if they have many tokens."""
-        return max(self.tree.row_count, -(-self.batch.token_count // _MAX_SHARING))
+    planned_rows: int
+    """Number of rows for which a pass must have room: the computed ones, or more if they stand for many tokens."""
 
 
 class BatchCutter:
@@ -99,7 +96,7 @@ class BatchCutter:
             InvalidArgument: the loss needs the whole batch in one pass, and `micro_batch_size` is smaller.
             InvalidFeatures, MissingStream: see `pack`.
         """
-        whole = self.whole(purpose, features)
+        whole = self.part(purpose, features)
         max_rows, max_features = self._limit(purpose), purpose.options.micro_batch_size or len(features)
         if not purpose.loss.is_separable:
             if len(features) > max_features:
@@ -114,13 +111,17 @@ class BatchCutter:
         limits = _PartLimits(max_rows, max_features, is_shared=self._is_shared(purpose))
         return self._parts(purpose, whole, _cuts(whole.batch, purpose.loss.group_size, limits))
 
-    def whole(self, purpose: Purpose, features: Sequence[InputFeature]) -> Part:
-        """Validate a batch and return it as one part.
+    def part(self, purpose: Purpose, features: Sequence[InputFeature], *, first_feature: int = 0) -> Part:
+        """Validate features and return them as one part.
 
         Raises:
             InvalidArgument, InvalidFeatures, MissingStream: see `pack`.
         """
-        return self._part(purpose, features, 0)
+        batch = self.pack(purpose, features)
+        is_shared = len(batch.sequence_bounds) > 1 and self._is_shared(purpose)
+        tree = PrefixTree.of(batch) if is_shared else PrefixTree.unshared(batch)
+        planned_rows = max(tree.row_count, -(-batch.token_count // _MAX_SHARING))
+        return Part(features, first_feature, batch, tree, planned_rows)
 
     def halve(self, purpose: Purpose, part: Part) -> list[Part]:
         """Divide a part into two with about the same number of groups; return an empty list if it is indivisible."""
@@ -137,13 +138,9 @@ class BatchCutter:
 
     def _parts(self, purpose: Purpose, whole: Part, cuts: Sequence[int]) -> list[Part]:
         return [
-            self._part(purpose, whole.features[begin:end], whole.first_feature + begin) for begin, end in pairwise(cuts)
+            self.part(purpose, whole.features[begin:end], first_feature=whole.first_feature + begin)
+            for begin, end in pairwise(cuts)
         ]
-
-    def _part(self, purpose: Purpose, features: Sequence[InputFeature], first_feature: int) -> Part:
-        batch = self.pack(purpose, features)
-        tree = PrefixTree.of(batch) if self._is_shared(purpose) else PrefixTree.unshared(batch)
-        return Part(features, first_feature, batch, tree)
 
     def _is_shared(self, purpose: Purpose) -> bool:
         """Return whether rows with equal prefixes may be computed once.
@@ -151,7 +148,8 @@ class BatchCutter:
         Dropout is different for each row, also for equal ones. Logits need so much memory for each label that a pass
         has few rows.
         """
-        has_dropout = purpose.is_training and purpose.state.weights.has_dropout
+        config = purpose.state.weights.config
+        has_dropout = purpose.is_training and config is not None and config.lora_dropout > 0
         return self._model.can_share_prefixes and not has_dropout and not purpose.is_needed('logits')
 
 

@@ -8,7 +8,7 @@ All values of a loss are computed row by row, or only from rows of its adapter.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -92,12 +92,12 @@ def forward_outputs(model: PackedModel, segments: Sequence[Segment]) -> list[Seg
     routing = None if model.routing is None else _routing(model.routing, segments, _copier(model))
     hidden_ND = _hidden(model, segments, routing)
     to_device = _copier(model)
-    begins = [0, *accumulate(segment.tree.row_count for segment in segments)]
-    rows = [
-        segment.tree.computed_T[segment.batch.rows_R] + begin
-        for segment, begin in zip(segments, begins[:-1], strict=True)
-    ]
-    hiddens = _select_rows(hidden_ND, to_device(np.concatenate(rows))).split([len(own) for own in rows])
+    begins, rows, counts = [0], list[npt.NDArray[np.int64]](), list[int]()
+    for segment in segments:
+        rows.append(segment.tree.computed_T[segment.batch.rows_R] + begins[-1])
+        counts.append(len(rows[-1]))
+        begins.append(begins[-1] + segment.tree.row_count)
+    hiddens = _select_rows(hidden_ND, to_device(np.concatenate(rows))).split(counts)
     results: dict[int, SegmentOutputs] = {}
     adapters = [segment.head_adapter(model) for segment in segments]
     # Segments that need the same outputs of the head share one call, so the model's largest matrix is read once.

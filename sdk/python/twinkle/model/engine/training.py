@@ -149,7 +149,7 @@ class Training(AdapterTable):
             raise InvalidArgument(
                 f'forward runs a batch in one pass, so micro_batch_size must be at least {len(features)} or left out'
             )
-        part = self._runner.cutter.whole(purpose, features)
+        part = self._runner.cutter.part(purpose, features)
         batch = part.batch
         _check_trainable(purpose, [batch])
         generator = purpose.state.weights.dropout_generator
@@ -161,7 +161,7 @@ class Training(AdapterTable):
         except BaseException:
             generator.set_state(random_state)
             raise
-        purpose.state.pending = PendingForward(batch, outputs, part.tree.shared_row_count)
+        purpose.state.pending = PendingForward(batch, outputs, batch.token_count - part.tree.row_count)
         result = result_of_pending(purpose.state.pending, purpose.loss, more=purpose.options.more_outputs)
         return forward_result((), [result], metrics=(), warnings=purpose.warnings(features))
 
