@@ -112,9 +112,22 @@ def test_a_branch_before_other_branches_keeps_them_shared():
     short, long = [7] * 5, [8] * len(PROMPT)
     first = [*PROMPT, *short, *long]
     tree = PrefixTree.of(packed([first, [*PROMPT, *short, 1], [*PROMPT, 2], first]))
-    assert tree.row_count < len(first) + 2 + MIN_SHARED_ROWS
+    assert tree.row_count == len(first) + 2
     again = tree.computed_T[-len(first) :]
     assert again.tolist() == tree.computed_T[: len(first)].tolist()
+
+
+@given(related_sequences(), st.randoms())
+def test_copies_need_few_rows_in_any_order(sequences, rng):
+    """A copy of an earlier sequence needs fewer than `MIN_SHARED_ROWS` rows, also after others were added."""
+    repeated = [sequence for sequence in sequences if sequence] * 2
+    rng.shuffle(repeated)
+    batch, seen = packed(repeated), list[list[int]]()
+    builder = PrefixTreeBuilder(batch)
+    for sequence, (begin, end) in zip(repeated, batch.sequence_bounds, strict=True):
+        count = builder.add(begin, end)
+        assert count < MIN_SHARED_ROWS or sequence not in seen
+        seen.append(sequence)
 
 
 def test_short_prefixes_are_not_shared():

@@ -143,13 +143,13 @@ class PackedSequences:
     def _mask(self, block: CallShape, window: int | None, like: Tensor) -> Tensor:
         key = (block, window, like.dtype)
         if key not in self._masks:
-            is_visible = causal_mask(block.before, block.row_count, block.key_count, window=window, device=like.device)
+            is_visible = _causal_mask(block.before, block.row_count, block.key_count, window=window, device=like.device)
             mask = torch.zeros(is_visible.shape, dtype=like.dtype, device=like.device)
             self._masks[key] = mask.masked_fill_(~is_visible, float('-inf'))
         return self._masks[key]
 
 
-def causal_mask(before: int, row_count: int, key_count: int, *, window: int | None, device: torch.device) -> Tensor:
+def _causal_mask(before: int, row_count: int, key_count: int, *, window: int | None, device: torch.device) -> Tensor:
     """Return bool [rows, keys], true where a row attends to a key. The first row has the position `before`.
 
     Args:

@@ -54,7 +54,7 @@ class PrefixTree:
     def of(cls, batch: PackedBatch) -> 'PrefixTree':
         """Return the tree of the common prefixes of a batch.
 
-        Up to `MIN_SHARED_ROWS - 1` rows before a branch may be computed again for a sequence.
+        Fewer than `MIN_SHARED_ROWS` equal rows, before a branch or at the end of a sequence, may be computed again.
         """
         builder = PrefixTreeBuilder(batch)
         for begin, end in batch.sequence_bounds:
@@ -72,7 +72,9 @@ class _Node:
     children: 'list[_Node]' = field(default_factory=list)
     """Nodes that continue this one."""
     by_first_rows: 'dict[bytes, _Node]' = field(default_factory=dict)
-    """Children by their first `MIN_SHARED_ROWS` rows. Shorter nodes are not shared and have no children."""
+    """Children by their first `MIN_SHARED_ROWS` rows."""
+    short_child: '_Node | None' = None
+    """Child with fewer rows that has children; at most one, because only a split makes such a node."""
 
 
 class PrefixTreeBuilder:
@@ -99,14 +101,9 @@ class PrefixTreeBuilder:
         Each sequence is added once.
         """
         node, row = self._root, begin
-        while (child := node.by_first_rows.get(self._key(row, end))) is not None:
+        while (child := self._child_for(node, row, end)) is not None:
             count = self._equal_count(child, row, end)
             if row + count < end and child.begin + count < child.end:
-                if child.children:
-                    # Children are found through their parent, so a parent must not be too short to be found.
-                    count = min(count, child.end - child.begin - MIN_SHARED_ROWS)
-                if count < MIN_SHARED_ROWS:
-                    break
                 self._split(child, count)
             self._owner_T[row : row + count] = np.arange(child.begin, child.begin + count)
             row += count
@@ -133,6 +130,13 @@ class PrefixTreeBuilder:
         """Return the first rows of a node as bytes; empty, and never a key, if it has too few rows."""
         return self._rows_TC[begin : begin + MIN_SHARED_ROWS].tobytes() if end - begin >= MIN_SHARED_ROWS else b''
 
+    def _child_for(self, node: _Node, begin: int, end: int) -> _Node | None:
+        """Return the child that the rows of a sequence continue, or None if no child shares enough of them."""
+        short = node.short_child
+        if short is not None and self._equal_count(short, begin, end) == short.end - short.begin:
+            return short
+        return node.by_first_rows.get(self._key(begin, end))
+
     def _equal_count(self, node: _Node, begin: int, end: int) -> int:
         count = min(node.end - node.begin, end - begin)
         own, other = (self._rows_TC[first : first + count] for first in (node.begin, begin))
@@ -141,9 +145,11 @@ class PrefixTreeBuilder:
 
     def _split(self, node: _Node, count: int) -> None:
         """Divide a node after `count` rows."""
-        rest = _Node(node.begin + count, node.end, node, node.children, node.by_first_rows)
+        rest = _Node(node.begin + count, node.end, node, node.children, node.by_first_rows, node.short_child)
         for child in rest.children:
             child.parent = rest
+        is_short = rest.end - rest.begin < MIN_SHARED_ROWS
+        node.short_child = rest if is_short and rest.children else None
         node.end, node.children, node.by_first_rows = rest.begin, [], {}
         self._insert(rest, node)
 
@@ -151,7 +157,7 @@ class PrefixTreeBuilder:
         self._nodes.append(node)
         parent.children.append(node)
         if key := self._key(node.begin, node.end):
-            parent.by_first_rows.setdefault(key, node)
+            parent.by_first_rows[key] = node
 
 
 def _identities(batch: PackedBatch) -> Ints:

@@ -105,8 +105,7 @@ class BatchCutter:
                     f'must be in one pass; leave micro_batch_size out or set it to {len(features)}'
                 )
             return [whole]
-        is_small = whole.batch.token_count <= max_rows * _MAX_SHARING and len(features) <= max_features
-        if is_small and whole.tree.row_count <= max_rows:
+        if whole.planned_rows <= max_rows and len(features) <= max_features:
             return [whole]
         limits = _PartLimits(max_rows, max_features, is_shared=self._is_shared(purpose))
         return self._parts(purpose, whole, _cuts(whole.batch, purpose.loss.group_size, limits))

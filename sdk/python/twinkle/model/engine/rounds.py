@@ -114,7 +114,6 @@ class Worklist:
         self._model = model
         self._runs = runs
         self._cutter = cutter
-        self._max_pass_tokens = max_pass_tokens
         self._planner = PassPlanner(max_rows=max_pass_tokens)
         self._divided: deque[Sequence[Piece]] = deque()
         """Passes that resulted from the division of larger ones; they run before the others."""
