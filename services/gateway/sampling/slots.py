@@ -174,18 +174,11 @@ class ReplicaQueue:
     def __init__(self, *, weight_of: Callable[[str], float] = equal_weight) -> None:
         self.capacity: int | None = None
         """Maximum number of sequences that the replica runs; None if it reports no number, so that no request waits."""
-        self._slots = FairSlots[Slot](weight_of=weight_of, cost_of=lambda slot: slot.sequence_count)
-
-    @property
-    def is_empty(self) -> bool:
-        return self._slots.is_empty
-
-    def waiting_count(self, tenant_id: str) -> int:
-        return self._slots.waiting_count(tenant_id)
+        self.slots = FairSlots[Slot](weight_of=weight_of, cost_of=lambda slot: slot.sequence_count)
 
     def add(self, slot: Slot) -> None:
         """Append a request; `grant` decides when it runs."""
-        self._slots.add(slot.tenant_id, slot)
+        self.slots.add(slot.tenant_id, slot)
 
     def grant(self) -> list[Slot]:
         """Grant slots while there is capacity and return them.
@@ -195,7 +188,7 @@ class ReplicaQueue:
         responses could block the tenant for a long time, because a response that no client reads does not finish.
         """
         granted: list[Slot] = []
-        while (slot := self._slots.take(self._is_eligible)) is not None:
+        while (slot := self.slots.take(self._is_eligible)) is not None:
             slot.grant()
             granted.append(slot)
         return granted
@@ -205,16 +198,13 @@ class ReplicaQueue:
         count = slot.sequence_count if count is None else min(count, slot.sequence_count)
         slot.sequence_count -= count
         if slot.is_granted:
-            self._slots.release(slot.tenant_id, count)
+            self.slots.release(slot.tenant_id, count)
         elif not slot.sequence_count:
-            self._slots.remove(slot.tenant_id, slot)
-
-    def clear_waiting(self) -> list[Slot]:
-        return self._slots.clear_waiting()
+            self.slots.remove(slot.tenant_id, slot)
 
     def _is_eligible(self, tenant_id: str) -> bool:
-        has_capacity = self.capacity is None or self._slots.running_count < SLACK * self.capacity
-        return has_capacity or not self._slots.slots_of(tenant_id)
+        has_capacity = self.capacity is None or self.slots.running_count < SLACK * self.capacity
+        return has_capacity or not self.slots.slots_of(tenant_id)
 
 
 class ReplicaSlots:
@@ -241,7 +231,7 @@ class ReplicaSlots:
         queue = self._queues.setdefault(replica.replica_id, ReplicaQueue(weight_of=self._weight_of))
         load = replica.report.load
         queue.capacity = load.max_sequence_count if load is not None and load.max_sequence_count > 0 else None
-        if (waiting := queue.waiting_count(tenant_id)) >= self._waiting_per_tenant:
+        if (waiting := queue.slots.waiting_count(tenant_id)) >= self._waiting_per_tenant:
             raise QueueFull(queue_length=waiting, queue_limit=self._waiting_per_tenant)
         slot = Slot(tenant_id, sequence_count, replica.replica_id)
         queue.add(slot)
@@ -258,11 +248,11 @@ class ReplicaSlots:
             return
         queue.finish(slot, count)
         queue.grant()
-        if queue.is_empty:
+        if queue.slots.is_empty:
             del self._queues[slot.replica_id]
 
     def keep_only(self, replica_ids: Collection[str]) -> None:
         """Fail the requests that wait for replicas that are not in `replica_ids`."""
         for replica_id in self._queues.keys() - set(replica_ids):
-            for slot in self._queues[replica_id].clear_waiting():
+            for slot in self._queues[replica_id].slots.clear_waiting():
                 slot.fail()

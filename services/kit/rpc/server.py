@@ -109,6 +109,7 @@ class RpcServer:
         """
         _check_token(config)
         self._config = config
+        self._peers = config.peers()
         self._generic_handlers = dict(generic_handlers or {})
         self.methods: dict[str, bool] = {}
         for methods in (*(endpoint.methods() for endpoint in endpoints), *self._generic_handlers.values()):
@@ -192,8 +193,9 @@ class RpcServer:
             raise ListenError(listener) from error
 
     def _trusts(self, call: Call) -> bool:
-        names = self._config.peers()
-        return not names or not self._config.is_between_services(call.method[1:]) or bool(names & call.peer_names())
+        if not self._peers or not self._config.is_between_services(call.method[1:]):
+            return True
+        return bool(self._peers & call.peer_names())
 
     def _build(self, authenticator: Authenticator) -> grpc.aio.Server:
         layers = [

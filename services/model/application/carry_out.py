@@ -161,19 +161,17 @@ class CarryOut:
         if isinstance(outcome, Internal):
             await self._skip(execution, outcome)
             return
-        run = None if isinstance(outcome, DomainError) else outcome
+        if isinstance(outcome, DomainError):
+            run, result = None, outcome
+        else:
+            run, result = outcome, result_of(operation, outcome, queue_time=execution.queue_time)
         adapter = adapter_after(execution.adapter, operation, run, now=self._clock.now())
-        self._journal.note(adapter, operation, self._outcome_of(execution, outcome))
+        self._journal.note(adapter, operation, result)
         self._directory.refresh(adapter)
         # Take a snapshot immediately if a replay might not be bitwise equal.
         resident.count_operation(0.0 if run is None else math.inf if run.is_divided else run.device_seconds)
         if isinstance(operation.verb, Forward | Backward):
             resident.is_pending = isinstance(operation.verb, Forward)
-
-    def _outcome_of(self, execution: _Execution, outcome: VerbRun | DomainError) -> OperationResult | DomainError:
-        if isinstance(outcome, DomainError):
-            return outcome
-        return result_of(execution.operation, outcome, queue_time=execution.queue_time)
 
     async def _skip(self, execution: _Execution, outcome: DomainError) -> None:
         """Record the number of a failed operation as used; replay skips the operation."""

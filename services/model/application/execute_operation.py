@@ -8,7 +8,6 @@ from services.kit.clock import Clock
 from services.model.application.admission import Admission
 from services.model.application.carry_out import CarryOut
 from services.model.application.directory import AdapterDirectory
-from services.model.application.fetch_batch import require_loader_scope
 from services.model.application.queues import Queues
 from services.model.domain.operation import Operation
 from services.model.domain.result import OperationResult
@@ -53,7 +52,8 @@ class ExecuteOperation:
         """
         if self._directory.get(caller, operation.adapter_id).is_full_parameter:
             require_scope(caller, 'full_parameters')
-        require_loader_scope(caller, operation)
+        if operation.batch_reference is not None:
+            require_scope(caller, 'data')
         arrival = self._clock.monotonic()
         async with self._queues.use(operation.adapter_id) as queue:
             slot = self._admission.slot(

@@ -8,7 +8,6 @@ import asyncio
 from contextlib import AsyncExitStack
 from weakref import WeakValueDictionary
 
-from services.kit.authority import require_scope
 from services.kit.byte_gate import ByteGate, Hold
 from services.kit.caller import Caller
 from services.kit.failpoints import reach
@@ -21,16 +20,6 @@ _THREAD_BYTES = 32 << 10
 for milliseconds."""
 _FULL_QUOTA_COUNT = 4
 """Number of tenants whose full quotas fit within the total limit; more tenants share the total limit."""
-
-
-def require_loader_scope(caller: Caller, operation: Operation) -> None:
-    """Check that the caller may read the operation's loader.
-
-    Raises:
-        ScopeMissing: The operation names a loader, and the API key lacks the scope `data`.
-    """
-    if operation.batch_reference is not None:
-        require_scope(caller, 'data')
 
 
 class FetchBatch:

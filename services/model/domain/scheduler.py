@@ -10,9 +10,6 @@ negative. A large verb does not have to wait until enough credit has accumulated
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
-
-_Value = TypeVar('_Value')
 
 QUICK_RUN = 128
 """Maximum number of consecutive quick verbs (verbs without tokens) while others wait. A quick verb takes milliseconds.
@@ -229,9 +226,9 @@ class Scheduler:
         """Remove a selected verb, charge its tenant, and move the tenant to the end of the order."""
         if verb.token_count:
             self._tenants[verb.tenant_id].credit -= verb.token_count
-            _move_to_end(self._tenants, verb.tenant_id)
+            self._tenants[verb.tenant_id] = self._tenants.pop(verb.tenant_id)
         else:
-            _move_to_end(self._quick, verb.tenant_id)
+            self._quick[verb.tenant_id] = self._quick.pop(verb.tenant_id)
         self.remove(verb.adapter_id)
         return verb
 
@@ -250,7 +247,3 @@ class Scheduler:
             if not tenant.verbs and tenant.credit == share:
                 del self._tenants[tenant_id]
         return True
-
-
-def _move_to_end(order: dict[str, _Value], tenant_id: str) -> None:
-    order[tenant_id] = order.pop(tenant_id)

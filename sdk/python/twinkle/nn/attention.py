@@ -24,7 +24,7 @@ IMPLEMENTATION = 'twinkle_packed'
 """Value of transformers' `attn_implementation` that selects this function."""
 SEQUENCES_ARGUMENT = 'twinkle_sequences'
 """Keyword argument of the model with the `PackedSequences`."""
-_UNSUPPORTED_ARGUMENTS = frozenset({'softcap', 's_aux', 'position_bias'})
+_UNSUPPORTED_ARGUMENTS = ('softcap', 's_aux', 'position_bias')
 
 
 def packed_attention(
@@ -44,8 +44,7 @@ def packed_attention(
     Raises:
         UnsupportedModel: the layer uses soft-capped or sink attention, or passes a mask.
     """
-    given = sorted(_UNSUPPORTED_ARGUMENTS & arguments.keys())
-    unsupported = [name for name in given if arguments[name] is not None] if given else []
+    unsupported = [name for name in _UNSUPPORTED_ARGUMENTS if arguments.get(name) is not None]
     if unsupported or attention_mask is not None:
         raise UnsupportedModel(f'attention with {unsupported or "a mask"} is not supported')
     sequences: PackedSequences = arguments[SEQUENCES_ARGUMENT]
@@ -62,8 +61,7 @@ def packed_attention(
         outputs[index] = _attend_cached(*cached, sequences, scaling=scaling, window=window).transpose(1, 2)
     for call in sequences.calls:
         rows = _stacked_rows(queries, call, sequences), *_stacked_keys((keys, values), call, sequences)
-        is_masked = call.shape.before > 0 or window is not None
-        blocks = sequences.masked_blocks(call.shape, window=window, like=query_1QTH) if is_masked else ()
+        blocks = sequences.masked_blocks(call.shape, window=window, like=query_1QTH)
         attended = _attend(*rows, blocks, scaling=scaling)
         for index, output_1QLH in zip(call.span_indexes, attended.split(1), strict=True):
             length = sequences.lengths[index]
@@ -90,8 +88,7 @@ def _attend_cached(
         return _attend(query_1QLH, key_1KSH[:, :, begin:], value_1KSH[:, :, begin:], (), scaling=scaling)
     shape = CallShape.of(total - length, length, sequences.row_multiple)
     front, missing = shape.front, shape.key_count - total
-    is_masked = shape.before > 0 or window is not None
-    blocks = sequences.masked_blocks(shape, window=window, like=query_1QLH) if is_masked else ()
+    blocks = sequences.masked_blocks(shape, window=window, like=query_1QLH)
     attended = _attend(
         pad(query_1QLH, (0, 0, front, shape.row_count - front - length)),
         pad(key_1KSH, (0, 0, 0, missing)),

@@ -117,7 +117,7 @@ class PackedSequences:
     def masked_blocks(
         self, shape: CallShape, *, window: int | None, like: Tensor
     ) -> Sequence[tuple[CallShape, Tensor]]:
-        """Divide the rows of a call that needs a mask, so that the rows of each block need fewer keys.
+        """Return the masks of a call, in blocks of rows that need fewer keys than all rows together.
 
         Args:
             shape: shape of the call.

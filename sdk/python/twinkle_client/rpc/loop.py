@@ -31,7 +31,8 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._shared = _shared_loop()
-        self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+        self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+        """Tasks that `stop` cancels."""
         # Reentrant, because the garbage collector may close an abandoned stream at any point.
         self._lock = threading.RLock()
         self._end: Future[None] | None = None
@@ -87,15 +88,11 @@ class LoopThread:
 
     async def _cancel_tasks(self) -> None:
         # A cancelled task may start another one to clean up.
-        while tasks := set(self._tasks) - {asyncio.current_task()}:
+        while tasks := set(self.tasks) - {asyncio.current_task()}:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._tasks.difference_update(tasks)
-
-    def add_task(self, task: asyncio.Task[Any]) -> None:
-        """Add `task` to the tasks that `stop` cancels."""
-        self._tasks.add(task)
+            self.tasks.difference_update(tasks)
 
 
 _owner: ContextVar[LoopThread | None] = ContextVar('twinkle_client_loop_owner', default=None)
@@ -147,7 +144,7 @@ def _create_task(
     task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, context=context, **options)
     owner = _owner.get() if context is None else context.get(_owner)
     if owner is not None:
-        owner.add_task(task)
+        owner.tasks.add(task)
     return task
 
 

@@ -106,7 +106,7 @@ def test_all_requests_are_granted_and_leave_no_slot_behind(steps: list[tuple[str
             queue.finish(slot)
         queue.grant()
     assert all(slot.is_granted or not slot.sequence_count for slot in added)
-    assert queue.is_empty
+    assert queue.slots.is_empty
 
 
 async def test_waiting_request_is_granted_or_fails_when_its_replica_leaves() -> None:
