@@ -21,6 +21,7 @@ def running_stack(
     *,
     engine: str = 'torch',
     sampler_count: int = 1,
+    dtype: str = 'float32',
     services: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Iterator[StackState]:
     """Yield a running stack, by default with the small real model and the torch engine.
@@ -29,6 +30,7 @@ def running_stack(
         base_model: Hub id, alias or folder of the base model.
         engine: Sampling engine, 'torch', 'vllm' or 'auto'.
         sampler_count: Number of samplers at the start.
+        dtype: Data type of the base model; 'float32' by default, as that of the programs it is compared with.
         services: Configuration fields by service. A field given here replaces the default that sets `THREADS`.
     """
     overrides = services or {}
@@ -39,6 +41,7 @@ def running_stack(
             base_model=base_model,
             engine=engine,
             sampler_count=sampler_count,
+            dtype=dtype,
             services={name: {**threads.get(name, {}), **overrides.get(name, {})} for name in {*threads, *overrides}},
         )
         state = start_stack(options, report=_ignore_report)

@@ -64,6 +64,7 @@ class Facts:
     checkpoint_path: str = ''
     folder: str = ''
     peft_answer: str = ''
+    dtype: str = ''
     trace_id: str = ''
     traced_services: list[str] = field(default_factory=list[str])
     seconds: float = 0.0
@@ -84,6 +85,7 @@ def main() -> None:
     try:
         with _own_stack(options.state_dir.absolute(), options.model) as stack, tracing_to(stack.state_dir / 'traces'):
             with init_twinkle_client(stack.address, stack.read_api_key()) as client:
+                _show_dtype(client, facts)
                 _teach(client, options.model, options.steps, facts, folder=stack.state_dir / 'adapters')
             _show_trace(stack.state_dir / 'traces', facts)
         _show_peft(options.model, facts)
@@ -120,6 +122,12 @@ def _own_stack(state_dir: Path, model: str) -> Iterator[StackState]:
         yield stack
     finally:
         stop_stack(state_dir, report=_ignore_report)
+
+
+def _show_dtype(client: TwinkleClient, facts: Facts) -> None:
+    """Print the data type that the services chose for the base model."""
+    facts.dtype = client.get_server_info().base_models[0].dtype
+    console.print(f'  base model in {facts.dtype}')
 
 
 def _teach(client: TwinkleClient, model_id: str, steps: int, facts: Facts, *, folder: Path) -> None:

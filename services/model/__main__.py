@@ -168,7 +168,7 @@ async def open_journal(config: ModelConfig, backend: TrainerBackend) -> Journal:
     journal = await SqliteJournal.open(
         folder,
         codec=codec_of(backend),
-        engine=engine_name(config),
+        engine=engine_name(config, dtype=backend.facts().base_models[0].dtype),
         undo_steps=config.undo_steps,
         is_loss_accepted=config.accept_data_loss,
     )
@@ -204,10 +204,10 @@ def replay_environment(config: ModelConfig) -> ReplayEnvironment:
     }
 
 
-def engine_name(config: ModelConfig) -> str:
+def engine_name(config: ModelConfig, *, dtype: str) -> str:
     """Return the name of the engine; a journal can be replayed only on an engine of the same name."""
     patches = [f'{name} {json.dumps(dict(options), sort_keys=True)}' for name, options in config.patches.items()]
-    return ' with '.join([f'{config.base_model} in {config.dtype}', *patches])
+    return ' with '.join([f'{config.base_model} in {dtype}', *patches])
 
 
 async def load_backend(config: ModelConfig) -> GroupBackend:
@@ -218,7 +218,8 @@ async def load_backend(config: ModelConfig) -> GroupBackend:
 def load_options(config: ModelConfig) -> LoadOptions:
     return LoadOptions(
         base_model=config.base_model,
-        dtype=config.dtype,
+        # Full-parameter training changes the frozen weights, and needs float32.
+        dtype='float32' if config.dtype == 'auto' and config.full_parameters else config.dtype,
         device=config.device,
         thread_count=config.thread_count,
         batch_tokens=config.max_batch_tokens,

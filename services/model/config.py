@@ -67,8 +67,10 @@ class ModelConfig(ServiceConfig):
 
     base_model: BaseModelId = Field(min_length=1)
     """Hub id, alias or folder of the base model; also the name that clients request."""
-    dtype: Literal['float32', 'bfloat16', 'float16'] = 'float32'
-    """Data type of the frozen weights; adapters are always float32."""
+    dtype: Literal['auto', 'float32', 'bfloat16', 'float16'] = 'float32'
+    """Data type of the frozen weights; adapters are always float32. 'auto' selects bfloat16 if the model is stored in
+    half precision and the device multiplies bfloat16 faster than float32. `twinkle up` sets 'auto'. The samplers of the
+    same base model need the same type. A journal with adapters requires the type with which they were trained."""
     device: str = 'cpu'
     """Torch device, such as 'cpu' or 'cuda:0'; for several processes, 'cuda' without a number."""
     thread_count: int = Field(default=0, ge=0)

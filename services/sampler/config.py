@@ -14,8 +14,9 @@ class TorchEngineConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra='forbid')
 
-    dtype: Literal['float32', 'bfloat16', 'float16'] = 'float32'
-    """Data type of the frozen weights; on a CPU, float32 is both exact and fastest."""
+    dtype: Literal['auto', 'float32', 'bfloat16', 'float16'] = 'float32'
+    """Data type of the frozen weights, which must be that of the model service. 'auto' selects bfloat16 if the model is
+    stored in half precision and the device multiplies bfloat16 faster than float32. `twinkle up` sets 'auto'."""
     device: str = 'cpu'
     """Device on which the engine runs, such as 'cpu' or 'cuda:0'."""
     patches: Mapping[str, Mapping[str, JsonValue]] = {}
@@ -48,8 +49,8 @@ class VllmEngineConfig(BaseModel):
     engine_args: Mapping[str, JsonValue] = {}
     """Engine arguments with their vLLM names, such as `tensor_parallel_size`, `data_parallel_size`, `max_model_len`,
     `gpu_memory_utilization` and `kv_cache_memory_bytes`. Unset arguments have vLLM's defaults, with these exceptions:
-    `dtype` is that of the stored model, `max_num_seqs` is 256, `max_loras` is 8, `max_lora_rank` is 32, and `seed` is
-    random. On a CPU, `dtype` is float32, `max_num_seqs` and `block_size` are 32, `enforce_eager` is true, and
+    `dtype` is 'auto', as for the torch engine, `max_num_seqs` is 256, `max_loras` is 8, `max_lora_rank` is 32, and
+    `seed` is random. On a CPU, `dtype` is float32, `max_num_seqs` and `block_size` are 32, `enforce_eager` is true, and
     `kv_cache_memory_bytes` is 512 MiB."""
     thread_count: int = Field(default=1, ge=1)
     """Number of CPU threads of the engine core if it runs on a CPU. Waiting threads use CPU time; use more than one

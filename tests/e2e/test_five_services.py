@@ -33,7 +33,7 @@ TOLERANCE = 1e-4
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
     """Running stack with the small real model."""
     services = {'checkpoint': {'are_folders_shown': True}}
-    options = StackOptions(state_dir=tmp_path_factory.mktemp('stack'), services=services)
+    options = StackOptions(state_dir=tmp_path_factory.mktemp('stack'), dtype='float32', services=services)
     state = start_stack(options, report=lambda *_: None)
     try:
         yield state

@@ -50,6 +50,7 @@ class TorchEngineOptions:
     folder: str
     """Folder of the model."""
     dtype: str = 'float32'
+    """Torch dtype of the frozen weights, or 'auto'; see `twinkle.nn.chosen_dtype`."""
     device: str = 'cpu'
     patches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Any])
     """Patches of the base model, as a mapping from name to options, in the order in which they are applied."""
@@ -88,7 +89,7 @@ class TorchEngine:
             context_tokens=engine.admission.context_tokens,
             vocabulary_size=self._model.vocab_size,
             parameter_count=self._model.parameter_count,
-            dtype=options.dtype,
+            dtype=self._model.dtype_name,
             max_sequences=options.limits.max_sequences,
             engine='torch',
             can_sleep=False,

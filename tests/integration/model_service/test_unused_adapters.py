@@ -96,7 +96,7 @@ async def _make_old(state_dir: Path, config: ModelConfig) -> None:
 
 async def _open(state_dir: Path, config: ModelConfig) -> SqliteJournal:
     codec = ProtoRecordCodec(vocabulary_size=1 << 20)
-    return await SqliteJournal.open(state_dir / 'journal', codec=codec, engine=engine_name(config))
+    return await SqliteJournal.open(state_dir / 'journal', codec=codec, engine=engine_name(config, dtype=config.dtype))
 
 
 KILLS = [('park.taken', 'park.saved'), ('park.recorded', 'expiry.saved'), ('expiry.removed',)]

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -32,6 +33,7 @@ from twinkle_client.stack import (
 from twinkle_client.stack.processes import start_mark
 from twinkle_client.stack.sections import problems_of
 from twinkle_client.stack.spawning import with_port
+from twinkle_client.stack.startup import dtype_of
 
 runner = CliRunner()
 
@@ -309,3 +311,30 @@ def _silent(service: str, event: str) -> None:
 
 def _fail_on_report(service: str, event: str) -> None:
     raise AssertionError(f'{service} is {event}')
+
+
+@pytest.mark.parametrize(
+    ('fields', 'earlier', 'expected'),
+    [
+        ({}, None, 'auto'),
+        ({'dtype': 'float32'}, None, 'float32'),
+        ({'full_parameters': True}, None, 'float32'),
+        ({'services': {'model': {'full_parameters': True}}}, None, 'float32'),
+        ({'services': {'model': {'dtype': 'bfloat16'}}}, None, 'bfloat16'),
+        ({}, {'dtype': 'auto'}, 'auto'),
+        ({}, {'dtype': 'float32'}, 'float32'),
+        ({}, {'base_model': 'm'}, 'float32'),
+        ({'dtype': 'bfloat16'}, {'dtype': 'float32'}, 'bfloat16'),
+    ],
+)
+def test_stack_keeps_the_dtype_of_its_adapters(
+    tmp_path: Path, fields: dict[str, Any], earlier: dict[str, Any] | None, expected: str
+) -> None:
+    """A new stack selects a data type, and an earlier one keeps its type unless another one is requested."""
+    assert dtype_of(StackOptions(state_dir=tmp_path, **fields), earlier=earlier) == expected
+
+
+def test_unknown_dtype_is_refused(tmp_path: Path) -> None:
+    """The error names the field and the possible values."""
+    with pytest.raises(ValueError, match='dtype must be one of auto, float32'):
+        StackOptions(state_dir=tmp_path, dtype='bf16')

@@ -77,7 +77,9 @@ def test_patches_can_be_set_from_the_command_line():
 
 async def test_a_journal_of_another_patched_model_is_refused(tmp_path):
     """A journal with adapters of a differently patched model is refused."""
-    plain, patched = engine_name(_config()), engine_name(_config('patches.RopeScalingPatch.factor=4.0'))
+    plain, patched = (
+        engine_name(_config(*patches), dtype='float32') for patches in ((), ('patches.RopeScalingPatch.factor=4.0',))
+    )
     journal = await journals.open_journal(tmp_path, engine=plain)
     await journals.add(journal, journals.make_adapter())
     await journal.close()

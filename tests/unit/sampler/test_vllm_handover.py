@@ -13,7 +13,7 @@ from twinkle.data_format import LoraConfig, TensorData
 from twinkle.sampler.vllm.base_weights import problem_with
 from twinkle.sampler.vllm.handover import in_memory_file, layout_of
 from twinkle.sampler.vllm.merge import merged
-from twinkle.sampler.vllm.options import engine_args, explicit_dtype
+from twinkle.sampler.vllm.options import engine_args
 from twinkle.sampler.vllm.plans import Misfit, make_plan
 from twinkle.sampler.vllm.sources import adapter_source, folder_tensors
 
@@ -91,10 +91,10 @@ def test_fixed_and_unknown_engine_arguments_are_refused(tiny_llama_dir):
             engine_args(str(tiny_llama_dir), {name: value})
 
 
-def test_auto_dtype_is_the_stored_dtype(tiny_llama_dir):
-    """The dtype 'auto' means the dtype of the stored model, while vLLM would convert float32 to bfloat16."""
-    assert explicit_dtype(str(tiny_llama_dir), 'auto') == 'float32'
-    assert explicit_dtype(str(tiny_llama_dir), 'bfloat16') == 'bfloat16'
+def test_auto_dtype_keeps_float32(tiny_llama_dir):
+    """The dtype 'auto' keeps a float32 model, while vLLM would convert it to bfloat16."""
+    assert engine_args(str(tiny_llama_dir), {'dtype': 'auto'}).dtype == 'float32'
+    assert engine_args(str(tiny_llama_dir), {'dtype': 'bfloat16'}).dtype == 'bfloat16'
 
 
 def test_base_weights_are_checked_before_replacement(tiny_llama_dir):

@@ -32,6 +32,7 @@ from twinkle.nn.peft_files import (
     tensor_of,
     tensor_view_of,
 )
+from twinkle.nn.precision import chosen_dtype
 from twinkle.nn.row_layout import RowLayout, RowRanks
 from twinkle.nn.sharding import BaseSharding
 from twinkle.nn.spans import AdapterSpan, SequenceSpan
@@ -67,6 +68,7 @@ __all__ = [
     'UnknownParameters',
     'UnknownTargetModules',
     'UnsupportedModel',
+    'chosen_dtype',
     'divided_like',
     'gathered',
     'load_adapter',

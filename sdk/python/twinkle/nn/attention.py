@@ -18,7 +18,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from twinkle.nn.errors import UnsupportedModel
-from twinkle.nn.sequences import CallShape, KernelCall, PackedSequences
+from twinkle.nn.sequences import CallShape, KernelCall, PackedSequences, kernel_dtype
 
 IMPLEMENTATION = 'twinkle_packed'
 """Value of transformers' `attn_implementation` that selects this function."""
@@ -136,6 +136,8 @@ def _attend(
     scaling: float | None,
 ) -> Tensor:
     """Attend in blocks of rows with masks, or causally in one call if there are no blocks; return [N, Q, L, D]."""
+    dtype = query_NQLH.dtype
+    query_NQLH, key_NKSH, value_NKSD = (x.to(kernel_dtype(x)) for x in (query_NQLH, key_NKSH, value_NKSD))
     size, is_grouped = value_NKSD.shape[-1], query_NQLH.shape[1] != key_NKSH.shape[1]
     if size < query_NQLH.shape[-1]:
         # With equal head sizes, torch selects the kernel for which shapes are padded (`twinkle.nn.sequences`).
@@ -152,7 +154,7 @@ def _attend(
         attended = torch.cat(outputs, dim=2)
     else:
         attended = kernel(query_NQLH, key_NKSH, value_NKSD, is_causal=query_NQLH.shape[2] > 1)
-    return attended if attended.shape[-1] == size else attended[..., :size]
+    return (attended if attended.shape[-1] == size else attended[..., :size]).to(dtype)
 
 
 AttentionInterface.register(IMPLEMENTATION, packed_attention)

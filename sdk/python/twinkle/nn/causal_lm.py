@@ -18,6 +18,7 @@ from twinkle.nn.kernel_layer import KernelLayer
 from twinkle.nn.lora_linear import LoraLinear
 from twinkle.nn.media import MediaInputs, MediaSpan, load_pretrained
 from twinkle.nn.packed_model import PackedModel
+from twinkle.nn.precision import chosen_dtype
 from twinkle.nn.probe import check_configuration, check_packed, reference_of, refusing
 from twinkle.nn.routers import RouterKind, hook_routers, router_kinds
 from twinkle.nn.rows import pad_rows
@@ -83,7 +84,8 @@ class PackedCausalLM(PackedModel):
 
         Args:
             path: local folder in the Hugging Face layout; no file is downloaded and no code from it is executed.
-            dtype: torch dtype of the frozen weights, by name. Adapters are always float32.
+            dtype: torch dtype of the frozen weights, by name, or 'auto'; see `twinkle.nn.chosen_dtype`. Adapters are
+                always float32.
             device: torch device of the model.
             is_checkpointed: whether the backward pass recomputes each layer's activations instead of storing them.
                 It costs about a third more time and the results are bitwise the same.
@@ -96,6 +98,7 @@ class PackedCausalLM(PackedModel):
             OSError: the folder does not contain a model.
         """
         divide = None if sharding is None else sharding.divide
+        dtype = chosen_dtype(dtype, path, device=device)
         model = load_pretrained(path, dtype=getattr(torch, dtype), divide=divide)
         # Freeze the weights first. If FSDP gathered trainable weights, each pass would compute their gradients.
         model.requires_grad_(requires_grad=False)

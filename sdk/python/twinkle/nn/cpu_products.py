@@ -2,19 +2,21 @@
 
 On Intel CPUs, MKL and oneDNN choose a kernel by the number of rows, so the bits of a row depend on the other rows. The
 strict mode of MKL's reproducible results prevents this without a measured cost. oneDNN has no such mode, but only its
-kernels for AMX depend on the number of rows; without them, bfloat16 products are as fast as float32 ones (docs/LOG.md).
+kernels for AMX depend on the number of rows; `twinkle.nn.row_products` calls them with a fixed number (docs/LOG.md).
 
-Both libraries read their environment variables at the first product of the process. A program that has computed a
-product before keeps its settings.
+MKL reads its environment variable at the first product of the process. A program that has computed a product before
+keeps its setting.
 """
 
 import os
-from pathlib import Path
 
 import torch
 
 from twinkle.infra import get_logger
+from twinkle.nn.precision import cpu_text
 
+_VARIABLE = 'MKL_CBWR'
+"""Environment variable that selects MKL's mode of reproducible results."""
 _ROWS = 256
 """Number of rows of the tested products."""
 _SHAPE = (1536, 576)
@@ -24,38 +26,22 @@ _SHAPE = (1536, 576)
 def choose_reproducible_kernels() -> None:
     """Select kernels whose rows are independent, and log a warning if float32 products already use other kernels.
 
-    The variables MKL_CBWR and ONEDNN_MAX_CPU_ISA are respected if they are set. Otherwise they are set only while the
-    libraries read them, so child processes do not inherit them.
+    The variable MKL_CBWR is respected if it is set. Otherwise it is set only while the library reads it, so child
+    processes do not inherit it.
     """
-    settings = {name: value for name, value in _settings_of(_cpu_text()).items() if name not in os.environ}
-    os.environ.update(settings)
+    is_set = 'GenuineIntel' in cpu_text() and _VARIABLE not in os.environ
+    if is_set:
+        os.environ[_VARIABLE] = 'AUTO,STRICT'
     try:
         is_independent = has_independent_rows(torch.float32)
-        has_independent_rows(torch.bfloat16)
     finally:
-        for name in settings:
-            del os.environ[name]
+        if is_set:
+            del os.environ[_VARIABLE]
     if not is_independent:
         get_logger().warning(
             'rows of a product depend on each other on this CPU, so the results of a batch depend on other batches in '
             'its passes; import twinkle.nn before the first product of the program, and leave MKL_CBWR unset'
         )
-
-
-def _settings_of(cpu: str) -> dict[str, str]:
-    """Return the environment variables for a CPU, by the text of /proc/cpuinfo."""
-    settings: dict[str, str] = {}
-    if 'GenuineIntel' in cpu:
-        settings['MKL_CBWR'] = 'AUTO,STRICT'
-    if 'amx_tile' in cpu:
-        settings['ONEDNN_MAX_CPU_ISA'] = 'AVX512_CORE_BF16'
-    return settings
-
-
-def _cpu_text() -> str:
-    """Return the description of the CPU; an empty text on systems other than Linux."""
-    path = Path('/proc/cpuinfo')
-    return path.read_text() if path.exists() else ''
 
 
 def has_independent_rows(dtype: torch.dtype) -> bool:

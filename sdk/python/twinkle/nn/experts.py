@@ -23,6 +23,7 @@ from twinkle.nn.active_adapters import ActiveAdapters, ExpertSpan, LayerSpan
 from twinkle.nn.errors import UnsupportedModel
 from twinkle.nn.gated_mlp import gate_of
 from twinkle.nn.lora_linear import AdaptedLinear
+from twinkle.nn.row_products import needs_blocks
 from twinkle.nn.rows import pad_rows, padded_row_count
 
 _ROW_MULTIPLE = 4
@@ -134,8 +135,10 @@ class PackedExperts(nn.Module):
         position = index - self._share.own.start
         weight = getattr(self.source, name)[position]
         bias = getattr(self.source, f'{name}_bias')[position] if self._has_bias else None
-        if not spans:
-            return linear(x, weight.T if self._is_transposed else weight, bias)
+        if self._is_transposed:
+            weight = weight.T
+        if not spans and not needs_blocks(x):
+            return linear(x, weight, bias)
         parameters = [tensor for span in spans for tensor in span.update.parameters()]
         return AdaptedLinear.apply(x, weight, bias, spans, *parameters)
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from twinkle.nn.active_adapters import LayerSpan
 from twinkle.nn.dropout import RowDropout
 from twinkle.nn.layer_update import LayerDropout, LayerUpdate
+from twinkle.nn.row_products import product
 from twinkle.nn.rows import MIN_ROWS, pad_rows
 from twinkle.nn.span_kernels import kernel_for
 
@@ -45,7 +45,7 @@ class HeadWeights:
     def logits(self, hidden_RD: Tensor, spans: Sequence[LayerSpan] = ()) -> Tensor:
         """Return float32 [R, V], which the caller may overwrite; each adapter changes only its own rows."""
         padded = pad_rows(hidden_RD, MIN_ROWS)
-        raw = linear(padded, self.weight_VD, self.bias_V)
+        raw = product(padded, self.weight_VD.t(), self.bias_V)
         if spans:
             kernel_for(spans, padded).add_output(spans, padded, raw)
         return self.capped(raw[: hidden_RD.shape[0]])
@@ -59,7 +59,7 @@ class HeadWeights:
         self, hidden_BD: Tensor, temperature_B1: Tensor | None, *, head_update: 'HeadUpdate | None' = None
     ) -> 'HeadBlock':
         """Return the distributions of at least `MIN_ROWS` rows; with fewer, results would depend on the row count."""
-        raw_BV = linear(hidden_BD, self.weight_VD, self.bias_V)
+        raw_BV = product(hidden_BD, self.weight_VD.t(), self.bias_V)
         if head_update is not None:
             head_update.add_output(hidden_BD, raw_BV)
         logits_BV = self.capped(raw_BV)
@@ -132,7 +132,7 @@ class HeadBlock:
             gradient_BV = torch.zeros_like(self.logits_BV).scatter_(1, labels_B[:, None], 1.0) - self.softmax_BV
             return self.by_hidden(self.by_raw_logits(gradient_BV))
         weight_VD = self._head.weight_VD
-        jacobian_BD = weight_VD[labels_B] - self.softmax_BV.to(weight_VD.dtype) @ weight_VD
+        jacobian_BD = weight_VD[labels_B] - product(self.softmax_BV.to(weight_VD.dtype), weight_VD)
         return jacobian_BD if self._temperature_B1 is None else jacobian_BD / self._temperature_B1.to(weight_VD.dtype)
 
     def by_raw_logits(self, gradient_BV: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ class HeadBlock:
 
     def by_hidden(self, gradient_BV: Tensor) -> Tensor:
         """Return [B, D], the gradient of the hidden states, for the gradient of the raw logits."""
-        return gradient_BV.to(self._head.weight_VD.dtype) @ self._head.weight_VD
+        return product(gradient_BV.to(self._head.weight_VD.dtype), self._head.weight_VD)
 
     def by_adapter(self, gradient_BV: Tensor, by_hidden_BD: Tensor) -> Sequence[Tensor | None]:
         """Add the adapter's part of the hidden states' gradient in place; return the gradients of its parameters."""

@@ -14,6 +14,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from twinkle.nn.layer_update import LayerDropout
+from twinkle.nn.row_products import add_product, product
 from twinkle.nn.rows import pad_rows
 
 
@@ -41,8 +42,8 @@ class LoraFactors:
         dropped_SI = x_SI if dropout is None else x_SI * dropout.mask(x_SI)
         # A single row would make this a matrix-vector product, whose rounding depends on the number of rows.
         a_RI = pad_rows(self.a, 2).to(x_SI.dtype)
-        z_SR = (dropped_SI @ a_RI.t())[:, : self.a.shape[0]]
-        y_SO.addmm_(z_SR, self.b.to(x_SI.dtype).t(), alpha=self.scaling)
+        z_SR = product(dropped_SI, a_RI.t())[:, : self.a.shape[0]]
+        add_product(y_SO, z_SR, self.b.to(x_SI.dtype).t(), scaling=self.scaling)
         return (z_SR,)
 
     def add_gradient(

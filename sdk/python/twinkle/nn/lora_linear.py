@@ -15,6 +15,7 @@ from torch.autograd import Function
 from twinkle.nn.active_adapters import ActiveAdapters, LayerSpan
 from twinkle.nn.errors import UnsupportedModel
 from twinkle.nn.layer_shard import LayerShard
+from twinkle.nn.row_products import needs_blocks, product
 from twinkle.nn.span_kernels import kernel_for
 
 
@@ -47,10 +48,10 @@ class LoraLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return `y [..., O]` for `x [..., I]`; the leading axes are the rows of the pack."""
         spans = self._active.spans_at(self._path, layer=self._layer)
-        if not spans:
+        if not spans and not needs_blocks(x):
             return self.base(x)
         row_count = x.numel() // x.shape[-1]
-        if row_count != self._active.row_count:
+        if spans and row_count != self._active.row_count:
             raise UnsupportedModel(
                 f'{self._path} got {row_count} rows in a pass of {self._active.row_count}; pass all rows'
             )
@@ -75,7 +76,7 @@ class AdaptedLinear(Function):
         spans: Sequence[LayerSpan],
         *parameters: Tensor,
     ) -> Tensor:
-        y_TO = nn.functional.linear(x_TI, weight_OI, bias_O)
+        y_TO = product(x_TI, weight_OI.t(), bias_O)
         ctx.kernel = kernel_for(spans, x_TI)
         saved = ctx.kernel.add_output(spans, x_TI, y_TO)
         ctx.spans, ctx.saved_count = spans, len(saved)
@@ -87,6 +88,6 @@ class AdaptedLinear(Function):
         x_TI, weight_OI, *saved = ctx.saved_tensors
         # In other layouts, the rounding of products depends on the number of rows.
         dy_TO = dy_TO.contiguous()
-        dx_TI = dy_TO @ weight_OI if ctx.needs_input_grad[0] else None
+        dx_TI = product(dy_TO, weight_OI) if ctx.needs_input_grad[0] else None
         gradients = ctx.kernel.add_gradient(ctx.spans, x_TI, dy_TO, dx_TI, saved[: ctx.saved_count])
         return (dx_TI, None, None, None, *gradients)

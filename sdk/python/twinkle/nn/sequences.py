@@ -14,9 +14,9 @@ from torch import Tensor
 
 from twinkle.nn.spans import SequenceSpan
 
-_ROW_MULTIPLE, _HALF_ROW_MULTIPLE = 16, 32
-"""Rows and keys are padded to multiples of these numbers, in float32 and in half precision, because the kernel rounds
-the remainder of other numbers differently. The first row of a call is at such a multiple in its sequence."""
+_ROW_MULTIPLE = 16
+"""Rows and keys are padded to multiples of this number, because the kernel rounds the remainder of other numbers
+differently. The first row of a call is at such a multiple in its sequence."""
 _UNSPLIT_KEYS = 256
 _KEY_BLOCK = 512
 """More than `_UNSPLIT_KEYS` keys are padded to a multiple of `_KEY_BLOCK`, the number of keys that the kernel handles
@@ -90,11 +90,9 @@ class PackedSequences:
 
         Args:
             spans: spans that cover all rows in order; see `twinkle.nn.spans.check_spans`.
-            weight: a weight of the model, whose device and dtype determine how shapes are padded.
+            weight: a weight of the model, whose device determines how shapes are padded.
         """
-        multiple = 1
-        if weight.device.type == 'cpu':
-            multiple = _ROW_MULTIPLE if weight.dtype == torch.float32 else _HALF_ROW_MULTIPLE
+        multiple = _ROW_MULTIPLE if weight.device.type == 'cpu' else 1
         parents: list[tuple[int, ...]] = []
         lengths, begins, cached = list[int](), list[int](), list[int]()
         groups: dict[CallShape, list[tuple[tuple[int, ...], int]]] = {}
@@ -122,10 +120,10 @@ class PackedSequences:
         Args:
             shape: shape of the call.
             window: number of last positions to which a row attends; None for all.
-            like: tensor whose dtype and device the masks get.
+            like: tensor with the dtype and device of the queries.
 
         Returns:
-            Shape and mask of each block, in order. The mask is float [rows, keys] in the dtype of `like`, 0 where a row
+            Shape and mask of each block, in order. The mask is [rows, keys] in the dtype of the kernel, 0 where a row
             attends to a key and -inf elsewhere. Empty if the rows attend causally from position 0 on.
         """
         if window is not None and shape.before + shape.row_count <= window:
@@ -141,12 +139,20 @@ class PackedSequences:
         return blocks
 
     def _mask(self, block: CallShape, window: int | None, like: Tensor) -> Tensor:
-        key = (block, window, like.dtype)
+        key = (block, window, kernel_dtype(like))
         if key not in self._masks:
             is_visible = _causal_mask(block.before, block.row_count, block.key_count, window=window, device=like.device)
-            mask = torch.zeros(is_visible.shape, dtype=like.dtype, device=like.device)
+            mask = torch.zeros(is_visible.shape, dtype=kernel_dtype(like), device=like.device)
             self._masks[key] = mask.masked_fill_(~is_visible, float('-inf'))
         return self._masks[key]
+
+
+def kernel_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype in which queries, keys or values like `x` attend.
+
+    It is float32 on a CPU, where torch's kernel for half precision is slower, above all backward.
+    """
+    return torch.float32 if x.device.type == 'cpu' else x.dtype
 
 
 def _causal_mask(before: int, row_count: int, key_count: int, *, window: int | None, device: torch.device) -> Tensor:

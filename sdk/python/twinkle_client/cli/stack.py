@@ -64,6 +64,10 @@ class UpOptions:
         typer.Option('--max-samplers', min=1, max=64, help='Add samplers while requests wait, up to this number.'),
     ] = None
     engine: Annotated[str, typer.Option('--engine', help='Sampler engine: auto, torch or vllm. Default: auto.')] = ''
+    dtype: Annotated[
+        str,
+        typer.Option('--dtype', help='Data type of base models: auto, float32, bfloat16, float16. Default: auto.'),
+    ] = ''
     tls: Annotated[bool, typer.Option('--tls', help='Use TLS, with certificates created in the state folder.')] = False
     full_parameters: Annotated[
         bool, typer.Option('--full-parameters', help='Allow full-parameter runs, which lease the model service.')
@@ -90,6 +94,7 @@ class UpOptions:
             'trainer_count': self.trainers,
             'sampler_count': self.samplers,
             'engine': self.engine or None,
+            'dtype': self.dtype or None,
             'tls': self.tls or None,
             'full_parameters': self.full_parameters or None,
             'autoscaling': self.max_samplers

@@ -19,6 +19,8 @@ PLACED = ('model', 'sampler')
 """Services that a Ray cluster places by resources. The others run on the machine that starts the stack."""
 ENGINES = ('auto', 'torch', 'vllm')
 """Sampler engines; `auto` selects vLLM if it is installed and can run the model, otherwise torch."""
+DTYPES = ('auto', 'float32', 'bfloat16', 'float16')
+"""Data types of base models; with `auto`, each service selects one by the stored model and its device."""
 _MAPPINGS = ('patches', 'resources', 'autoscaling', *SERVICES)
 """Keys of the configuration file whose values are mappings."""
 _SCALARS: Mapping[str, tuple[type, str]] = {
@@ -27,6 +29,7 @@ _SCALARS: Mapping[str, tuple[type, str]] = {
     'listen': (str, 'a string'),
     'http_listen': (str, 'a string'),
     'engine': (str, 'a string'),
+    'dtype': (str, 'a string'),
     'trainer_count': (int, 'an integer'),
     'sampler_count': (int, 'an integer'),
     'tls': (bool, 'true or false'),
@@ -86,6 +89,9 @@ class StackOptions:
     no HTTP."""
     engine: str = 'auto'
     """Sampler engine, one of `ENGINES`."""
+    dtype: str = 'auto'
+    """Data type of the base models in model services and samplers, one of `DTYPES`. The type that the configuration of
+    the model service sets takes precedence."""
     trainer_count: int = 1
     """Number of model services per base model. A run stays with one of them."""
     sampler_count: int = 1
@@ -117,6 +123,8 @@ class StackOptions:
         object.__setattr__(self, 'base_model', base_model_id(self.base_model))
         if self.engine not in ENGINES:
             raise ValueError(f'engine must be one of {", ".join(ENGINES)}, got {self.engine!r}')
+        if self.dtype not in DTYPES:
+            raise ValueError(f'dtype must be one of {", ".join(DTYPES)}, got {self.dtype!r}')
         if self.trainer_count < 1:
             raise ValueError(f'trainer_count must be at least 1, got {self.trainer_count}')
         if self.sampler_count < 0:
@@ -150,7 +158,7 @@ class StackOptions:
     def with_file(self, path: Path) -> 'StackOptions':
         """Return these options, overridden by those of a YAML file.
 
-        The file may contain `base_model`, `more_models`, `listen`, `http_listen`, `engine`, `trainer_count`,
+        The file may contain `base_model`, `more_models`, `listen`, `http_listen`, `engine`, `dtype`, `trainer_count`,
         `sampler_count`, `tls`, `min_free_bytes`, `full_parameters`, `patches`, `ray_address`, `resources`,
         `autoscaling`, and a mapping for each service.
 

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from twinkle.data_format import base_model_id
 from twinkle_client.stack.certificates import renewed_certificates, tls_settings
@@ -38,11 +38,13 @@ class Launch:
             raise StackError('resources: only a Ray cluster reserves them; set ray_address, or use --ray')
         self._placement = find_cluster(options.ray_address, options.resources) if options.ray_address else None
         self._host = open_host(self._placement, self._folder)
-        # Trainer and samplers must load the same model, so both get the patches.
-        self._patches = {'patches': dict(options.patches)} if options.patches else {}
         self._spawner = Spawner(
             self._folder, report, host=self._host, restart_limit=_START_RESTARTS, on_restart=self._save
         )
+        # Trainer and samplers must load the same model, so both get the patches and the dtype.
+        self._patches = {'patches': dict(options.patches)} if options.patches else {}
+        is_known = self._spawner.config_path('model').exists()
+        self._dtype = dtype_of(options, earlier=self._spawner.settings_of('model') if is_known else None)
 
     def run(self) -> StackState:
         """Start all services, record the stack and return it.
@@ -97,7 +99,7 @@ class Launch:
         options = self._options
         processes = len(options.base_models) * options.trainer_count * mesh_size(options.services.get('model', {}))
         threads = max(1, _trainer_threads() // processes)
-        model = {'base_model': base_model, **addresses, **self._patches, 'thread_count': threads}
+        model = {'base_model': base_model, 'dtype': self._dtype, **addresses, **self._patches, 'thread_count': threads}
         model = {**model, 'full_parameters': True} if options.full_parameters else model
         # A process that reserves a GPU of a cluster runs on this GPU.
         model = {**model, 'device': 'cuda'} if self._has_gpu('model') else model
@@ -126,8 +128,8 @@ class Launch:
         options, index = self._options, self._options.base_models.index(base_model)
         shared = {'base_model': base_model, 'checkpoint_address': addresses['checkpoint_address']}
         sampler = {**shared, 'engine': options.engine_of(base_model), 'gateways': [gateway]}
-        torch = {**self._patches, **({'device': 'cuda'} if self._has_gpu('sampler') else {})}
-        sampler = {**sampler, 'torch': torch} if torch else sampler
+        torch = {'dtype': self._dtype, **self._patches, **({'device': 'cuda'} if self._has_gpu('sampler') else {})}
+        sampler = {**sampler, 'torch': torch, 'vllm': {'engine_args': {'dtype': self._dtype}}}
         if index == 0:
             # Samplers that are added later use this configuration, even if the stack starts without samplers.
             self._spawner.configure('sampler', self._settings('sampler', sampler))
@@ -182,8 +184,9 @@ class Launch:
         if self._placement and 'listen' in own and service_of(name) != 'gateway':
             raise StackError(f'{service_of(name)}.listen: the cluster chooses the machine, so leave the address out')
         telemetry = {'trace_dir': str(self._folder / 'traces'), **own.pop('telemetry', {})}
-        if 'torch' in settings and 'torch' in own:
-            own['torch'] = {**settings['torch'], **own['torch']}
+        for engine in ('torch', 'vllm'):
+            if engine in settings and engine in own:
+                own[engine] = _merged(settings[engine], own[engine])
         return {
             'listen': FREE_PORT,
             **service_paths(self._folder, self._spawner, name),
@@ -224,6 +227,31 @@ def wait_for_fleet(state: StackState, spawner: Spawner, waiting: Collection[str]
     wait_until_joined(
         reachable(state.address), state.read_api_key(), samplers, check=spawner.check_running, ca=state.ca
     )
+
+
+def dtype_of(options: StackOptions, *, earlier: Mapping[str, Any] | None) -> str:
+    """Return the data type of the base models, which model services and samplers share.
+
+    Args:
+        options: Options of the stack.
+        earlier: Configuration of the model service at the last start of this stack; None at the first start.
+    """
+    own = options.services.get('model', {})
+    if (given := own.get('dtype', options.dtype)) != 'auto':
+        return given
+    if options.full_parameters or own.get('full_parameters'):
+        # Full-parameter training changes the base model itself.
+        return 'float32'
+    # The adapters of a stack need the type with which they were trained. Earlier versions of this program set none.
+    return 'auto' if earlier is None else earlier.get('dtype', 'float32')
+
+
+def _merged(defaults: Any, own: Any) -> Any:
+    """Return the settings of the user, with defaults for those that are absent; other values replace the default."""
+    if not isinstance(defaults, Mapping) or not isinstance(own, Mapping):
+        return own
+    known, given = cast(Mapping[str, Any], defaults), cast(Mapping[str, Any], own)
+    return {**known, **{key: _merged(known.get(key), value) for key, value in given.items()}}
 
 
 def _trainer_threads() -> int:

@@ -28,7 +28,7 @@ class LoadOptions:
     base_model: str
     """Hub id, alias or folder; also the name that clients request."""
     dtype: str = 'float32'
-    """Torch dtype of the frozen weights."""
+    """Torch dtype of the frozen weights, or 'auto'; see `twinkle.nn.chosen_dtype`."""
     device: str = 'cpu'
     """Torch device."""
     thread_count: int = 0
@@ -86,7 +86,7 @@ def facts_of(options: LoadOptions, model: PackedModel) -> ServerFacts:
         context_tokens=model.max_position_embeddings,
         vocabulary_size=model.vocab_size,
         parameter_count=model.parameter_count,
-        dtype=options.dtype,
+        dtype=model.dtype_name,
         is_trainable=True,
         patches=options.patches,
     )

@@ -13,7 +13,7 @@ from megatron.core.tensor_parallel import VocabParallelEmbedding
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig
 
-from twinkle.nn import KernelLayer, MediaSpan, PackedModel, UnsupportedModel
+from twinkle.nn import KernelLayer, MediaSpan, PackedModel, UnsupportedModel, chosen_dtype
 from twinkle.nn.active_adapters import ActiveAdapters
 from twinkle.nn.rows import pad_rows
 from twinkle.nn.sequences import PackedSequences
@@ -97,7 +97,8 @@ class MegatronCausalLM(PackedModel):
         Args:
             path: local folder in the Hugging Face layout, with weights in safetensors.
             ranks: groups of this rank; every rank must call `load`.
-            dtype: torch dtype of the frozen weights, by name. Adapters are always float32.
+            dtype: torch dtype of the frozen weights, by name, or 'auto'; see `twinkle.nn.chosen_dtype`. Adapters are
+                always float32.
             device: torch device of the model.
             is_checkpointed: whether the backward pass recomputes each layer's activations instead of storing them.
 
@@ -109,6 +110,7 @@ class MegatronCausalLM(PackedModel):
         check_supported(config, tensor_size=ranks.tensor.size(), pipeline_size=ranks.pipeline.size())
         if ranks.is_expert_parallel and not expert_shapes(config):
             raise UnsupportedModel('ep_size is for mixtures of experts; leave it out of the mesh')
+        dtype = chosen_dtype(dtype, path, device=device)
         with FolderWeights(path, dtype=getattr(torch, dtype), device=torch.device(device)) as weights:
             unknown = sorted(name for name in weights.names if not is_known_weight(name))
             if unknown:

@@ -1,10 +1,8 @@
 """The arguments of vLLM's engine: the user's, the defaults of each platform, and fixed ones."""
 
-import json
 import os
 import random
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -13,6 +11,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 
+from twinkle.nn import chosen_dtype
 from twinkle.sampler.vllm.forms import BACKEND
 from twinkle.sampler.vllm.penalties import penalty_processor
 from twinkle.sampler.vllm.watchdog import record_owner
@@ -76,7 +75,9 @@ def engine_args(folder: str, given: Mapping[str, Any]) -> AsyncEngineArgs:
     values = {**_DEFAULTS, **(_CPU_DEFAULTS if is_cpu() else {}), **given}
     # vLLM's fixed default seed would give every replica and every start the same samples for unseeded requests.
     values.setdefault('seed', random.SystemRandom().getrandbits(31))
-    values['dtype'] = explicit_dtype(folder, str(values.get('dtype', 'auto')))
+    # vLLM's 'auto' would silently convert float32 to bfloat16.
+    device = 'cpu' if is_cpu() else 'cuda'
+    values['dtype'] = chosen_dtype(str(values.get('dtype', 'auto')), folder, device=device)
     # vLLM's backend 'auto' uses the first request's backend for all requests, and may thereby ignore constraints.
     forms = {'backend': BACKEND, **values.pop('structured_outputs_config', {})}
     if forms['backend'] != BACKEND:
@@ -120,15 +121,6 @@ def add_penalties(config: VllmConfig) -> None:
     """
     given = config.model_config.logits_processors or []
     config.model_config.logits_processors = [*given, penalty_processor(is_v2=config.use_v2_model_runner)]
-
-
-def explicit_dtype(folder: str, dtype: str) -> str:
-    """Resolve 'auto' to the dtype of the stored model, because vLLM's 'auto' silently converts float32 to bfloat16."""
-    if dtype != 'auto':
-        return dtype
-    config = json.loads((Path(folder) / 'config.json').read_text())
-    config = config.get('text_config', config)
-    return str(config.get('dtype') or config.get('torch_dtype') or 'float32')
 
 
 def prepare_environment(*, thread_count: int) -> None:

@@ -1,0 +1,69 @@
+"""Data types of frozen weights that suit the hardware."""
+
+import json
+import os
+from pathlib import Path
+
+import torch
+
+_HALF = ('bfloat16', 'float16')
+
+
+def chosen_dtype(dtype: str, folder: str | os.PathLike[str], *, device: str) -> str:
+    """Return the dtype in which to load the frozen weights of a model.
+
+    Args:
+        dtype: name of a torch dtype, or 'auto'.
+        folder: folder of the model in the Hugging Face layout.
+        device: torch device of the model.
+
+    Returns:
+        `dtype`, unless it is 'auto'. For 'auto', 'bfloat16' if the weights are stored in half precision and the device
+        multiplies bfloat16 faster than float32, otherwise 'float32'.
+
+    Raises:
+        OSError: `dtype` is 'auto', and the folder has no config.json.
+    """
+    if dtype != 'auto':
+        return dtype
+    is_half = stored_dtype(folder) in _HALF
+    return 'bfloat16' if is_half and is_bfloat16_fast(torch.device(device)) else 'float32'
+
+
+def stored_dtype(folder: str | os.PathLike[str]) -> str:
+    """Return the name of the dtype in which a model is stored; transformers takes float32 if config.json has none.
+
+    Raises:
+        OSError: the folder has no config.json.
+    """
+    config = json.loads((Path(folder) / 'config.json').read_text())
+    for part in (config, config.get('text_config', {})):
+        if found := part.get('dtype') or part.get('torch_dtype'):
+            return str(found)
+    return 'float32'
+
+
+def is_bfloat16_fast(device: torch.device) -> bool:
+    """Return whether a device multiplies bfloat16 faster than float32."""
+    if device.type == 'cuda':
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return device.type == 'cpu' and has_fast_bfloat16(cpu_text())
+
+
+def has_fast_bfloat16(cpu: str) -> bool:
+    """Return whether a CPU multiplies bfloat16 faster than float32, by its description in /proc/cpuinfo.
+
+    Intel's CPUs do so only with AMX: their AVX-512 instructions for bfloat16 are slower than those for float32.
+    """
+    return has_amx(cpu) or ('avx512_bf16' in cpu and 'GenuineIntel' not in cpu)
+
+
+def has_amx(cpu: str) -> bool:
+    """Return whether a CPU has AMX, Intel's matrix unit for half precision."""
+    return 'amx_bf16' in cpu
+
+
+def cpu_text() -> str:
+    """Return the description of this machine's CPUs; an empty text on systems other than Linux."""
+    path = Path('/proc/cpuinfo')
+    return path.read_text() if path.exists() else ''

@@ -1,0 +1,99 @@
+"""Matrix products in which each row is bitwise independent of the other rows.
+
+On CPUs with AMX, the order in which oneDNN adds the terms of a half-precision product depends on the number of rows.
+There, these products run in blocks of rows, all of whose sizes give the same order (docs/LOG.md).
+
+Legend: R rows, B rows of a block, K terms of a sum, N columns.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from twinkle.nn.precision import cpu_text, has_amx
+from twinkle.nn.rows import pad_rows
+
+_REFERENCE_ROWS = 128
+"""Size of the blocks whose order of terms all blocks must have."""
+_SIZES = (1024, 512, 256, _REFERENCE_ROWS, 64, 16)
+"""Possible sizes of a block. Large blocks are faster, and small ones need less padding."""
+_TESTED_SUMS = 1 << 20
+"""Number of random sums that are compared to find out whether a size has the order of the reference. Another order
+changes about one of ten thousand sums, because most differences disappear when the sum is rounded to half precision."""
+_MIN_TESTED_COLUMNS = 64
+"""Minimum number of columns for blocks of other sizes; with fewer, the test would take many rows."""
+_HAS_AMX = has_amx(cpu_text())
+_known_orders: dict[tuple[object, ...], bool] = {}
+"""Whether blocks of a size have the order of the reference, by size and kind of product."""
+
+
+def needs_blocks(x: Tensor) -> bool:
+    """Return whether products with these rows run in blocks."""
+    return _HAS_AMX and x.dtype != torch.float32 and x.device.type == 'cpu'
+
+
+def product(x_RK: Tensor, weight_KN: Tensor, bias_N: Tensor | None = None) -> Tensor:
+    """Return [R, N], `x W + bias`. Autograd does not trace it."""
+    if not needs_blocks(x_RK):
+        return x_RK @ weight_KN if bias_N is None else torch.addmm(bias_N, x_RK, weight_KN)
+    shape = x_RK.shape[0], weight_KN.shape[1]
+    if bias_N is None:
+        y_RN = x_RK.new_empty(shape)
+        _add_in_blocks(y_RN, x_RK, weight_KN, beta=0.0)
+    else:
+        y_RN = bias_N.expand(shape).clone()
+        _add_in_blocks(y_RN, x_RK, weight_KN)
+    return y_RN
+
+
+def add_product(y_RN: Tensor, x_RK: Tensor, weight_KN: Tensor, *, scaling: float) -> None:
+    """Add `scaling x W` to `y_RN` in place. Autograd does not trace it."""
+    if needs_blocks(x_RK):
+        _add_in_blocks(y_RN, x_RK, weight_KN, scaling=scaling)
+    else:
+        y_RN.addmm_(x_RK, weight_KN, alpha=scaling)
+
+
+def _add_in_blocks(y_RN: Tensor, x_RK: Tensor, weight_KN: Tensor, *, beta: float = 1.0, scaling: float = 1.0) -> None:
+    """Replace `y_RN` by `beta y + scaling x W`, block by block."""
+    limit, begin = max(x_RK.shape[0], _REFERENCE_ROWS), 0
+    kernel = partial(torch.Tensor.addmm_, mat2=weight_KN, beta=beta, alpha=scaling)
+    kind = (weight_KN.shape, weight_KN.stride(0) == 1, x_RK.dtype, beta, scaling == 1.0, torch.get_num_threads())
+    sizes = [size for size in _SIZES if size <= limit and _has_order_of_reference(size, kernel, weight_KN, kind)]
+    while begin < x_RK.shape[0]:
+        remaining = x_RK.shape[0] - begin
+        size = next((size for size in sizes if size <= remaining), sizes[-1])
+        y_BN, x_BK = y_RN[begin : begin + size], x_RK[begin : begin + size]
+        if size <= remaining:
+            kernel(y_BN, x_BK)
+        else:
+            y_BN.copy_(kernel(pad_rows(y_BN, size), pad_rows(x_BK, size))[:remaining])
+        begin += size
+
+
+def _has_order_of_reference(
+    size: int, kernel: Callable[[Tensor, Tensor], Tensor], weight_KN: Tensor, kind: tuple[object, ...]
+) -> bool:
+    """Return whether blocks of `size` rows add terms in the order of the reference; each kind is tested once."""
+    if size == _REFERENCE_ROWS or weight_KN.shape[1] < _MIN_TESTED_COLUMNS:
+        return size == _REFERENCE_ROWS
+    if (size, *kind) not in _known_orders:
+        trial_count = -(-_TESTED_SUMS // (size * weight_KN.shape[1]))
+        generator = torch.Generator().manual_seed(0)
+        trials = (_is_equal_in_trial(size, kernel, weight_KN, generator) for _ in range(trial_count))
+        _known_orders[(size, *kind)] = all(trials)
+    return _known_orders[(size, *kind)]
+
+
+def _is_equal_in_trial(
+    size: int, kernel: Callable[[Tensor, Tensor], Tensor], weight_KN: Tensor, generator: torch.Generator
+) -> bool:
+    """Return whether a block of random rows has the results of blocks of the reference's size."""
+    count, (terms, columns) = max(size, _REFERENCE_ROWS), weight_KN.shape
+    x_RK = torch.randn(count, terms, generator=generator).to(weight_KN.dtype)
+    y_RN = torch.randn(count, columns, generator=generator).to(weight_KN.dtype)
+    pairs = zip(y_RN.split(_REFERENCE_ROWS), x_RK.split(_REFERENCE_ROWS), strict=True)
+    expected_RN = torch.cat([kernel(y_BN.clone(), x_BK) for y_BN, x_BK in pairs])
+    return torch.equal(kernel(y_RN[:size].clone(), x_RK[:size]), expected_RN[:size])
