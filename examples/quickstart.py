@@ -64,7 +64,7 @@ class Facts:
     checkpoint_path: str = ''
     folder: str = ''
     peft_answer: str = ''
-    dtype: str = ''
+    dtypes: list[str] = field(default_factory=list[str])
     trace_id: str = ''
     traced_services: list[str] = field(default_factory=list[str])
     seconds: float = 0.0
@@ -125,9 +125,10 @@ def _own_stack(state_dir: Path, model: str) -> Iterator[StackState]:
 
 
 def _show_dtype(client: TwinkleClient, facts: Facts) -> None:
-    """Print the data type that the services chose for the base model."""
-    facts.dtype = client.get_server_info().base_models[0].dtype
-    console.print(f'  base model in {facts.dtype}')
+    """Print the data type that the model service and the sampler chose for the base model."""
+    described = [model for service in client.get_server_info().services for model in service.base_models]
+    facts.dtypes = sorted({model.dtype for model in described if model.dtype})
+    console.print(f'  base model in {" and ".join(facts.dtypes)}')
 
 
 def _teach(client: TwinkleClient, model_id: str, steps: int, facts: Facts, *, folder: Path) -> None:

@@ -109,9 +109,8 @@ class ModelConfig(ServiceConfig):
     one pass at a time."""
     batch_seconds: float = Field(default=2.0, gt=0)
     """Target duration of a pass that several adapters share, in seconds. On a slow device, fewer operations share a
-    pass, so that it takes about this long. A higher value costs slightly less time per token. A lower value shares the
-    device more fairly: the weights of tenants have an effect only if the waiting operations do not fit into one
-    pass."""
+    pass, so that it takes about this long, but each tenant may have one operation in it. A higher value costs slightly
+    less time per token. A lower value shares the device more fairly between tenants with many and with few adapters."""
     tenant_weights: Mapping[str, PositiveFloat] = {}
     """Positive weight of each tenant when tenants compete for the device; 1 for tenants that are not listed."""
     full_parameters: bool = False

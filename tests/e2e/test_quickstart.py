@@ -43,3 +43,8 @@ def test_plain_peft_gives_the_same_answer(facts: dict[str, Any]) -> None:
 def test_one_trace_shows_every_service(facts: dict[str, Any]) -> None:
     """Training, publishing and sampling produce a single trace through five processes."""
     assert {'client', 'gateway', 'model', 'checkpoint', 'sampler'} <= set(facts['traced_services'])
+
+
+def test_services_agree_on_the_data_type(facts: dict[str, Any]) -> None:
+    """Trainer and sampler load the base model in the same type, which the stack has chosen."""
+    assert len(facts['dtypes']) == 1

@@ -8,7 +8,7 @@ The algorithm is Shreedhar and Varghese, "Efficient fair queueing using deficit 
 negative. A large verb does not have to wait until enough credit has accumulated.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 QUICK_RUN = 128
@@ -102,13 +102,16 @@ class Scheduler:
     @property
     def is_batch_ready(self) -> bool:
         """Whether to start the next batch at once: it is full, a quick verb is ready, or no verb is ready."""
-        return not self._verbs or bool(self._quick) or self.token_count >= self._batch_tokens
+        if not self._verbs or self._quick:
+            return True
+        tenant_count = sum(bool(tenant.verbs) for tenant in self._tenants.values())
+        return self.token_count >= min(self._batch_tokens * tenant_count, self._max_batch_tokens)
 
     def bound(self, token_count: int | None) -> None:
         """Limit the size of future batches to about `token_count` tokens; None restores the initial limit.
 
-        A batch that contains all ready verbs serves tenants in proportion to their load. The weights of tenants matter
-        only if some verbs do not fit, so batches must be small on a slow device.
+        Each tenant may still have one verb in a batch. A batch that contained all ready verbs would serve tenants in
+        proportion to their load, so that tenants with many adapters would slow down the others.
         """
         limit = self._max_batch_tokens
         self._batch_tokens = limit if token_count is None else min(limit, max(MIN_BATCH_TOKENS, token_count))
@@ -203,21 +206,30 @@ class Scheduler:
         return None
 
     def _fill(self, batch: list[ReadyVerb]) -> None:
-        """Add verbs that may run with the first one and fit in the batch, one per tenant in each round."""
-        key, capacity = batch[0].batch_key, self._remaining_capacity(batch[0].token_count)
-        is_more = True
-        while capacity and is_more:
-            is_more = False
-            for tenant in list(self._tenants.values()):
-                verb = next(iter(tenant.by_key.get(key, {}).values()), None)
-                if verb is not None and tenant.credit > 0 and verb.token_count <= capacity:
-                    batch.append(self._take(verb))
-                    capacity -= verb.token_count
-                    is_more = True
-            is_more = is_more or self._begin_round()
+        """Add verbs that may run with the first one: one of each tenant, and more within the limit of `bound`."""
+        first, key = batch[0], batch[0].batch_key
+        others = [tenant for tenant_id, tenant in self._tenants.items() if tenant_id != first.tenant_id]
+        capacity = -first.token_count % self._max_batch_tokens
+        token_count = first.token_count + self._add_one_each(batch, key, others, capacity)
+        capacity = self._remaining_capacity(token_count)
+        while capacity:
+            added = self._add_one_each(batch, key, list(self._tenants.values()), capacity)
+            capacity -= added
+            if not added and not self._begin_round():
+                return
+
+    def _add_one_each(self, batch: list[ReadyVerb], key: str | None, tenants: Sequence[_Tenant], capacity: int) -> int:
+        """Add at most one verb of each tenant with credit, `capacity` tokens in all; return the number of tokens."""
+        remaining = capacity
+        for tenant in tenants:
+            verb = next(iter(tenant.by_key.get(key, {}).values()), None)
+            if verb is not None and tenant.credit > 0 and verb.token_count <= remaining:
+                batch.append(self._take(verb))
+                remaining -= verb.token_count
+        return capacity - remaining
 
     def _remaining_capacity(self, token_count: int) -> int:
-        """Return how many tokens may join a verb of `token_count` tokens, up to full passes or the limit of `bound`."""
+        """Return how many tokens may join `token_count` tokens, up to full passes or the limit of `bound`."""
         if self._batch_tokens < self._max_batch_tokens:
             return max(self._batch_tokens - token_count, 0)
         return -token_count % self._max_batch_tokens

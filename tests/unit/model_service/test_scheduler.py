@@ -337,3 +337,31 @@ def test_a_verb_beyond_the_limit_runs_alone() -> None:
     for name, tokens in (('large', 1000), ('small', 20)):
         scheduler.add(ready_verb(name, tokens))
     assert [len(batch) for batch in all_batches(scheduler)] == [1, 1]
+
+
+def test_each_tenant_has_one_verb_in_a_limited_batch() -> None:
+    """A limited batch has one verb of each tenant, and waits for tenants whose verbs would still fit."""
+    scheduler = Scheduler(batch_tokens=BUDGET)
+    scheduler.bound(128)
+    for number in range(8):
+        assert not number or not scheduler.is_batch_ready
+        scheduler.add(ready_verb(f'a{number}', 64, tenant=f't{number}'))
+    for number in range(8, 20):
+        scheduler.add(ready_verb(f'a{number}', 64, tenant='t0'))
+    assert Counter(item.tenant_id for item in scheduler.next_batch()) == {f't{number}': 1 for number in range(8)}
+    assert scheduler.is_batch_ready
+
+
+def test_weights_apply_in_limited_batches() -> None:
+    """A tenant of weight 3 runs three times as many verbs as others, although all have one verb in the first batch."""
+    scheduler = Scheduler(batch_tokens=BUDGET, weights={'t0': 3.0})
+    scheduler.bound(128)
+    absent = [ready_verb(f'a{tenant}-{number}', 64, tenant=f't{tenant}') for tenant in range(4) for number in range(9)]
+    counts: Counter[str] = Counter()
+    for _ in range(600):
+        for item in absent:
+            scheduler.add(item)
+        absent = scheduler.next_batch()
+        counts.update(item.tenant_id for item in absent)
+    assert counts['t0'] / counts['t1'] == pytest.approx(3, rel=0.02)
+    assert counts['t1'] == pytest.approx(counts['t3'], rel=0.02)
