@@ -105,13 +105,15 @@ class Scheduler:
         if not self._verbs or self._quick:
             return True
         tenant_count = sum(bool(tenant.verbs) for tenant in self._tenants.values())
-        return self.token_count >= min(self._batch_tokens * tenant_count, self._max_batch_tokens)
+        limit = self._batch_tokens * tenant_count if tenant_count > 1 else self._max_batch_tokens
+        return self.token_count >= min(limit, self._max_batch_tokens)
 
     def bound(self, token_count: int | None) -> None:
         """Limit the size of future batches to about `token_count` tokens; None restores the initial limit.
 
-        Each tenant may still have one verb in a batch. A batch that contained all ready verbs would serve tenants in
-        proportion to their load, so that tenants with many adapters would slow down the others.
+        The limit applies while several tenants wait, and each of them may have one verb in a batch in any case. A batch
+        that contained all ready verbs would serve tenants in proportion to their load, so that tenants with many
+        adapters would slow down the others.
         """
         limit = self._max_batch_tokens
         self._batch_tokens = limit if token_count is None else min(limit, max(MIN_BATCH_TOKENS, token_count))
@@ -209,9 +211,10 @@ class Scheduler:
         """Add verbs that may run with the first one: one of each tenant, and more within the limit of `bound`."""
         first, key = batch[0], batch[0].batch_key
         others = [tenant for tenant_id, tenant in self._tenants.items() if tenant_id != first.tenant_id]
+        is_limited = any(tenant.verbs for tenant in others)
         capacity = -first.token_count % self._max_batch_tokens
         token_count = first.token_count + self._add_one_each(batch, key, others, capacity)
-        capacity = self._remaining_capacity(token_count)
+        capacity = self._remaining_capacity(token_count, is_limited=is_limited)
         while capacity:
             added = self._add_one_each(batch, key, list(self._tenants.values()), capacity)
             capacity -= added
@@ -228,9 +231,9 @@ class Scheduler:
                 remaining -= verb.token_count
         return capacity - remaining
 
-    def _remaining_capacity(self, token_count: int) -> int:
+    def _remaining_capacity(self, token_count: int, *, is_limited: bool) -> int:
         """Return how many tokens may join `token_count` tokens, up to full passes or the limit of `bound`."""
-        if self._batch_tokens < self._max_batch_tokens:
+        if is_limited and self._batch_tokens < self._max_batch_tokens:
             return max(self._batch_tokens - token_count, 0)
         return -token_count % self._max_batch_tokens
 

@@ -341,9 +341,9 @@ async def test_the_wait_for_absent_adapters_is_short() -> None:
 
 
 async def test_durations_of_passes_limit_the_next_one() -> None:
-    """Durations of earlier passes limit the size of the next one; verbs that do not fit run after it."""
+    """Durations of earlier passes limit those that two tenants share; verbs that do not fit run after them."""
     harness = Harness(Scheduler(batch_tokens=1024), batch_seconds=2.0)
-    adapters = await harness.adapters(40)
+    adapters = [*await harness.adapters(20), *await harness.adapters(20, tenant='bob')]
     await _run_timed(harness, adapters, seconds=5.0, pause_seconds=0.0)
     await _run_timed(harness, adapters, seconds=5.0, pause_seconds=0.0)
     sizes = [len(batch) for batch in harness.trainer.batches]

@@ -305,13 +305,14 @@ def served_of(adapters: dict[str, int], bound: int | None) -> dict[str, float]:
 
 
 def test_the_batch_limit_has_a_minimum_and_a_maximum() -> None:
-    """The batch limit stays between MIN_BATCH_TOKENS and the engine's maximum."""
+    """The batch limit stays between MIN_BATCH_TOKENS and the engine's maximum; a tenant without others has no limit."""
     for bound, expected in ((0, 8), (128, 8), (500, 31), (10**9, 64), (None, 64)):
-        scheduler = Scheduler(batch_tokens=BUDGET)
-        scheduler.bound(bound)
-        for number in range(100):
-            scheduler.add(ready_verb(f'a{number}', 16))
-        assert len(scheduler.next_batch()) == expected
+        for tenants, count in ((('alice', 'bob'), expected), (('alice',), 64)):
+            scheduler = Scheduler(batch_tokens=BUDGET)
+            scheduler.bound(bound)
+            for number in range(100):
+                scheduler.add(ready_verb(f'a{number}', 16, tenant=tenants[number % len(tenants)]))
+            assert len(scheduler.next_batch()) == count
 
 
 def test_credits_of_large_passes_do_not_delay_new_tenants() -> None:
@@ -331,12 +332,12 @@ def test_credits_of_large_passes_do_not_delay_new_tenants() -> None:
 
 
 def test_a_verb_beyond_the_limit_runs_alone() -> None:
-    """A verb larger than the limit runs alone."""
+    """While another tenant waits, a verb larger than the limit runs without other verbs of its tenant."""
     scheduler = Scheduler(batch_tokens=BUDGET)
     scheduler.bound(600)
-    for name, tokens in (('large', 1000), ('small', 20)):
-        scheduler.add(ready_verb(name, tokens))
-    assert [len(batch) for batch in all_batches(scheduler)] == [1, 1]
+    for name, tenant, tokens in (('large', 'alice', 1000), ('small', 'alice', 20), ('other', 'bob', 40)):
+        scheduler.add(ready_verb(name, tokens, tenant=tenant))
+    assert [[item.adapter_id for item in batch] for batch in all_batches(scheduler)] == [['large'], ['other', 'small']]
 
 
 def test_each_tenant_has_one_verb_in_a_limited_batch() -> None:
@@ -346,10 +347,10 @@ def test_each_tenant_has_one_verb_in_a_limited_batch() -> None:
     for number in range(8):
         assert not number or not scheduler.is_batch_ready
         scheduler.add(ready_verb(f'a{number}', 64, tenant=f't{number}'))
-    for number in range(8, 20):
+    for number in range(8, 40):
         scheduler.add(ready_verb(f'a{number}', 64, tenant='t0'))
-    assert Counter(item.tenant_id for item in scheduler.next_batch()) == {f't{number}': 1 for number in range(8)}
     assert scheduler.is_batch_ready
+    assert Counter(item.tenant_id for item in scheduler.next_batch()) == {f't{number}': 1 for number in range(8)}
 
 
 def test_weights_apply_in_limited_batches() -> None:
