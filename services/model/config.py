@@ -108,9 +108,9 @@ class ModelConfig(ServiceConfig):
     Larger batches take several passes. Small batches of different adapters share a pass. Each process of the mesh runs
     one pass at a time."""
     batch_seconds: float = Field(default=2.0, gt=0)
-    """Target duration of a pass that several tenants share, in seconds. On a slow device, fewer operations share a pass,
-    so that it takes about this long, but each tenant may have one operation in it. A higher value costs slightly less
-    time per token. A lower value shares the device more fairly between tenants with many and with few adapters."""
+    """Target duration of a pass that several tenants share, in seconds. On a slow device, fewer operations share a
+    pass, so that it takes about this long, but each tenant may have one operation in it. A higher value costs slightly
+    less time per token. A lower value shares the device more fairly between tenants with many and with few adapters."""
     tenant_weights: Mapping[str, PositiveFloat] = {}
     """Positive weight of each tenant when tenants compete for the device; 1 for tenants that are not listed."""
     full_parameters: bool = False

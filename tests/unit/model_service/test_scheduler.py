@@ -307,12 +307,12 @@ def served_of(adapters: dict[str, int], bound: int | None) -> dict[str, float]:
 def test_the_batch_limit_has_a_minimum_and_a_maximum() -> None:
     """The batch limit stays between MIN_BATCH_TOKENS and the engine's maximum; a tenant without others has no limit."""
     for bound, expected in ((0, 8), (128, 8), (500, 31), (10**9, 64), (None, 64)):
-        for tenants, count in ((('alice', 'bob'), expected), (('alice',), 64)):
+        for tenants, length in ((('alice', 'bob'), expected), (('alice',), 64)):
             scheduler = Scheduler(batch_tokens=BUDGET)
             scheduler.bound(bound)
             for number in range(100):
                 scheduler.add(ready_verb(f'a{number}', 16, tenant=tenants[number % len(tenants)]))
-            assert len(scheduler.next_batch()) == count
+            assert len(scheduler.next_batch()) == length
 
 
 def test_credits_of_large_passes_do_not_delay_new_tenants() -> None:
