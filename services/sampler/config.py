@@ -49,9 +49,9 @@ class VllmEngineConfig(BaseModel):
     engine_args: Mapping[str, JsonValue] = {}
     """Engine arguments with their vLLM names, such as `tensor_parallel_size`, `data_parallel_size`, `max_model_len`,
     `gpu_memory_utilization` and `kv_cache_memory_bytes`. Unset arguments have vLLM's defaults, with these exceptions:
-    `dtype` is 'auto', as for the torch engine, `max_num_seqs` is 256, `max_loras` is 8, `max_lora_rank` is 32, and
-    `seed` is random. On a CPU, `dtype` is float32, `max_num_seqs` and `block_size` are 32, `enforce_eager` is true, and
-    `kv_cache_memory_bytes` is 512 MiB."""
+    `dtype` is 'auto' as described for the torch engine, `max_num_seqs` is 256, `max_loras` is 8, `max_lora_rank` is 32,
+    and `seed` is random. On a CPU, `dtype` is float32, `max_num_seqs` and `block_size` are 32, `enforce_eager` is true,
+    and `kv_cache_memory_bytes` is 512 MiB."""
     thread_count: int = Field(default=1, ge=1)
     """Number of CPU threads of the engine core if it runs on a CPU. Waiting threads use CPU time; use more than one
     thread only on a machine without other load."""

@@ -175,6 +175,7 @@ class ReplicaQueue:
         self.capacity: int | None = None
         """Maximum number of sequences that the replica runs; None if it reports no number, so that no request waits."""
         self.slots = FairSlots[Slot](weight_of=weight_of, cost_of=lambda slot: slot.sequence_count)
+        """Requests of the replica, waiting and granted."""
 
     def add(self, slot: Slot) -> None:
         """Append a request; `grant` decides when it runs."""

@@ -111,7 +111,7 @@ class Scheduler:
     def bound(self, token_count: int | None) -> None:
         """Limit the size of future batches to about `token_count` tokens; None restores the initial limit.
 
-        The limit applies while several tenants wait, and each of them may have one verb in a batch in any case. A batch
+        The limit applies while several tenants wait. Each tenant with credit may have one verb beyond it. A batch
         that contained all ready verbs would serve tenants in proportion to their load, so that tenants with many
         adapters would slow down the others.
         """

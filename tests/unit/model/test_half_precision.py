@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from twinkle.data_format import InputFeature, LoraConfig, SamplingParams
 from twinkle.model.engine import BatchItem, TrainerEngine
@@ -39,6 +39,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def test_experts_are_isolated(tmp_path):
+    """A mixture of experts in bfloat16, with its routers, has the same results alone and with other adapters."""
+    torch.manual_seed(5)
+    sizes = {'hidden_size': 576, 'intermediate_size': 1536, 'moe_intermediate_size': 512, 'num_hidden_layers': 2}
+    config = Qwen3MoeConfig(
+        **sizes, num_attention_heads=9, num_key_value_heads=3, head_dim=64, vocab_size=512, num_experts=96
+    )
+    Qwen3MoeForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path)
+    assert_isolated(PackedCausalLM.load(tmp_path, dtype='bfloat16'))
+
+
 @pytest.fixture(scope='module', params=['float32', 'bfloat16'])
 def model(folder: Path, request: pytest.FixtureRequest) -> PackedCausalLM:
     """The model in one dtype."""
@@ -65,6 +76,11 @@ def feature_of(length, seed):
 
 def test_adapters_are_isolated(model):
     """An adapter has the same log-probabilities and gradients, bitwise, alone and in passes with other adapters."""
+    assert_isolated(model)
+
+
+def assert_isolated(model):
+    """Train adapters one after the other and together, and compare."""
     names = [f'a{index}' for index in range(len(LENGTHS))]
     batches = {name: [feature_of(length, length)] for name, length in zip(names, LENGTHS, strict=True)}
     alone, together = engine_of(model, *names), engine_of(model, *names)

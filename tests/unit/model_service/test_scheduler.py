@@ -332,7 +332,7 @@ def test_credits_of_large_passes_do_not_delay_new_tenants() -> None:
 
 
 def test_a_verb_beyond_the_limit_runs_alone() -> None:
-    """While another tenant waits, a verb larger than the limit runs without other verbs of its tenant."""
+    """A verb larger than the limit runs without other verbs of its tenant while another tenant waits."""
     scheduler = Scheduler(batch_tokens=BUDGET)
     scheduler.bound(600)
     for name, tenant, tokens in (('large', 'alice', 1000), ('small', 'alice', 20), ('other', 'bob', 40)):

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from twinkle.nn import chosen_dtype
-from twinkle.nn.precision import has_fast_bfloat16, is_bfloat16_fast, stored_dtype
+from twinkle.nn.precision import cpu_text, has_fast_bfloat16, stored_dtype
 
 
 def folder_of(tmp_path: Path, **config: Any) -> Path:
@@ -23,7 +22,7 @@ def folder_of(tmp_path: Path, **config: Any) -> Path:
         ({'dtype': 'bfloat16'}, 'bfloat16'),
         ({'torch_dtype': 'float16'}, 'float16'),
         ({'text_config': {'dtype': 'bfloat16'}}, 'bfloat16'),
-        ({'dtype': None, 'text_config': {}}, 'float32'),
+        ({'dtype': None, 'text_config': None}, 'float32'),
         ({}, 'float32'),
     ],
 )
@@ -56,7 +55,7 @@ def test_a_given_dtype_is_not_changed(tmp_path: Path, dtype: str) -> None:
 @pytest.mark.parametrize('stored', ['float32', 'bfloat16', 'float16'])
 def test_auto_is_bfloat16_for_half_precision_on_fast_hardware(tmp_path: Path, stored: str) -> None:
     """The dtype 'auto' keeps float32 models, and follows the hardware for others."""
-    is_fast = stored != 'float32' and is_bfloat16_fast(torch.device('cpu'))
+    is_fast = stored != 'float32' and has_fast_bfloat16(cpu_text())
     folder = folder_of(tmp_path, dtype=stored)
     assert chosen_dtype('auto', folder, device='cpu') == ('bfloat16' if is_fast else 'float32')
     assert chosen_dtype('auto', folder, device='meta') == 'float32'

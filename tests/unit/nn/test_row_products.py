@@ -30,6 +30,8 @@ def test_rows_do_not_depend_on_other_rows(terms, columns, dtype, is_transposed):
         for begin in (0, 16, 48):
             part = rows[begin : begin + count]
             assert torch.equal(product(part, weight), whole[begin : begin + count]), (count, begin)
+    if dtype != torch.float32:
+        assert torch.equal(product(rows[:100].t().contiguous().t(), weight), whole[:100])
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
@@ -46,3 +48,14 @@ def test_products_are_added_in_place(dtype: torch.dtype, count: int) -> None:
     add_product(part, rows[:count], weight, scaling=0.5)
     assert torch.equal(part, whole[:count])
     torch.testing.assert_close(part.float(), 1.0 + 0.5 * rows[:count].float() @ weight.float(), rtol=0.02, atol=0.5)
+
+
+def test_sizes_do_not_depend_on_the_first_weights() -> None:
+    """Products with zeros, such as the factor B of a new adapter, do not decide how later weights are multiplied."""
+    rows, weight = operands(1024, 1536, torch.bfloat16, is_transposed=True)
+    add_product(torch.ones(300, 1536, dtype=torch.bfloat16), rows[:300], torch.zeros_like(weight), scaling=2.0)
+    whole = torch.ones(ROWS, 1536, dtype=torch.bfloat16)
+    add_product(whole, rows, weight, scaling=2.0)
+    part = torch.ones(197, 1536, dtype=torch.bfloat16)
+    add_product(part, rows[3:200], weight, scaling=2.0)
+    assert torch.equal(part, whole[3:200])

@@ -38,7 +38,8 @@ _OTHER_PARTS = {'token_embd': 'model.embed_tokens', 'output_norm': 'model.norm',
 def convert_llama(source: Path, folder: Path, report: Report) -> None:
     """Write the config, float32 weights, tokenizer and chat template of `source` to `folder`.
 
-    The config names bfloat16, because quantized models came from half precision.
+    The config names bfloat16, the type of the model before it was quantized, so that `twinkle.nn.chosen_dtype` may
+    select it.
 
     Args:
         source: a GGUF file of architecture `llama` with a byte-level BPE tokenizer of type `smollm`.
@@ -110,7 +111,6 @@ def _config(fields: dict[str, Any]) -> dict[str, Any]:
         'eos_token_id': fields['tokenizer.ggml.eos_token_id'](),
         'pad_token_id': fields['tokenizer.ggml.padding_token_id'](),
         'use_cache': True,
-        # The quantized values came from bfloat16, which represents them well enough (`twinkle.nn.chosen_dtype`).
         'dtype': 'bfloat16',
     }
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from twinkle.nn.active_adapters import ActiveAdapters
 from twinkle.nn.attention import SEQUENCES_ARGUMENT
+from twinkle.nn.blocked_modules import divide_products
 from twinkle.nn.checkpointing import checkpoint_layers
 from twinkle.nn.errors import UnsupportedModel
 from twinkle.nn.fused_layers import fuse_layers, pack_layers, replace_module
@@ -48,6 +49,7 @@ class PackedCausalLM(PackedModel):
             fuse_layers(part)
             routers |= router_kinds(part)
         experts = pack_layers(model, active, within=text)
+        divide_products(text)
         super().__init__(
             config,
             head=head,

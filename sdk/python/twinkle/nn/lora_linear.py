@@ -65,7 +65,7 @@ class LoraLinear(nn.Module):
 
 
 class AdaptedLinear(Function):
-    """`LoraLinear` with spans as one autograd node. The frozen weight has no gradient."""
+    """`LoraLinear` as one autograd node, with or without spans. The frozen weight has no gradient."""
 
     @staticmethod
     def forward(
@@ -80,7 +80,8 @@ class AdaptedLinear(Function):
         ctx.kernel = kernel_for(spans, x_TI)
         saved = ctx.kernel.add_output(spans, x_TI, y_TO)
         ctx.spans, ctx.saved_count = spans, len(saved)
-        ctx.save_for_backward(x_TI, weight_OI, *saved, *parameters)
+        # Without updates, the backward pass does not read the input.
+        ctx.save_for_backward(x_TI if spans else x_TI[:0], weight_OI, *saved, *parameters)
         return y_TO
 
     @staticmethod

@@ -27,27 +27,28 @@ def chosen_dtype(dtype: str, folder: str | os.PathLike[str], *, device: str) -> 
     if dtype != 'auto':
         return dtype
     is_half = stored_dtype(folder) in _HALF
-    return 'bfloat16' if is_half and is_bfloat16_fast(torch.device(device)) else 'float32'
+    return 'bfloat16' if is_half and is_bfloat16_fast(device) else 'float32'
 
 
 def stored_dtype(folder: str | os.PathLike[str]) -> str:
-    """Return the name of the dtype in which a model is stored; transformers takes float32 if config.json has none.
+    """Return the dtype that config.json names; 'float32' if it names none, as in transformers.
 
     Raises:
         OSError: the folder has no config.json.
     """
     config = json.loads((Path(folder) / 'config.json').read_text())
-    for part in (config, config.get('text_config', {})):
+    for part in (config, config.get('text_config') or {}):
         if found := part.get('dtype') or part.get('torch_dtype'):
             return str(found)
     return 'float32'
 
 
-def is_bfloat16_fast(device: torch.device) -> bool:
+def is_bfloat16_fast(device: str) -> bool:
     """Return whether a device multiplies bfloat16 faster than float32."""
-    if device.type == 'cuda':
+    kind = device.partition(':')[0]
+    if kind == 'cuda':
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    return device.type == 'cpu' and has_fast_bfloat16(cpu_text())
+    return kind == 'cpu' and has_fast_bfloat16(cpu_text())
 
 
 def has_fast_bfloat16(cpu: str) -> bool:

@@ -22,8 +22,11 @@ _SIZES = (1024, 512, 256, _REFERENCE_ROWS, 64, 16)
 _TESTED_SUMS = 1 << 20
 """Number of random sums that are compared to find out whether a size has the order of the reference. Another order
 changes about one of ten thousand sums, because most differences disappear when the sum is rounded to half precision."""
-_MIN_TESTED_COLUMNS = 64
+_MIN_TESTED_COLUMNS = 512
 """Minimum number of columns for blocks of other sizes; with fewer, the test would take many rows."""
+_MAX_TESTED_WEIGHTS = 1 << 26
+"""Maximum size of a matrix for blocks of other sizes; the test needs another matrix of this size."""
+_HALF = (torch.bfloat16, torch.float16)
 _HAS_AMX = has_amx(cpu_text())
 _known_orders: dict[tuple[object, ...], bool] = {}
 """Whether blocks of a size have the order of the reference, by size and kind of product."""
@@ -31,11 +34,11 @@ _known_orders: dict[tuple[object, ...], bool] = {}
 
 def needs_blocks(x: Tensor) -> bool:
     """Return whether products with these rows run in blocks."""
-    return _HAS_AMX and x.dtype != torch.float32 and x.device.type == 'cpu'
+    return _HAS_AMX and x.dtype in _HALF and x.device.type == 'cpu'
 
 
 def product(x_RK: Tensor, weight_KN: Tensor, bias_N: Tensor | None = None) -> Tensor:
-    """Return [R, N], `x W + bias`. Autograd does not trace it."""
+    """Return [R, N], `x W + bias`. If autograd traces the call, its backward pass has no blocks."""
     if not needs_blocks(x_RK):
         return x_RK @ weight_KN if bias_N is None else torch.addmm(bias_N, x_RK, weight_KN)
     shape = x_RK.shape[0], weight_KN.shape[1]
@@ -49,7 +52,7 @@ def product(x_RK: Tensor, weight_KN: Tensor, bias_N: Tensor | None = None) -> Te
 
 
 def add_product(y_RN: Tensor, x_RK: Tensor, weight_KN: Tensor, *, scaling: float) -> None:
-    """Add `scaling x W` to `y_RN` in place. Autograd does not trace it."""
+    """Add `scaling x W` to `y_RN` in place. If autograd traces the call, its backward pass has no blocks."""
     if needs_blocks(x_RK):
         _add_in_blocks(y_RN, x_RK, weight_KN, scaling=scaling)
     else:
@@ -58,8 +61,11 @@ def add_product(y_RN: Tensor, x_RK: Tensor, weight_KN: Tensor, *, scaling: float
 
 def _add_in_blocks(y_RN: Tensor, x_RK: Tensor, weight_KN: Tensor, *, beta: float = 1.0, scaling: float = 1.0) -> None:
     """Replace `y_RN` by `beta y + scaling x W`, block by block."""
+    if x_RK.stride(1) != 1:
+        # Kernels add the terms of rows with another layout in another order.
+        x_RK = x_RK.contiguous()
     limit, begin = max(x_RK.shape[0], _REFERENCE_ROWS), 0
-    kernel = partial(torch.Tensor.addmm_, mat2=weight_KN, beta=beta, alpha=scaling)
+    kernel = partial(torch.Tensor.addmm_, beta=beta, alpha=scaling)
     kind = (weight_KN.shape, weight_KN.stride(0) == 1, x_RK.dtype, beta, scaling == 1.0, torch.get_num_threads())
     sizes = [size for size in _SIZES if size <= limit and _has_order_of_reference(size, kernel, weight_KN, kind)]
     while begin < x_RK.shape[0]:
@@ -67,33 +73,39 @@ def _add_in_blocks(y_RN: Tensor, x_RK: Tensor, weight_KN: Tensor, *, beta: float
         size = next((size for size in sizes if size <= remaining), sizes[-1])
         y_BN, x_BK = y_RN[begin : begin + size], x_RK[begin : begin + size]
         if size <= remaining:
-            kernel(y_BN, x_BK)
+            kernel(y_BN, x_BK, weight_KN)
         else:
-            y_BN.copy_(kernel(pad_rows(y_BN, size), pad_rows(x_BK, size))[:remaining])
+            y_BN.copy_(kernel(pad_rows(y_BN, size), pad_rows(x_BK, size), weight_KN)[:remaining])
         begin += size
 
 
 def _has_order_of_reference(
-    size: int, kernel: Callable[[Tensor, Tensor], Tensor], weight_KN: Tensor, kind: tuple[object, ...]
+    size: int, kernel: Callable[[Tensor, Tensor, Tensor], Tensor], weight_KN: Tensor, kind: tuple[object, ...]
 ) -> bool:
     """Return whether blocks of `size` rows add terms in the order of the reference; each kind is tested once."""
-    if size == _REFERENCE_ROWS or weight_KN.shape[1] < _MIN_TESTED_COLUMNS:
+    is_tested = weight_KN.shape[1] >= _MIN_TESTED_COLUMNS and weight_KN.numel() <= _MAX_TESTED_WEIGHTS
+    if size == _REFERENCE_ROWS or not is_tested:
         return size == _REFERENCE_ROWS
     if (size, *kind) not in _known_orders:
-        trial_count = -(-_TESTED_SUMS // (size * weight_KN.shape[1]))
+        trial_count = -(-_TESTED_SUMS // (max(size, _REFERENCE_ROWS) * weight_KN.shape[1]))
         generator = torch.Generator().manual_seed(0)
-        trials = (_is_equal_in_trial(size, kernel, weight_KN, generator) for _ in range(trial_count))
+        # Not the weight itself, which may be zero, as the factor B of a new adapter is.
+        random_KN = torch.empty_strided(weight_KN.shape, weight_KN.stride(), dtype=weight_KN.dtype)
+        random_KN.normal_(generator=generator)
+        trials = (_is_equal_in_trial(size, kernel, random_KN, generator) for _ in range(trial_count))
         _known_orders[(size, *kind)] = all(trials)
     return _known_orders[(size, *kind)]
 
 
 def _is_equal_in_trial(
-    size: int, kernel: Callable[[Tensor, Tensor], Tensor], weight_KN: Tensor, generator: torch.Generator
+    size: int, kernel: Callable[[Tensor, Tensor, Tensor], Tensor], weight_KN: Tensor, generator: torch.Generator
 ) -> bool:
-    """Return whether a block of random rows has the results of blocks of the reference's size."""
+    """Return whether blocks of random rows have the results of blocks of the reference's size."""
     count, (terms, columns) = max(size, _REFERENCE_ROWS), weight_KN.shape
     x_RK = torch.randn(count, terms, generator=generator).to(weight_KN.dtype)
     y_RN = torch.randn(count, columns, generator=generator).to(weight_KN.dtype)
-    pairs = zip(y_RN.split(_REFERENCE_ROWS), x_RK.split(_REFERENCE_ROWS), strict=True)
-    expected_RN = torch.cat([kernel(y_BN.clone(), x_BK) for y_BN, x_BK in pairs])
-    return torch.equal(kernel(y_RN[:size].clone(), x_RK[:size]), expected_RN[:size])
+    own_RN, expected_RN = y_RN.clone(), y_RN.clone()
+    for rows, result_RN in ((size, own_RN), (_REFERENCE_ROWS, expected_RN)):
+        for y_BN, x_BK in zip(result_RN.split(rows), x_RK.split(rows), strict=True):
+            kernel(y_BN, x_BK, weight_KN)
+    return torch.equal(own_RN, expected_RN)

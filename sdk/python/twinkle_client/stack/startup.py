@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from twinkle.data_format import base_model_id
 from twinkle_client.stack.certificates import renewed_certificates, tls_settings
@@ -43,8 +43,8 @@ class Launch:
         )
         # Trainer and samplers must load the same model, so both get the patches and the dtype.
         self._patches = {'patches': dict(options.patches)} if options.patches else {}
-        is_known = self._spawner.config_path('model').exists()
-        self._dtype = dtype_of(options, earlier=self._spawner.settings_of('model') if is_known else None)
+        was_started = self._spawner.config_path('model').exists()
+        self._dtype = dtype_of(options, earlier=self._spawner.settings_of('model') if was_started else None)
 
     def run(self) -> StackState:
         """Start all services, record the stack and return it.
@@ -186,7 +186,7 @@ class Launch:
         telemetry = {'trace_dir': str(self._folder / 'traces'), **own.pop('telemetry', {})}
         for engine in ('torch', 'vllm'):
             if engine in settings and engine in own:
-                own[engine] = _merged(settings[engine], own[engine])
+                own[engine] = _with_defaults(settings[engine], own[engine])
         return {
             'listen': FREE_PORT,
             **service_paths(self._folder, self._spawner, name),
@@ -246,12 +246,12 @@ def dtype_of(options: StackOptions, *, earlier: Mapping[str, Any] | None) -> str
     return 'auto' if earlier is None else earlier.get('dtype', 'float32')
 
 
-def _merged(defaults: Any, own: Any) -> Any:
-    """Return the settings of the user, with defaults for those that are absent; other values replace the default."""
-    if not isinstance(defaults, Mapping) or not isinstance(own, Mapping):
-        return own
-    known, given = cast(Mapping[str, Any], defaults), cast(Mapping[str, Any], own)
-    return {**known, **{key: _merged(known.get(key), value) for key, value in given.items()}}
+def _with_defaults(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the user's settings of a sampler's engine, with defaults for absent settings and engine arguments."""
+    merged = {**defaults, **own}
+    if 'engine_args' in defaults and isinstance(merged['engine_args'], Mapping):
+        merged['engine_args'] = {**defaults['engine_args'], **merged['engine_args']}
+    return merged
 
 
 def _trainer_threads() -> int:
