@@ -194,7 +194,6 @@ def replay_environment(config: ModelConfig) -> ReplayEnvironment:
         'device': config.device,
         FULL_GRADIENT_SUM: f'dp {config.mesh.dp}, fsdp {config.mesh.fsdp}' if is_sum_by_mesh else TREE_SUM,
         'gradient_sum': f'{TREE_SUM}, rows of common prefixes once',
-        'half_precision': 'products with AMX in blocks, attention in float32 on a CPU',
         'layer_parts': config.mesh.tp,
         'pass_tokens': config.pass_tokens,
         'row_parts': config.mesh.ulysses,

@@ -18,7 +18,7 @@ def chosen_dtype(dtype: str, folder: str | os.PathLike[str], *, device: str) -> 
         device: torch device of the model.
 
     Returns:
-        `dtype`, unless it is 'auto'. For 'auto', 'bfloat16' if the weights are stored in half precision and the device
+        `dtype`, unless it is 'auto'. For 'auto', 'bfloat16' if config.json names half precision and the device
         multiplies bfloat16 faster than float32, otherwise 'float32'.
 
     Raises:

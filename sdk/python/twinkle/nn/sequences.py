@@ -150,7 +150,7 @@ class PackedSequences:
 def kernel_dtype(x: Tensor) -> torch.dtype:
     """Return the dtype in which queries, keys or values like `x` attend.
 
-    It is float32 on a CPU, where torch's kernel for half precision is slower, above all backward.
+    It is float32 on a CPU, where torch's kernel for half precision is slower, especially in the backward pass.
     """
     return torch.float32 if x.device.type == 'cpu' else x.dtype
 
