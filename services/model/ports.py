@@ -9,7 +9,7 @@ from services.kit.errors import DomainError
 from services.kit.server_facts import ServerFacts
 from services.kit.upload_store import UploadStore
 from services.model.domain.adapter import Adapter, CreationRecord, ExpiredAdapter
-from services.model.domain.engine import AdapterDescription, AdapterState, BatchPart, VerbRun
+from services.model.domain.engine import AdapterDescription, AdapterState, BatchPart, UnfinishedVerb, VerbRun
 from services.model.domain.journal import JournaledAdapter, JournalEntry, RecordEntry, Snapshot
 from services.model.domain.loader_batch import BatchSource, LoadedBatch
 from services.model.domain.operation import ComputeVerb, Operation, Save
@@ -65,13 +65,19 @@ class TrainerBackend(Protocol):
         """
         ...
 
-    async def run_batch(self, parts: Sequence[BatchPart]) -> Sequence[VerbRun | DomainError]:
-        """Run verbs of different adapters together, at most one per adapter.
+    async def run_pass(self, parts: Sequence[BatchPart]) -> Sequence[VerbRun | UnfinishedVerb | DomainError]:
+        """Run the next pass of verbs, at most one per adapter.
+
+        Only `run_pass` and `abandon` may be called for an adapter with an unfinished verb.
 
         Returns:
-            The return value or error of `run` for each part, in the order of `parts`. On CPUs, each result is bitwise
-            equal to that of running the part alone. A failing part does not affect the others.
+            For each part, in order, the result or error of `run`, or `UnfinishedVerb` if the verb needs more passes. On
+            CPUs, results are bitwise those of running each part alone. A failure affects its part only.
         """
+        ...
+
+    async def abandon(self, adapter_id: str) -> None:
+        """Undo the adapter's unfinished verb, if there is one."""
         ...
 
     async def snapshot(self, adapter_id: str) -> AdapterState | None:
@@ -253,8 +259,7 @@ class Journal(Protocol):
     async def begin_attempt(self, operation: Operation) -> int:
         """Count an attempt to replay an accepted operation, and return the number of attempts once it is durable.
 
-        The count starts at 0 when the operation is accepted. An attempt remains counted only if the process ends
-        before `end_attempt`.
+        An accepted operation has none. An attempt remains counted only if the process ends before `end_attempt`.
         """
         ...
 
@@ -352,10 +357,8 @@ class Journal(Protocol):
     async def take_over(self, trainer: str) -> Sequence[JournaledAdapter]:
         """Move the content of an ended trainer's journal to this one, durably, and return the new adapters.
 
-        Until `complete_take_over`, repeated calls return them again.
-
-        The other journal remains usable, without its adapters. A call that was interrupted must be repeated before the
-        other trainer can start again.
+        Repeated calls return them again until `complete_take_over`. The other journal remains usable, without its
+        adapters. A call that was interrupted must be repeated before the other trainer can start again.
 
         Raises:
             InvalidField: The configuration names no such trainer; the field is `trainer`.

@@ -14,7 +14,7 @@ from services.kit.clock import Clock
 from services.kit.errors import Cancelled, DomainError, Draining, Internal
 from services.model.application.waits import ChangeNotifier, ShortWork
 from services.model.domain.adapter import Adapter
-from services.model.domain.engine import BatchPart, VerbRun
+from services.model.domain.engine import BatchPart, UnfinishedVerb, VerbRun
 from services.model.domain.operation import (
     BatchVerb,
     ComputeVerb,
@@ -43,14 +43,21 @@ class QueuePosition:
     """Estimated time until the operation starts."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Submission:
     """A verb in the dispatcher and the future of its result."""
 
     ready: ReadyVerb
+    """The verb with the tokens that have not run yet."""
     verb: ComputeVerb
     arrival: float
     outcome: 'asyncio.Future[VerbRun]'
+    begin: float | None = None
+    """Start time of its first pass; None before."""
+    is_paused: bool = False
+    """Whether the engine has begun the verb and no pass of it is running."""
+    cancellation: DomainError | None = None
+    """Error with which the verb ends after the running pass, unless this is its last pass."""
 
     def settle(self, outcome: 'VerbRun | BaseException') -> None:
         """Complete the future, unless it is already done."""
@@ -109,12 +116,12 @@ class Dispatcher:
     async def run(self, adapter: Adapter, operation: Operation) -> VerbRun:
         """Run the operation's verb once it is scheduled, and return the engine's result with the waiting time.
 
-        Cancellation: a waiting operation is withdrawn; a running operation completes.
+        Cancellation: a waiting operation is withdrawn; a running operation completes its pass.
 
         Raises:
             DomainError: The engine refused the verb, or the verb failed.
-            Cancelled: `cancel` was called while the operation waited.
-            Draining: The service shut down before the operation started.
+            Cancelled: `cancel` was called before the operation's last pass; the adapter did not change.
+            Draining: The service shut down before the operation's last pass; the adapter did not change.
         """
         if self._is_closed:
             raise Draining()
@@ -131,19 +138,29 @@ class Dispatcher:
         finally:
             if self._waiting.get(adapter.adapter_id) is submission:
                 self._withdraw(submission)
+            if submission.is_paused:
+                await self._backend.abandon(adapter.adapter_id)
 
     def cancel(self, adapter_id: str, error: DomainError | None = None) -> bool:
-        """Cancel the adapter's waiting operation with `error` or Cancelled; return False if no operation waits."""
-        submission = self._waiting.get(adapter_id)
-        if submission is not None:
+        """Cancel the adapter's operation with `error` or Cancelled, and return whether it may be cancelled.
+
+        An operation that is running ends after the current pass; if this is its last pass, it completes.
+        """
+        error = error or Cancelled()
+        if submission := self._waiting.get(adapter_id):
             self._withdraw(submission)
-            submission.settle(error or Cancelled())
-        return submission is not None
+            submission.settle(error)
+            return True
+        submission = self._running.get(adapter_id)
+        if submission is None or submission.ready.batch_key is None:
+            return False
+        submission.cancellation = error
+        return True
 
     def position_of(self, adapter_id: str) -> QueuePosition | None:
-        """Return the queue position of an adapter's waiting operation; None if no operation waits."""
+        """Return the queue position of an adapter's operation; None after it has begun, or without an operation."""
         ahead = self._scheduler.ahead_of(adapter_id)
-        if ahead is None:
+        if ahead is None or self._waiting[adapter_id].begin is not None:
             return None
         return QueuePosition(
             operation_count=len(self._running) + ahead.quick_count + ahead.heavy_count,
@@ -155,11 +172,10 @@ class Dispatcher:
         return self._pace.mean_time * operation_count
 
     async def close(self) -> None:
-        """Refuse waiting verbs and wait for running verbs."""
+        """Refuse waiting verbs, and wait for the running pass; its unfinished verbs are refused, too."""
         self._is_closed = True
-        for submission in list(self._waiting.values()):
-            self._withdraw(submission)
-            submission.settle(Draining())
+        for adapter_id in [*self._waiting, *self._running]:
+            self.cancel(adapter_id, Draining())
         if self._loop is not None:
             await asyncio.wait([self._loop])
 
@@ -183,7 +199,7 @@ class Dispatcher:
     def _remaining(self) -> timedelta:
         """Estimate the remaining time of the running batch."""
         verbs = [submission.ready for submission in self._running.values()]
-        tokens = sum(ready.token_count for ready in verbs)
+        tokens = sum(map(self._scheduler.pass_tokens_of, verbs))
         total = self._pace.estimate(VerbsAhead(quick_count=0 if tokens else len(verbs), token_count=tokens))
         return max(timedelta(), total - timedelta(seconds=self._clock.monotonic() - self._begin))
 
@@ -201,10 +217,26 @@ class Dispatcher:
         self._running = {ready.adapter_id: self._waiting.pop(ready.adapter_id) for ready in batch}
         submissions = list(self._running.values())
         outcomes = await self._run_batch(submissions)
-        self._update_statistics(batch)
+        self._update_statistics(submissions, outcomes)
         for submission, outcome in zip(submissions, outcomes, strict=True):
-            submission.settle(self._with_wait(submission, outcome))
+            submission.begin = self._begin if submission.begin is None else submission.begin
+            submission.is_paused = False
+            if isinstance(outcome, UnfinishedVerb):
+                await self._pause(submission, outcome)
+            else:
+                submission.settle(_with_wait(submission, outcome))
         self._running = {}
+
+    async def _pause(self, submission: _Submission, outcome: UnfinishedVerb) -> None:
+        """Let a verb wait for its next pass; if it was cancelled during the last one, abandon it."""
+        if submission.cancellation is not None or submission.outcome.done():
+            await self._backend.abandon(submission.ready.adapter_id)
+            submission.settle(submission.cancellation or Cancelled())
+            return
+        submission.is_paused = True
+        submission.ready = replace(submission.ready, token_count=outcome.remaining_token_count)
+        self._waiting[submission.ready.adapter_id] = submission
+        self._scheduler.resume(submission.ready)
 
     async def _gather(self) -> None:
         """Wait briefly for adapters whose next operation is expected soon, so that their batches share a pass.
@@ -230,39 +262,35 @@ class Dispatcher:
         now = self._clock.monotonic()
         return min(self._think_times.latest_expected(now, limit=limit) - now, limit - self._gathered)
 
-    def _update_statistics(self, batch: Sequence[ReadyVerb]) -> None:
+    def _update_statistics(
+        self, submissions: Sequence[_Submission], outcomes: 'Sequence[VerbRun | UnfinishedVerb | BaseException]'
+    ) -> None:
         """Update the timing statistics after a batch."""
-        now, token_count = self._clock.monotonic(), sum(ready.token_count for ready in batch)
+        rest = [outcome.remaining_token_count for outcome in outcomes if isinstance(outcome, UnfinishedVerb)]
+        now, token_count = self._clock.monotonic(), sum(own.ready.token_count for own in submissions) - sum(rest)
         self._pace.observe(now - self._begin, token_count=token_count)
         if token_count:
             self._gathered = 0.0
             if self._batch_seconds is not None:
                 self._scheduler.bound(self._pace.tokens_in(self._batch_seconds))
-        for ready in batch:
-            self._think_times.record_finish(ready.adapter_id, now)
+        for submission, outcome in zip(submissions, outcomes, strict=True):
+            if not isinstance(outcome, UnfinishedVerb):
+                self._think_times.record_finish(submission.ready.adapter_id, now)
 
-    async def _run_batch(self, submissions: Sequence[_Submission]) -> 'Sequence[VerbRun | BaseException]':
-        """Run verbs together; if the engine raises an exception, it is the outcome of every verb."""
-        if len(submissions) > 1:
-            parts = [
-                BatchPart(adapter_id=submission.ready.adapter_id, verb=submission.verb)
-                for submission in submissions
-                if isinstance(submission.verb, BatchVerb)
-            ]
-            running = asyncio.ensure_future(self._backend.run_batch(parts))
-        else:
+    async def _run_batch(
+        self, submissions: Sequence[_Submission]
+    ) -> 'Sequence[VerbRun | UnfinishedVerb | BaseException]':
+        """Run a pass of verbs, or a single verb; if the engine raises an exception, it is the outcome of every verb."""
+        if submissions[0].ready.batch_key is None:
             running = asyncio.ensure_future(self._run_alone(submissions[0]))
+        else:
+            running = asyncio.ensure_future(self._backend.run_pass([_part_of(own) for own in submissions]))
         await asyncio.wait([running])
         error = running.exception()
         return running.result() if error is None else [error] * len(submissions)
 
     async def _run_alone(self, submission: _Submission) -> Sequence[VerbRun]:
         return [await self._backend.run(submission.ready.adapter_id, submission.verb)]
-
-    def _with_wait(self, submission: _Submission, outcome: 'VerbRun | BaseException') -> 'VerbRun | BaseException':
-        if isinstance(outcome, BaseException):
-            return outcome
-        return replace(outcome, wait_seconds=self._begin - submission.arrival)
 
     def _on_loop_done(self, loop: 'asyncio.Task[None]') -> None:
         """Fail all pending operations if the background task failed because of a defect."""
@@ -275,6 +303,20 @@ class Dispatcher:
         for submission in unfinished:
             self._scheduler.remove(submission.ready.adapter_id)
             submission.settle(Internal(''))
+
+
+def _part_of(submission: _Submission) -> BatchPart:
+    """Return a verb's part of the next pass."""
+    verb = submission.verb
+    assert isinstance(verb, BatchVerb)  # noqa: S101 - other verbs have no batch key
+    return BatchPart(adapter_id=submission.ready.adapter_id, verb=None if submission.is_paused else verb)
+
+
+def _with_wait(submission: _Submission, outcome: 'VerbRun | BaseException') -> 'VerbRun | BaseException':
+    """Return the outcome with the time from the submission of the verb to its first pass."""
+    if isinstance(outcome, BaseException) or submission.begin is None:
+        return outcome
+    return replace(outcome, wait_seconds=submission.begin - submission.arrival)
 
 
 def _batch_key(adapter: Adapter, verb: ComputeVerb) -> str | None:

@@ -118,9 +118,9 @@ class Operations:
         raise Draining()
 
     async def cancel(self, caller: Caller, adapter_id: str, sequence_number: int) -> bool:
-        """Cancel an operation that is not being computed yet, and return whether it was cancelled.
+        """Cancel an operation, and return whether it was cancelled before its last pass.
 
-        A cancelled operation frees its sequence number. A running operation is never interrupted.
+        A cancelled operation frees its sequence number and changes nothing. A pass is never interrupted.
 
         Raises:
             AdapterNotFound: The caller has no such adapter.
@@ -139,7 +139,7 @@ class Operations:
             return entry.is_running
 
     def drop_waiting(self, adapter_id: str) -> None:
-        """Cancel all operations of an adapter that are not being computed yet."""
+        """Cancel all operations of an adapter, except one whose last pass is running."""
         queue = self._queues.find(adapter_id)
         if queue is not None:
             queue.drop_all()
@@ -153,7 +153,7 @@ class Operations:
             queue.notify_watchers()
 
     def _stop(self, adapter_id: str) -> bool:
-        """Cancel the adapter's operation that waits for its pass, batch or memory; return False if none waits."""
+        """Cancel the adapter's operation that waits or needs more passes; return False if there is certainly none."""
         return self._dispatcher.cancel(adapter_id) or self._waits.cancel(adapter_id)
 
     def _record(self, queue: AdapterQueue, adapter_id: str, number: int) -> OperationRecord:

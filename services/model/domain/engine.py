@@ -64,9 +64,17 @@ class VerbRun:
     floating-point results."""
 
 
+@dataclass(frozen=True)
+class UnfinishedVerb:
+    """A verb that has begun and needs more passes. The adapter does not change before the last one."""
+
+    remaining_token_count: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class BatchPart:
     """One adapter's part of a shared batch."""
 
     adapter_id: str
-    verb: BatchVerb
+    verb: BatchVerb | None
+    """None to continue the adapter's unfinished verb."""

@@ -9,7 +9,7 @@ negative. A large verb does not have to wait until enough credit has accumulated
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 QUICK_RUN = 128
 """Maximum number of consecutive quick verbs (verbs without tokens) while others wait. A quick verb takes milliseconds.
@@ -76,7 +76,7 @@ class Scheduler:
         """Initialize without verbs.
 
         Args:
-            batch_tokens: Maximum number of tokens per batch; a larger verb runs alone.
+            batch_tokens: Maximum number of tokens per batch, which is one pass; a larger verb runs in several batches.
             weights: Share of each tenant, positive; 1 for tenants that are not listed.
         """
         self._max_batch_tokens = batch_tokens
@@ -140,6 +140,16 @@ class Scheduler:
             self._tenants[verb.tenant_id] = _Tenant(weight, weight * self._batch_tokens)
         self._tenants[verb.tenant_id].add(verb)
 
+    def resume(self, verb: ReadyVerb) -> None:
+        """Add a verb that needs more batches, with its remaining tokens, and give its tenant the credit for them back.
+
+        Raises:
+            ValueError: The adapter has a ready verb already.
+        """
+        self.add(verb)
+        tenant = self._tenants[verb.tenant_id]
+        tenant.credit = min(tenant.credit + verb.token_count, tenant.weight * self._batch_tokens)
+
     def remove(self, adapter_id: str) -> ReadyVerb | None:
         """Withdraw and return an adapter's verb; return None if the adapter has no ready verb."""
         verb = self._verbs.pop(adapter_id, None)
@@ -167,20 +177,31 @@ class Scheduler:
             self._fill(batch)
         return batch
 
+    def pass_tokens_of(self, verb: ReadyVerb) -> int:
+        """Return the approximate number of tokens of a verb's next pass. A verb without a key runs in one call."""
+        return verb.token_count if verb.batch_key is None else min(verb.token_count, self._max_batch_tokens)
+
     def ahead_of(self, adapter_id: str) -> VerbsAhead | None:
-        """Simulate the queue and return the verbs that run before an adapter's verb; None if it has no ready verb."""
+        """Simulate the queue and return what runs before an adapter's verb begins; None if it has no ready verb."""
         if adapter_id not in self._verbs:
             return None
-        future, before = self._copy(), list[list[ReadyVerb]]()
-        while adapter_id in future._verbs:  # noqa: SLF001 - a copy of itself
-            before.append(future.next_batch())
-        heavy = [batch for batch in before[:-1] if batch[0].token_count]
+        future, batches = self._copy(), list[list[ReadyVerb]]()
+        while (batch := future.next_batch()) and all(verb.adapter_id != adapter_id for verb in batch):
+            batches.append([future._run_one_pass(verb) for verb in batch])  # noqa: SLF001 - a copy of itself
+        heavy = [batch for batch in batches if batch[0].token_count]
         return VerbsAhead(
-            quick_count=len(before) - 1 - len(heavy),
-            heavy_count=sum(map(len, heavy)),
+            quick_count=len(batches) - len(heavy),
+            heavy_count=len({verb.adapter_id for batch in heavy for verb in batch}),
             batch_count=len(heavy),
             token_count=sum(verb.token_count for batch in heavy for verb in batch),
         )
+
+    def _run_one_pass(self, verb: ReadyVerb) -> ReadyVerb:
+        """Simulate a pass: return the part of a verb that runs in it, and resume the rest."""
+        token_count = self.pass_tokens_of(verb)
+        if token_count < verb.token_count:
+            self.resume(replace(verb, token_count=verb.token_count - token_count))
+        return replace(verb, token_count=token_count)
 
     def _copy(self) -> 'Scheduler':
         copied = Scheduler(batch_tokens=self._max_batch_tokens, weights=self._weights)
@@ -212,7 +233,7 @@ class Scheduler:
         first, key = batch[0], batch[0].batch_key
         others = [tenant for tenant_id, tenant in self._tenants.items() if tenant_id != first.tenant_id]
         is_limited = any(tenant.verbs for tenant in others)
-        capacity = -first.token_count % self._max_batch_tokens
+        capacity = max(self._max_batch_tokens - first.token_count, 0)
         token_count = first.token_count + self._add_one_each(batch, key, others, capacity)
         capacity = self._remaining_capacity(token_count, is_limited=is_limited)
         while capacity:
@@ -232,10 +253,9 @@ class Scheduler:
         return capacity - remaining
 
     def _remaining_capacity(self, token_count: int, *, is_limited: bool) -> int:
-        """Return how many tokens may join `token_count` tokens, up to full passes or the limit of `bound`."""
-        if is_limited and self._batch_tokens < self._max_batch_tokens:
-            return max(self._batch_tokens - token_count, 0)
-        return -token_count % self._max_batch_tokens
+        """Return how many tokens may join `token_count` tokens, up to a full pass or the limit of `bound`."""
+        limit = self._batch_tokens if is_limited else self._max_batch_tokens
+        return max(limit - token_count, 0)
 
     def _take(self, verb: ReadyVerb) -> ReadyVerb:
         """Remove a selected verb, charge its tenant, and move the tenant to the end of the order."""

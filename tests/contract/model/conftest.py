@@ -14,6 +14,12 @@ from services.model.ports import TrainerBackend
 async def backend(request: pytest.FixtureRequest, tiny_llama_dir: Path) -> AsyncIterator[TrainerBackend]:
     """Each implementation of the trainer port."""
     options = LoadOptions(base_model=str(tiny_llama_dir), thread_count=1, pass_tokens=64)
-    trainer = FakeTrainer() if request.param == 'fake' else await GroupBackend.load(options)
+    trainer = _small_passes() if request.param == 'fake' else await GroupBackend.load(options)
     yield trainer
     await trainer.close()
+
+
+def _small_passes() -> FakeTrainer:
+    trainer = FakeTrainer()
+    trainer.pass_tokens = 64
+    return trainer

@@ -7,6 +7,15 @@ import numpy as np
 import pytest
 
 from fixtures.model_service import draw_example
+from fixtures.trainer_batches import (
+    BATCHES,
+    FULLY_MASKED,
+    LORA,
+    assert_same_forward,
+    parts_of,
+    run_to_end,
+    train_alone,
+)
 from services.kit.errors import AdapterNotFound, DomainError, InvalidField
 from services.model.domain.engine import AdapterState, BatchPart, VerbRun
 from services.model.domain.errors import AdapterNotReady, ReplicaLeased
@@ -109,41 +118,6 @@ async def test_loading_drops_a_pending_forward(backend):
         assert await backend.snapshot('b') is not None
 
 
-BATCHES = {
-    'a': [draw_example(20, 1), draw_example(9, 2)],
-    'b': [draw_example(17, 3)],
-    'c': [draw_example(30, 4), draw_example(30, 5), draw_example(30, 6)],
-}
-"""Examples by adapter. The last batch requires several passes of at most 64 tokens."""
-FULLY_MASKED = [{**draw_example(8), 'labels': np.full(8, -100)}]
-
-
-async def train_alone(backend, adapter_id):
-    """Train one adapter with `run`, and return the result of each verb and the final state."""
-    await backend.create_adapter(adapter_id, LORA[adapter_id], TrainingConfig())
-    runs = [
-        await backend.run(adapter_id, verb(features=BATCHES[adapter_id])) for verb in (ForwardBackward, ForwardOnly)
-    ]
-    runs.append(await backend.run(adapter_id, ClipGradAndStep()))
-    return runs, await backend.export_state(adapter_id, is_trainer_included=True)
-
-
-LORA = {'a': LoraConfig(r=2, seed=1), 'b': LoraConfig(r=4, seed=2, lora_dropout=0.5), 'c': LoraConfig(r=3, seed=3)}
-
-
-def parts_of(verb, *adapter_ids):
-    """Return the parts of these adapters, each with its own batch."""
-    return [BatchPart(adapter_id=adapter_id, verb=verb(features=BATCHES[adapter_id])) for adapter_id in adapter_ids]
-
-
-def assert_same_forward(actual, expected):
-    """Assert that two results are bitwise equal."""
-    assert isinstance(actual, VerbRun)
-    assert (actual.outcome.loss, actual.outcome.num_tokens) == (expected.outcome.loss, expected.outcome.num_tokens)
-    for values, expected_values in zip(actual.outcome.logps, expected.outcome.logps, strict=True):
-        np.testing.assert_array_equal(values, expected_values)
-
-
 async def test_batched_results_equal_separate_results_bitwise(backend):
     """Losses, log-probabilities, gradients and weights do not depend on the other parts of a batch."""
     alone = {}
@@ -152,8 +126,8 @@ async def test_batched_results_equal_separate_results_bitwise(backend):
         await backend.delete_adapter(adapter_id)
         await backend.create_adapter(adapter_id, LORA[adapter_id], TrainingConfig())
     order = ('c', 'a', 'b')
-    trained = dict(zip(order, await backend.run_batch(parts_of(ForwardBackward, *order)), strict=True))
-    evaluated = dict(zip(order, await backend.run_batch(parts_of(ForwardOnly, *order)), strict=True))
+    trained = await run_to_end(backend, parts_of(ForwardBackward, *order))
+    evaluated = await run_to_end(backend, parts_of(ForwardOnly, *order))
     for adapter_id, (runs, state) in alone.items():
         assert_same_forward(trained[adapter_id], runs[0])
         assert_same_forward(evaluated[adapter_id], runs[1])
@@ -165,7 +139,7 @@ async def test_result_contains_the_number_of_adapters_in_its_passes(backend):
     """Each result contains the number of its passes and the number of adapters in them."""
     for adapter_id in ('a', 'b'):
         await backend.create_adapter(adapter_id, LORA[adapter_id], TrainingConfig())
-    for run in await backend.run_batch(parts_of(ForwardBackward, 'a', 'b')):
+    for run in (await run_to_end(backend, parts_of(ForwardBackward, 'a', 'b'))).values():
         assert run.pass_count >= 1
         assert run.pass_adapter_count == 2
     alone = await backend.run('a', ForwardBackward(features=BATCHES['a']))
@@ -184,7 +158,7 @@ async def test_a_failing_part_does_not_affect_the_others(backend):
         BatchPart(adapter_id='b', verb=ForwardBackward(features=FULLY_MASKED)),
         *parts_of(ForwardBackward, 'a'),
     ]
-    unknown, refused, good = await backend.run_batch(parts)
+    unknown, refused, good = await backend.run_pass(parts)
     assert isinstance(unknown, AdapterNotFound)
     assert isinstance(refused, InvalidField)
     assert 'labels' in refused.field
@@ -195,13 +169,13 @@ async def test_a_failing_part_does_not_affect_the_others(backend):
     assert await backend.export_state('a', is_trainer_included=True) == expected
 
 
-async def test_run_batch_returns_the_errors_of_run(backend):
-    """`run` raises and `run_batch` returns the same error."""
+async def test_run_pass_returns_the_errors_of_run(backend):
+    """`run` raises and `run_pass` returns the same error."""
     await backend.create_adapter('b', LORA['b'], TrainingConfig())
     verb = ForwardBackward(features=FULLY_MASKED)
     with pytest.raises(DomainError) as caught:
         await backend.run('b', verb)
-    (returned,) = await backend.run_batch([BatchPart(adapter_id='b', verb=verb)])
+    (returned,) = await backend.run_pass([BatchPart(adapter_id='b', verb=verb)])
     assert (type(returned), str(returned)) == (type(caught.value), str(caught.value))
 
 

@@ -55,7 +55,7 @@ async def test_an_unknown_loss_of_a_batch_changes_nothing(backend, verb, loss, e
         BatchPart(adapter_id='a', verb=verb(features=BATCHES['a'], loss=loss)),
         BatchPart(adapter_id='b', verb=verb(features=BATCHES['b'])),
     ]
-    refused, good = await backend.run_batch(parts)
+    refused, good = await backend.run_pass(parts)
     assert isinstance(good, VerbRun)
     assert isinstance(refused, error)
     assert refused.field == field

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fixtures import checkpoint_service
-from fixtures.fake_trainer import FakeStore
+from fixtures.fake_store import FakeStore
 from services.kit.errors import Code, DomainError, InvalidField
 from services.kit.rpc.context import acting_for
 from services.kit.weights import Segments

@@ -153,7 +153,7 @@ async def test_overload_is_refused_with_a_retry_time_or_waits(tmp_path):
 
 
 async def test_a_cancelled_operation_fails_and_frees_its_number(fake):
-    """A cancelled operation frees its number, and a running operation is not interrupted."""
+    """A cancelled operation frees its number, and an operation in its last pass completes."""
     busy, adapter_id = (await fake.create(request_id='r1')).adapter_id, (await fake.create(request_id='r2')).adapter_id
     fake.trainer.gate.clear()
     running = call(fake, busy, 1, **train())
@@ -167,15 +167,35 @@ async def test_a_cancelled_operation_fails_and_frees_its_number(fake):
         request = training_service_pb2.CancelOperationRequest(adapter_id=target, sequence_number=number)
         return (await fake.training.CancelOperation(request, metadata=as_tenant('alice'))).is_cancelled
 
-    assert not await cancel(busy, 1)
+    cancelling = asyncio.ensure_future(cancel(busy, 1))
     assert await cancel(adapter_id, 1)
     failure = await failure_of(waiting)
     assert (failure.code, failure.reason) == ('CANCELLED', 'CANCELLED')
     fake.trainer.gate.set()
     await running
+    assert not await cancelling
     await fake.result(adapter_id, 1, step=STEP)
     assert (await next_call).sequence_number == 2
     assert [verb for ran_id, verb in fake.trainer.ran if ran_id == adapter_id and rate_of(verb)]
+
+
+async def test_a_long_operation_is_cancelled_between_its_passes(fake):
+    """A cancelled operation of several passes ends after its current one, frees its number and changes nothing."""
+    adapter_id = (await fake.create()).adapter_id
+    fake.trainer.pass_tokens = 64
+    before = await fake.trainer.snapshot(adapter_id)
+    fake.trainer.gate.clear()
+    running = fake.execute(adapter_id, 1, **train(0, 400))
+    await until(fake, adapter_id, 1, RUNNING)
+    request = training_service_pb2.CancelOperationRequest(adapter_id=adapter_id, sequence_number=1)
+    cancelling = asyncio.ensure_future(fake.training.CancelOperation(request, metadata=as_tenant('alice')))
+    await asyncio.sleep(0.1)
+    fake.trainer.gate.set()
+    assert (await cancelling).is_cancelled
+    assert (await failure_of(running)).code == 'CANCELLED'
+    assert len(fake.trainer.batches) == 1
+    assert await fake.trainer.snapshot(adapter_id) == before
+    await fake.result(adapter_id, 1, lr_step=LR_STEP)
 
 
 async def test_watcher_receives_every_result_until_the_deletion(fake):

@@ -37,15 +37,15 @@ def test_large_part_runs_alone():
     assert plan([[3], [50], [3]], max_rows=10) == [[Slot(0, 0), Slot(2, 0)], [Slot(1, 0)]]
 
 
-def test_dropped_item_does_not_run():
-    """The remaining parts of a dropped item do not run, and dropping it again has no effect."""
-    planner = PassPlanner(max_rows=4)
-    planner.add(0, [4, 4])
+def test_items_that_have_begun_continue_after_new_ones():
+    """Items that have begun continue with their next part, after items with fewer completed parts."""
+    planner = PassPlanner(max_rows=8)
+    planner.add(0, [9, 4, 5], next_part=1)
     planner.add(1, [4])
-    assert planner.next_pass() == [Slot(0, 0)]
-    planner.drop(0)
-    planner.drop(0)
-    assert planner.next_pass() == [Slot(1, 0)]
+    assert planner.next_pass() == [Slot(0, 1), Slot(1, 0)]
+    planner.add(2, [5])
+    assert planner.next_pass() == [Slot(2, 0)]
+    assert planner.next_pass() == [Slot(0, 2)]
     assert planner.next_pass() == []
 
 

@@ -3,32 +3,18 @@
 import pickle
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from itertools import count
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fixtures.scheduling import BUDGET, BusyAdapters, all_batches, ready_verb, run_pass, sizes
 from services.model.domain.scheduler import QUICK_RUN, ReadyVerb, Scheduler
 
-BUDGET = 1024
-"""Tokens of one pass."""
 KEYS = ('train', 'evaluate', None)
 """Batch keys; a verb with the key `None` runs alone."""
-
-
-def ready_verb(adapter_id: str, tokens: int, *, tenant: str = 'alice', key: str | None = 'train') -> ReadyVerb:
-    """Return a ready verb of one adapter."""
-    return ReadyVerb(adapter_id=adapter_id, tenant_id=tenant, token_count=tokens, batch_key=key)
-
-
-def all_batches(scheduler: Scheduler) -> list[list[ReadyVerb]]:
-    """Return all batches until no verb is ready."""
-    batches: list[list[ReadyVerb]] = []
-    while batch := scheduler.next_batch():
-        batches.append(batch)
-    return batches
 
 
 def ids(batch: Sequence[ReadyVerb]) -> list[str]:
@@ -51,10 +37,10 @@ actions = st.lists(st.one_of(ready_verbs, st.just('next'), st.integers(0, 40).ma
 @settings(max_examples=100, deadline=None)
 @given(actions, st.dictionaries(st.sampled_from(['alice', 'bob']), st.floats(0.01, 100.0)))
 def test_no_verb_is_lost_or_duplicated(actions: list[ReadyVerb | str | int | None], weights: dict[str, float]) -> None:
-    """Each verb is scheduled once or cancelled once, and every batch respects the rules."""
+    """All tokens of each verb are scheduled once, unless it is cancelled, and every batch respects the rules."""
     scheduler = Scheduler(batch_tokens=BUDGET, weights=weights)
     waiting: dict[str, ReadyVerb] = {}
-    for action in [*actions, *(['next'] * len(actions))]:
+    for action in [*actions, *(['next'] * 6 * len(actions))]:
         if action is None or isinstance(action, int):
             scheduler.bound(action)
         elif isinstance(action, ReadyVerb):
@@ -64,14 +50,22 @@ def test_no_verb_is_lost_or_duplicated(actions: list[ReadyVerb | str | int | Non
         elif action == 'next':
             batch = scheduler.next_batch()
             assert bool(batch) == bool(waiting)
-            for item in batch:
-                assert waiting.pop(item.adapter_id) is item
-            check_batch(batch)
+            assert [waiting.pop(item.adapter_id) for item in batch] == batch
+            ran = [run_pass(scheduler, item) for item in batch]
+            check_batch(ran)
+            waiting |= rest_of(batch, ran)
         else:
-            assert scheduler.remove(action) is waiting.pop(action, None)
+            assert scheduler.remove(action) == waiting.pop(action, None)
         assert len(scheduler) == len(waiting)
         assert scheduler.token_count == sum(item.token_count for item in waiting.values())
     assert not waiting
+
+
+def rest_of(batch: Sequence[ReadyVerb], ran: Sequence[ReadyVerb]) -> dict[str, ReadyVerb]:
+    """Return the verbs of a batch that need more passes, by adapter."""
+    pairs = zip(batch, ran, strict=True)
+    rests = [replace(verb, token_count=verb.token_count - part.token_count) for verb, part in pairs]
+    return {verb.adapter_id: verb for verb in rests if verb.token_count}
 
 
 def check_batch(batch: Sequence[ReadyVerb]) -> None:
@@ -81,8 +75,7 @@ def check_batch(batch: Sequence[ReadyVerb]) -> None:
     assert len({item.batch_key for item in batch}) == 1
     assert batch[0].batch_key is not None
     assert all(item.token_count for item in batch)
-    passes = -(-batch[0].token_count // BUDGET)
-    assert sum(item.token_count for item in batch) <= passes * BUDGET
+    assert sum(item.token_count for item in batch) <= BUDGET
 
 
 def test_verbs_of_one_kind_fill_the_batch() -> None:
@@ -101,16 +94,37 @@ def test_kinds_are_never_mixed_and_some_run_alone() -> None:
     assert [ids(batch) for batch in all_batches(scheduler)] == [['a0', 'a3'], ['a1', 'a4'], ['a2'], ['a5']]
 
 
-def test_a_large_verb_shares_its_last_pass() -> None:
-    """A large verb takes several passes, and other verbs fill its last one."""
+def test_verbs_run_between_the_passes_of_a_large_verb() -> None:
+    """Verbs of other tenants run between the passes of a large verb, and fill its last one."""
     scheduler = Scheduler(batch_tokens=BUDGET)
-    scheduler.add(ready_verb('large', 5 * BUDGET - 100))
+    scheduler.add(ready_verb('large', 3 * BUDGET - 100))
+    scheduler.add(ready_verb('between', 100, tenant='bob'))
+    order = [ids([run_pass(scheduler, item) for item in scheduler.next_batch()]) for _ in range(3)]
     scheduler.add(ready_verb('fits', 100, tenant='bob'))
-    scheduler.add(ready_verb('waits', 100, tenant='carol'))
-    assert ids(scheduler.next_batch()) == ['large', 'fits']
-    scheduler.add(ready_verb('full', 2 * BUDGET))
-    assert ids(scheduler.next_batch()) == ['waits']
-    assert ids(scheduler.next_batch()) == ['full']
+    assert [*order, *map(ids, all_batches(scheduler))] == [['large'], ['between'], ['large'], ['large', 'fits']]
+
+
+def test_a_tenant_with_a_large_verb_pays_for_each_pass() -> None:
+    """A tenant with large verbs gets the same share as a tenant with small ones, pass by pass."""
+    busy = BusyAdapters(
+        Scheduler(batch_tokens=BUDGET),
+        {'large': sizes(1, 12000, 12000), 'small': sizes(2, 500, 500)},
+        adapters={'large': 1, 'small': 8},
+    )
+    for _ in range(20):
+        before = dict(busy.served)
+        busy.run(12)
+        large, small = [busy.served[tenant] - before.get(tenant, 0) for tenant in ('large', 'small')]
+        assert large == pytest.approx(small, abs=2 * BUDGET)
+
+
+def test_the_adapters_of_a_tenant_take_turns_between_passes() -> None:
+    """A small verb does not wait for all passes of a large verb of another adapter of its tenant."""
+    scheduler = Scheduler(batch_tokens=BUDGET)
+    scheduler.add(ready_verb('large', 10 * BUDGET))
+    run_pass(scheduler, scheduler.next_batch()[0])
+    scheduler.add(ready_verb('small', 64))
+    assert [ids(batch) for batch in all_batches(scheduler)][:3] == [['large'], ['small'], ['large']]
 
 
 def test_quick_verbs_run_first_but_do_not_starve_batches() -> None:
@@ -138,40 +152,6 @@ def test_an_adapter_has_one_ready_verb() -> None:
     scheduler.add(ready_verb('a', 1))
     with pytest.raises(ValueError, match='already'):
         scheduler.add(ready_verb('a', 0))
-
-
-class BusyAdapters:
-    """Adapters whose next verb is ready as soon as the previous one was scheduled."""
-
-    def __init__(self, scheduler: Scheduler, sizes: dict[str, Iterator[int]], *, adapters: dict[str, int]) -> None:
-        self.scheduler = scheduler
-        self.sizes = sizes
-        self.served: Counter[str] = Counter()
-        self.turns: list[str] = []
-        for tenant, number in adapters.items():
-            for index in range(number):
-                self.add(f'{tenant}-{index}', tenant)
-
-    def add(self, adapter_id: str, tenant: str) -> None:
-        """Add an adapter's next verb."""
-        self.scheduler.add(ready_verb(adapter_id, next(self.sizes[tenant]), tenant=tenant))
-
-    def run(self, batches: int) -> None:
-        """Take this number of batches, and add the next verb of each served adapter other than 'guest'."""
-        for _ in range(batches):
-            batch = self.scheduler.next_batch()
-            for item in batch:
-                self.served[item.tenant_id] += item.token_count
-                self.turns.append(item.adapter_id)
-            for item in batch:
-                if item.adapter_id != 'guest':
-                    self.add(item.adapter_id, item.tenant_id)
-
-
-def sizes(seed: int, low: int, high: int) -> Iterator[int]:
-    """Yield random sizes."""
-    rng = random.Random(seed)
-    return (rng.randint(low, high) for _ in count())
 
 
 @pytest.mark.parametrize('seed', range(8))
@@ -247,7 +227,7 @@ def test_every_verb_is_served_within_a_bound(seed: int) -> None:
 @settings(max_examples=80, deadline=None)
 @given(st.lists(ready_verbs, max_size=60, unique_by=lambda item: item.adapter_id), st.integers(0, 59))
 def test_predicted_positions_are_exact(items: list[ReadyVerb], chosen: int) -> None:
-    """Exactly the predicted verbs run first if no more arrive, and predicting changes nothing."""
+    """Exactly the predicted passes run first if no more verbs arrive, and predicting changes nothing."""
     scheduler, copied = Scheduler(batch_tokens=BUDGET), Scheduler(batch_tokens=BUDGET)
     for item in items:
         scheduler.add(item)
@@ -262,7 +242,7 @@ def test_predicted_positions_are_exact(items: list[ReadyVerb], chosen: int) -> N
     position = next(index for index, batch in enumerate(batches) if target in ids(batch))
     before = batches[:position]
     heavy = [item for batch in before for item in batch if item.token_count]
-    assert (ahead.batch_count + ahead.quick_count, ahead.heavy_count) == (len(before), len(heavy))
+    assert (ahead.batch_count + ahead.quick_count, ahead.heavy_count) == (len(before), len(set(ids(heavy))))
     assert ahead.token_count == sum(item.token_count for item in heavy)
 
 

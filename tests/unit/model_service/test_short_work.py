@@ -33,7 +33,7 @@ class SequentialTrainer(FakeTrainer):
             'export_state',
             'import_state',
             'run',
-            'run_batch',
+            'run_pass',
         }:
             return method
 
@@ -45,7 +45,8 @@ class SequentialTrainer(FakeTrainer):
                 # Other tasks run while the engine computes.
                 await let_others_run()
                 result = await method(*args, **options)
-                self.calls.append(args[0])
+                is_pass = isinstance(args[0], list)
+                self.calls.extend([part.adapter_id for part in args[0]] if is_pass else args[:1])
                 return result
 
         return in_turn

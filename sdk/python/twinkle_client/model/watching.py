@@ -53,9 +53,10 @@ class WatchingVerbs(ModelHandle):
 
     @remote_method
     async def cancel_operation(self, sequence_number: int, *, adapter_name: str | None = None) -> bool:
-        """Cancel an operation that is not being computed yet; return False if it is being computed or has finished.
+        """Cancel an operation that waits or needs more passes; return False if it is in its last pass or has finished.
 
-        The sender of the operation receives a `CancelledError`; later operations are not affected.
+        The sender of a cancelled operation receives a `CancelledError`, and the adapter does not change. Later
+        operations are not affected.
         """
         request = training_service_pb2.CancelOperationRequest(
             adapter_id=self._adapter(adapter_name).adapter_id, sequence_number=sequence_number

@@ -11,7 +11,7 @@ from services.model.backends.group.host import EngineHost
 from services.model.backends.group.loading import LoadOptions, facts_of, load_engine
 from services.model.backends.group.torchrun_group import TorchrunGroup
 from services.model.backends.group.worker_group import InProcessGroup, WorkerGroup
-from services.model.domain.engine import AdapterDescription, AdapterState, BatchPart, VerbRun
+from services.model.domain.engine import AdapterDescription, AdapterState, BatchPart, UnfinishedVerb, VerbRun
 from services.model.domain.operation import ComputeVerb
 from services.model.domain.training_config import TrainingConfig
 from twinkle.data_format import LoraConfig
@@ -22,8 +22,8 @@ from twinkle.model.engine import TrainerEngine
 class GroupBackend:
     """Hosts a `TrainerEngine`; implements `services.model.ports.TrainerBackend`.
 
-    Concurrency: verbs may be awaited by many tasks. The engine runs them one at a time in order of arrival. A running
-    verb is never interrupted.
+    Concurrency: methods may be awaited by many tasks. The engine runs their calls one at a time in order of arrival. A
+    running call is never interrupted.
     """
 
     def __init__(self, group: WorkerGroup, engine: TrainerEngine, facts: ServerFacts) -> None:
@@ -74,8 +74,11 @@ class GroupBackend:
     async def run(self, adapter_id: str, verb: ComputeVerb) -> VerbRun:
         return await self.group.call(EngineHost.run, adapter_id, verb)
 
-    async def run_batch(self, parts: Sequence[BatchPart]) -> Sequence[VerbRun | DomainError]:
-        return await self.group.call(EngineHost.run_batch, parts)
+    async def run_pass(self, parts: Sequence[BatchPart]) -> Sequence[VerbRun | UnfinishedVerb | DomainError]:
+        return await self.group.call(EngineHost.run_pass, parts)
+
+    async def abandon(self, adapter_id: str) -> None:
+        await self.group.call(EngineHost.abandon, adapter_id)
 
     async def snapshot(self, adapter_id: str) -> AdapterState | None:
         return await self.group.call(EngineHost.snapshot, adapter_id)

@@ -3,30 +3,38 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import structlog
 import torch
 
-from services.kit.errors import DomainError, Internal
+from services.kit.errors import Cancelled, DomainError, Internal
 from services.model.backends.engine_config import batch_loss, configure, training_config_of
 from services.model.backends.group.loading import LoadOptions
 from services.model.backends.group.states import CURSOR, counters_of, snapshot_of, state_of
 from services.model.backends.group.verbs import forward_options, forward_outcome, run_forward, run_other
 from services.model.backends.refusals import check_expert_size, domain_error_of, engine_errors_as_domain_errors
 from services.model.domain import operation as verbs
-from services.model.domain.engine import AdapterDescription, AdapterState, BatchPart, VerbRun
+from services.model.domain.engine import AdapterDescription, AdapterState, BatchPart, UnfinishedVerb, VerbRun
 from services.model.domain.errors import BatchTooLarge
 from services.model.domain.result import LoadResult
 from services.model.domain.training_config import LossChoice, TrainingConfig
 from twinkle.data_format import LoraConfig, TensorData
 from twinkle.model.dry_run import CostModel, Probe
-from twinkle.model.engine import BatchItem, BatchResult, TrainerEngine
+from twinkle.model.engine import BatchItem, BatchResult, ItemRun, TrainerEngine
 from twinkle.model.engine.memory import OutOfMemoryInShardedPass, is_out_of_memory
 from twinkle.model.errors import SnapshotMismatch
 from twinkle.nn import PackedModel, tensor_data_of, tensor_of
 
 _log = structlog.get_logger('engine')
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """A verb that has begun."""
+
+    verb: verbs.BatchVerb
+    run: ItemRun
 
 
 class EngineHost:
@@ -40,6 +48,8 @@ class EngineHost:
         self._token_limit = options.batch_tokens
         self._pass_tokens = options.pass_tokens
         self._probe: Probe | None = None
+        self._batches: dict[str, _Batch] = {}
+        """Verbs that have begun, by adapter."""
 
     def create(
         self,
@@ -76,7 +86,9 @@ class EngineHost:
 
     def run(self, adapter_id: str, verb: verbs.ComputeVerb) -> VerbRun:
         if isinstance(verb, verbs.BatchVerb):
-            (outcome,) = self.run_batch([BatchPart(adapter_id=adapter_id, verb=verb)])
+            (outcome,) = self.run_pass([BatchPart(adapter_id=adapter_id, verb=verb)])
+            while isinstance(outcome, UnfinishedVerb):
+                (outcome,) = self.run_pass([BatchPart(adapter_id=adapter_id, verb=None)])
             if isinstance(outcome, DomainError):
                 raise outcome
             return outcome
@@ -92,40 +104,65 @@ class EngineHost:
         step_count = self._engine.adapter(adapter_id).step_count
         return VerbRun(outcome=outcome, device_seconds=seconds, step_count=step_count)
 
-    def run_batch(self, parts: Sequence[BatchPart]) -> list[VerbRun | DomainError]:
-        outcomes: dict[str, VerbRun | DomainError] = {}
-        items: list[tuple[BatchPart, BatchItem]] = []
-        for part in parts:
-            try:
-                with engine_errors_as_domain_errors():
-                    items.append((part, self._item_of(part)))
-            except DomainError as error:
-                outcomes[part.adapter_id] = error
-        results = self._engine.run_batch([item for _, item in items])
-        for (part, _), result in zip(items, results, strict=True):
-            outcomes[part.adapter_id] = self._outcome_of(part, result)
-        return [outcomes[part.adapter_id] for part in parts]
+    def run_pass(self, parts: Sequence[BatchPart]) -> list[VerbRun | UnfinishedVerb | DomainError]:
+        refusals = [self._begin(part) for part in parts]
+        begun = [part.adapter_id for part, refusal in zip(parts, refusals, strict=True) if refusal is None]
+        try:
+            self._engine.advance([self._batches[adapter_id].run for adapter_id in begun])
+            finished = {adapter_id: self._finish(adapter_id) for adapter_id in begun}
+        except BaseException:
+            for adapter_id in begun:
+                self.abandon(adapter_id)
+            raise
+        return [refusal or finished[part.adapter_id] for part, refusal in zip(parts, refusals, strict=True)]
 
-    def _item_of(self, part: BatchPart) -> BatchItem:
-        self._check_size(part.verb)
-        learns_values = self._engine.adapter(part.adapter_id).value_head is not None
+    def abandon(self, adapter_id: str) -> None:
+        if batch := self._batches.pop(adapter_id, None):
+            batch.run.refuse(Cancelled())
+
+    def _begin(self, part: BatchPart) -> DomainError | None:
+        """Begin the verb of a part, unless it has begun; return the error that refuses it."""
+        if part.verb is None:
+            return None
+        try:
+            with engine_errors_as_domain_errors():
+                run = self._engine.begin_batch(self._item_of(part.adapter_id, part.verb))
+        except DomainError as error:
+            return error
+        if isinstance(run, Exception):
+            return self._error_of(part.adapter_id, part.verb, run)
+        self._batches[part.adapter_id] = _Batch(part.verb, run)
+        return None
+
+    def _item_of(self, adapter_id: str, verb: verbs.BatchVerb) -> BatchItem:
+        self._check_size(verb)
+        learns_values = self._engine.adapter(adapter_id).value_head is not None
         return BatchItem(
-            adapter_id=part.adapter_id,
-            features=part.verb.features,
-            options=forward_options(part.verb.options, learns_values=learns_values),
-            is_training=isinstance(part.verb, verbs.ForwardBackward),
-            loss=None if part.verb.loss is None else batch_loss(part.verb.loss),
+            adapter_id=adapter_id,
+            features=verb.features,
+            options=forward_options(verb.options, learns_values=learns_values),
+            is_training=isinstance(verb, verbs.ForwardBackward),
+            loss=None if verb.loss is None else batch_loss(verb.loss),
         )
 
-    def _outcome_of(self, part: BatchPart, result: BatchResult | Exception) -> VerbRun | DomainError:
+    def _finish(self, adapter_id: str) -> VerbRun | UnfinishedVerb | DomainError:
+        """Return the outcome of a verb if it is done."""
+        batch = self._batches[adapter_id]
+        if not batch.run.is_done:
+            return UnfinishedVerb(batch.run.remaining_token_count)
+        result = self._engine.finish_batch(batch.run)
+        del self._batches[adapter_id]
         if isinstance(result, Exception):
-            token_count = verbs.token_count(part.verb)
-            error = domain_error_of(result, token_count=token_count, token_limit=self._token_limit)
-            if error is None:
-                # Only this adapter's part failed; the gradients of the other parts have already been added.
-                _log.error('operation failed', adapter=part.adapter_id, exc_info=result)
-            return error or Internal('')
-        return self._forward_run(part.adapter_id, result, forward_outcome(result, part.verb.options))
+            return self._error_of(adapter_id, batch.verb, result)
+        return self._forward_run(adapter_id, result, forward_outcome(result, batch.verb.options))
+
+    def _error_of(self, adapter_id: str, verb: verbs.BatchVerb, error: Exception) -> DomainError:
+        """Convert the error that refused a verb."""
+        converted = domain_error_of(error, token_count=verbs.token_count(verb), token_limit=self._token_limit)
+        if converted is None:
+            # Only this adapter's part failed; the other parts are not affected.
+            _log.error('operation failed', adapter=adapter_id, exc_info=error)
+        return converted or Internal('')
 
     def _run_forward(self, adapter_id: str, verb: verbs.Forward | verbs.CalculateLoss | verbs.Backward) -> VerbRun:
         begin = time.perf_counter()

@@ -19,7 +19,7 @@ from blake3 import blake3
 from services.kit.errors import DomainError
 from services.kit.worker import SingleWorker
 from services.model.backends.group.host import EngineHost
-from services.model.domain.engine import AdapterState, VerbRun
+from services.model.domain.engine import AdapterState, UnfinishedVerb, VerbRun
 from twinkle.model.engine.snapshot import STATE_TENSOR
 from twinkle.parallel import RankWatch, all_gather, broadcast, program_store
 
@@ -148,6 +148,8 @@ def _outcome_text(result: Any, refusal: DomainError | None) -> str:
     if isinstance(result, list):
         parts = cast('list[object]', result)
         return ', '.join(_outcome_text(part, part if isinstance(part, DomainError) else None) for part in parts)
+    if isinstance(result, UnfinishedVerb):
+        return f'unfinished, {result.remaining_token_count}'
     if isinstance(result, VerbRun):
         # Numbers that a different gradient or update would change.
         return f'done, {getattr(result.outcome, "loss", None)!r}, {getattr(result.outcome, "grad_norm", None)!r}'

@@ -1,7 +1,7 @@
 """Execution of batches of several adapters in shared passes, with results bitwise equal to running each batch alone.
 
 Passes run in rounds; with several ranks, each rank runs one pass of a round. When memory runs out, a pass of several
-adapters is divided by adapters, and a pass of one part is halved. The smaller passes run in the next round. A batch
+adapters is divided by adapters, and a pass of one part is halved. The smaller passes belong to the same round. A batch
 with a part that cannot be divided is refused.
 """
 
@@ -12,7 +12,7 @@ from twinkle.model.engine.memory import OutOfMemoryInShardedPass, is_out_of_memo
 from twinkle.model.engine.parts import BatchCutter
 from twinkle.model.engine.pass_group import PassGroup, PassOutcome
 from twinkle.model.engine.pass_outputs import Segment
-from twinkle.model.engine.rounds import ItemRun, Worklist
+from twinkle.model.engine.rounds import ItemRun, Round
 from twinkle.nn import FullWeights, PackedModel
 
 
@@ -31,44 +31,49 @@ class BatchRunner:
         self._group = group
         self.cutter = BatchCutter(model, max_pass_tokens=max_pass_tokens)
 
-    def run(self, runs: Sequence[ItemRun]) -> None:
-        """Run batches of different adapters to completion; their results are stored in the `ItemRun` objects.
+    def advance(self, runs: Sequence[ItemRun]) -> None:
+        """Run one round of unfinished batches of different adapters. The `ItemRun` objects store their results.
 
-        Gradients are not yet added to the adapters. An unexpected exception leaves all adapters unchanged.
+        A full-parameter run over sharded weights runs to completion. Gradients are not yet added to the adapters. After
+        an unexpected exception, all batches are refused and all adapters are unchanged.
         """
         try:
             for is_training in (True, False):
                 alike = [run for run in runs if run.purpose.is_training is is_training]
-                if self._model.sharding is not None and is_training:
-                    self._train_sharded(alike)
-                else:
-                    self._run_alike(alike)
+                weights = alike[0].purpose.state.weights if alike else None
+                if is_training and self._model.sharding is not None and isinstance(weights, FullWeights):
+                    self._train_shards(alike[0], weights)
+                elif alike:
+                    self._run_round(alike)
         except BaseException as error:
             for run in runs:
                 run.refuse(error)
             raise
 
-    def _train_sharded(self, runs: Sequence[ItemRun]) -> None:
-        """Run batches for training on a sharded model. A batch of a full-parameter run is the only one.
+    def _train_shards(self, run: ItemRun, weights: FullWeights) -> None:
+        """Run a batch of a full-parameter run over sharded weights.
 
         Raises:
-            RuntimeError: a weight of a full-parameter run got no gradient, which would be a defect.
+            RuntimeError: a weight got no gradient, which would be a defect.
         """
-        weights = runs[0].purpose.state.weights if runs else None
-        if not isinstance(weights, FullWeights):
-            self._run_alike(runs)
-            return
         with weights.collecting() as found:
-            self._run_alike(runs)
-        if runs[0].refusal is None:
+            while not run.is_done:
+                self._run_round([run])
+        if run.refusal is None:
             missing = [name for name, gradient in found.items() if gradient is None]
             if missing:
                 raise RuntimeError(f'no gradient reached {missing[:3]}')
-            runs[0].shards = [gradient for gradient in found.values() if gradient is not None]
+            run.shards = [gradient for gradient in found.values() if gradient is not None]
 
-    def _run_alike(self, runs: Sequence[ItemRun]) -> None:
-        work = Worklist(self._model, runs, cutter=self.cutter, max_pass_tokens=self._max_pass_tokens)
-        while passes := work.next_round(self._group.size):
+    def _run_round(self, runs: Sequence[ItemRun]) -> None:
+        work = Round(
+            self._model,
+            runs,
+            cutter=self.cutter,
+            max_pass_tokens=self._max_pass_tokens,
+            pass_count=self._group.size,
+        )
+        while passes := work.next_passes(self._group.size):
             segments = [
                 [Segment(piece.run.purpose, piece.part.batch, piece.part.tree, piece.dropout) for piece in pieces]
                 for pieces in passes

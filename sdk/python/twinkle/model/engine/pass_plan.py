@@ -27,18 +27,14 @@ class PassPlanner:
 
     def __init__(self, *, max_rows: int) -> None:
         self._max_rows = max_rows
-        self._queue: dict[int, list[int]] = {}
+        self._queue: dict[int, Sequence[int]] = {}
         """Number of computed rows of each part, by item."""
         self._next_part: dict[int, int] = {}
 
-    def add(self, item: int, part_rows: Sequence[int]) -> None:
-        """Add a new item of at least one part, with the number of computed rows of each part."""
-        self._queue[item] = list(part_rows)
-        self._next_part[item] = 0
-
-    def drop(self, item: int) -> None:
-        """Remove the remaining parts of an item, if there are any."""
-        self._queue.pop(item, None)
+    def add(self, item: int, part_rows: Sequence[int], *, next_part: int = 0) -> None:
+        """Add a new item with the number of computed rows of each part. The first `next_part` parts have run."""
+        self._queue[item] = part_rows
+        self._next_part[item] = next_part
 
     def next_pass(self) -> list[Slot]:
         """Remove the next pass from the queue and return its slots; an empty list if the queue is empty."""

@@ -1,4 +1,4 @@
-"""Queue of the passes of several batches, which the ranks of a group run in rounds."""
+"""Batches in progress, and the rounds of passes in which the ranks of a group run them."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from twinkle.data_format import InputFeature
 from twinkle.loss import InvalidLossInput
 from twinkle.model.engine.gradient import GradientSum, sum_gradients
 from twinkle.model.engine.joint_pass import PassResult
@@ -31,10 +32,13 @@ class Piece:
 
 @dataclass(eq=False)
 class ItemRun:
-    """Execution state of one adapter's batch."""
+    """Execution state of one adapter's batch. Between two rounds, other batches and other calls may run."""
 
     purpose: Purpose
+    features: Sequence[InputFeature]
     parts: Sequence[Part]
+    next_part: int = 0
+    """Number of parts that have begun."""
     results: list[PassResult] = field(default_factory=list)
     """Results in the order of the features."""
     refusal: BaseException | None = None
@@ -46,8 +50,18 @@ class ItemRun:
         self._random_state = self.purpose.state.weights.dropout_generator.get_state()
         # The gradients of a full-parameter adapter are as large as the model.
         self._sum = GradientSum(is_folded=self.purpose.state.config is None)
-        self.started: deque[list[Piece]] = deque()
+        self._started: deque[list[Piece]] = deque()
         """Pieces of each part that has begun and is not in `results` yet, in the order of the parts."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all parts have begun, or the batch was refused. No part is unfinished between two rounds."""
+        return self.refusal is not None or self.next_part == len(self.parts)
+
+    @property
+    def remaining_token_count(self) -> int:
+        """Number of tokens of the features whose parts have not begun."""
+        return sum(len(feature['input_ids']) for part in self.parts[self.next_part :] for feature in part.features)
 
     @property
     def gradient(self) -> Sequence[Tensor] | None:
@@ -64,9 +78,19 @@ class ItemRun:
         """Whether a part ran in several pieces."""
         return len(self.results) > len(self.parts)
 
+    def begin_part(self, model: PackedModel) -> Piece:
+        """Begin the next part.
+
+        Dropout is sampled here, so the adapter's random state does not depend on the rank that runs the part.
+        """
+        piece = Piece(self, self.parts[self.next_part], SegmentDropout.sample(self.purpose, model))
+        self.next_part += 1
+        self._started.append([piece])
+        return piece
+
     def divide(self, piece: Piece, halves: Sequence[Piece]) -> None:
         """Replace a piece by its halves."""
-        pieces = next(pieces for pieces in self.started if piece in pieces)
+        pieces = next(pieces for pieces in self._started if piece in pieces)
         index = pieces.index(piece)
         pieces[index : index + 1] = halves
 
@@ -76,70 +100,61 @@ class ItemRun:
         Pieces of one batch may end in any order.
         """
         piece.result = result
-        while self.started:
+        while self._started:
             gradient: Sequence[Tensor] | None = None
             done: list[PassResult] = []
-            for other in self.started[0]:
+            for other in self._started[0]:
                 if other.result is None:
                     return
                 gradient = sum_gradients(gradient, other.result.gradient)
                 done.append(replace(other.result, gradient=None))
-            self.started.popleft()
+            self._started.popleft()
             self.results += done
             self._sum.add(gradient)
 
     def refuse(self, error: BaseException) -> None:
         """Abort the batch with an error and restore the adapter's random state."""
         self.refusal, self._sum = error, GradientSum()
-        self.started.clear()
+        self._started.clear()
         self.purpose.state.weights.dropout_generator.set_state(self._random_state)
 
 
-class Worklist:
-    """Queue of passes: first the halves of passes that did not fit in memory, then the passes of `PassPlanner`.
+class Round:
+    """Passes that the ranks run next: one for each rank, and the halves of passes that did not fit in memory.
 
-    Every rank of a group keeps an equal worklist. Dropout is sampled when a pass is planned, so an adapter's random
-    state does not depend on the ranks that run its passes.
+    Every rank of a group plans an equal round.
 
     Args:
         model: model of the batches; it determines whether an adapter has dropout at the output head.
-        runs: batches of different adapters, all for training or none.
+        runs: unfinished batches of different adapters, all for training or none.
         cutter: divides parts that do not fit in memory.
         max_pass_tokens: maximum number of rows of a shared pass.
+        pass_count: maximum number of passes of the round, not counting halves.
     """
 
     def __init__(
-        self, model: PackedModel, runs: Sequence[ItemRun], *, cutter: BatchCutter, max_pass_tokens: int
+        self,
+        model: PackedModel,
+        runs: Sequence[ItemRun],
+        *,
+        cutter: BatchCutter,
+        max_pass_tokens: int,
+        pass_count: int,
     ) -> None:
-        self._model = model
-        self._runs = runs
         self._cutter = cutter
-        self._planner = PassPlanner(max_rows=max_pass_tokens)
-        self._divided: deque[Sequence[Piece]] = deque()
-        """Passes that resulted from the division of larger ones; they run before the others."""
+        self._passes: deque[Sequence[Piece]] = deque()
+        planner = PassPlanner(max_rows=max_pass_tokens)
         for item, run in enumerate(runs):
-            self._planner.add(item, [part.planned_rows for part in run.parts])
+            planner.add(item, [part.planned_rows for part in run.parts], next_part=run.next_part)
+        for _ in range(pass_count):
+            if slots := planner.next_pass():
+                self._passes.append([runs[slot.item].begin_part(model) for slot in slots])
 
-    def next_round(self, size: int) -> list[list[Piece]]:
-        """Remove up to `size` passes from the list and return them, without pieces of refused batches.
-
-        The result is empty when the list is empty.
-        """
+    def next_passes(self, count: int) -> list[list[Piece]]:
+        """Remove up to `count` passes and return them, without pieces of refused batches; empty if none is left."""
         passes: list[list[Piece]] = []
-        while len(passes) < size:
-            pieces: list[Piece] = []
-            if self._divided:
-                pieces += filter(_is_wanted, self._divided.popleft())
-            else:
-                for slot in self._planner.next_pass():
-                    run = self._runs[slot.item]
-                    # Parts of a batch begin in order.
-                    piece = Piece(run, run.parts[slot.part], SegmentDropout.sample(run.purpose, self._model))
-                    run.started.append([piece])
-                    pieces.append(piece)
-                if not pieces:
-                    break
-            if pieces:
+        while self._passes and len(passes) < count:
+            if pieces := [piece for piece in self._passes.popleft() if piece.run.refusal is None]:
                 passes.append(pieces)
         return passes
 
@@ -149,7 +164,7 @@ class Worklist:
             if piece.run.refusal is not None:
                 continue
             if isinstance(outcome, Exception):
-                self._refuse(piece, _with_batch_index(outcome, piece))
+                piece.run.refuse(_with_batch_index(outcome, piece))
             else:
                 piece.run.take(piece, outcome)
 
@@ -157,7 +172,7 @@ class Worklist:
         """Replace a pass by two smaller ones; refuse the batch of a piece that cannot be divided."""
         if len(pieces) > 1:
             middle = len(pieces) // 2
-            self._divided.extendleft([pieces[middle:], pieces[:middle]])
+            self._passes.extendleft([pieces[middle:], pieces[:middle]])
             return
         (piece,) = pieces
         if piece.run.refusal is not None:
@@ -168,18 +183,10 @@ class Worklist:
         ]
         if halves:
             piece.run.divide(piece, halves)
-            self._divided.extendleft([half] for half in reversed(halves))
+            self._passes.extendleft([half] for half in reversed(halves))
         else:
             token_count = piece.part.batch.token_count
-            self._refuse(piece, BatchTooLarge(token_count, token_count - 1))
-
-    def _refuse(self, piece: Piece, error: Exception) -> None:
-        piece.run.refuse(error)
-        self._planner.drop(self._runs.index(piece.run))
-
-
-def _is_wanted(piece: Piece) -> bool:
-    return piece.run.refusal is None
+            piece.run.refuse(BatchTooLarge(token_count, token_count - 1))
 
 
 def _with_batch_index(error: Exception, piece: Piece) -> Exception:

@@ -72,11 +72,65 @@ class Training(AdapterTable):
         """
         if len({item.adapter_id for item in items}) < len(items):
             raise InvalidArgument('items must be of different adapters')
-        runs = [self._begin(item) for item in items]
-        self._runner.run([run for run in runs if isinstance(run, ItemRun)])
-        return [
-            run if isinstance(run, Exception) else _finish(run, item) for run, item in zip(runs, items, strict=True)
-        ]
+        runs = [self.begin_batch(item) for item in items]
+        while unfinished := [run for run in runs if isinstance(run, ItemRun) and not run.is_done]:
+            self.advance(unfinished)
+        return [run if isinstance(run, Exception) else self.finish_batch(run) for run in runs]
+
+    def begin_batch(self, item: BatchItem) -> ItemRun | Exception:
+        """Begin a batch that runs in rounds: call `advance` until it is done, and then `finish_batch`.
+
+        Until then, other methods must not use its adapter; `ItemRun.refuse` abandons the batch.
+
+        Returns:
+            The validated and divided batch, or the error that refuses it, see `run_batch`.
+        """
+        try:
+            purpose = Purpose(self.adapter(item.adapter_id), item.options, item.is_training, item.loss)
+            parts = self._runner.cutter.cut(purpose, item.features)
+            if item.is_training:
+                _check_trainable(purpose, [part.batch for part in parts])
+        except (TrainerError, InvalidFeatures, InvalidLossInput) as error:
+            return error
+        except LOSS_FAILURES as error:
+            refusal = InvalidArgument(f'the batch cannot be packed: {error}')
+            refusal.__cause__ = error
+            return refusal
+        return ItemRun(purpose, item.features, parts)
+
+    def advance(self, runs: Sequence[ItemRun]) -> None:
+        """Run the next pass of each rank, which contains parts of one or more batches that are not done.
+
+        A batch that does not fit into these passes is not changed; batches with the fewest completed parts are first.
+        After an unexpected exception, all batches are refused.
+        """
+        self._runner.advance(runs)
+
+    def finish_batch(self, run: ItemRun) -> BatchResult | Exception:
+        """Accumulate the gradient of a batch that is done, update the metrics, and return the result or the refusal."""
+        if run.refusal is not None:
+            return run.refusal
+        state, totals, gradient = run.purpose.state, None, run.gradient
+        is_training = run.purpose.is_training
+        missing = run.purpose.missing_streams(run.results[0].batch)
+        metrics = () if missing else state.metrics(is_training=is_training)
+        warnings = run.purpose.warnings(run.features, missing=missing)
+        try:
+            # The gradient of a single pass was already checked; sums may overflow.
+            is_finite = len(run.results) == 1 and run.shards is None
+            if is_training and state.owner is not None:
+                totals = total_on_owner(state.owner, state, gradient, is_finite=is_finite)
+            elif gradient is not None:
+                totals = total_gradient(state, gradient, is_finite=is_finite)
+            result = forward_result(
+                run.features, run.results, metrics=metrics, warnings=warnings, is_divided=run.is_divided
+            )
+        except (LossNotFinite, MetricFailed) as error:
+            run.refuse(error)
+            return error
+        if is_training:
+            accumulate(state, totals, divisor=sum(result.output['num_tokens'] for result in run.results))
+        return result
 
     def forward_only(
         self,
@@ -249,51 +303,10 @@ class Training(AdapterTable):
             raise result
         return result
 
-    def _begin(self, item: BatchItem) -> ItemRun | Exception:
-        """Return the validated and divided item, or the error that refuses it."""
-        try:
-            purpose = Purpose(self.adapter(item.adapter_id), item.options, item.is_training, item.loss)
-            parts = self._runner.cutter.cut(purpose, item.features)
-            if item.is_training:
-                _check_trainable(purpose, [part.batch for part in parts])
-        except (TrainerError, InvalidFeatures, InvalidLossInput) as error:
-            return error
-        except LOSS_FAILURES as error:
-            refusal = InvalidArgument(f'the batch cannot be packed: {error}')
-            refusal.__cause__ = error
-            return refusal
-        return ItemRun(purpose, parts)
-
     def _pending(self, state: AdapterState) -> PendingForward:
         if state.pending is None:
             raise AdapterNotReady(state.adapter_id, 'a forward pass: call forward')
         return state.pending
-
-
-def _finish(run: ItemRun, item: BatchItem) -> BatchResult | Exception:
-    """Accumulate the gradient, update the metrics, and return the result."""
-    if run.refusal is not None:
-        return run.refusal
-    state, totals, gradient = run.purpose.state, None, run.gradient
-    missing = run.purpose.missing_streams(run.results[0].batch)
-    metrics = () if missing else state.metrics(is_training=item.is_training)
-    warnings = run.purpose.warnings(item.features, missing=missing)
-    try:
-        # The gradient of a single pass was already checked; sums may overflow.
-        is_finite = len(run.results) == 1 and run.shards is None
-        if item.is_training and state.owner is not None:
-            totals = total_on_owner(state.owner, state, gradient, is_finite=is_finite)
-        elif gradient is not None:
-            totals = total_gradient(state, gradient, is_finite=is_finite)
-        result = forward_result(
-            item.features, run.results, metrics=metrics, warnings=warnings, is_divided=run.is_divided
-        )
-    except (LossNotFinite, MetricFailed) as error:
-        run.refuse(error)
-        return error
-    if item.is_training:
-        accumulate(state, totals, divisor=sum(result.output['num_tokens'] for result in run.results))
-    return result
 
 
 def _check_trainable(purpose: Purpose, batches: Sequence[PackedBatch]) -> None:

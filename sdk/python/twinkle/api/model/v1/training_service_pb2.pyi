@@ -373,7 +373,9 @@ class CancelOperationResponse(_message.Message):
 
     IS_CANCELLED_FIELD_NUMBER: _builtins.int
     is_cancelled: _builtins.bool
-    """Whether the operation was cancelled. False if it was already running or had finished."""
+    """Whether the operation was cancelled and did not change the adapter. False if it had finished, or was in its last
+    pass and has finished since.
+    """
     def __init__(
         self,
         *,

@@ -137,7 +137,8 @@ class TrainingServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CancelOperation(self, request, context):
-        """Cancels a queued operation. Later operations wait until another operation with the same number is sent.
+        """Cancels a queued operation, or a running one that needs more passes, after its current pass. Later operations wait
+        until another operation with the same number is sent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
