@@ -189,7 +189,9 @@ async def test_a_long_operation_is_cancelled_between_its_passes(fake):
     await until(fake, adapter_id, 1, RUNNING)
     request = training_service_pb2.CancelOperationRequest(adapter_id=adapter_id, sequence_number=1)
     cancelling = asyncio.ensure_future(fake.training.CancelOperation(request, metadata=as_tenant('alice')))
-    await asyncio.sleep(0.1)
+    for _ in range(5):
+        # These calls follow the cancellation on the same connection.
+        await until(fake, adapter_id, 1, RUNNING)
     fake.trainer.gate.set()
     assert (await cancelling).is_cancelled
     assert (await failure_of(running)).code == 'CANCELLED'
