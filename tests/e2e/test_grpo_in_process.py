@@ -24,6 +24,7 @@ def run(model: Path, *options: str) -> list[dict[str, float]]:
     return [{name: float(line[column]) for name, column in names.items()} for line in lines]
 
 
+@pytest.mark.slow
 def test_reward_rises_and_every_step_is_on_policy(tmp_path: Path) -> None:
     """Each sync publishes one version, samples have a ratio of 1, and the reward rises."""
     steps = run(build_tiny_model(tmp_path / 'model'), '--steps', '12')

@@ -101,6 +101,7 @@ async def test_token_without_certificate_is_refused(stack: StackState) -> None:
             assert {await _code(addresses[service], tls, token) for tls in kinds} == {code}, service
 
 
+@pytest.mark.slow
 def test_killed_gateway_is_restarted_at_its_addresses(stack: StackState) -> None:
     """A killed gateway is restarted at its addresses, and clients and samplers connect to it again."""
     gateway = next(item for item in stack.services if item.name == 'gateway')

@@ -30,6 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     stop_stack(folder, report=_silent)
 
 
+@pytest.mark.slow
 def test_sampler_joins_and_leaves_a_stack(folder: Path) -> None:
     """A sampler can join a stack without samplers, and it is not restarted after it is drained."""
     added = add_sampler(folder, engine='', report=_silent)

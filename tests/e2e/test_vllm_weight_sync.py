@@ -30,7 +30,8 @@ def trainer_scores(trainer: TransformersModel, **options: bool) -> np.ndarray:
     return np.asarray(trainer.forward_only(FEATURE, **options)['logps'][0], np.float32)[:-1]
 
 
-@pytest.mark.parametrize('tensor_parallel_size', [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('tensor_parallel_size', [1, 2])
 def test_vllm_agrees_with_the_trainer_after_every_sync(tmp_path: Path, tensor_parallel_size: int) -> None:
     """Samples of vLLM agree with the trainer within 1e-4 after each kind of sync, without older cache entries."""
     folder = build_tiny_model(tmp_path / 'model')

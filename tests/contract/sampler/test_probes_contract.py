@@ -8,6 +8,7 @@ import pytest
 
 from fixtures.engine_requests import PROMPT, events_of, make_request, run, settle
 from fixtures.sampled import ONE, TWO, Sampled, lora_tensors, lora_weights
+from fixtures.tiers import mostly_slow
 from fixtures.tiny_oracle import TinyOracle
 from services.kit.errors import InvalidField
 from services.sampler.domain.adapter import VersionKey
@@ -99,7 +100,7 @@ async def test_probes_and_other_requests_in_one_batch_do_not_affect_each_other(r
     assert len({sampled.prompt.probe.drawn_token_ids.tobytes() for sampled in separate[:3]}) == 3
 
 
-@pytest.mark.parametrize('temperature', [0.0, 0.25, pytest.param(2.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('temperature', mostly_slow([0.25, 0.0, 2.0]))
 async def test_draws_follow_the_distribution_at_the_temperature(real_engine, tiny_llama_dir, temperature):
     """The most likely token is drawn as often as the temperature implies, and log-probabilities ignore temperature."""
     oracle = await oracle_of(real_engine, tiny_llama_dir, has_adapter=True)

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.timeout(420)
 SEEDS = range(1000, 1010)
 
 
+@pytest.mark.slow
 async def test_two_kills_do_not_change_results(tmp_path: Path, tiny_llama_dir: Path) -> None:
     """Responses and saved tensors stay bitwise equal if the service is killed at two failpoints."""
     kills = [Kill(failpoint=point) for point in KILL_POINTS[:2]]

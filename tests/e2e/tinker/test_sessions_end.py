@@ -31,6 +31,7 @@ def expiring_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackSt
         yield state
 
 
+@pytest.mark.slow
 def test_suspended_client_continues_training(expiring_stack: StackState) -> None:
     """Unsaved steps become a checkpoint that Tinker lists and loads, and the model equals an undisturbed one."""
     examples = [tokens_of(1), tokens_of(2)]

@@ -121,7 +121,7 @@ async def test_damage_to_any_file_of_a_gateway_is_reported_or_has_no_effect(tmp_
         ('key_pepper', None, 'is missing, but the database has API keys'),
         pytest.param('key_pepper', b'short', 'is damaged, so no API key could be verified', marks=pytest.mark.slow),
         ('gateway.db', b'not a database' * 500, 'gateway.db is damaged'),
-        ('gateway.db', None, 'lost its last'),
+        pytest.param('gateway.db', None, 'lost its last', marks=pytest.mark.slow),
     ],
 )
 async def test_gateway_process_names_the_damaged_file(

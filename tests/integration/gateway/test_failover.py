@@ -13,6 +13,7 @@ from fixtures.fake_samplers import FAILURE_MODES, FakeSampler
 from fixtures.fleet import RunningFleet, running_fleet
 from fixtures.running_gateway import ADMIN, failure_of
 from fixtures.sampled_answers import read_answer, sample_request, undisturbed
+from fixtures.tiers import mostly_slow
 from services.gateway.config import FleetConfig
 from services.kit.errors import AdapterNotFound, InvalidField, QueueFull
 from twinkle.api.gateway.v1.fleet_service_pb2 import REPLICA_STATE_LOST
@@ -22,7 +23,7 @@ from twinkle.api.sampler.v1 import sampling_pb2
 SEEDS = 100
 
 
-@pytest.mark.parametrize('failure_mode', FAILURE_MODES)
+@pytest.mark.parametrize('failure_mode', mostly_slow(FAILURE_MODES, kept=2))
 async def test_stream_continues_after_every_kind_of_failure(tmp_path: Path, failure_mode: str) -> None:
     """A stream equals an undisturbed one for each failure mode and each message after which its sampler fails."""
     for end_after in range(8):
@@ -34,6 +35,7 @@ async def test_stream_continues_after_every_kind_of_failure(tmp_path: Path, fail
             assert response.spans == [[(0, 0, 3)]] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_random_failures_change_no_response(tmp_path: Path) -> None:
     """Streams over samplers that fail randomly and repeatedly deliver every token once and in order."""

@@ -277,6 +277,7 @@ async def test_weights_of_a_tinker_sampler_are_unpinned_at_the_end_of_its_sessio
     assert path in {item['tinker_path'] for item in listed}
 
 
+@pytest.mark.slow
 async def test_killed_settlement_resumes_and_saves_once(tiny_llama_dir: Path, tmp_path: Path) -> None:
     """If a kill interrupts the end of a session at any failpoint, the next gateway continues it and saves once."""
     state_dir = tmp_path / 'gateway'

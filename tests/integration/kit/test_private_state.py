@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.tiers import mostly_slow
 from fixtures.tiny_model import build_tiny_model
 
 CHECKPOINT = 'checkpoint_address=127.0.0.1:1'
@@ -25,7 +26,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_tiny_model(tmp_path_factory.mktemp('model'))
 
 
-@pytest.mark.parametrize('service', SETTINGS)
+@pytest.mark.parametrize('service', mostly_slow(SETTINGS))
 async def test_state_is_readable_by_its_owner_only(service: str, model_dir: Path, tmp_path: Path) -> None:
     """Each service started as `python -m services.X` with umask 0 creates only private folders and files."""
     state_dir = tmp_path / 'state'

@@ -36,7 +36,7 @@ def _make_folder(path: Path, state: str) -> None:
 @pytest.mark.parametrize(
     ('service', 'settings', 'state'),
     [
-        ('model', (), 'unknown architecture'),
+        pytest.param('model', (), 'unknown architecture', marks=pytest.mark.slow),
         ('sampler', ('engine=torch',), 'missing'),
         pytest.param('sampler', ('engine=vllm',), 'not supported by vLLM', marks=pytest.mark.slow),
         pytest.param('model', (), 'missing', marks=pytest.mark.slow),

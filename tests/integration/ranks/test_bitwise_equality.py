@@ -29,6 +29,7 @@ def test_every_mesh_gives_the_digest_of_one_process(model_dir: Path) -> None:
         assert max(line['held_shares']) <= 1 / shards + 0.01, line['mesh']
 
 
+@pytest.mark.slow
 def test_adapters_of_experts_have_the_digest_of_one_process(tmp_path: Path) -> None:
     """Meshes of two replicas and of two shards give the results of one process for adapters of experts."""
     found = _equal_digests(build_mixture(tmp_path), mesh_count=3, count=2)
@@ -48,6 +49,7 @@ def _equal_digests(model_dir: Path, *, mesh_count: int, count: int) -> dict[tupl
     return found
 
 
+@pytest.mark.slow
 def test_program_without_a_mesh_is_data_parallel(model_dir: Path, tmp_path: Path) -> None:
     """Two processes train two batches and one process trains the third, with bitwise the results of one process."""
     (alone,), _ = _train(model_dir, tmp_path / 'alone', range(3), count=1)

@@ -23,9 +23,8 @@ REFUSALS = {
 """Error with which each axis refuses full-parameter training; empty if it supports it."""
 
 
-@pytest.mark.parametrize(
-    'axis', ['fsdp', *(pytest.param(axis, marks=pytest.mark.slow) for axis in REFUSALS if axis != 'fsdp')]
-)
+@pytest.mark.parametrize('axis', REFUSALS)
+@pytest.mark.slow
 def test_a_mesh_fulfils_the_contract_of_one_process(axis: str) -> None:
     """All tests of the trainer pass, except that some axes refuse full-parameter training."""
     done = run_ranks(trainer_contract.__file__, f'{{"{axis}_size": 2}}', count=2)

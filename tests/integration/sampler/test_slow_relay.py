@@ -88,6 +88,7 @@ class Relay:
         pytest.param(2, [(3, 0)], marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 async def test_relay_is_abandoned_only_when_frames_stop(stops_after: int, expected: list[tuple[int, int]]) -> None:
     """A relay is abandoned when it stops sending within a version, but not because a version takes long."""
     relay, checkpoint = Relay(1, 2, stops_after=stops_after), Relay(3)

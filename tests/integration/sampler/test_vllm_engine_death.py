@@ -58,6 +58,7 @@ async def test_hanging_core_is_killed_and_its_readers_get_an_error(tmp_path: Pat
     assert not any(process.is_running() for process in cores)
 
 
+@pytest.mark.slow
 async def test_every_call_fails_after_the_core_exits(tmp_path: Path, tiny_llama_dir: Path):
     """If the core exits, a request that waits during a pause, an update of the base model and later calls fail."""
     need_vllm()

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.tiers import mostly_slow
+
 PROGRAM = """
 import logging, resource, structlog
 from services.kit.telemetry import TelemetryConfig, start_telemetry
@@ -91,7 +93,7 @@ for number in range(40):
 """
 
 
-@pytest.mark.parametrize('writer', WRITERS)
+@pytest.mark.parametrize('writer', mostly_slow(WRITERS))
 def test_log_file_keeps_the_newest_lines_in_two_bounded_files(tmp_path: Path, writer: str) -> None:
     """Two files of about the configured size contain the newest lines of a process, its libraries and its children."""
     path, limit_bytes = tmp_path / 'logs' / 'service.log', 8192

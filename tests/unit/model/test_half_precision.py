@@ -39,6 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_experts_are_isolated(tmp_path):
     """A mixture of experts in bfloat16, with its routers, has the same results alone and with other adapters."""
     torch.manual_seed(5)

@@ -9,6 +9,7 @@ import torch
 
 from fixtures.architectures import build_tiny
 from fixtures.mixture_model import build_mixture
+from fixtures.tiers import mostly_slow
 from twinkle.data_format import InputFeature, LoraConfig
 from twinkle.loss import CrossEntropyLoss, Loss
 from twinkle.model.engine import BatchItem, ForwardOptions, TrainerEngine
@@ -83,7 +84,7 @@ def test_a_group_trains_bitwise_like_separate_rows(tiny_llama_dir, loss, are_pro
 
 
 @pytest.mark.parametrize('model_type', ['gemma3_text', 'qwen3_5_text', 'qwen3_moe', 'deepseek_v3', 'granite'])
-@pytest.mark.parametrize('prompt_length', [16, 63, 64, 65, 150])
+@pytest.mark.parametrize('prompt_length', mostly_slow([64, 16, 63, 65, 150]))
 @pytest.mark.filterwarnings('ignore::DeprecationWarning')
 def test_every_kind_of_layer_shares_prompts_bitwise(tmp_path, model_type, prompt_length):
     """Windows, recurrent states, experts and latent attention give the results of separate rows."""
@@ -95,7 +96,7 @@ def test_every_kind_of_layer_shares_prompts_bitwise(tmp_path, model_type, prompt
     assert shared.forward_only('a', first).shared_token_count >= (GROUP - 1) * (prompt_length - 1)
 
 
-@pytest.mark.parametrize('model_type', ['llama', 'deepseek_v3', 'qwen3_5_text'])
+@pytest.mark.parametrize('model_type', mostly_slow(['llama', 'deepseek_v3', 'qwen3_5_text']))
 @pytest.mark.filterwarnings('ignore::DeprecationWarning')
 def test_long_prompts_are_shared_bitwise(tmp_path, model_type):
     """Prefixes with more keys than one block of the attention kernel give the results of separate rows."""
@@ -132,13 +133,13 @@ def test_bfloat16_prompts_are_shared_bitwise(tiny_llama_dir):
     assert results[0].shared_token_count > 0
 
 
-@pytest.mark.parametrize('seed', range(12))
+@pytest.mark.parametrize('seed', mostly_slow(range(12), kept=3))
 def test_shared_prompts_keep_tenants_apart_bitwise(tiny_llama_dir, seed):
     """Results and gradients of an adapter do not depend on other adapters of the pass, even with equal prompts."""
     assert_kept_apart(tiny_llama_dir, random.Random(seed))
 
 
-@pytest.mark.parametrize('model_type', ['gemma3_text', 'qwen3_5_text', 'qwen3_moe', 'deepseek_v3'])
+@pytest.mark.parametrize('model_type', mostly_slow(['gemma3_text', 'qwen3_5_text', 'qwen3_moe', 'deepseek_v3']))
 @pytest.mark.filterwarnings('ignore::DeprecationWarning')
 def test_every_kind_of_layer_keeps_tenants_apart_bitwise(tmp_path, model_type):
     """Layers with windows, recurrent states, experts and latent attention keep trees of adapters apart."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.journals import add, batch_operation, creation_of, forward_result, make_adapter, open_journal, state_of
+from fixtures.tiers import mostly_slow
 from services.kit.errors import InvalidField
 from services.kit.failpoints import TAKEOVER_FAILPOINTS, VARIABLE
 from services.model.backends.journal.environment import log_environment_changes
@@ -103,7 +104,7 @@ async def test_runs_move_on_when_their_new_trainer_ends(tmp_path: Path) -> None:
         await journal.close()
 
 
-@pytest.mark.parametrize('failpoint', TAKEOVER_FAILPOINTS)
+@pytest.mark.parametrize('failpoint', mostly_slow(TAKEOVER_FAILPOINTS))
 async def test_takeover_that_was_killed_is_completed_once(tmp_path: Path, failpoint: str) -> None:
     """Only the same trainer can complete a killed takeover, and the ended trainer can start only afterwards."""
     trained = await _fill(tmp_path / 'a')

@@ -12,6 +12,7 @@ import transformers
 from fixtures import isolation
 from fixtures.architecture_variants import VARIANTS
 from fixtures.architectures import NotTiny, architectures, build_tiny, check_as_accelerator
+from fixtures.tiers import mostly_slow
 from twinkle.data_format import LoraConfig
 from twinkle.nn import AdapterSpan, LoraWeights, PackedCausalLM, SequenceSpan, UnsupportedModel
 
@@ -82,7 +83,7 @@ def test_mechanisms_of_an_architecture_are_isolated_or_refused(name: str, tmp_pa
     check_tenants(plain, tmp_path, is_supported=name not in REFUSED_VARIANTS)
 
 
-@pytest.mark.parametrize('model_type', COMPOSITE)
+@pytest.mark.parametrize('model_type', mostly_slow(COMPOSITE))
 def test_folder_with_towers_is_loaded_as_a_text_model(model_type: str, tmp_path: Path) -> None:
     """The text layers of a folder with towers have the weights of the folder, and its tenants are isolated."""
     plain = build_tiny(model_type, tmp_path, loader=transformers.AutoModelForImageTextToText)

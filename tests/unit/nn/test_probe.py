@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fixtures.architectures import build_tiny, check_as_accelerator
+from fixtures.tiers import mostly_slow
 from fixtures.tiny_model import build_tiny_model
 from twinkle.nn import PackedCausalLM, UnsupportedModel
 from twinkle.nn.attention import SEQUENCES_ARGUMENT
@@ -103,7 +104,7 @@ def test_failure_of_a_model_is_a_refusal(error: Exception, expected: type[Except
 
 
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
-@pytest.mark.parametrize('model_type', ['qwen3', 'qwen3_5_text', 'qwen3_moe'])
+@pytest.mark.parametrize('model_type', mostly_slow(['qwen3', 'qwen3_5_text', 'qwen3_moe']))
 def test_half_precision_is_admitted(model_type: str, dtype: str, tmp_path: Path) -> None:
     """A correct model is not refused because of its rounding in half precision."""
     build_tiny(model_type, tmp_path)
@@ -118,7 +119,7 @@ def test_half_precision_hides_no_unsupported_model(model_type: str, tmp_path: Pa
         PackedCausalLM.load(tmp_path, dtype='bfloat16')
 
 
-@pytest.mark.parametrize('dtype', ['bfloat16', 'float32'])
+@pytest.mark.parametrize('dtype', mostly_slow(['bfloat16', 'float32']))
 @pytest.mark.parametrize('model_type', [*LEAKING, *RIGHT])
 def test_accelerators_admit_the_same_models(model_type: str, dtype: str, tmp_path: Path) -> None:
     """The checks of an accelerator, which allow rounding, accept correct models and refuse models that leak."""

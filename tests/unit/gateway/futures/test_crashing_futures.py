@@ -10,6 +10,7 @@ import pytest
 
 from fixtures.future_stores import MemoryFutureStore, MemoryPayloadStore
 from fixtures.futures import GatewayFutures, Recorder, running_futures
+from fixtures.tiers import mostly_slow
 from services.gateway.errors import RequestCrashed
 from services.gateway.futures.records import MAX_CRASHES
 from services.gateway.futures.rules import Future
@@ -79,7 +80,9 @@ async def _outcomes(gateway: GatewayFutures, futures: list[Future]) -> dict[str,
     return {future.key: await gateway.outcome(future) for future in futures}
 
 
-@pytest.mark.parametrize('keys', [[POISON, *INNOCENT], [*INNOCENT, POISON], [*INNOCENT[:3], POISON, *INNOCENT[3:]]])
+@pytest.mark.parametrize(
+    'keys', mostly_slow([[POISON, *INNOCENT], [*INNOCENT, POISON], [*INNOCENT[:3], POISON, *INNOCENT[3:]]])
+)
 async def test_only_the_crashing_future_fails(keys: list[str]) -> None:
     """A future fails after a bounded number of crashes; others succeed even if they ran during earlier crashes."""
     machine = _Machine()
