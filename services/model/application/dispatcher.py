@@ -31,6 +31,8 @@ from services.model.ports import TrainerBackend
 _log = structlog.get_logger('dispatcher')
 _GATHERING_SHARE = 0.2
 """Share of a batch's duration that may be spent waiting for more verbs to join it."""
+_FULL_GATHERING_SHARE = 0.02
+"""The same share for a full batch, before which a quick verb may run, such as the step of a verb in the last batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +244,7 @@ class Dispatcher:
         """Wait briefly for adapters whose next operation is expected soon, so that their batches share a pass.
 
         Without this wait, adapters whose operations arrive at different times would never share a pass. The wait is a
-        small share of the batch's duration; it is skipped if a verb without tokens is ready or the batch is full.
+        small share of the batch's duration; it is skipped if a verb without tokens is ready.
         """
         while (seconds := self._gathering_time()) > 0.0:
             begin = self._clock.monotonic()
@@ -255,10 +257,11 @@ class Dispatcher:
                 self._gathered += self._clock.monotonic() - begin
 
     def _gathering_time(self) -> float:
-        if self._scheduler.is_batch_ready:
+        if self._scheduler.has_quick_verb or not len(self._scheduler):
             return 0.0
-        batch_time = self._pace.estimate(VerbsAhead(token_count=self._scheduler.token_count))
-        limit = _GATHERING_SHARE * batch_time.total_seconds()
+        batch_time = self._pace.estimate(VerbsAhead(token_count=self._scheduler.batch_token_count))
+        share = _FULL_GATHERING_SHARE if self._scheduler.is_batch_full else _GATHERING_SHARE
+        limit = share * batch_time.total_seconds()
         now = self._clock.monotonic()
         return min(self._think_times.latest_expected(now, limit=limit) - now, limit - self._gathered)
 

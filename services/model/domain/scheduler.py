@@ -100,10 +100,18 @@ class Scheduler:
         return len(self._verbs)
 
     @property
-    def is_batch_ready(self) -> bool:
-        """Whether to start the next batch at once: it is full, a quick verb is ready, or no verb is ready."""
-        if not self._verbs or self._quick:
-            return True
+    def has_quick_verb(self) -> bool:
+        """Whether a verb without tokens is ready."""
+        return bool(self._quick)
+
+    @property
+    def batch_token_count(self) -> int:
+        """Maximum number of tokens of the next batch."""
+        return min(self.token_count, self._max_batch_tokens)
+
+    @property
+    def is_batch_full(self) -> bool:
+        """Whether further verbs would not join the next batch."""
         tenant_count = sum(bool(tenant.verbs) for tenant in self._tenants.values())
         limit = self._batch_tokens * tenant_count if tenant_count > 1 else self._max_batch_tokens
         return self.token_count >= min(limit, self._max_batch_tokens)

@@ -272,14 +272,33 @@ async def test_a_withdrawn_verb_ends_the_wait_for_others() -> None:
     assert isinstance(await harness.start(adapters[0], Step()), VerbRun)
 
 
-async def test_quick_verbs_and_full_batches_do_not_wait() -> None:
-    """A quick verb and a full batch run without waiting for other verbs."""
+async def test_quick_verbs_do_not_wait_and_full_batches_wait_less() -> None:
+    """A quick verb never waits for others, and a full batch waits only for verbs that are expected very soon."""
     harness = Harness()
     adapters = await harness.adapters(3)
     for _ in range(2):
-        await _run_timed(harness, adapters, seconds=1000.0, pause_seconds=1.0)
+        await _run_timed(harness, adapters, seconds=1000.0, pause_seconds=200.0)
     await harness.start(adapters[0], Step())
     await harness.start(adapters[1], training(64))
+
+
+async def test_a_step_runs_before_the_next_full_batch() -> None:
+    """A full batch waits for an adapter whose step usually follows its verb at once."""
+    harness = Harness()
+    stepping, *others = await harness.adapters(3)
+    for _ in range(2):
+        await _run_timed(harness, [stepping], seconds=1000.0, pause_seconds=1.0)
+        await harness.start(stepping, Step())
+    harness.trainer.gate.clear()
+    runs = [harness.start(adapter, training(64)) for adapter in (stepping, *others)]
+    await let_others_run()
+    harness.trainer.gate.set()
+    await runs[0]
+    await harness.start(stepping, Step())
+    await asyncio.gather(*runs)
+    assert [batch[0] for batch in harness.trainer.batches[-4:]] == [
+        adapter.adapter_id for adapter in (stepping, stepping, *others)
+    ]
 
 
 async def test_the_wait_for_absent_adapters_is_short() -> None:

@@ -325,11 +325,11 @@ def test_each_tenant_has_one_verb_in_a_limited_batch() -> None:
     scheduler = Scheduler(batch_tokens=BUDGET)
     scheduler.bound(128)
     for number in range(8):
-        assert not number or not scheduler.is_batch_ready
+        assert not scheduler.is_batch_full
         scheduler.add(ready_verb(f'a{number}', 64, tenant=f't{number}'))
     for number in range(8, 40):
         scheduler.add(ready_verb(f'a{number}', 64, tenant='t0'))
-    assert scheduler.is_batch_ready
+    assert scheduler.is_batch_full
     assert Counter(item.tenant_id for item in scheduler.next_batch()) == {f't{number}': 1 for number in range(8)}
 
 

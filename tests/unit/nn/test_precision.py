@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from twinkle.nn import chosen_dtype
-from twinkle.nn.precision import cpu_text, has_fast_bfloat16, stored_dtype
+from twinkle.nn.cpu_facts import cpu_text, has_fast_bfloat16
+from twinkle.nn.precision import declared_dtype
 
 
 def folder_of(tmp_path: Path, **config: Any) -> Path:
@@ -26,9 +27,9 @@ def folder_of(tmp_path: Path, **config: Any) -> Path:
         ({}, 'float32'),
     ],
 )
-def test_stored_dtype_is_read_from_the_configuration(tmp_path: Path, config: dict[str, Any], expected: str) -> None:
+def test_declared_dtype_is_read_from_the_configuration(tmp_path: Path, config: dict[str, Any], expected: str) -> None:
     """The dtype is that of the model or of its text model, under the new or the old name, and float32 otherwise."""
-    assert stored_dtype(folder_of(tmp_path, **config)) == expected
+    assert declared_dtype(folder_of(tmp_path, **config)) == expected
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from twinkle.nn.row_products import add_product, product
+from twinkle.nn.row_products import BlockedProducts, add_product, product
 
 ROWS = 700
 """Number of rows of the products with which shorter ones are compared."""
@@ -59,3 +59,39 @@ def test_sizes_do_not_depend_on_the_first_weights() -> None:
     part = torch.ones(197, 1536, dtype=torch.bfloat16)
     add_product(part, rows[3:200], weight, scaling=2.0)
     assert torch.equal(part, whole[3:200])
+
+
+class _SizedKernel:
+    """A kernel whose sums are those of blocks of 128 rows for some sizes of a block, and others for the rest."""
+
+    def __init__(self, right_sizes: set[int]) -> None:
+        self.right_sizes = right_sizes | {128}
+        self.used: set[int] = set()
+
+    def __call__(
+        self, y_BN: torch.Tensor, x_BK: torch.Tensor, w_KN: torch.Tensor, *, beta: float, alpha: float
+    ) -> None:
+        """Replace `y` by `beta y + alpha x W`, with one wrong result in each block of another size."""
+        self.used.add(len(y_BN))
+        y_BN.mul_(beta).add_((x_BK[:, :, None] * w_KN[None]).sum(1), alpha=alpha)
+        if len(y_BN) not in self.right_sizes:
+            y_BN[-1, -1] += 1.0
+
+
+@pytest.mark.parametrize('right_sizes', [set(), {16, 256}, {1024, 512, 256, 64, 16}])
+@pytest.mark.parametrize('factors', [{}, {'beta': 0.0}, {'scaling': 2.0}])
+def test_only_blocks_with_the_order_of_the_reference_are_used(right_sizes: set[int], factors: dict[str, float]) -> None:
+    """Any number of rows is multiplied in blocks whose results are right, and padding does not reach the result."""
+    generator = torch.Generator().manual_seed(0)
+    rows, weight = torch.randn(1700, 3, generator=generator), torch.randn(3, 512, generator=generator)
+    kernel = _SizedKernel(right_sizes)
+    blocked = BlockedProducts(kernel)
+    blocked.add(torch.ones(2000, 512), torch.ones(2000, 3), weight, **factors)
+    kernel.used.clear()
+    beta, scaling = factors.get('beta', 1.0), factors.get('scaling', 1.0)
+    for count in (1, 15, 16, 17, 127, 128, 129, 700, 1700):
+        result = torch.ones(count, 512)
+        blocked.add(result, rows[:count], weight, **factors)
+        expected = torch.full((count, 512), beta) + scaling * (rows[:count, :, None] * weight[None]).sum(1)
+        torch.testing.assert_close(result, expected)
+    assert kernel.used <= kernel.right_sizes

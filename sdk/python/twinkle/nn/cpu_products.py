@@ -13,7 +13,7 @@ import os
 import torch
 
 from twinkle.infra import get_logger
-from twinkle.nn.precision import cpu_text
+from twinkle.nn.cpu_facts import cpu_text
 
 _VARIABLE = 'MKL_CBWR'
 """Environment variable that selects MKL's mode of reproducible results."""

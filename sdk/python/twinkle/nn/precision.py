@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 
+from twinkle.nn.cpu_facts import cpu_text, has_fast_bfloat16
+
 _HALF = ('bfloat16', 'float16')
 
 
@@ -26,11 +28,11 @@ def chosen_dtype(dtype: str, folder: str | os.PathLike[str], *, device: str) -> 
     """
     if dtype != 'auto':
         return dtype
-    is_half = stored_dtype(folder) in _HALF
+    is_half = declared_dtype(folder) in _HALF
     return 'bfloat16' if is_half and is_bfloat16_fast(device) else 'float32'
 
 
-def stored_dtype(folder: str | os.PathLike[str]) -> str:
+def declared_dtype(folder: str | os.PathLike[str]) -> str:
     """Return the dtype that config.json names; 'float32' if it names none, as in transformers.
 
     Raises:
@@ -49,22 +51,3 @@ def is_bfloat16_fast(device: str) -> bool:
     if kind == 'cuda':
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return kind == 'cpu' and has_fast_bfloat16(cpu_text())
-
-
-def has_fast_bfloat16(cpu: str) -> bool:
-    """Return whether a CPU multiplies bfloat16 faster than float32, by its description in /proc/cpuinfo.
-
-    Intel's CPUs do so only with AMX: their AVX-512 instructions for bfloat16 are slower than those for float32.
-    """
-    return has_amx(cpu) or ('avx512_bf16' in cpu and 'GenuineIntel' not in cpu)
-
-
-def has_amx(cpu: str) -> bool:
-    """Return whether a CPU has AMX, Intel's matrix unit for half precision."""
-    return 'amx_bf16' in cpu
-
-
-def cpu_text() -> str:
-    """Return the description of this machine's CPUs; an empty text on systems other than Linux."""
-    path = Path('/proc/cpuinfo')
-    return path.read_text() if path.exists() else ''

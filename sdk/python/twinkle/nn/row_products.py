@@ -7,12 +7,11 @@ Legend: R rows, B rows of a block, K terms of a sum, N columns.
 """
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from twinkle.nn.precision import cpu_text, has_amx
+from twinkle.nn.cpu_facts import cpu_text, has_amx
 from twinkle.nn.rows import pad_rows
 
 _REFERENCE_ROWS = 128
@@ -27,9 +26,6 @@ _MIN_TESTED_COLUMNS = 512
 _MAX_TESTED_WEIGHTS = 1 << 26
 """Maximum size of a matrix for blocks of other sizes; the test needs another matrix of this size."""
 _HALF = (torch.bfloat16, torch.float16)
-_HAS_AMX = has_amx(cpu_text())
-_known_orders: dict[tuple[object, ...], bool] = {}
-"""Whether blocks of a size have the order of the reference, by size and kind of product."""
 
 
 def needs_blocks(x: Tensor) -> bool:
@@ -44,68 +40,87 @@ def product(x_RK: Tensor, weight_KN: Tensor, bias_N: Tensor | None = None) -> Te
     shape = x_RK.shape[0], weight_KN.shape[1]
     if bias_N is None:
         y_RN = x_RK.new_empty(shape)
-        _add_in_blocks(y_RN, x_RK, weight_KN, beta=0.0)
+        _BLOCKED.add(y_RN, x_RK, weight_KN, beta=0.0)
     else:
         y_RN = bias_N.expand(shape).clone()
-        _add_in_blocks(y_RN, x_RK, weight_KN)
+        _BLOCKED.add(y_RN, x_RK, weight_KN)
     return y_RN
 
 
 def add_product(y_RN: Tensor, x_RK: Tensor, weight_KN: Tensor, *, scaling: float) -> None:
     """Add `scaling x W` to `y_RN` in place. If autograd traces the call, its backward pass has no blocks."""
     if needs_blocks(x_RK):
-        _add_in_blocks(y_RN, x_RK, weight_KN, scaling=scaling)
+        _BLOCKED.add(y_RN, x_RK, weight_KN, scaling=scaling)
     else:
         y_RN.addmm_(x_RK, weight_KN, alpha=scaling)
 
 
-def _add_in_blocks(y_RN: Tensor, x_RK: Tensor, weight_KN: Tensor, *, beta: float = 1.0, scaling: float = 1.0) -> None:
-    """Replace `y_RN` by `beta y + scaling x W`, block by block."""
-    if x_RK.stride(1) != 1:
-        # Kernels add the terms of rows with another layout in another order.
-        x_RK = x_RK.contiguous()
-    limit, begin = max(x_RK.shape[0], _REFERENCE_ROWS), 0
-    kernel = partial(torch.Tensor.addmm_, beta=beta, alpha=scaling)
-    kind = (weight_KN.shape, weight_KN.stride(0) == 1, x_RK.dtype, beta, scaling == 1.0, torch.get_num_threads())
-    sizes = [size for size in _SIZES if size <= limit and _has_order_of_reference(size, kernel, weight_KN, kind)]
-    while begin < x_RK.shape[0]:
-        remaining = x_RK.shape[0] - begin
-        size = next((size for size in sizes if size <= remaining), sizes[-1])
-        y_BN, x_BK = y_RN[begin : begin + size], x_RK[begin : begin + size]
-        if size <= remaining:
-            kernel(y_BN, x_BK, weight_KN)
-        else:
-            y_BN.copy_(kernel(pad_rows(y_BN, size), pad_rows(x_BK, size), weight_KN)[:remaining])
-        begin += size
+class BlockedProducts:
+    """Products in blocks of rows, whose sizes all add the terms of a sum in the same order.
+
+    Args:
+        kernel: function that replaces `y` [B, N] by `beta y + alpha x W` in place, as `torch.Tensor.addmm_` does. Its
+            result for a row may depend on B only.
+    """
+
+    def __init__(self, kernel: Callable[..., object] = torch.Tensor.addmm_) -> None:
+        self._kernel = kernel
+        self._known_orders: dict[tuple[object, ...], bool] = {}
+        """Whether blocks of a size have the order of the reference, by size and kind of product."""
+
+    def add(self, y_RN: Tensor, x_RK: Tensor, weight_KN: Tensor, *, beta: float = 1.0, scaling: float = 1.0) -> None:
+        """Replace `y_RN` by `beta y + scaling x W`, block by block."""
+        if x_RK.stride(1) != 1:
+            # Kernels add the terms of rows with another layout in another order.
+            x_RK = x_RK.contiguous()
+        limit, begin = max(x_RK.shape[0], _REFERENCE_ROWS), 0
+        factors = {'beta': beta, 'alpha': scaling}
+        sizes = [
+            size for size in _SIZES if size <= limit and self._has_order_of_reference(size, x_RK, weight_KN, factors)
+        ]
+        while begin < x_RK.shape[0]:
+            remaining = x_RK.shape[0] - begin
+            size = next((size for size in sizes if size <= remaining), sizes[-1])
+            y_BN, x_BK = y_RN[begin : begin + size], x_RK[begin : begin + size]
+            if size <= remaining:
+                self._kernel(y_BN, x_BK, weight_KN, **factors)
+            else:
+                padded_BN = pad_rows(y_BN, size)
+                self._kernel(padded_BN, pad_rows(x_BK, size), weight_KN, **factors)
+                y_BN.copy_(padded_BN[:remaining])
+            begin += size
+
+    def _has_order_of_reference(self, size: int, x_RK: Tensor, weight_KN: Tensor, factors: dict[str, float]) -> bool:
+        """Return whether blocks of `size` rows add terms in the order of the reference; each kind is tested once."""
+        is_tested = weight_KN.shape[1] >= _MIN_TESTED_COLUMNS and weight_KN.numel() <= _MAX_TESTED_WEIGHTS
+        if size == _REFERENCE_ROWS or not is_tested:
+            return size == _REFERENCE_ROWS
+        is_scaled = factors['alpha'] != 1.0
+        layout = weight_KN.shape, weight_KN.stride(0) == 1, x_RK.dtype
+        key = (size, *layout, factors['beta'], is_scaled, torch.get_num_threads())
+        if key not in self._known_orders:
+            trial_count = -(-_TESTED_SUMS // (max(size, _REFERENCE_ROWS) * weight_KN.shape[1]))
+            generator = torch.Generator().manual_seed(0)
+            # Not the weight itself, which may be zero, as the factor B of a new adapter is.
+            random_KN = torch.empty_strided(weight_KN.shape, weight_KN.stride(), dtype=weight_KN.dtype)
+            random_KN.normal_(generator=generator)
+            trials = (self._is_equal_in_trial(size, random_KN, factors, generator) for _ in range(trial_count))
+            self._known_orders[key] = all(trials)
+        return self._known_orders[key]
+
+    def _is_equal_in_trial(
+        self, size: int, weight_KN: Tensor, factors: dict[str, float], generator: torch.Generator
+    ) -> bool:
+        """Return whether blocks of random rows have the results of blocks of the reference's size."""
+        count, (terms, columns) = max(size, _REFERENCE_ROWS), weight_KN.shape
+        x_RK = torch.randn(count, terms, generator=generator).to(weight_KN.dtype)
+        y_RN = torch.randn(count, columns, generator=generator).to(weight_KN.dtype)
+        own_RN, expected_RN = y_RN.clone(), y_RN.clone()
+        for rows, result_RN in ((size, own_RN), (_REFERENCE_ROWS, expected_RN)):
+            for y_BN, x_BK in zip(result_RN.split(rows), x_RK.split(rows), strict=True):
+                self._kernel(y_BN, x_BK, weight_KN, **factors)
+        return torch.equal(own_RN, expected_RN)
 
 
-def _has_order_of_reference(
-    size: int, kernel: Callable[[Tensor, Tensor, Tensor], Tensor], weight_KN: Tensor, kind: tuple[object, ...]
-) -> bool:
-    """Return whether blocks of `size` rows add terms in the order of the reference; each kind is tested once."""
-    is_tested = weight_KN.shape[1] >= _MIN_TESTED_COLUMNS and weight_KN.numel() <= _MAX_TESTED_WEIGHTS
-    if size == _REFERENCE_ROWS or not is_tested:
-        return size == _REFERENCE_ROWS
-    if (size, *kind) not in _known_orders:
-        trial_count = -(-_TESTED_SUMS // (max(size, _REFERENCE_ROWS) * weight_KN.shape[1]))
-        generator = torch.Generator().manual_seed(0)
-        # Not the weight itself, which may be zero, as the factor B of a new adapter is.
-        random_KN = torch.empty_strided(weight_KN.shape, weight_KN.stride(), dtype=weight_KN.dtype)
-        random_KN.normal_(generator=generator)
-        trials = (_is_equal_in_trial(size, kernel, random_KN, generator) for _ in range(trial_count))
-        _known_orders[(size, *kind)] = all(trials)
-    return _known_orders[(size, *kind)]
-
-
-def _is_equal_in_trial(
-    size: int, kernel: Callable[[Tensor, Tensor, Tensor], Tensor], weight_KN: Tensor, generator: torch.Generator
-) -> bool:
-    """Return whether blocks of random rows have the results of blocks of the reference's size."""
-    count, (terms, columns) = max(size, _REFERENCE_ROWS), weight_KN.shape
-    x_RK = torch.randn(count, terms, generator=generator).to(weight_KN.dtype)
-    y_RN = torch.randn(count, columns, generator=generator).to(weight_KN.dtype)
-    own_RN, expected_RN = y_RN.clone(), y_RN.clone()
-    for rows, result_RN in ((size, own_RN), (_REFERENCE_ROWS, expected_RN)):
-        for y_BN, x_BK in zip(result_RN.split(rows), x_RK.split(rows), strict=True):
-            kernel(y_BN, x_BK, weight_KN)
-    return torch.equal(own_RN, expected_RN)
+_HAS_AMX = has_amx(cpu_text())
+_BLOCKED = BlockedProducts()
