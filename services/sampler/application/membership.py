@@ -31,8 +31,10 @@ class _Lease:
         self.report_interval = timedelta(seconds=1)
         self.changed = asyncio.Event()
         """Set when a report must be sent before the interval has elapsed."""
-        self.drain_acknowledged = asyncio.Event()
-        """Set once the gateway has acknowledged a report that announces the drain."""
+        self.drain_settled = asyncio.Event()
+        """Set once the gateway has acknowledged a report that announces the drain, or the lease has ended."""
+        self.is_held = False
+        """Whether the gateway has granted the lease, and it has not ended."""
         self.is_lost = False
         self.retry_seconds = _FIRST_RETRY_SECONDS
         """Time to wait before calling the gateway again after the lease is lost."""
@@ -83,14 +85,14 @@ class Membership:
             lease.changed.set()
 
     async def drain(self) -> None:
-        """Announce to every gateway that this sampler leaves, and wait until the reachable gateways acknowledge this.
+        """Announce to every gateway that this sampler leaves, and wait until gateways with a lease acknowledge this.
 
         The wait ends after two seconds at the latest.
         """
         self._is_draining = True
         self.report_soon()
-        reachable = [lease for lease in self._leases if not lease.is_lost]
-        waiting = [asyncio.ensure_future(lease.drain_acknowledged.wait()) for lease in reachable]
+        held = [lease for lease in self._leases if lease.is_held]
+        waiting = [asyncio.ensure_future(lease.drain_settled.wait()) for lease in held]
         if waiting:
             _, pending = await asyncio.wait(waiting, timeout=_DRAIN_TIMEOUT_SECONDS)
             for task in pending:
@@ -136,6 +138,9 @@ class Membership:
                 await asyncio.wait([holding])
             finally:
                 holding.cancel()
+            lease.is_held = False
+            if self._is_draining:
+                lease.drain_settled.set()
             error = None if holding.cancelled() else holding.exception()
             if error is not None:
                 self._on_lost(lease, error)
@@ -168,7 +173,7 @@ class Membership:
                 continue
 
     def _on_registered(self, lease: _Lease, registration: Registration) -> None:
-        lease.is_lost = False
+        lease.is_lost, lease.is_held = False, True
         lease.report_interval = min(registration.lease_interval, self._max_interval) / REPORTS_PER_LEASE
         if registration.checkpoint_address:
             self._use_checkpoint(registration.checkpoint_address)
@@ -180,7 +185,7 @@ class Membership:
         if renewal.is_drain_requested:
             # A gateway sets the flag while its record of this sampler is draining, so the flag acknowledges a drain.
             if self._is_draining:
-                lease.drain_acknowledged.set()
+                lease.drain_settled.set()
             self.drain_requested.set()
 
     def _on_lost(self, lease: _Lease, error: BaseException) -> None:

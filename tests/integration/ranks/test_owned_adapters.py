@@ -13,6 +13,7 @@ from fixtures.torchrun import run_ranks
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.slow
 def test_owners_share_the_optimizer_states_and_change_no_result(tmp_path: Path) -> None:
     """Runs that continue on another number of ranks have the digest of one process.
 

@@ -164,6 +164,31 @@ async def test_gateways_are_notified_before_the_stop(gateway):
     await sampler.membership.close()
 
 
+async def test_drain_does_not_wait_for_a_gateway_that_stops_first():
+    """A gateway that ends its lease and does not answer any more is not waited for, as when a stack stops."""
+
+    class StoppingGateway(FakeGateway):
+        """A gateway that ends its lease after the first report, and then hangs."""
+
+        async def register(self, report: ReplicaReport) -> Registration:
+            if self.registrations:
+                await asyncio.Event().wait()
+            return await super().register(report)
+
+        async def lease(self, reports: AsyncGenerator[ReplicaReport, None]) -> AsyncGenerator[LeaseRenewal, None]:
+            async for renewal in super().lease(reports):
+                yield renewal
+                return
+
+    stopping = StoppingGateway()
+    sampler = Sampler(stopping)
+    sampler.membership.start()
+    await stopping.next_report()
+    async with asyncio.timeout(1):
+        await sampler.membership.drain()
+    await sampler.membership.close()
+
+
 async def test_reports_of_an_ended_lease_are_closed(gateway):
     """The report generator of an ended lease is closed, so that only the next lease consumes changes."""
 
