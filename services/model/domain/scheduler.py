@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 QUICK_RUN = 128
 """Maximum number of consecutive quick verbs (verbs without tokens) while others wait. A quick verb takes milliseconds.
 The limit allows the steps of a full batch of small adapters, but does not starve other verbs."""
+MAX_SIMULATED_BATCHES = 1000
+"""Maximum number of batches that `ahead_of` simulates, which takes milliseconds."""
 MIN_BATCH_TOKENS = 128
 """Lower limit of the batch size in tokens, so that a few short examples share a pass even on a slow device."""
 
@@ -190,13 +192,22 @@ class Scheduler:
         return verb.token_count if verb.batch_key is None else min(verb.token_count, self._max_batch_tokens)
 
     def ahead_of(self, adapter_id: str) -> VerbsAhead | None:
-        """Simulate the queue and return what runs before an adapter's verb begins; None if it has no ready verb."""
+        """Simulate the queue and return what runs before an adapter's verb begins; None if it has no ready verb.
+
+        After `MAX_SIMULATED_BATCHES`, all other verbs count as earlier ones.
+        """
         if adapter_id not in self._verbs:
             return None
         future, batches = self._copy(), list[list[ReadyVerb]]()
-        while (batch := future.next_batch()) and all(verb.adapter_id != adapter_id for verb in batch):
+        for _ in range(MAX_SIMULATED_BATCHES):
+            batch = future.next_batch()
+            if any(verb.adapter_id == adapter_id for verb in batch):
+                break
             batches.append([future._run_one_pass(verb) for verb in batch])  # noqa: SLF001 - a copy of itself
-        heavy = [batch for batch in batches if batch[0].token_count]
+        else:
+            future.remove(adapter_id)
+            batches.append(list(future._verbs.values()))  # noqa: SLF001
+        heavy = [batch for batch in batches if any(verb.token_count for verb in batch)]
         return VerbsAhead(
             quick_count=len(batches) - len(heavy),
             heavy_count=len({verb.adapter_id for batch in heavy for verb in batch}),

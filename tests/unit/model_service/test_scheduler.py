@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fixtures.scheduling import BUDGET, BusyAdapters, all_batches, ready_verb, run_pass, sizes
-from services.model.domain.scheduler import QUICK_RUN, ReadyVerb, Scheduler
+from services.model.domain.scheduler import MAX_SIMULATED_BATCHES, QUICK_RUN, ReadyVerb, Scheduler
 
 KEYS = ('train', 'evaluate', None)
 """Batch keys; a verb with the key `None` runs alone."""
@@ -244,6 +244,24 @@ def test_predicted_positions_are_exact(items: list[ReadyVerb], chosen: int) -> N
     heavy = [item for batch in before for item in batch if item.token_count]
     assert (ahead.batch_count + ahead.quick_count, ahead.heavy_count) == (len(before), len(set(ids(heavy))))
     assert ahead.token_count == sum(item.token_count for item in heavy)
+
+
+def test_positions_behind_many_passes_are_estimated() -> None:
+    """The simulation ends after a limit, and all other verbs then count as earlier ones."""
+    scheduler = Scheduler(batch_tokens=BUDGET)
+    for index in range(30):
+        scheduler.add(ready_verb(f'a{index}', 1000 * BUDGET))
+    scheduler.add(ready_verb('last', 1000 * BUDGET))
+    scheduler.add(ready_verb('behind', 64, key='evaluate'))
+    simulated = scheduler.ahead_of('last')
+    assert simulated is not None
+    assert simulated.batch_count == simulated.heavy_count == 30
+    for index in range(1000):
+        scheduler.add(ready_verb(f'b{index}', BUDGET))
+    ahead = scheduler.ahead_of('b999')
+    assert ahead is not None
+    assert (ahead.heavy_count, ahead.batch_count) == (1031, MAX_SIMULATED_BATCHES + 1)
+    assert ahead.token_count == scheduler.token_count - BUDGET
 
 
 def test_idle_tenants_are_removed() -> None:
