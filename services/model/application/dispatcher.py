@@ -12,6 +12,7 @@ import structlog
 
 from services.kit.clock import Clock
 from services.kit.errors import Cancelled, DomainError, Draining, Internal
+from services.kit.worker import completed
 from services.model.application.waits import ChangeNotifier, ShortWork
 from services.model.domain.adapter import Adapter
 from services.model.domain.engine import BatchPart, UnfinishedVerb, VerbRun
@@ -141,7 +142,7 @@ class Dispatcher:
             if self._waiting.get(adapter.adapter_id) is submission:
                 self._withdraw(submission)
             if submission.is_paused:
-                await self._backend.abandon(adapter.adapter_id)
+                await completed(self._backend.abandon(adapter.adapter_id))
 
     def cancel(self, adapter_id: str, error: DomainError | None = None) -> bool:
         """Cancel the adapter's operation with `error` or Cancelled, and return whether it may be cancelled.
@@ -161,8 +162,9 @@ class Dispatcher:
 
     def position_of(self, adapter_id: str) -> QueuePosition | None:
         """Return the queue position of an adapter's operation; None after it has begun, or without an operation."""
-        ahead = self._scheduler.ahead_of(adapter_id)
-        if ahead is None or self._waiting[adapter_id].begin is not None:
+        submission = self._waiting.get(adapter_id)
+        ahead = None if submission is None or submission.is_paused else self._scheduler.ahead_of(adapter_id)
+        if ahead is None:
             return None
         return QueuePosition(
             operation_count=len(self._running) + ahead.quick_count + ahead.heavy_count,
@@ -220,25 +222,35 @@ class Dispatcher:
         submissions = list(self._running.values())
         outcomes = await self._run_batch(submissions)
         self._update_statistics(submissions, outcomes)
+        cancelled: list[_Submission] = []
         for submission, outcome in zip(submissions, outcomes, strict=True):
             submission.begin = self._begin if submission.begin is None else submission.begin
-            submission.is_paused = False
-            if isinstance(outcome, UnfinishedVerb):
-                await self._pause(submission, outcome)
-            else:
+            if not isinstance(outcome, UnfinishedVerb):
                 submission.settle(_with_wait(submission, outcome))
+            elif submission.cancellation is not None or submission.outcome.done():
+                cancelled.append(submission)
+            else:
+                self._pause(submission, outcome)
+        for submission in cancelled:
+            await self._abandon(submission)
         self._running = {}
 
-    async def _pause(self, submission: _Submission, outcome: UnfinishedVerb) -> None:
-        """Let a verb wait for its next pass; if it was cancelled during the last one, abandon it."""
-        if submission.cancellation is not None or submission.outcome.done():
-            await self._backend.abandon(submission.ready.adapter_id)
-            submission.settle(submission.cancellation or Cancelled())
-            return
+    def _pause(self, submission: _Submission, outcome: UnfinishedVerb) -> None:
+        """Let a verb wait for its next pass."""
         submission.is_paused = True
-        submission.ready = replace(submission.ready, token_count=outcome.remaining_token_count)
+        submission.ready = replace(submission.ready, token_count=outcome.remaining_token_count, has_begun=True)
+        del self._running[submission.ready.adapter_id]
         self._waiting[submission.ready.adapter_id] = submission
-        self._scheduler.resume(submission.ready)
+        self._scheduler.add(submission.ready)
+
+    async def _abandon(self, submission: _Submission) -> None:
+        """End a verb that was cancelled during a pass."""
+        error = submission.cancellation or Cancelled()
+        try:
+            await self._backend.abandon(submission.ready.adapter_id)
+        except DomainError as failure:
+            error = failure
+        submission.settle(error)
 
     async def _gather(self) -> None:
         """Wait briefly for adapters whose next operation is expected soon, so that their batches share a pass.
@@ -269,8 +281,12 @@ class Dispatcher:
         self, submissions: Sequence[_Submission], outcomes: 'Sequence[VerbRun | UnfinishedVerb | BaseException]'
     ) -> None:
         """Update the timing statistics after a batch."""
-        rest = [outcome.remaining_token_count for outcome in outcomes if isinstance(outcome, UnfinishedVerb)]
-        now, token_count = self._clock.monotonic(), sum(own.ready.token_count for own in submissions) - sum(rest)
+        now, token_count = self._clock.monotonic(), 0
+        for submission, outcome in zip(submissions, outcomes, strict=True):
+            rest = outcome.remaining_token_count if isinstance(outcome, UnfinishedVerb) else 0
+            token_count += submission.ready.token_count - rest
+            if not isinstance(outcome, BaseException):
+                self._scheduler.charge(submission.ready, submission.ready.token_count - rest)
         self._pace.observe(now - self._begin, token_count=token_count)
         if token_count:
             self._gathered = 0.0
@@ -287,7 +303,10 @@ class Dispatcher:
         if submissions[0].ready.batch_key is None:
             running = asyncio.ensure_future(self._run_alone(submissions[0]))
         else:
-            running = asyncio.ensure_future(self._backend.run_pass([_part_of(own) for own in submissions]))
+            parts = [_part_of(own) for own in submissions]
+            for submission in submissions:
+                submission.is_paused = False
+            running = asyncio.ensure_future(self._backend.run_pass(parts))
         await asyncio.wait([running])
         error = running.exception()
         return running.result() if error is None else [error] * len(submissions)

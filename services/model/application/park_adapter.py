@@ -36,7 +36,7 @@ class ParkAdapter:
         *,
         drop_waiting: Callable[[str], None],
     ) -> None:
-        """Create the use case; `drop_waiting` cancels an adapter's operations that are not being computed yet."""
+        """Create the use case; `drop_waiting` cancels an adapter's operations, except in their last pass."""
         self._drop_waiting = drop_waiting
         self._ports = ports
         self._directory = directory

@@ -73,7 +73,7 @@ class UnfinishedVerb:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPart:
-    """One adapter's part of a shared batch."""
+    """One adapter's part of a pass."""
 
     adapter_id: str
     verb: BatchVerb | None

@@ -5,7 +5,8 @@ The scheduler only selects verbs; `application.dispatcher` runs them. Each adapt
 
 The algorithm is Shreedhar and Varghese, "Efficient fair queueing using deficit round robin" (SIGCOMM 1995, section
 3.2), with one change: a tenant is served while it has credit and then pays the verb's cost, so its credit may become
-negative. A large verb does not have to wait until enough credit has accumulated.
+negative. A large verb does not have to wait until enough credit has accumulated. A verb with more tokens than a pass
+is selected, and paid, for each pass.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,8 @@ from dataclasses import dataclass, field, replace
 QUICK_RUN = 128
 """Maximum number of consecutive quick verbs (verbs without tokens) while others wait. A quick verb takes milliseconds.
 The limit allows the steps of a full batch of small adapters, but does not starve other verbs."""
-MAX_SIMULATED_BATCHES = 1000
-"""Maximum number of batches that `ahead_of` simulates, which takes milliseconds."""
+MAX_SIMULATED_BATCHES = 200
+"""Maximum number of batches that `ahead_of` simulates. A simulation takes milliseconds on the event loop."""
 MIN_BATCH_TOKENS = 128
 """Lower limit of the batch size in tokens, so that a few short examples share a pass even on a slow device."""
 
@@ -30,6 +31,8 @@ class ReadyVerb:
     """Number of tokens; 0 for a quick verb, such as a step."""
     batch_key: str | None = None
     """Verbs with tokens and the same key may run together; a verb without a key runs alone."""
+    has_begun: bool = False
+    """Whether a pass of the verb has run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,22 +56,45 @@ class _Tenant:
     """Share of the tenant: it receives credit for this many full batches in each round."""
     credit: float
     """Remaining tokens in this round; negative if the last verb cost more."""
+    batch_tokens: int
+    """Number of tokens of a pass; a verb with more tokens is large."""
     verbs: dict[str, ReadyVerb] = field(default_factory=dict[str, ReadyVerb])
     """Verbs by adapter, oldest first. An adapter's next verb is added at the end, which gives round-robin order."""
     by_key: dict[str | None, dict[str, ReadyVerb]] = field(default_factory=dict[str | None, dict[str, ReadyVerb]])
-    """The same verbs by batch key."""
+    """The verbs that are not large, by batch key."""
+    large: dict[str, ReadyVerb] = field(default_factory=dict[str, ReadyVerb])
+    """The large verbs that have not begun."""
+    begun_count: int = 0
+    """Number of ready verbs that have begun."""
 
     def copy(self) -> '_Tenant':
         by_key = {key: dict(verbs) for key, verbs in self.by_key.items()}
-        return _Tenant(self.weight, self.credit, dict(self.verbs), by_key)
+        return replace(self, verbs=dict(self.verbs), by_key=by_key, large=dict(self.large))
 
     def add(self, verb: ReadyVerb) -> None:
         self.verbs[verb.adapter_id] = verb
-        self.by_key.setdefault(verb.batch_key, {})[verb.adapter_id] = verb
+        self._kind_of(verb)[verb.adapter_id] = verb
+        self.begun_count += verb.has_begun
 
     def remove(self, verb: ReadyVerb) -> None:
         del self.verbs[verb.adapter_id]
-        del self.by_key[verb.batch_key][verb.adapter_id]
+        del self._kind_of(verb)[verb.adapter_id]
+        self.begun_count -= verb.has_begun
+
+    def next_verb(self) -> ReadyVerb:
+        """Return the oldest verb, which is not large if another verb has begun.
+
+        If all large verbs took turns, their adapters would stay in memory until nearly all verbs were complete.
+        """
+        verbs = iter(self.verbs.values())
+        return next(verbs) if not self.begun_count else next(v for v in verbs if v.adapter_id not in self.large)
+
+    def _kind_of(self, verb: ReadyVerb) -> dict[str, ReadyVerb]:
+        """Return the dictionary of the verb's kind, which is not `large` for verbs that have begun or have no key."""
+        is_large = verb.token_count > self.batch_tokens and verb.batch_key is not None
+        if is_large and not verb.has_begun:
+            return self.large
+        return self.by_key.setdefault('begun' if is_large else verb.batch_key, {})
 
 
 class Scheduler:
@@ -147,18 +173,18 @@ class Scheduler:
         self.token_count += verb.token_count
         if verb.tenant_id not in self._tenants:
             weight = self._weights.get(verb.tenant_id, 1.0)
-            self._tenants[verb.tenant_id] = _Tenant(weight, weight * self._batch_tokens)
+            self._tenants[verb.tenant_id] = _Tenant(weight, weight * self._batch_tokens, self._max_batch_tokens)
         self._tenants[verb.tenant_id].add(verb)
 
-    def resume(self, verb: ReadyVerb) -> None:
-        """Add a verb that needs more batches, with its remaining tokens, and give its tenant the credit for them back.
+    def charge(self, verb: ReadyVerb, token_count: int) -> None:
+        """Charge a tenant for the tokens of a verb that have run, instead of `pass_tokens_of`.
 
-        Raises:
-            ValueError: The adapter has a ready verb already.
+        Call it after the pass, unless the pass failed.
         """
-        self.add(verb)
-        tenant = self._tenants[verb.tenant_id]
-        tenant.credit = min(tenant.credit + verb.token_count, tenant.weight * self._batch_tokens)
+        tenant = self._tenants.get(verb.tenant_id)
+        if tenant is not None:
+            credit = tenant.credit + self.pass_tokens_of(verb) - token_count
+            tenant.credit = min(credit, tenant.weight * self._batch_tokens)
 
     def remove(self, adapter_id: str) -> ReadyVerb | None:
         """Withdraw and return an adapter's verb; return None if the adapter has no ready verb."""
@@ -216,10 +242,10 @@ class Scheduler:
         )
 
     def _run_one_pass(self, verb: ReadyVerb) -> ReadyVerb:
-        """Simulate a pass: return the part of a verb that runs in it, and resume the rest."""
+        """Simulate a pass: return the part of a verb that runs in it, and add the rest."""
         token_count = self.pass_tokens_of(verb)
         if token_count < verb.token_count:
-            self.resume(replace(verb, token_count=verb.token_count - token_count))
+            self.add(replace(verb, token_count=verb.token_count - token_count, has_begun=True))
         return replace(verb, token_count=token_count)
 
     def _copy(self) -> 'Scheduler':
@@ -243,7 +269,7 @@ class Scheduler:
         while self._heavy_count:
             for tenant in self._tenants.values():
                 if tenant.verbs and tenant.credit > 0:
-                    return next(iter(tenant.verbs.values()))
+                    return tenant.next_verb()
             self._begin_round()
         return None
 
@@ -279,7 +305,7 @@ class Scheduler:
     def _take(self, verb: ReadyVerb) -> ReadyVerb:
         """Remove a selected verb, charge its tenant, and move the tenant to the end of the order."""
         if verb.token_count:
-            self._tenants[verb.tenant_id].credit -= verb.token_count
+            self._tenants[verb.tenant_id].credit -= self.pass_tokens_of(verb)
             self._tenants[verb.tenant_id] = self._tenants.pop(verb.tenant_id)
         else:
             self._quick[verb.tenant_id] = self._quick.pop(verb.tenant_id)

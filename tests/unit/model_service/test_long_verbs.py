@@ -7,10 +7,11 @@ import pytest
 
 from fixtures.dispatching import Harness
 from fixtures.model_verbs import let_others_run, training
-from services.kit.errors import Cancelled, Draining
+from services.kit.errors import Cancelled, Draining, Internal
 from services.model.domain.adapter import Adapter
 from services.model.domain.engine import VerbRun
 from services.model.domain.operation import Step
+from services.model.domain.scheduler import Scheduler
 
 
 class LongVerb:
@@ -77,6 +78,23 @@ async def test_a_long_verb_is_cancelled_between_its_passes(moment: str) -> None:
     assert not harness.trainer.unfinished
     assert await harness.trainer.snapshot(long_verb.adapter.adapter_id) == before
     assert isinstance(await harness.start(long_verb.adapter, training(8)), VerbRun)
+
+
+async def test_a_verb_that_cannot_be_abandoned_fails_alone() -> None:
+    """If the engine cannot abandon a cancelled verb, other verbs of the pass complete, and later ones run."""
+    harness = Harness(Scheduler(batch_tokens=128))
+    harness.trainer.pass_tokens = 30
+    long, short = await harness.adapters(2)
+    harness.trainer.gate.clear()
+    runs = [harness.start(long, training(90)), harness.start(short, training(20))]
+    await let_others_run()
+    harness.trainer.abandon_failure = Internal('')
+    assert harness.dispatcher.cancel(long.adapter_id)
+    harness.trainer.gate.set()
+    outcomes = await asyncio.gather(*runs, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [Internal, VerbRun]
+    assert harness.trainer.batches == [[long.adapter_id, short.adapter_id]]
+    assert isinstance(await harness.start(short, Step()), VerbRun)
 
 
 async def test_close_does_not_wait_for_all_passes_of_a_long_verb() -> None:

@@ -64,7 +64,7 @@ def test_no_verb_is_lost_or_duplicated(actions: list[ReadyVerb | str | int | Non
 def rest_of(batch: Sequence[ReadyVerb], ran: Sequence[ReadyVerb]) -> dict[str, ReadyVerb]:
     """Return the verbs of a batch that need more passes, by adapter."""
     pairs = zip(batch, ran, strict=True)
-    rests = [replace(verb, token_count=verb.token_count - part.token_count) for verb, part in pairs]
+    rests = [replace(verb, token_count=verb.token_count - part.token_count, has_begun=True) for verb, part in pairs]
     return {verb.adapter_id: verb for verb in rests if verb.token_count}
 
 
@@ -246,6 +246,37 @@ def test_predicted_positions_are_exact(items: list[ReadyVerb], chosen: int) -> N
     assert ahead.token_count == sum(item.token_count for item in heavy)
 
 
+def test_one_large_verb_of_a_tenant_runs_at_a_time() -> None:
+    """A tenant's next large verb begins after its last one, so that few adapters are in the middle of a verb."""
+    scheduler = Scheduler(batch_tokens=BUDGET)
+    for name, tenant in (('a0', 'alice'), ('a1', 'alice'), ('b0', 'bob'), ('b1', 'bob')):
+        scheduler.add(ready_verb(name, 3 * BUDGET, tenant=tenant))
+    scheduler.add(ready_verb('small', 64))
+    order = [name for batch in all_batches(scheduler) for name in ids(batch)]
+    assert [name for name in order if name.startswith('a')] == [*['a0'] * 3, *['a1'] * 3]
+    assert [name for name in order if name.startswith('b')] == [*['b0'] * 3, *['b1'] * 3]
+    assert order.index('small') <= 3
+
+
+def test_a_tenant_pays_only_for_passes_that_ran() -> None:
+    """A large verb that ends after one pass, and one whose pass ran few tokens, delay their tenant by these only."""
+    scheduler = Scheduler(batch_tokens=BUDGET)
+    scheduler.add(ready_verb('bob', 64, tenant='bob', key='evaluate'))
+    scheduler.add(ready_verb('ended', 100 * BUDGET))
+    waits: list[int] = []
+    for token_count in (BUDGET, 10):
+        while ids(batch := scheduler.next_batch()) == ['bob']:
+            scheduler.add(replace(batch[0], token_count=BUDGET))
+        scheduler.charge(batch[0], token_count)
+        scheduler.add(ready_verb('next', 60, key='train'))
+        waits.append(0)
+        while ids(batch := scheduler.next_batch()) == ['bob']:
+            waits[-1] += 1
+            scheduler.add(batch[0])
+        scheduler.add(ready_verb('ended', 100 * BUDGET))
+    assert max(waits) <= 2
+
+
 def test_positions_behind_many_passes_are_estimated() -> None:
     """The simulation ends after a limit, and all other verbs then count as earlier ones."""
     scheduler = Scheduler(batch_tokens=BUDGET)
@@ -255,7 +286,7 @@ def test_positions_behind_many_passes_are_estimated() -> None:
     scheduler.add(ready_verb('behind', 64, key='evaluate'))
     simulated = scheduler.ahead_of('last')
     assert simulated is not None
-    assert simulated.batch_count == simulated.heavy_count == 30
+    assert (simulated.batch_count, simulated.heavy_count) == (MAX_SIMULATED_BATCHES + 1, 31)
     for index in range(1000):
         scheduler.add(ready_verb(f'b{index}', BUDGET))
     ahead = scheduler.ahead_of('b999')

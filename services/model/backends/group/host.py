@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import structlog
 import torch
 
-from services.kit.errors import Cancelled, DomainError, Internal
+from services.kit.errors import DomainError, Internal
 from services.model.backends.engine_config import batch_loss, configure, training_config_of
 from services.model.backends.group.loading import LoadOptions
 from services.model.backends.group.states import CURSOR, counters_of, snapshot_of, state_of
@@ -81,6 +81,7 @@ class EngineHost:
         )
 
     def delete(self, adapter_id: str) -> None:
+        self.abandon(adapter_id)
         if adapter_id in self._engine.adapter_ids:
             self._engine.delete_adapter(adapter_id)
 
@@ -105,20 +106,20 @@ class EngineHost:
         return VerbRun(outcome=outcome, device_seconds=seconds, step_count=step_count)
 
     def run_pass(self, parts: Sequence[BatchPart]) -> list[VerbRun | UnfinishedVerb | DomainError]:
-        refusals = [self._begin(part) for part in parts]
-        begun = [part.adapter_id for part, refusal in zip(parts, refusals, strict=True) if refusal is None]
         try:
+            refusals = [self._begin(part) for part in parts]
+            begun = [part.adapter_id for part, refusal in zip(parts, refusals, strict=True) if refusal is None]
             self._engine.advance([self._batches[adapter_id].run for adapter_id in begun])
-            finished = {adapter_id: self._finish(adapter_id) for adapter_id in begun}
+            outcomes = {adapter_id: self._outcome_of(adapter_id) for adapter_id in begun}
         except BaseException:
-            for adapter_id in begun:
-                self.abandon(adapter_id)
+            for part in parts:
+                self.abandon(part.adapter_id)
             raise
-        return [refusal or finished[part.adapter_id] for part, refusal in zip(parts, refusals, strict=True)]
+        return [refusal or outcomes[part.adapter_id] for part, refusal in zip(parts, refusals, strict=True)]
 
     def abandon(self, adapter_id: str) -> None:
         if batch := self._batches.pop(adapter_id, None):
-            batch.run.refuse(Cancelled())
+            self._engine.abandon_batch(batch.run)
 
     def _begin(self, part: BatchPart) -> DomainError | None:
         """Begin the verb of a part, unless it has begun; return the error that refuses it."""
@@ -145,8 +146,8 @@ class EngineHost:
             loss=None if verb.loss is None else batch_loss(verb.loss),
         )
 
-    def _finish(self, adapter_id: str) -> VerbRun | UnfinishedVerb | DomainError:
-        """Return the outcome of a verb if it is done."""
+    def _outcome_of(self, adapter_id: str) -> VerbRun | UnfinishedVerb | DomainError:
+        """Return the outcome of a verb after a pass."""
         batch = self._batches[adapter_id]
         if not batch.run.is_done:
             return UnfinishedVerb(batch.run.remaining_token_count)

@@ -37,7 +37,7 @@ class ItemRun:
     purpose: Purpose
     features: Sequence[InputFeature]
     parts: Sequence[Part]
-    next_part: int = 0
+    begun_count: int = 0
     """Number of parts that have begun."""
     results: list[PassResult] = field(default_factory=list)
     """Results in the order of the features."""
@@ -56,12 +56,12 @@ class ItemRun:
     @property
     def is_done(self) -> bool:
         """Whether all parts have begun, or the batch was refused. No part is unfinished between two rounds."""
-        return self.refusal is not None or self.next_part == len(self.parts)
+        return self.refusal is not None or self.begun_count == len(self.parts)
 
     @property
     def remaining_token_count(self) -> int:
         """Number of tokens of the features whose parts have not begun."""
-        return sum(len(feature['input_ids']) for part in self.parts[self.next_part :] for feature in part.features)
+        return sum(len(feature['input_ids']) for part in self.parts[self.begun_count :] for feature in part.features)
 
     @property
     def gradient(self) -> Sequence[Tensor] | None:
@@ -83,8 +83,8 @@ class ItemRun:
 
         Dropout is sampled here, so the adapter's random state does not depend on the rank that runs the part.
         """
-        piece = Piece(self, self.parts[self.next_part], SegmentDropout.sample(self.purpose, model))
-        self.next_part += 1
+        piece = Piece(self, self.parts[self.begun_count], SegmentDropout.sample(self.purpose, model))
+        self.begun_count += 1
         self._started.append([piece])
         return piece
 
@@ -145,7 +145,7 @@ class Round:
         self._passes: deque[Sequence[Piece]] = deque()
         planner = PassPlanner(max_rows=max_pass_tokens)
         for item, run in enumerate(runs):
-            planner.add(item, [part.planned_rows for part in run.parts], next_part=run.next_part)
+            planner.add(item, [part.planned_rows for part in run.parts], next_part=run.begun_count)
         for _ in range(pass_count):
             if slots := planner.next_pass():
                 self._passes.append([runs[slot.item].begin_part(model) for slot in slots])

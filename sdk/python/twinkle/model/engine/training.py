@@ -80,7 +80,7 @@ class Training(AdapterTable):
     def begin_batch(self, item: BatchItem) -> ItemRun | Exception:
         """Begin a batch that runs in rounds: call `advance` until it is done, and then `finish_batch`.
 
-        Until then, other methods must not use its adapter; `ItemRun.refuse` abandons the batch.
+        Until then, other methods must not use its adapter; `abandon_batch` ends the batch without a result.
 
         Returns:
             The validated and divided batch, or the error that refuses it, see `run_batch`.
@@ -105,6 +105,10 @@ class Training(AdapterTable):
         After an unexpected exception, all batches are refused.
         """
         self._runner.advance(runs)
+
+    def abandon_batch(self, run: ItemRun) -> None:
+        """End a batch; the adapter is as before `begin_batch`, including its random state."""
+        run.refuse(InvalidArgument('the batch was abandoned'))
 
     def finish_batch(self, run: ItemRun) -> BatchResult | Exception:
         """Accumulate the gradient of a batch that is done, update the metrics, and return the result or the refusal."""
