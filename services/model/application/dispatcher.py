@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import cast
 
 import structlog
 
@@ -63,13 +64,14 @@ class _Submission:
     """Error with which the verb ends after the running pass, unless this is its last pass."""
 
     def settle(self, outcome: 'VerbRun | BaseException') -> None:
-        """Complete the future, unless it is already done."""
+        """Complete the future, with the time from the submission to the first pass, unless it is already done."""
         if self.outcome.done():
             return
         if isinstance(outcome, BaseException):
             self.outcome.set_exception(outcome)
         else:
-            self.outcome.set_result(outcome)
+            begin = self.arrival if self.begin is None else self.begin
+            self.outcome.set_result(replace(outcome, wait_seconds=begin - self.arrival))
 
 
 class Dispatcher:
@@ -226,7 +228,7 @@ class Dispatcher:
         for submission, outcome in zip(submissions, outcomes, strict=True):
             submission.begin = self._begin if submission.begin is None else submission.begin
             if not isinstance(outcome, UnfinishedVerb):
-                submission.settle(_with_wait(submission, outcome))
+                submission.settle(outcome)
             elif submission.cancellation is not None or submission.outcome.done():
                 cancelled.append(submission)
             else:
@@ -269,10 +271,11 @@ class Dispatcher:
                 self._gathered += self._clock.monotonic() - begin
 
     def _gathering_time(self) -> float:
-        if self._scheduler.has_quick_verb or not len(self._scheduler):
+        next_pass = self._scheduler.next_pass()
+        if next_pass is None:
             return 0.0
-        batch_time = self._pace.estimate(VerbsAhead(token_count=self._scheduler.batch_token_count))
-        share = _FULL_GATHERING_SHARE if self._scheduler.is_batch_full else _GATHERING_SHARE
+        batch_time = self._pace.estimate(VerbsAhead(token_count=next_pass.token_count))
+        share = _FULL_GATHERING_SHARE if next_pass.is_full else _GATHERING_SHARE
         limit = share * batch_time.total_seconds()
         now = self._clock.monotonic()
         return min(self._think_times.latest_expected(now, limit=limit) - now, limit - self._gathered)
@@ -303,7 +306,10 @@ class Dispatcher:
         if submissions[0].ready.batch_key is None:
             running = asyncio.ensure_future(self._run_alone(submissions[0]))
         else:
-            parts = [_part_of(own) for own in submissions]
+            parts = [
+                BatchPart(adapter_id=own.ready.adapter_id, verb=None if own.is_paused else cast('BatchVerb', own.verb))
+                for own in submissions
+            ]
             for submission in submissions:
                 submission.is_paused = False
             running = asyncio.ensure_future(self._backend.run_pass(parts))
@@ -325,20 +331,6 @@ class Dispatcher:
         for submission in unfinished:
             self._scheduler.remove(submission.ready.adapter_id)
             submission.settle(Internal(''))
-
-
-def _part_of(submission: _Submission) -> BatchPart:
-    """Return a verb's part of the next pass."""
-    verb = submission.verb
-    assert isinstance(verb, BatchVerb)  # noqa: S101 - other verbs have no batch key
-    return BatchPart(adapter_id=submission.ready.adapter_id, verb=None if submission.is_paused else verb)
-
-
-def _with_wait(submission: _Submission, outcome: 'VerbRun | BaseException') -> 'VerbRun | BaseException':
-    """Return the outcome with the time from the submission of the verb to its first pass."""
-    if isinstance(outcome, BaseException) or submission.begin is None:
-        return outcome
-    return replace(outcome, wait_seconds=submission.begin - submission.arrival)
 
 
 def _batch_key(adapter: Adapter, verb: ComputeVerb) -> str | None:

@@ -48,6 +48,16 @@ class VerbsAhead:
     token_count: int = 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class NextPass:
+    """Size of the next batch."""
+
+    token_count: int
+    """Maximum number of tokens."""
+    is_full: bool
+    """Whether further verbs would not join it."""
+
+
 @dataclass
 class _Tenant:
     """A tenant's ready verbs with tokens, and its remaining credit."""
@@ -127,22 +137,16 @@ class Scheduler:
         """Return the number of ready verbs."""
         return len(self._verbs)
 
-    @property
-    def has_quick_verb(self) -> bool:
-        """Whether a verb without tokens is ready."""
-        return bool(self._quick)
-
-    @property
-    def batch_token_count(self) -> int:
-        """Maximum number of tokens of the next batch."""
-        return min(self.token_count, self._max_batch_tokens)
-
-    @property
-    def is_batch_full(self) -> bool:
-        """Whether further verbs would not join the next batch."""
+    def next_pass(self) -> NextPass | None:
+        """Return the size of the next batch if it runs now; None if a quick verb or no verb is ready."""
+        if self._quick or not self._verbs:
+            return None
         tenant_count = sum(bool(tenant.verbs) for tenant in self._tenants.values())
         limit = self._batch_tokens * tenant_count if tenant_count > 1 else self._max_batch_tokens
-        return self.token_count >= min(limit, self._max_batch_tokens)
+        return NextPass(
+            token_count=min(self.token_count, self._max_batch_tokens),
+            is_full=self.token_count >= min(limit, self._max_batch_tokens),
+        )
 
     def bound(self, token_count: int | None) -> None:
         """Limit the size of future batches to about `token_count` tokens; None restores the initial limit.
@@ -280,7 +284,8 @@ class Scheduler:
         is_limited = any(tenant.verbs for tenant in others)
         capacity = max(self._max_batch_tokens - first.token_count, 0)
         token_count = first.token_count + self._add_one_each(batch, key, others, capacity)
-        capacity = self._remaining_capacity(token_count, is_limited=is_limited)
+        limit = self._batch_tokens if is_limited else self._max_batch_tokens
+        capacity = max(limit - token_count, 0)
         while capacity:
             added = self._add_one_each(batch, key, list(self._tenants.values()), capacity)
             capacity -= added
@@ -296,11 +301,6 @@ class Scheduler:
                 batch.append(self._take(verb))
                 remaining -= verb.token_count
         return capacity - remaining
-
-    def _remaining_capacity(self, token_count: int, *, is_limited: bool) -> int:
-        """Return how many tokens may join `token_count` tokens, up to a full pass or the limit of `bound`."""
-        limit = self._batch_tokens if is_limited else self._max_batch_tokens
-        return max(limit - token_count, 0)
 
     def _take(self, verb: ReadyVerb) -> ReadyVerb:
         """Remove a selected verb, charge its tenant, and move the tenant to the end of the order."""

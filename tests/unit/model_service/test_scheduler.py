@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fixtures.scheduling import BUDGET, BusyAdapters, all_batches, ready_verb, run_pass, sizes
-from services.model.domain.scheduler import MAX_SIMULATED_BATCHES, QUICK_RUN, ReadyVerb, Scheduler
+from services.model.domain.scheduler import MAX_SIMULATED_BATCHES, QUICK_RUN, NextPass, ReadyVerb, Scheduler
 
 KEYS = ('train', 'evaluate', None)
 """Batch keys; a verb with the key `None` runs alone."""
@@ -374,11 +374,11 @@ def test_each_tenant_has_one_verb_in_a_limited_batch() -> None:
     scheduler = Scheduler(batch_tokens=BUDGET)
     scheduler.bound(128)
     for number in range(8):
-        assert not scheduler.is_batch_full
+        assert scheduler.next_pass() is None or not scheduler.next_pass().is_full
         scheduler.add(ready_verb(f'a{number}', 64, tenant=f't{number}'))
     for number in range(8, 40):
         scheduler.add(ready_verb(f'a{number}', 64, tenant='t0'))
-    assert scheduler.is_batch_full
+    assert scheduler.next_pass() == NextPass(token_count=BUDGET, is_full=True)
     assert Counter(item.tenant_id for item in scheduler.next_batch()) == {f't{number}': 1 for number in range(8)}
 
 

@@ -127,24 +127,22 @@ class EngineHost:
             return None
         try:
             with engine_errors_as_domain_errors():
-                run = self._engine.begin_batch(self._item_of(part.adapter_id, part.verb))
+                self._check_size(part.verb)
+                learns_values = self._engine.adapter(part.adapter_id).value_head is not None
+                item = BatchItem(
+                    adapter_id=part.adapter_id,
+                    features=part.verb.features,
+                    options=forward_options(part.verb.options, learns_values=learns_values),
+                    is_training=isinstance(part.verb, verbs.ForwardBackward),
+                    loss=None if part.verb.loss is None else batch_loss(part.verb.loss),
+                )
+                run = self._engine.begin_batch(item)
         except DomainError as error:
             return error
         if isinstance(run, Exception):
             return self._error_of(part.adapter_id, part.verb, run)
         self._batches[part.adapter_id] = _Batch(part.verb, run)
         return None
-
-    def _item_of(self, adapter_id: str, verb: verbs.BatchVerb) -> BatchItem:
-        self._check_size(verb)
-        learns_values = self._engine.adapter(adapter_id).value_head is not None
-        return BatchItem(
-            adapter_id=adapter_id,
-            features=verb.features,
-            options=forward_options(verb.options, learns_values=learns_values),
-            is_training=isinstance(verb, verbs.ForwardBackward),
-            loss=None if verb.loss is None else batch_loss(verb.loss),
-        )
 
     def _outcome_of(self, adapter_id: str) -> VerbRun | UnfinishedVerb | DomainError:
         """Return the outcome of a verb after a pass."""
