@@ -20,6 +20,8 @@ from twinkle.model.engine import BatchItem, TrainerEngine
 from twinkle.nn import PackedCausalLM
 from twinkle.nn.attention import IMPLEMENTATION
 
+TOKEN_IDS = 300
+"""Number of token ids in use; smaller than the vocabulary of every model."""
 _FLOPS_PER_PARAMETER = 4
 """Floating-point operations per parameter and token: two in the forward pass and two for the gradient of the
 activations. Frozen weights have no gradient."""

@@ -3,14 +3,11 @@
 import argparse
 from typing import Any
 
-from benchmarks.co_batch import adapter_name, random_feature
+from benchmarks.co_batch import TOKEN_IDS, adapter_name, random_feature
 from benchmarks.local_stack import connected, running_stack
 from benchmarks.timing import ratio_by_round, time_alternately
 from twinkle.data_format import LoraConfig
 from twinkle_client.model import MultiLoraTransformersModel
-
-_TOKEN_IDS = 300
-"""Number of token ids in use; smaller than the vocabulary of every model."""
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -26,7 +23,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 def _ratio(
     model: MultiLoraTransformersModel, options: argparse.Namespace, *, count: int, length: int
 ) -> dict[str, Any]:
-    features = {adapter_name(index): random_feature(_TOKEN_IDS, length, index) for index in range(count)}
+    features = {adapter_name(index): random_feature(TOKEN_IDS, length, index) for index in range(count)}
 
     def together() -> None:
         calls = [

@@ -286,10 +286,12 @@ class Dispatcher:
         """Update the timing statistics after a batch."""
         now, token_count = self._clock.monotonic(), 0
         for submission, outcome in zip(submissions, outcomes, strict=True):
-            rest = outcome.remaining_token_count if isinstance(outcome, UnfinishedVerb) else 0
-            token_count += submission.ready.token_count - rest
+            ran = self._scheduler.pass_tokens_of(submission.ready)
             if not isinstance(outcome, BaseException):
-                self._scheduler.charge(submission.ready, submission.ready.token_count - rest)
+                rest = outcome.remaining_token_count if isinstance(outcome, UnfinishedVerb) else 0
+                ran = submission.ready.token_count - rest
+                self._scheduler.charge(submission.ready, ran)
+            token_count += ran
         self._pace.observe(now - self._begin, token_count=token_count)
         if token_count:
             self._gathered = 0.0

@@ -138,7 +138,7 @@ class Operations:
                 await queue.wait_for_change()
             return entry.is_running
 
-    def drop_waiting(self, adapter_id: str) -> None:
+    def drop_operations(self, adapter_id: str) -> None:
         """Cancel all operations of an adapter, except one whose last pass is running."""
         queue = self._queues.find(adapter_id)
         if queue is not None:

@@ -34,10 +34,10 @@ class ParkAdapter:
         directory: AdapterDirectory,
         residency: Residency,
         *,
-        drop_waiting: Callable[[str], None],
+        drop_operations: Callable[[str], None],
     ) -> None:
-        """Create the use case; `drop_waiting` cancels an adapter's operations, except in their last pass."""
-        self._drop_waiting = drop_waiting
+        """Create the use case; `drop_operations` cancels an adapter's operations, except in their last pass."""
+        self._drop_operations = drop_operations
         self._ports = ports
         self._directory = directory
         self._residency = residency
@@ -64,7 +64,7 @@ class ParkAdapter:
         require_internal(caller)
         self._directory.get(caller, adapter_id)
         async with self._adapter_locks.setdefault(adapter_id, asyncio.Lock()):
-            self._drop_waiting(adapter_id)
+            self._drop_operations(adapter_id)
             adapter = self._directory.get(caller, adapter_id)
             if save_prefix and adapter.is_unsaved and not adapter.is_full_parameter:
                 await self._save(adapter_id, save_prefix)

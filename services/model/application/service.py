@@ -111,7 +111,7 @@ def make_service(ports: Ports, limits: Limits) -> ModelService:
     create = CreateAdapter(ports, directory, residency, max_lora_rank=limits.lora_rank, limits=limits.adapters)
     operations = Operations(directory, queues, dispatcher, admission, carry_out.waits)
     delete = DeleteAdapter(directory, queues, dispatcher, carry_out.waits, residency, ports)
-    park = ParkAdapter(ports, directory, residency, drop_waiting=operations.drop_waiting)
+    park = ParkAdapter(ports, directory, residency, drop_operations=operations.drop_operations)
     recover = Recover(ports, directory, residency, create)
     return ModelService(
         create_adapter=create,

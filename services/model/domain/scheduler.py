@@ -74,12 +74,15 @@ class _Tenant:
     """The verbs that are not large, by batch key."""
     large: dict[str, ReadyVerb] = field(default_factory=dict[str, ReadyVerb])
     """The large verbs that have not begun."""
+    large_begun: dict[str, ReadyVerb] = field(default_factory=dict[str, ReadyVerb])
+    """The verbs that have begun and are still large."""
     begun_count: int = 0
-    """Number of ready verbs that have begun."""
+    """Number of ready verbs that have begun, whether large or not."""
 
     def copy(self) -> '_Tenant':
         by_key = {key: dict(verbs) for key, verbs in self.by_key.items()}
-        return replace(self, verbs=dict(self.verbs), by_key=by_key, large=dict(self.large))
+        copied = {'verbs': dict(self.verbs), 'large': dict(self.large), 'large_begun': dict(self.large_begun)}
+        return replace(self, by_key=by_key, **copied)
 
     def add(self, verb: ReadyVerb) -> None:
         self.verbs[verb.adapter_id] = verb
@@ -100,11 +103,10 @@ class _Tenant:
         return next(verbs) if not self.begun_count else next(v for v in verbs if v.adapter_id not in self.large)
 
     def _kind_of(self, verb: ReadyVerb) -> dict[str, ReadyVerb]:
-        """Return the dictionary of the verb's kind, which is not `large` for verbs that have begun or have no key."""
-        is_large = verb.token_count > self.batch_tokens and verb.batch_key is not None
-        if is_large and not verb.has_begun:
-            return self.large
-        return self.by_key.setdefault('begun' if is_large else verb.batch_key, {})
+        """Return the dictionary of the verb's kind. A verb without a key runs in one call, and is never large."""
+        if verb.batch_key is None or verb.token_count <= self.batch_tokens:
+            return self.by_key.setdefault(verb.batch_key, {})
+        return self.large_begun if verb.has_begun else self.large
 
 
 class Scheduler:
@@ -236,7 +238,7 @@ class Scheduler:
             batches.append([future._run_one_pass(verb) for verb in batch])  # noqa: SLF001 - a copy of itself
         else:
             future.remove(adapter_id)
-            batches.append(list(future._verbs.values()))  # noqa: SLF001
+            batches += [list(future._verbs.values())] if len(future) else []  # noqa: SLF001
         heavy = [batch for batch in batches if any(verb.token_count for verb in batch)]
         return VerbsAhead(
             quick_count=len(batches) - len(heavy),

@@ -36,6 +36,7 @@ class _Lease:
         self.is_held = False
         """Whether the gateway has granted the lease, and it has not ended."""
         self.is_lost = False
+        """Whether the last call failed, which is logged once."""
         self.retry_seconds = _FIRST_RETRY_SECONDS
         """Time to wait before calling the gateway again after the lease is lost."""
 

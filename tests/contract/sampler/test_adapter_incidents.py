@@ -12,6 +12,7 @@ from fixtures.engine_requests import make_request, run, sampled_logprobs, score,
 from fixtures.sampled import LORA, ONE, TWO, lora_tensors, lora_weights
 from fixtures.sampler_engines import VLLM_SLOTS
 from fixtures.sampler_service import FakeWeightSource
+from fixtures.tiers import mostly_slow
 from services.kit.caller import Caller
 from services.sampler.application.version_store import VersionStore
 from services.sampler.application.versions import Retention
@@ -38,7 +39,7 @@ async def test_adapter_without_an_update_equals_the_base_model(real_engine):
     np.testing.assert_array_equal(sampled_logprobs(found), sampled_logprobs(base))
 
 
-@pytest.mark.parametrize('real_engine', ['torch', pytest.param('vllm', marks=pytest.mark.slow)], indirect=True)
+@pytest.mark.parametrize('real_engine', mostly_slow(['torch', 'vllm']), indirect=True)
 async def test_adapters_added_while_all_slots_run_change_no_token(real_engine):
     """Adapters that are loaded and sampled while running requests use every slot change no token of these requests."""
     keys = [VersionKey(replace(ONE.adapter, name=f'ad-{slot}'), 1) for slot in range(40, 40 + VLLM_SLOTS)]

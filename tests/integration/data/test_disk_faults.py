@@ -23,6 +23,7 @@ from fixtures.data_service import (
     upload_header,
 )
 from fixtures.disk_faults import refusing
+from fixtures.tiers import mostly_slow
 from twinkle.api.data.v1 import dataset_pb2
 from twinkle.api.data.v1 import dataset_service_pb2 as wire
 from twinkle.api.data.v1 import loader_service_pb2 as loader_wire
@@ -35,11 +36,7 @@ TURNS = {'messages': [{'role': 'user', 'content': 'q'}, {'role': 'assistant', 'c
 FILTER = dataset_pb2.DatasetStep(filter=dataset_pb2.FilterStep(filter='MessageSanityFilter'))
 MAX_CALLS = 60
 """Upper bound of the number of disk calls of an action."""
-ERRNOS = [
-    errno.EIO,
-    errno.ENOSPC,
-    *(pytest.param(number, marks=pytest.mark.slow) for number in (errno.EROFS, errno.EMFILE, errno.EACCES)),
-]
+ERRNOS = mostly_slow([errno.EIO, errno.ENOSPC, errno.EROFS, errno.EMFILE, errno.EACCES], kept=2)
 
 Attempt = Callable[[Awaitable[object]], Awaitable[bool]]
 """Runs an RPC on a disk that refuses one system call, and returns whether the RPC succeeded."""

@@ -7,13 +7,14 @@ import pytest
 
 from fixtures.checkpoint_service import ServiceProcess, failure_of
 from fixtures.model_service import draw_example, forward_backward, serving_model_at
+from fixtures.tiers import mostly_slow
 from twinkle.api.model.v1 import operation_pb2 as wire
 
 FULL_BYTES = 1024
 """Largest file that the checkpoint service can write while its disk counts as full."""
 
 
-@pytest.mark.parametrize('verb', ['save', pytest.param('publish_version', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('verb', mostly_slow(['save', 'publish_version']))
 async def test_save_on_a_full_disk_leaves_its_number_free(tiny_llama_dir: Path, tmp_path: Path, verb: str) -> None:
     """A save that the disk refuses uses no operation number, and succeeds later once there is space."""
     saves = {

@@ -28,33 +28,6 @@ _MAX_TESTED_WEIGHTS = 1 << 26
 _HALF = (torch.bfloat16, torch.float16)
 
 
-def needs_blocks(x: Tensor) -> bool:
-    """Return whether products with these rows run in blocks."""
-    return _HAS_AMX and x.dtype in _HALF and x.device.type == 'cpu'
-
-
-def product(x_RK: Tensor, weight_KN: Tensor, bias_N: Tensor | None = None) -> Tensor:
-    """Return [R, N], `x W + bias`. If autograd traces the call, its backward pass has no blocks."""
-    if not needs_blocks(x_RK):
-        return x_RK @ weight_KN if bias_N is None else torch.addmm(bias_N, x_RK, weight_KN)
-    shape = x_RK.shape[0], weight_KN.shape[1]
-    if bias_N is None:
-        y_RN = x_RK.new_empty(shape)
-        _BLOCKED.add(y_RN, x_RK, weight_KN, beta=0.0)
-    else:
-        y_RN = bias_N.expand(shape).clone()
-        _BLOCKED.add(y_RN, x_RK, weight_KN)
-    return y_RN
-
-
-def add_product(y_RN: Tensor, x_RK: Tensor, weight_KN: Tensor, *, scaling: float) -> None:
-    """Add `scaling x W` to `y_RN` in place. If autograd traces the call, its backward pass has no blocks."""
-    if needs_blocks(x_RK):
-        _BLOCKED.add(y_RN, x_RK, weight_KN, scaling=scaling)
-    else:
-        y_RN.addmm_(x_RK, weight_KN, alpha=scaling)
-
-
 class BlockedProducts:
     """Products in blocks of rows, whose sizes all add the terms of a sum in the same order.
 
@@ -124,3 +97,30 @@ class BlockedProducts:
 
 _HAS_AMX = has_amx(cpu_text())
 _BLOCKED = BlockedProducts()
+
+
+def needs_blocks(x: Tensor) -> bool:
+    """Return whether products with these rows run in blocks."""
+    return _HAS_AMX and x.dtype in _HALF and x.device.type == 'cpu'
+
+
+def product(x_RK: Tensor, weight_KN: Tensor, bias_N: Tensor | None = None) -> Tensor:
+    """Return [R, N], `x W + bias`. If autograd traces the call, its backward pass has no blocks."""
+    if not needs_blocks(x_RK):
+        return x_RK @ weight_KN if bias_N is None else torch.addmm(bias_N, x_RK, weight_KN)
+    shape = x_RK.shape[0], weight_KN.shape[1]
+    if bias_N is None:
+        y_RN = x_RK.new_empty(shape)
+        _BLOCKED.add(y_RN, x_RK, weight_KN, beta=0.0)
+    else:
+        y_RN = bias_N.expand(shape).clone()
+        _BLOCKED.add(y_RN, x_RK, weight_KN)
+    return y_RN
+
+
+def add_product(y_RN: Tensor, x_RK: Tensor, weight_KN: Tensor, *, scaling: float) -> None:
+    """Add `scaling x W` to `y_RN` in place. If autograd traces the call, its backward pass has no blocks."""
+    if needs_blocks(x_RK):
+        _BLOCKED.add(y_RN, x_RK, weight_KN, scaling=scaling)
+    else:
+        y_RN.addmm_(x_RK, weight_KN, alpha=scaling)

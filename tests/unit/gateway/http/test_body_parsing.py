@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fixtures.tiers import mostly_slow
 from services.gateway.http.body import parse_object
 from services.gateway.tinker.arrays import ElementBudget, array_from_json
 from services.kit.errors import InvalidField
@@ -40,7 +41,7 @@ def longest_pause_beside(work: Callable[[], Any]) -> float:
     return longest / (last - begin)
 
 
-@pytest.mark.parametrize('item', ['7', *(pytest.param(item, marks=pytest.mark.slow) for item in ('123456', '0.5'))])
+@pytest.mark.parametrize('item', mostly_slow(['7', '123456', '0.5']))
 def test_other_threads_run_while_a_long_body_is_parsed_and_converted(item: str) -> None:
     """No pause of another thread takes a quarter of the time in which the numbers of a body are parsed."""
     body = tensor(item)
