@@ -14,11 +14,12 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope='module')
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Results that the program on Ray prints, by name."""
-    model_dir = build_tiny_model(tmp_path_factory.mktemp('model'), family='qwen3')
-    done = run_ranks(ray_program.__file__, model_dir, count=1)
+    """Results that the program on Ray writes, by name."""
+    directory = tmp_path_factory.mktemp('ray')
+    model_dir, results = build_tiny_model(directory / 'model', family='qwen3'), directory / 'results.json'
+    done = run_ranks(ray_program.__file__, model_dir, results, count=1)
     assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(results.read_text())
 
 
 def test_trainer_in_workers_gives_the_digest_of_one_process(found: dict[str, Any]) -> None:
