@@ -1,5 +1,6 @@
 """Fixtures for every tier; fixtures of a single package are in its test folder."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +56,19 @@ def postgres_database(postgres: str) -> str:
 _STARTING_VLLM = ('contract/sampler', 'integration/sampler')
 _START_SECONDS = 300
 """Timeout that includes the start of vLLM, which takes minutes on a busy machine."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    """Pause the garbage collection while modules of tests are imported."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Keep imported modules and collected tests out of later garbage collections, which would traverse all of them."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

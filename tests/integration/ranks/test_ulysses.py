@@ -48,6 +48,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_bits_depend_only_on_the_number_of_row_ranks(model_dir: Path) -> None:
     """Meshes with equally many row ranks have one digest, and every mesh agrees with one process within rounding.
 
