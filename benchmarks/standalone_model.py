@@ -19,7 +19,7 @@ from twinkle.api.model.v1.adapter_service_pb2_grpc import AdapterServiceStub
 from twinkle_client.model.operations import OperationLog
 from twinkle_client.rpc import Connection, new_id
 from twinkle_client.rpc.address import Address
-from twinkle_client.stack.processes import resident_bytes
+from twinkle_client.stack.process_ids import resident_bytes
 
 _START_LIMIT_SECONDS = 300.0
 _POLL_SECONDS = 0.05

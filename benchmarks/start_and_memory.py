@@ -11,7 +11,7 @@ from twinkle_client.dataset import Dataset, DatasetMeta
 from twinkle_client.model import MultiLoraTransformersModel
 from twinkle_client.sampler import Sampler
 from twinkle_client.stack import StackState
-from twinkle_client.stack.processes import resident_bytes
+from twinkle_client.stack.process_ids import resident_bytes
 
 MODEL = 'smollm2-135m-instruct'
 LIGHT_SERVICES = ('gateway', 'data', 'checkpoint')

@@ -14,7 +14,7 @@ from pathlib import Path
 from services.kit.config import load_config
 from services.kit.errors import DomainError
 from services.model.__main__ import FULL_GRADIENT_SUM, LOAD_ERRORS, TREE_SUM, codec_of, load_backend
-from services.model.application.replay_journal import ReplayJournal, ReplayResult
+from services.model.application.find_divergence import FindDivergence, ReplayResult
 from services.model.backends.journal.environment import stored_environment
 from services.model.backends.journal.schema import JournalRefused
 from services.model.backends.journal.sqlite_journal import SqliteJournal
@@ -75,15 +75,15 @@ async def _replay(config: ModelConfig, folder: Path, adapter_id: str | None) -> 
 async def replay_folder(
     folder: Path, backend: TrainerBackend, adapter_id: str | None = None, *, is_sharded: bool = False
 ) -> ReplayResult:
-    """Replay one adapter of the journal in `folder` on an engine, or all adapters by default; see `ReplayJournal`.
+    """Replay one adapter of the journal in `folder` on an engine, or all adapters by default; see `FindDivergence`.
 
     Raises:
         JournalRefused: The folder contains no readable journal.
-        AdapterNotFound, AdapterDamaged: See `ReplayJournal`.
+        AdapterNotFound, AdapterDamaged: See `FindDivergence`.
     """
     journal = await SqliteJournal.open_copy(folder, codec=codec_of(backend))
     try:
-        return await ReplayJournal(journal, backend, report=_print, is_sharded=is_sharded)(adapter_id)
+        return await FindDivergence(journal, backend, report=_print, is_sharded=is_sharded)(adapter_id)
     finally:
         await journal.close()
 

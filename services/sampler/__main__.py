@@ -16,16 +16,16 @@ from services.kit.telemetry import start_telemetry, stop_telemetry
 from services.kit.weights import Devices, Segments, Sender, open_devices, open_segments
 from services.kit.worker import Threads
 from services.sampler.api.endpoints import make_endpoints
+from services.sampler.application.adapter_versions import AdapterVersions
 from services.sampler.application.admission import Admission
 from services.sampler.application.engine_control import EngineControl
-from services.sampler.application.followed_run import FollowedRun
+from services.sampler.application.full_parameter_run import FullParameterRun
 from services.sampler.application.membership import Membership
 from services.sampler.application.prompt_runner import PromptRunner
 from services.sampler.application.relay import Relay
 from services.sampler.application.replica import Replica
 from services.sampler.application.resident_adapters import ResidentAdapters
 from services.sampler.application.sampling import Sampling
-from services.sampler.application.version_store import VersionStore
 from services.sampler.application.versions import Retention, Versions
 from services.sampler.backends.fleet_client import FleetClient
 from services.sampler.backends.fleet_member import FleetMember
@@ -119,14 +119,14 @@ def make_sources(config: SamplerConfig, segments: Segments | None, devices: Devi
 def make_versions(config: SamplerConfig, engine: SamplerEngine, source: WeightSource) -> Versions:
     """Return the versions of the followed run if one is configured, otherwise the versions of all adapters."""
     if run := followed_run_of(config):
-        return FollowedRun(engine, source, run)
+        return FullParameterRun(engine, source, run)
     retention = Retention(
         max_versions=config.max_resident_versions,
         max_bytes=config.max_resident_bytes,
         max_followers=config.max_followed_adapters,
         idle=timedelta(seconds=config.follow_idle_seconds),
     )
-    return VersionStore(engine, source, retention)
+    return AdapterVersions(engine, source, retention)
 
 
 def followed_run_of(config: SamplerConfig) -> AdapterKey | None:

@@ -27,7 +27,7 @@ from twinkle_client.dataset import Dataset, DatasetMeta
 from twinkle_client.model import MultiLoraTransformersModel
 from twinkle_client.sampler import Sampler
 from twinkle_client.stack import SERVICES, StackOptions, StackState, revive_stack, service_of, start_stack, stop_stack
-from twinkle_client.stack.processes import end_process
+from twinkle_client.stack.process_ids import end_process
 
 pytestmark = [pytest.mark.timeout(300), *SDK_MARKS]
 

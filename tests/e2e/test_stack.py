@@ -24,7 +24,7 @@ from twinkle_client.dataset import Dataset, DatasetMeta
 from twinkle_client.model import MultiLoraTransformersModel
 from twinkle_client.sampler import Sampler
 from twinkle_client.stack import SERVICES, StackError, StackOptions, StackState, revive_stack, start_stack, stop_stack
-from twinkle_client.stack.processes import end_process
+from twinkle_client.stack.process_ids import end_process
 
 pytestmark = pytest.mark.timeout(300)
 CHATS = [

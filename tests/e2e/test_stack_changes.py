@@ -14,7 +14,7 @@ from twinkle_client.cli import app
 from twinkle_client.fleet import FleetAdministration
 from twinkle_client.sampler import Sampler
 from twinkle_client.stack import StackOptions, StackState, add_sampler, revive_stack, start_stack, stop_stack
-from twinkle_client.stack.processes import end_process
+from twinkle_client.stack.process_ids import end_process
 from twinkle_client.stack.spawning import read_address
 
 pytestmark = pytest.mark.timeout(300)

@@ -16,7 +16,7 @@ from twinkle.data_format import LoraConfig
 from twinkle_client import TwinkleClient
 from twinkle_client.model import MultiLoraTransformersModel
 from twinkle_client.stack import StackOptions, StackState, revive_stack, start_stack, stop_stack
-from twinkle_client.stack.processes import end_process
+from twinkle_client.stack.process_ids import end_process
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

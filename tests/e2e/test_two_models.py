@@ -22,7 +22,7 @@ from twinkle_client.cli import app
 from twinkle_client.model import MultiLoraTransformersModel
 from twinkle_client.sampler import Sampler
 from twinkle_client.stack import StackOptions, StackState, revive_stack, start_stack, stop_stack
-from twinkle_client.stack.processes import end_process
+from twinkle_client.stack.process_ids import end_process
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), *SDK_MARKS]
 EXAMPLES = [tokens_of(seed) for seed in range(3)]

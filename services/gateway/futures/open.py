@@ -16,10 +16,10 @@ from services.gateway.futures.executors import (
     SamplePrompt,
 )
 from services.gateway.futures.futures import DELETE_KIND, Futures
+from services.gateway.futures.lease import GatewayLease
 from services.gateway.futures.payloads import PayloadFiles
 from services.gateway.futures.ports import Executor, Trainer
 from services.gateway.futures.records import Expiry, FutureRecords
-from services.gateway.futures.recovery import GatewayLease
 from services.gateway.futures.rules import SAMPLE_KIND, Bounds, PayloadsNotShared
 from services.gateway.futures.runner import Runner, RunnerLimits
 from services.gateway.futures.sql import SqlFutureStore

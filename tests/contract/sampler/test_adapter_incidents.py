@@ -14,7 +14,7 @@ from fixtures.sampler_engines import VLLM_SLOTS
 from fixtures.sampler_service import FakeWeightSource
 from fixtures.tiers import mostly_slow
 from services.kit.caller import Caller
-from services.sampler.application.version_store import VersionStore
+from services.sampler.application.adapter_versions import AdapterVersions
 from services.sampler.application.versions import Retention
 from services.sampler.domain.adapter import AdapterChoice, AdapterWeights, VersionKey
 from twinkle.data_format import TensorData
@@ -75,12 +75,12 @@ def adapter_of_scale(name: str, scale: int) -> AdapterWeights:
 
 
 @pytest_asyncio.fixture(loop_scope='session')
-async def small_store(real_engine) -> AsyncIterator[VersionStore]:
+async def small_store(real_engine) -> AsyncIterator[AdapterVersions]:
     """Store with space for one version, whose source returns the same tensors at each fetch."""
     source = FakeWeightSource()
     for weights in (adapter_of_scale('scaled', SCALE), adapter_of_scale('unscaled', 1)):
         source.publish('alice', weights)
-    store = VersionStore(real_engine, source, Retention(max_versions=1))
+    store = AdapterVersions(real_engine, source, Retention(max_versions=1))
     yield store
     for resident in store.all_resident():
         await real_engine.unload_adapter(resident.key)

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2, checkpoint_service_pb2_grpc
-from twinkle_client.stack.processes import end_process
+from twinkle_client.stack.process_ids import end_process
 from twinkle_client.stack.spawning import Spawner
 
 LIMIT_BYTES = 8192

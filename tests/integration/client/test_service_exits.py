@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from twinkle_client.stack.hosts import StackError, children
-from twinkle_client.stack.processes import end_process
+from twinkle_client.stack.process_ids import end_process
 from twinkle_client.stack.spawning import Spawner
 
 

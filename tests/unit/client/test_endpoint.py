@@ -9,7 +9,7 @@ from twinkle_client import TwinkleClient
 from twinkle_client.endpoint import Endpoint, find_endpoint, find_http_endpoint
 from twinkle_client.rpc import Address
 from twinkle_client.stack import ServiceState, StackState
-from twinkle_client.stack.processes import start_mark
+from twinkle_client.stack.process_ids import start_mark
 from twinkle_client.stack.state import key_path
 
 

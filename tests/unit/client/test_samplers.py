@@ -9,7 +9,7 @@ import pytest
 
 from twinkle_client.errors import NotFoundError, RetryableError
 from twinkle_client.stack import ServiceState, StackState, drain_replica, remove_ended
-from twinkle_client.stack.processes import start_mark
+from twinkle_client.stack.process_ids import start_mark
 
 GATEWAY = '127.0.0.1:2'
 

@@ -30,7 +30,7 @@ from twinkle_client.stack import (
     start_stack,
     stop_stack,
 )
-from twinkle_client.stack.processes import start_mark
+from twinkle_client.stack.process_ids import start_mark
 from twinkle_client.stack.sections import problems_of
 from twinkle_client.stack.spawning import with_port
 from twinkle_client.stack.startup import dtype_of
@@ -198,7 +198,7 @@ def test_unusable_state_folder_is_named(name: str, tmp_path: Path) -> None:
 
 def test_memory_is_read_without_ps() -> None:
     """The memory of a process can be read without the program `ps`."""
-    code = 'import os; from twinkle_client.stack.processes import resident_bytes; print(resident_bytes(os.getpid()))'
+    code = 'import os; from twinkle_client.stack.process_ids import resident_bytes; print(resident_bytes(os.getpid()))'
     environment = {**os.environ, 'PATH': ''}
     result = subprocess.run([sys.executable, '-c', code], env=environment, capture_output=True, text=True, check=True)
     assert int(result.stdout) > 1 << 20

@@ -12,7 +12,7 @@ from fixtures.sampled import lora_weights
 from fixtures.sampler_service import FakeWeightSource
 from services.kit.caller import Caller
 from services.kit.errors import AdapterNotFound, InvalidField, VersionNotFound
-from services.sampler.application.version_store import Retention, VersionStore
+from services.sampler.application.adapter_versions import AdapterVersions, Retention
 from services.sampler.domain.adapter import AdapterChoice
 from services.sampler.domain.errors import AdapterMisfit, VersionNotReady
 from twinkle.data_format import TensorData
@@ -35,15 +35,15 @@ def engine() -> FakeSamplerEngine:
 
 
 @pytest.fixture
-async def store(source: FakeWeightSource, engine: FakeSamplerEngine) -> AsyncIterator[VersionStore]:
+async def store(source: FakeWeightSource, engine: FakeSamplerEngine) -> AsyncIterator[AdapterVersions]:
     """A store with space for two versions."""
-    created = VersionStore(engine, source, Retention(max_versions=2))
+    created = AdapterVersions(engine, source, Retention(max_versions=2))
     yield created
     await created.close()
     assert source.followers == 0
 
 
-async def version_of(store: VersionStore, adapter_id: str = 'ad-1', **choice) -> int:
+async def version_of(store: AdapterVersions, adapter_id: str = 'ad-1', **choice) -> int:
     """Lease a version, release it and return its number."""
     async with store.lease(ALICE, AdapterChoice(adapter_id=adapter_id, **choice)) as version:
         return version.key.version
@@ -172,13 +172,13 @@ async def test_newest_without_capacity_does_not_satisfy_a_later_version(store, s
 async def test_memory_is_bounded_in_bytes(source, engine):
     """Old versions are evicted by size, and an adapter larger than the memory is refused."""
     size = lora_weights(1).size_bytes
-    store = VersionStore(engine, source, Retention(max_versions=8, max_bytes=2 * size))
+    store = AdapterVersions(engine, source, Retention(max_versions=8, max_bytes=2 * size))
     for number in range(1, 5):
         source.publish('alice', lora_weights(1, adapter_id=f'ad-{number}'))
         await version_of(store, f'ad-{number}')
         assert sum(version.size_bytes for version in store.all_resident()) <= 2 * size
     assert len(engine.loaded) == 2
-    small = VersionStore(engine, source, Retention(max_bytes=size - 1))
+    small = AdapterVersions(engine, source, Retention(max_bytes=size - 1))
     with pytest.raises(AdapterMisfit):
         await version_of(small)
     await store.close()
@@ -187,7 +187,7 @@ async def test_memory_is_bounded_in_bytes(source, engine):
 
 async def test_adapters_are_followed_while_they_are_used(source, engine):
     """An idle adapter is no longer followed but stays resident, and is followed again when it is used."""
-    store = VersionStore(engine, source, Retention(idle=timedelta(milliseconds=20)))
+    store = AdapterVersions(engine, source, Retention(idle=timedelta(milliseconds=20)))
     source.publish('alice', lora_weights(1))
     assert await version_of(store) == 1
     await source.followed_by(0)
@@ -201,7 +201,7 @@ async def test_adapters_are_followed_while_they_are_used(source, engine):
 
 async def test_few_adapters_are_followed_at_once(source, engine):
     """The least recently used adapter above the limit is not followed, unless a request waits for its versions."""
-    store = VersionStore(engine, source, Retention(max_followers=2))
+    store = AdapterVersions(engine, source, Retention(max_followers=2))
     for number in range(1, 5):
         source.publish('alice', lora_weights(1, adapter_id=f'ad-{number}'))
         assert await version_of(store, f'ad-{number}') == 1
@@ -219,7 +219,7 @@ async def test_few_adapters_are_followed_at_once(source, engine):
 
 async def test_fetch_without_a_waiter_is_dropped(source, engine):
     """A version whose fetch no request awaited, because there was no capacity, can be leased later."""
-    store = VersionStore(engine, source, Retention(max_versions=1))
+    store = AdapterVersions(engine, source, Retention(max_versions=1))
     for version in (1, 2):
         source.publish('alice', lora_weights(version))
     async with store.lease(ALICE, AdapterChoice(adapter_id='ad-1')):
@@ -258,7 +258,7 @@ async def test_versions_that_evict_each_other_are_all_served(source, engine, ord
     """Concurrent requests whose versions evict each other are all served."""
     for version in (1, 2, 3):
         source.publish('alice', lora_weights(version))
-    store = VersionStore(engine, source, Retention(max_versions=1))
+    store = AdapterVersions(engine, source, Retention(max_versions=1))
     assert await version_of(store) == 3
     assert await asyncio.gather(*(version_of(store, exact=version) for version in order)) == list(order)
     await store.close()

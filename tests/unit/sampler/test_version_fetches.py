@@ -12,8 +12,8 @@ from fixtures.sampled import lora_weights
 from fixtures.sampler_service import FakeWeightSource
 from services.kit.caller import Caller
 from services.kit.errors import Unavailable, VersionNotFound
+from services.sampler.application.adapter_versions import AdapterVersions
 from services.sampler.application.fetches import MAX_UNAWAITED
-from services.sampler.application.version_store import VersionStore
 from services.sampler.application.versions import Retention
 from services.sampler.domain.adapter import AdapterChoice, AdapterKey, AdapterWeights, CheckpointFacts, VersionKey
 from services.sampler.domain.errors import VersionNotReady
@@ -74,21 +74,21 @@ def engine() -> GatedEngine:
 
 
 @pytest.fixture
-async def store(source: SlowSource, engine: GatedEngine) -> AsyncIterator[VersionStore]:
+async def store(source: SlowSource, engine: GatedEngine) -> AsyncIterator[AdapterVersions]:
     """A store with space for two versions."""
-    created = VersionStore(engine, source, Retention(max_versions=2))
+    created = AdapterVersions(engine, source, Retention(max_versions=2))
     yield created
     await created.close()
     assert source.followers == 0
 
 
-async def version_of(store: VersionStore, adapter_id: str = 'ad-1', **choice) -> int:
+async def version_of(store: AdapterVersions, adapter_id: str = 'ad-1', **choice) -> int:
     """Lease a version, release it and return its number."""
     async with store.lease(ALICE, AdapterChoice(adapter_id=adapter_id, **choice)) as version:
         return version.key.version
 
 
-async def retry_version(store: VersionStore, **choice) -> int:
+async def retry_version(store: AdapterVersions, **choice) -> int:
     """Request a lease until it is granted after one or more retryable refusals; return its version."""
     refusals: list[VersionNotReady] = []
     for _ in range(_MAX_ITERATIONS):
@@ -154,7 +154,7 @@ async def test_fetches_without_a_waiter_are_bounded(store, source):
 async def test_cancelled_change_leaves_engine_and_store_consistent(engine, source, cancelled):
     """A change that is cancelled between two evictions is finished, so that engine and store stay consistent."""
     size = lora_weights(1).size_bytes
-    store = VersionStore(engine, source, Retention(max_bytes=2 * size))
+    store = AdapterVersions(engine, source, Retention(max_bytes=2 * size))
     for name in ('a', 'b'):
         source.publish('alice', lora_weights(1, adapter_id=name))
         assert await version_of(store, name) == 1

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from twinkle_client.stack.processes import end_process, is_same_process, resident_bytes, start_mark
+from twinkle_client.stack.process_ids import end_process, is_same_process, resident_bytes, start_mark
 
 FREE_PORT = '127.0.0.1:0'
 """Address of a service that listens on a free port of the machine that runs it."""

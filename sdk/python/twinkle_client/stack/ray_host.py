@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from twinkle_client.stack.hosts import ANY_HOST, KILLED_STATUS, Command, RayPlacement, StackError, start_child
 from twinkle_client.stack.options import PLACED
-from twinkle_client.stack.processes import end_process, resident_bytes, start_mark
+from twinkle_client.stack.process_ids import end_process, resident_bytes, start_mark
 from twinkle_client.stack.spawning import service_of, write_private
 
 NAMESPACE = 'twinkle'

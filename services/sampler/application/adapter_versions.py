@@ -26,7 +26,7 @@ _LOOKUP_SECONDS = 2.0
 """Minimum timeout for looking up a checkpoint, even if the request sets a shorter wait."""
 
 
-class VersionStore:
+class AdapterVersions:
     """Implements `Versions` for a sampler that all adapters share.
 
     Concurrency: use it from one event loop only. The engine's adapters change one at a time.

@@ -41,7 +41,7 @@ class ReplayResult:
     divergence: Divergence | None = None
 
 
-class ReplayJournal:
+class FindDivergence:
     """Replays a journal without changing it."""
 
     def __init__(self, journal: Journal, backend: TrainerBackend, *, report: Report, is_sharded: bool = False) -> None:

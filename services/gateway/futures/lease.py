@@ -1,4 +1,4 @@
-"""Recovery of futures after a crash: this gateway's lease, and the adoption of futures of gateways that stopped."""
+"""The lease of this gateway among the gateways on a database, and the adoption of futures of gateways that stopped."""
 
 import asyncio
 from contextlib import aclosing, suppress

@@ -14,7 +14,7 @@ from fixtures.sampled import lora_weights
 from fixtures.sampler_service import FakeWeightSource
 from services.kit.caller import Caller
 from services.kit.errors import VersionNotFound
-from services.sampler.application.followed_run import FollowedRun
+from services.sampler.application.full_parameter_run import FullParameterRun
 from services.sampler.domain.adapter import AdapterChoice, AdapterKey, AdapterWeights
 from services.sampler.domain.errors import AdapterMisfit, EngineInUse, VersionNotReady
 from services.sampler.ports import WeightUpdate
@@ -70,7 +70,7 @@ def full_weights(version: int) -> AdapterWeights:
     )
 
 
-async def version_of(run: FollowedRun, **choice) -> int:
+async def version_of(run: FullParameterRun, **choice) -> int:
     """Lease a version, release it and return its number."""
     async with run.lease(ALICE, AdapterChoice(adapter_id='full', **choice)) as version:
         return version.key.version
@@ -91,9 +91,9 @@ async def source() -> FakeWeightSource:
 
 
 @pytest.fixture
-async def run(engine: SlowEngine, source: FakeWeightSource) -> AsyncGenerator[FollowedRun, None]:
+async def run(engine: SlowEngine, source: FakeWeightSource) -> AsyncGenerator[FullParameterRun, None]:
     """A run that is being followed."""
-    created = FollowedRun(engine, source, RUN, patience=PATIENCE)
+    created = FullParameterRun(engine, source, RUN, patience=PATIENCE)
     created.start()
     async with asyncio.timeout(_LIMIT_SECONDS):
         yield created
@@ -119,7 +119,7 @@ async def test_slow_replacement_runs_once_and_delays_requests(run, engine, sourc
 
 async def test_long_request_delays_others_for_the_patience_only(engine, source):
     """Requests wait for at most `patience` and then get the old version, even while other requests end."""
-    run = FollowedRun(engine, source, RUN, patience=timedelta(seconds=1))
+    run = FullParameterRun(engine, source, RUN, patience=timedelta(seconds=1))
     run.start()
     async with run.lease(ALICE, AdapterChoice(adapter_id='full')):
         source.publish('alice', full_weights(2))
@@ -178,7 +178,7 @@ async def test_run_is_followed_again_after_its_stream_ends(engine):
 
     source = FailingSource()
     source.publish('alice', full_weights(1))
-    run = FollowedRun(engine, source, RUN)
+    run = FullParameterRun(engine, source, RUN)
     run.start()
     async with asyncio.timeout(_LIMIT_SECONDS):
         assert await version_of(run) == 1

@@ -47,7 +47,7 @@ class _Problem:
     error: AdapterMisfit | InvalidField
 
 
-class FollowedRun:
+class FullParameterRun:
     """Implements `Versions` for a sampler that serves one full-parameter run.
 
     Concurrency: use it from one event loop only.
