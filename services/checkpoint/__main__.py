@@ -32,6 +32,7 @@ from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.server import RpcServer, serve_until_stopped
 from services.kit.store_threads import StoreThreads
 from services.kit.telemetry import start_telemetry, stop_telemetry
+from services.kit.telemetry.event_loop import run_service
 from services.kit.weights import Sender, open_devices, open_segments
 from services.kit.worker import Threads
 
@@ -42,7 +43,7 @@ def main() -> None:
     config = load_config(CheckpointConfig)
     start_telemetry(config.telemetry, service=config.service)
     try:
-        asyncio.run(serve(config))
+        run_service(serve(config))
     finally:
         stop_telemetry()
 

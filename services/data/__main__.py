@@ -19,6 +19,7 @@ from services.kit.rpc.server import RpcServer, serve_until_stopped
 from services.kit.server_facts import ServerFacts
 from services.kit.store_threads import StoreThreads
 from services.kit.telemetry import start_telemetry, stop_telemetry
+from services.kit.telemetry.event_loop import run_service
 from services.kit.upload_store import UploadQuota, UploadRules, UploadStore
 from services.kit.worker import Threads
 from twinkle.plugin import keep_plugins_out
@@ -33,7 +34,7 @@ def main() -> None:
     config = load_config(DataConfig)
     start_telemetry(config.telemetry, service=config.service)
     try:
-        asyncio.run(serve(config))
+        run_service(serve(config))
     finally:
         stop_telemetry()
 

@@ -45,6 +45,7 @@ from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.server import Endpoint, RpcServer, serve_until_stopped, write_address_file
 from services.kit.sqlite_seals import DatabaseDamaged
 from services.kit.telemetry import start_telemetry, stop_telemetry
+from services.kit.telemetry.event_loop import run_service
 
 Job = Callable[[], Coroutine[Any, Any, Any]]
 
@@ -186,7 +187,7 @@ def main() -> None:
     config = load_config(GatewayConfig)
     start_telemetry(config.telemetry, service=config.service)
     try:
-        asyncio.run(run(config))
+        run_service(run(config))
     except (SchemaNotSupported, DatabaseDamaged, PepperUnusable) as error:
         raise SystemExit(f'{config.service}: {error}') from error
     finally:

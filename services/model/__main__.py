@@ -17,6 +17,7 @@ from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.channel import open_channel
 from services.kit.rpc.server import RpcServer, serve_until_stopped
 from services.kit.telemetry import start_telemetry, stop_telemetry
+from services.kit.telemetry.event_loop import run_service
 from services.kit.upload_store import UploadQuota, UploadRules, UploadStore
 from services.kit.weights import open_segments
 from services.model.api.endpoints import make_endpoints
@@ -73,7 +74,7 @@ def main() -> None:
         return
     start_telemetry(config.telemetry, service=config.service)
     try:
-        asyncio.run(serve(config))
+        run_service(serve(config))
     except JournalRefused as error:
         raise SystemExit(f'services.model: {error}') from error
     finally:

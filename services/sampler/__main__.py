@@ -13,6 +13,7 @@ from services.kit.rpc.channel import open_channel
 from services.kit.rpc.server import RpcServer, serve_until_stopped
 from services.kit.server_facts import BaseModelFacts, ServerFacts, versioned
 from services.kit.telemetry import start_telemetry, stop_telemetry
+from services.kit.telemetry.event_loop import run_service
 from services.kit.weights import Devices, Segments, Sender, open_devices, open_segments
 from services.kit.worker import Threads
 from services.sampler.api.endpoints import make_endpoints
@@ -45,7 +46,7 @@ def main() -> None:
     config = load_config(SamplerConfig)
     start_telemetry(config.telemetry, service=config.service)
     try:
-        asyncio.run(serve(config))
+        run_service(serve(config))
     finally:
         stop_telemetry()
 

@@ -32,7 +32,7 @@ from services.kit.rpc.interceptor import LayeredInterceptor
 from services.kit.rpc.layers import count_bytes, server_layers
 from services.kit.rpc.server_info import ServerInfoServicer
 from services.kit.server_facts import ServerFacts
-from services.kit.telemetry.stalls import StallMeter
+from services.kit.telemetry.event_loop import ServiceLoop
 from services.kit.tls import TlsFiles, shared_files
 from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
 
@@ -124,7 +124,6 @@ class RpcServer:
         self._health = HealthServicer()
         self._drain_actions: list[Callable[[], None]] = []
         self._shutdown: asyncio.Future[None] | None = None
-        self._measuring_stalls: asyncio.Task[None] | None = None
         self._server = self._build(authenticator)
         self._listeners = config.listeners()
         self._files = [shared_files(item.tls, field=item.tls_field) for item in self._listeners]
@@ -156,7 +155,8 @@ class RpcServer:
         """
         self.ports = tuple(map(self._bind, self._listeners, self._files))
         await self._server.start()
-        self._measuring_stalls = asyncio.create_task(StallMeter().run(), name='stalls')
+        if isinstance(loop := asyncio.get_running_loop(), ServiceLoop):
+            loop.measure_stalls()
         for name in ('', *(endpoint.descriptor.full_name for endpoint in self._endpoints)):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
@@ -180,8 +180,6 @@ class RpcServer:
         for action in self._drain_actions:
             action()
         await self._server.stop(seconds)
-        if self._measuring_stalls is not None:
-            self._measuring_stalls.cancel()
 
     def _bind(self, listener: Listener, files: TlsFiles) -> int:
         try:

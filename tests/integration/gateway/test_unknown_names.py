@@ -150,7 +150,10 @@ async def test_calls_without_a_valid_key_leave_no_line_in_logs_and_traces(tmp_pa
 
 
 async def test_metrics_spans_and_logs_contain_known_names_only(tmp_path: Path) -> None:
-    """Made-up names add no metric series, and spans and logs contain them only in request ids."""
+    """Made-up names add no metric series, and spans and logs contain them only in request ids.
+
+    The series include the stalls of the event loop.
+    """
     port, log = _free_port(), tmp_path / 'log'
     telemetry = TelemetryConfig(metrics_port=port, trace_dir=tmp_path / 'traces', is_log_json=True, log_level='DEBUG')
     settings = {f'telemetry__{name}': value for name, value in telemetry.model_dump(exclude_defaults=True).items()}
@@ -166,6 +169,10 @@ async def test_metrics_spans_and_logs_contain_known_names_only(tmp_path: Path) -
         assert _series((await client.get(metrics)).text) == before
         assert any('method="_OTHER"' in series for series in before)
         assert any('route="_OTHER"' in series for series in before)
+        (stall,) = re.findall(
+            r'^twinkle_event_loop_longest_stall_seconds (\S+)', (await client.get(metrics)).text, re.MULTILINE
+        )
+        assert float(stall) > 0
         gateway.process.terminate()
         gateway.process.wait()
     spans = _spans(tmp_path / 'traces')

@@ -1,0 +1,66 @@
+"""Runs the event loop of a service, and measures the stalls of the loop: how long its callbacks block it."""
+
+import asyncio
+import selectors
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+from prometheus_client import Gauge, Histogram
+
+_SHORTEST_SECONDS = 0.001
+"""Shortest stall that is observed; an iteration of the loop usually takes less."""
+
+_longest = Gauge(
+    'twinkle_event_loop_longest_stall_seconds',
+    'Longest time that the event loop was blocked since its service started.',
+)
+_seconds = Histogram(
+    'twinkle_event_loop_stall_seconds',
+    'Times of at least a millisecond for which the event loop was blocked.',
+    buckets=(0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5),
+)
+
+
+class _MeasuringSelector(selectors.DefaultSelector):
+    """Measures the time between two waits for events, in which the loop runs callbacks. An idle loop costs nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_measuring = False
+        self._longest_seconds = 0.0
+        self._last_wait_end = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait for events."""
+        if self.is_measuring:
+            self._observe(time.perf_counter() - self._last_wait_end)
+        ready = super().select(timeout)
+        self._last_wait_end = time.perf_counter()
+        return ready
+
+    def _observe(self, stall: float) -> None:
+        if stall < _SHORTEST_SECONDS:
+            return
+        _seconds.observe(stall)
+        if stall > self._longest_seconds:
+            self._longest_seconds = stall
+            _longest.set(stall)
+
+
+class ServiceLoop(asyncio.SelectorEventLoop):
+    """Event loop of a service, whose stalls are metrics after `measure_stalls`."""
+
+    def __init__(self) -> None:
+        self._measured = _MeasuringSelector()
+        super().__init__(self._measured)
+
+    def measure_stalls(self) -> None:
+        """Measure from now on; the start of a service may block the loop."""
+        self._measured.is_measuring = True
+
+
+def run_service(main: Coroutine[Any, Any, None]) -> None:
+    """Run a service until it ends, like `asyncio.run`."""
+    with asyncio.Runner(loop_factory=ServiceLoop) as runner:
+        runner.run(main)
