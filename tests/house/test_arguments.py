@@ -33,6 +33,7 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     'twinkle.plugin.code.PluginFinder.find_spec(target)': OTHER_INTERFACE,
     'twinkle.processor.input_processor.InputProcessor.__init__(padding_free)': ALWAYS_PACKED,
     'twinkle.processor.input_processor.InputProcessor.__init__(padding_side)': ALWAYS_PACKED,
+    'twinkle.sampler.vllm.cpu_lora.add_lora_linear(_)': OTHER_INTERFACE,
     'twinkle.sampler.vllm.load.EngineStats.make(vllm_config)': OTHER_INTERFACE,
     'twinkle.sampler.vllm.load.EngineStats.record(mm_cache_stats)': OTHER_INTERFACE,
     'twinkle.sampler.vllm.penalties.ContinuedPenalties.__init__(device)': OTHER_INTERFACE,

@@ -1,4 +1,4 @@
-"""Unit tests of the code in vLLM's workers: adapter rows, slots, penalties and the watchdog."""
+"""Unit tests of the code in vLLM's workers: slots, penalties and the watchdog."""
 
 import os
 import select
@@ -15,7 +15,6 @@ from twinkle.data_format import LoraConfig, SamplingParams
 from twinkle.sampler.engine.stopping import StopRules
 from twinkle.sampler.vllm.adapter_slots import MappedAdapter, Slots
 from twinkle.sampler.vllm.handover import layout_of
-from twinkle.sampler.vllm.patches import _add_lora_linear, adapter_rows
 from twinkle.sampler.vllm.penalties import _Row
 from twinkle.sampler.vllm.plans import LayerPlan, Misfit, Plan, TensorLocation, make_plan
 from twinkle.sampler.vllm.sampling import sequence_seed, vllm_params
@@ -37,39 +36,6 @@ print(child.pid, flush=True)
 child.wait()
 """
 """Program of the owner. It starts the child and prints the child's process id."""
-
-
-class Wrapper:
-    """The part of vLLM's LoRA wrapper that the patches use."""
-
-    def __init__(self, slots_T: torch.Tensor) -> None:
-        self.twinkle_rows = adapter_rows(slots_T)
-
-
-def test_rows_of_the_base_model_are_in_no_group():
-    """Each adapter gets its rows, contiguous or not, and rows with slot -1 belong to no adapter."""
-    groups = dict(adapter_rows(torch.tensor([-1, 2, 2, 0, -1, 0])))
-    assert groups.keys() == {0, 2}
-    assert groups[2] == slice(1, 3)
-    assert groups[0].tolist() == [3, 5]
-    assert adapter_rows(torch.tensor([-1, -1])) == []
-
-
-def test_base_rows_are_unchanged_while_every_slot_is_in_use():
-    """Each row gets the update of its adapter, and rows without an adapter are bitwise unchanged."""
-    generator = torch.Generator().manual_seed(0)
-    a = tuple(torch.randn(2, 1, 4, 6, generator=generator) for _ in range(2))
-    b = tuple(torch.randn(2, 1, width, 4, generator=generator) for width in (5, 3))
-    slots = torch.tensor([1, -1, 0, 1, -1])
-    x, y = torch.randn(5, 6, generator=generator), torch.randn(5, 8, generator=generator)
-    expected = y.clone()
-    for row, slot in enumerate(slots.tolist()):
-        if slot >= 0:
-            expected[row] += torch.cat([x[row] @ a[part][slot, 0].t() @ b[part][slot, 0].t() for part in (0, 1)])
-    before = y.clone()
-    _add_lora_linear(Wrapper(slots), y, x, a, b, 1.0, (5, 3))
-    torch.testing.assert_close(y, expected)
-    assert torch.equal(y[slots < 0], before[slots < 0])
 
 
 def test_adapter_without_matrices_is_refused():

@@ -1,7 +1,6 @@
 """Patches of vLLM 0.32. No upstream issues are known for these defects. Review the patches with each new version.
 
-* On a CPU, LoRA applies the last slot's adapter to rows of the base model while every slot is in use. The patch skips
-  these rows and multiplies once per adapter. LoRA on the head breaks the log-probabilities of prompts, so heads are
+* On a CPU, LoRA is computed by `cpu_lora`. LoRA on the head breaks the log-probabilities of prompts, so heads are
   excluded.
 * On a CPU, a reload leaves a tied head with a packed copy of the old embeddings. The patch packs the head again.
 * Adapters in mapped memory are copied into slots by one batched copy.
@@ -26,6 +25,7 @@ from vllm.v1.sample.sampler import Sampler
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
 
+from twinkle.sampler.vllm import cpu_lora
 from twinkle.sampler.vllm.adapter_slots import MappedAdapter, Slots
 from twinkle.sampler.vllm.forms import FormBudget, started_tokens
 
@@ -56,14 +56,11 @@ def apply() -> None:
     Sampler.gather_specific_token_logprobs = _gather_chosen
     if current_platform.is_cpu():
         KVCacheConfig.needs_kv_cache_zeroing = property(_is_cleared)
-        punica_cpu.PunicaWrapperCPU.update_metadata = _update_metadata
-        punica_cpu.PunicaWrapperCPU.add_lora_linear = _add_lora_linear
+        punica_cpu.PunicaWrapperCPU.update_metadata = cpu_lora.update_metadata
+        punica_cpu.PunicaWrapperCPU.add_lora_linear = cpu_lora.add_lora_linear
 
 
 _supported_lora_modules: Callable[[Any], list[str]] = model_manager.get_supported_lora_modules
-_stock_update_metadata: Callable[..., None] = punica_cpu.PunicaWrapperCPU.update_metadata
-
-
 _stock_activate_adapter: Callable[..., bool] = model_manager.LoRAModelManager.activate_adapter
 _stock_accept_tokens: Callable[..., bool] = XgrammarGrammar.accept_tokens
 _stock_fill_bitmask: Callable[..., None] = XgrammarGrammar.fill_bitmask
@@ -75,6 +72,7 @@ _stock_create_grammar: Callable[..., Any] = StructuredOutputManager._create_gram
 def discard_slot_records(manager: Any) -> None:
     """Discard the record of the slots' contents, so that every slot is filled again."""
     manager.twinkle_slots = Slots(manager)
+    cpu_lora.discard_factors(manager)
 
 
 def pack_heads(model: Any) -> None:
@@ -98,6 +96,7 @@ def _activate_adapter(self: Any, lora_id: int) -> bool:
     slot = self.lora_index_to_id.index(None)
     if not hasattr(self, 'twinkle_slots'):
         discard_slot_records(self)
+    cpu_lora.discard_factors(self, slot)
     self.twinkle_slots.fill(slot, adapter)
     self._active_adapters[lora_id] = None
     self.lora_index_to_id[slot] = lora_id
@@ -170,53 +169,3 @@ def _linear_modules(model: Any) -> list[str]:
     """Return vLLM's list of LoRA modules without embeddings and heads."""
     embeddings = {name for module in model.modules() for name in (getattr(module, 'embedding_modules', None) or ())}
     return [name for name in _supported_lora_modules(model) if name not in embeddings]
-
-
-def _update_metadata(self: Any, *args: Any, **kwargs: Any) -> None:
-    """Compute the rows of each adapter once per step, for use by all layers."""
-    _stock_update_metadata(self, *args, **kwargs)
-    self.twinkle_rows = adapter_rows(self.token_lora_indices)
-
-
-def adapter_rows(slots_T: Tensor) -> list[tuple[int, 'slice | Tensor']]:
-    """Return the slot and the rows of each adapter in a batch, without the rows of the base model.
-
-    Args:
-        slots_T: slot of each of the T rows, -1 for the base model.
-    """
-    groups: list[tuple[int, slice | Tensor]] = []
-    for slot in slots_T.unique().tolist():
-        if slot < 0:
-            continue
-        rows = (slots_T == slot).nonzero().squeeze(1)
-        begin, end = int(rows[0]), int(rows[-1]) + 1
-        groups.append((slot, slice(begin, end) if end - begin == len(rows) else rows))
-    return groups
-
-
-def _add_lora_linear(
-    self: Any, y: Tensor, x: Tensor, a_stacked: tuple[Tensor, ...], b_stacked: tuple[Tensor, ...], *rest: Any, **_: Any
-) -> None:
-    """Add each adapter's update to its rows of `y`.
-
-    Legend: T rows of a step, R rows of one adapter, I inputs of the layer, O outputs of one slice.
-
-    Args:
-        self: vLLM's wrapper.
-        y: [T, outputs], modified in place.
-        x: [T, I].
-        a_stacked: [slots, 1, rank, I] for each slice of the output.
-        b_stacked: [slots, 1, O, rank] for each slice of the output.
-        rest: vLLM's scale, which is 1 because B is already scaled, and the width of each slice.
-    """
-    scale, widths = rest[:2]
-    y, x = y.view(-1, y.shape[-1]), x.view(-1, x.shape[-1])
-    for slot, rows in self.twinkle_rows:
-        x_RI = x[rows].to(a_stacked[0].dtype)
-        begin = 0
-        for a, b, width in zip(a_stacked, b_stacked, widths, strict=True):
-            update_RO = (x_RI @ a[slot, 0].t()) @ b[slot, 0, :width].t()
-            if scale != 1.0:
-                update_RO *= scale
-            y[rows, begin : begin + width] += update_RO.to(y.dtype)
-            begin += width

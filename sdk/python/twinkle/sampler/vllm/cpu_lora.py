@@ -1,0 +1,162 @@
+"""LoRA in vLLM's layers on a CPU, for vLLM 0.32. `patches` replaces vLLM's methods by those of this module.
+
+vLLM's own methods apply the last slot's adapter to rows of the base model while every slot is in use, multiply once per
+row, and at the maximum rank. Here, the rows of an adapter are multiplied together, at the adapter's own rank. If they
+are few, as in a step that samples, one product with float32 copies of the first factors serves all parts of a layer,
+such as the projections of queries, keys and values. torch multiplies few bfloat16 rows slowly.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.lora.punica_wrapper import punica_cpu
+
+FEW_ROWS = 64
+"""Number of rows of an adapter up to which its float32 copies are faster than its factors in the model's type."""
+
+_stock_update_metadata = punica_cpu.PunicaWrapperCPU.update_metadata
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One part of a layer's output that an adapter changes."""
+
+    index: int
+    """Index of the part in the layer."""
+    columns: slice
+    """Columns of the layer's output."""
+    ranks: slice
+    """Columns of the part in the product with the first factors."""
+    b_KO: Tensor
+    """Second factor, float32 [rank, outputs of the part]."""
+
+
+@dataclass(frozen=True)
+class LayerFactors:
+    """Float32 copies of an adapter's factors in one layer, without parts whose update is 0.
+
+    Legend: I inputs of the layer, K sum of the ranks of all parts.
+    """
+
+    a_IK: Tensor
+    parts: tuple[_Part, ...]
+
+    @classmethod
+    def of(
+        cls, slot: int, a_stacked: tuple[Tensor, ...], b_stacked: tuple[Tensor, ...], widths: tuple[int, ...]
+    ) -> 'LayerFactors':
+        """Copy the factors of a slot; see `add_lora_linear` for the arguments."""
+        firsts: list[Tensor] = []
+        parts: list[_Part] = []
+        begin = position = 0
+        for index, (a, b, width) in enumerate(zip(a_stacked, b_stacked, widths, strict=True)):
+            a_RI, b_OR = a[slot, 0], b[slot, 0, :width]
+            if rank := own_rank(a_RI, b_OR):
+                firsts.append(a_RI[:rank].float())
+                second = b_OR[:, :rank].float().t().contiguous()
+                parts.append(_Part(index, slice(begin, begin + width), slice(position, position + rank), second))
+                position += rank
+            begin += width
+        return cls(torch.cat(firsts).t().contiguous() if firsts else torch.empty(0), tuple(parts))
+
+    def add_to(self, y: Tensor, x: Tensor, rows: 'slice | Tensor', *, scale: float) -> None:
+        """Add the update to the adapter's rows of `y`, in float32."""
+        products_RK = x[rows].float() @ self.a_IK
+        target = y[rows]
+        sums = target.float()
+        for part in self.parts:
+            sums[:, part.columns].addmm_(products_RK[:, part.ranks], part.b_KO, alpha=scale)
+        if sums is not target or not isinstance(rows, slice):
+            y[rows] = sums.to(y.dtype)
+
+
+def own_rank(a_RI: Tensor, b_OR: Tensor) -> int:
+    """Return the rank of an adapter in a slot, whose further rows and columns are 0; 0 if its update is 0.
+
+    Args:
+        a_RI: [maximum rank, inputs].
+        b_OR: [outputs, maximum rank].
+    """
+    if not b_OR.any() and a_RI.isfinite().all():
+        return 0
+    used = (a_RI != 0).any(1) | (b_OR != 0).any(0)
+    return int(used.nonzero()[-1]) + 1
+
+
+def discard_factors(manager: Any, slot: int | None = None) -> None:
+    """Discard the copies of a slot's factors, or of all slots; call it before a slot is filled."""
+    for wrapper in manager.punica_wrapper_mapping.values():
+        copies: dict[int, Any] = getattr(wrapper, 'twinkle_factors', {})
+        if slot is None:
+            copies.clear()
+        else:
+            copies.pop(slot, None)
+
+
+def update_metadata(self: Any, *args: Any, **kwargs: Any) -> None:
+    """Compute the rows of each adapter once per step, for use by all layers."""
+    _stock_update_metadata(self, *args, **kwargs)
+    self.twinkle_rows = adapter_rows(self.token_lora_indices)
+
+
+def adapter_rows(slots_T: Tensor) -> list[tuple[int, int, 'slice | Tensor']]:
+    """Return the slot, the number of rows, and the rows of each adapter in a batch, without those of the base model.
+
+    Args:
+        slots_T: slot of each of the T rows, -1 for the base model.
+    """
+    groups: list[tuple[int, int, slice | Tensor]] = []
+    for slot in slots_T.unique().tolist():
+        if slot < 0:
+            continue
+        rows = (slots_T == slot).nonzero().squeeze(1)
+        begin, end = int(rows[0]), int(rows[-1]) + 1
+        groups.append((slot, len(rows), slice(begin, end) if end - begin == len(rows) else rows))
+    return groups
+
+
+def add_lora_linear(
+    self: Any, y: Tensor, x: Tensor, a_stacked: tuple[Tensor, ...], b_stacked: tuple[Tensor, ...], *rest: Any, **_: Any
+) -> None:
+    """Add each adapter's update to its rows of `y`.
+
+    Legend: T rows of a step, R rows of one adapter, I inputs of the layer, O outputs of one part.
+
+    Args:
+        self: vLLM's wrapper.
+        y: [T, outputs], modified in place.
+        x: [T, I].
+        a_stacked: [slots, 1, rank, I] for each part of the output.
+        b_stacked: [slots, 1, O, rank] for each part of the output.
+        rest: vLLM's scale, which is 1 because B is already scaled, and the width of each part.
+    """
+    if not self.twinkle_rows:
+        return
+    scale, widths = rest[:2]
+    y, x = y.view(-1, y.shape[-1]), x.view(-1, x.shape[-1])
+    for slot, count, rows in self.twinkle_rows:
+        factors = _factors(self, slot, a_stacked, b_stacked, widths)
+        if not factors.parts:
+            continue
+        if count <= FEW_ROWS or a_stacked[0].dtype == torch.float32:
+            factors.add_to(y, x, rows, scale=scale)
+            continue
+        x_RI = x[rows].to(a_stacked[0].dtype)
+        for part in factors.parts:
+            rank = len(part.b_KO)
+            a_KI, b_OK = a_stacked[part.index][slot, 0, :rank], b_stacked[part.index][slot, 0, :, :rank]
+            update_RO = (x_RI @ a_KI.t()) @ b_OK[: part.columns.stop - part.columns.start].t()
+            y[rows, part.columns] += (update_RO * scale if scale != 1.0 else update_RO).to(y.dtype)
+
+
+def _factors(self: Any, slot: int, a_stacked: Any, b_stacked: Any, widths: Any) -> LayerFactors:
+    """Return the copies of a slot's factors in one layer; make them at their first use."""
+    if not hasattr(self, 'twinkle_factors'):
+        self.twinkle_factors = {}
+    layers: dict[int, LayerFactors] = self.twinkle_factors.setdefault(slot, {})
+    layer = a_stacked[0].data_ptr()
+    if layer not in layers:
+        layers[layer] = LayerFactors.of(slot, a_stacked, b_stacked, tuple(widths))
+    return layers[layer]
