@@ -30,12 +30,15 @@ BENCHMARKS = {
     'start_and_memory': 'time from `up` to the first token, and memory per service',
     'lora_kernel': 'time of shared training passes against separate ones, and against transformers + peft',
     'train_throughput': 'trained tokens per second against a loop with transformers + peft on the same batches',
+    'peers': 'training and sampling through the Tinker SDK against peft and HF generate; takes options',
     'co_batch': 'time of training adapters in shared passes, compared with one after the other; takes options',
     'shared_prompts': 'time of training groups with common prompts, against separate rows; takes options',
+    'grpo': 'time of a whole GRPO iteration through the Tinker SDK against TRL; takes options',
     'long_operations': 'delay of another tenant by operations of 12,000 tokens, in passes; takes options',
     'journal_overhead': 'time of steps through the model service with and without its journal; takes options',
     'churn': 'memory, threads, descriptors and disk while adapters and clients come and go; takes options',
     'adapter_memory': 'memory of active, idle and parked adapters, and of a thousand adapters; takes options',
+    'table': 'the performance table of the documentation; runs several benchmarks above; takes options',
 }
 """Modules and descriptions of the benchmarks, in the order in which they run."""
 
@@ -43,10 +46,13 @@ WITH_OPTIONS = (
     'adapter_memory',
     'churn',
     'co_batch',
+    'grpo',
     'journal_overhead',
     'long_operations',
+    'peers',
     'publish_while_sampling',
     'shared_prompts',
+    'table',
     'tinker_load',
 )
 """Benchmarks with options: `python -m benchmarks co_batch --adapters 8 32`."""
@@ -61,12 +67,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog=f'benchmarks:\n{listing}',
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument('names', nargs='*', metavar='NAME', help='benchmark to run; default: all')
+    parser.add_argument('names', nargs='*', metavar='NAME', help='benchmark to run; default: all except table')
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] in WITH_OPTIONS:
         names, options = words[:1], words[1:]
     else:
-        names, options = parser.parse_args(words).names or list(BENCHMARKS), []
+        names, options = parser.parse_args(words).names or [name for name in BENCHMARKS if name != 'table'], []
     if unknown := [name for name in names if name not in BENCHMARKS]:
         parser.error(f'unknown benchmark {", ".join(unknown)}; the benchmarks are {", ".join(BENCHMARKS)}')
     document: dict[str, Any] = {'hardware': describe_hardware(), 'benchmarks': {}}

@@ -22,6 +22,7 @@ def running_stack(
     engine: str = 'torch',
     sampler_count: int = 1,
     dtype: str = 'float32',
+    threads: int | None = THREADS,
     services: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Iterator[StackState]:
     """Yield a running stack, by default with the small real model and the torch engine.
@@ -31,10 +32,12 @@ def running_stack(
         engine: Sampling engine, 'torch', 'vllm' or 'auto'.
         sampler_count: Number of samplers at the start.
         dtype: Data type of the base model; 'float32' by default, as that of the programs it is compared with.
-        services: Configuration fields by service. A field given here replaces the default that sets `THREADS`.
+        threads: Number of threads of the model service and of each sampling engine; None for the defaults of `up`.
+        services: Configuration fields by service. A field given here replaces the one that sets the threads.
     """
     overrides = services or {}
-    threads = {'model': {'thread_count': THREADS}, 'sampler': {'torch': {'thread_count': THREADS}}}
+    count = {} if threads is None else {'thread_count': threads}
+    defaults = {'model': count, 'sampler': {'torch': count, 'vllm': count}}
     with tempfile.TemporaryDirectory(prefix='twinkle-bench-') as folder:
         options = StackOptions(
             state_dir=Path(folder),
@@ -42,7 +45,7 @@ def running_stack(
             engine=engine,
             sampler_count=sampler_count,
             dtype=dtype,
-            services={name: {**threads.get(name, {}), **overrides.get(name, {})} for name in {*threads, *overrides}},
+            services={name: {**defaults.get(name, {}), **overrides.get(name, {})} for name in {*defaults, *overrides}},
         )
         state = start_stack(options, report=_ignore_report)
         try:

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
     torch.set_num_threads(options.threads)
     model = packed_model(options)
     figures: dict[str, Any] = {'options': vars(options), 'goal': '>= 3 for prompts of 48 tokens'}
-    for name, case in CASES.items():
+    for name, case in [*CASES.items()][: options.cases]:
         figures[name] = _compare(model, _features(case, vocabulary=model.vocab_size), options)
     return figures
 
@@ -53,6 +53,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument('--threads', type=int, default=1)
     parser.add_argument('--pass-tokens', type=int, default=1024, help='maximum number of rows of a pass')
     parser.add_argument('--rounds', type=int, default=3)
+    parser.add_argument('--cases', type=int, default=len(CASES), help='number of cases, of prompts and samples')
     return parser.parse_args(arguments)
 
 

@@ -165,7 +165,11 @@ def test_error_of_an_unreachable_hub_names_the_mirror_folder() -> None:
 
 @pytest.mark.parametrize(
     'model_id',
-    ['s3://a/b', '://a/b', 'ms://hf://a/b', '://ms://a/b', 'ms://://a/b', 'a/b/c', 'hf://../b', 'hf://', 'a b'],
+    [
+        *('s3://a/b', '://a/b', 'ms://hf://a/b', '://ms://a/b', 'ms://://a/b', 'a/b/c', 'hf://../b', 'hf://', 'a b'),
+        *('~no-such-user/model', f'a/{"b/" * 4000}'),
+    ],
+    ids=lambda model_id: model_id[:20],
 )
 def test_malformed_ids_are_refused(model_id: str) -> None:
     """A text that is neither an id nor a path is refused."""

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -54,9 +55,15 @@ def local_path(text: str) -> Path | None:
     """
     if '://' in text:
         return None
-    path = Path(text).expanduser()
-    is_explicit = path.is_absolute() or text.startswith(('./', '../')) or text in ('.', '..')
-    return path if is_explicit or path.exists() else None
+    path = Path(text)
+    # There may be no user of that name, and the text may be longer than any path.
+    with suppress(RuntimeError):
+        path = path.expanduser()
+    if path.is_absolute() or text.startswith(('./', '../')) or text in ('.', '..'):
+        return path
+    with suppress(OSError):
+        return path if path.exists() else None
+    return None
 
 
 def without_alias(model_id: str) -> str:
