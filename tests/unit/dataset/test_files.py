@@ -84,6 +84,13 @@ def test_nested_columns_are_not_written_as_csv(tmp_path: Path) -> None:
     assert not (tmp_path / 'rows.csv').exists()
 
 
+def test_values_that_json_cannot_represent_are_named(tmp_path: Path) -> None:
+    """Bytes are refused as JSON lines with their row and column, without leaving a file."""
+    with pytest.raises(UnreadableFile, match=r'rows\[1\]\.picture .*bytes'):
+        write_rows(tmp_path / 'rows.jsonl', [{'picture': None}, {'text': 'a', 'picture': b'a'}])
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_split_is_found_by_file_name(tmp_path: Path) -> None:
     """Names of files and folders determine the split."""
     write(tmp_path / 'data/train-00001.jsonl', [{'x': 2}])

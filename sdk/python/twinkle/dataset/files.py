@@ -71,8 +71,8 @@ def write_rows(
         batch_rows: number of rows converted to columns together, in formats with columns. Default: 1000.
 
     Raises:
-        UnreadableFile: the format is unknown, cannot be written, or cannot represent the rows.
-        TypeError: a value, such as bytes, cannot be written as JSON lines.
+        UnreadableFile: the format is unknown, cannot be written, or cannot represent the rows, as JSON lines cannot
+            represent bytes.
     """
     chosen = refuse_unwritable(path, file_format)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,6 +84,28 @@ def write_rows(
         with suppress(OSError):
             staging.unlink()
         raise
+
+
+def json_line(position: int, row: Mapping[str, Any]) -> str:
+    """Return the row at a position as JSON, without a line break.
+
+    Raises:
+        UnreadableFile: a value, such as bytes, is no JSON value; the error names its column.
+    """
+    values = plain(row)
+    try:
+        return json.dumps(values, ensure_ascii=False)
+    except TypeError as error:
+        column = next(name for name, value in values.items() if not _is_json(value))
+        raise UnreadableFile(f'rows[{position}].{column} cannot be written as JSON: {error}') from error
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except TypeError:
+        return False
+    return True
 
 
 def refuse_unwritable(path: Path, file_format: str | None) -> str:
@@ -153,8 +175,8 @@ def _stream_csv(path: Path) -> Iterator[Row]:
 
 def _write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]], _batch_rows: int) -> None:
     with path.open('w', encoding='utf-8') as file:
-        for row in rows:
-            file.write(json.dumps(plain(row), ensure_ascii=False) + '\n')
+        for position, row in enumerate(rows):
+            file.write(json_line(position, row) + '\n')
 
 
 def _write_parquet(path: Path, rows: Iterable[Mapping[str, Any]], batch_rows: int) -> None:

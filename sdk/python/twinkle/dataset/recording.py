@@ -1,11 +1,10 @@
 """Record rows when they are read, so that the rows used for training can be inspected."""
 
-import json
 import os
 from pathlib import Path
 
-from twinkle.dataset.errors import NotReady, UnreadableFile
-from twinkle.dataset.files import Row, iter_rows, plain, refuse_unwritable, write_rows
+from twinkle.dataset.errors import NotReady
+from twinkle.dataset.files import Row, iter_rows, json_line, refuse_unwritable, write_rows
 
 
 class RowRecorder:
@@ -43,10 +42,7 @@ class RowRecorder:
         """
         if position in self._seen:
             return
-        try:
-            line = json.dumps(plain(row), ensure_ascii=False)
-        except TypeError as error:
-            raise UnreadableFile(f'rows[{position}] cannot be written: {error}') from error
+        line = json_line(position, row)
         self._seen.add(position)
         self._buffer.append(line)
         if len(self._buffer) >= self._batch_rows:
