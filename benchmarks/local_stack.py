@@ -7,12 +7,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from twinkle_client import TwinkleClient
 from twinkle_client.stack import StackOptions, StackState, start_stack, stop_stack
 from twinkle_client.stack.options import DEFAULT_MODEL
 
 THREADS = 1
 """Number of torch threads in the model service, in the sampler and in the baseline."""
+
+
+def default_device() -> str:
+    """Return the device on which both programs of a comparison train: a GPU if there is one."""
+    return 'cuda' if torch.cuda.is_available() else 'cpu'
 
 
 @contextmanager

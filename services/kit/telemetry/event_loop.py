@@ -23,17 +23,22 @@ _seconds = Histogram(
 
 
 class _MeasuringSelector(selectors.DefaultSelector):
-    """Measures the time between two waits for events, in which the loop runs callbacks. An idle loop costs nothing."""
+    """Measures the time between two waits for events, in which the loop runs callbacks; waiting is not measured."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.is_measuring = False
+        self._is_measuring = False
         self._longest_seconds = 0.0
         self._last_wait_end = 0.0
 
+    def start_measuring(self) -> None:
+        """Measure from now on."""
+        self._is_measuring = True
+        self._last_wait_end = time.perf_counter()
+
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Wait for events."""
-        if self.is_measuring:
+        if self._is_measuring:
             self._observe(time.perf_counter() - self._last_wait_end)
         ready = super().select(timeout)
         self._last_wait_end = time.perf_counter()
@@ -49,7 +54,7 @@ class _MeasuringSelector(selectors.DefaultSelector):
 
 
 class ServiceLoop(asyncio.SelectorEventLoop):
-    """Event loop of a service, whose stalls are metrics after `measure_stalls`."""
+    """Event loop of a service. It reports its stalls as metrics after `measure_stalls` is called."""
 
     def __init__(self) -> None:
         self._measured = _MeasuringSelector()
@@ -57,7 +62,7 @@ class ServiceLoop(asyncio.SelectorEventLoop):
 
     def measure_stalls(self) -> None:
         """Measure from now on; the start of a service may block the loop."""
-        self._measured.is_measuring = True
+        self._measured.start_measuring()
 
 
 def run_service(main: Coroutine[Any, Any, None]) -> None:

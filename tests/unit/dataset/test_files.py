@@ -10,6 +10,10 @@ from twinkle.dataset import Dataset, DatasetError, DatasetMeta, UnreadableFile, 
 ROWS = [{'a': 1, 'b': 'é, "x"\ny'}, {'a': 2, 'b': 'z'}]
 
 
+CYCLE: list[object] = []
+CYCLE.append(CYCLE)
+
+
 def write(path: Path, rows: list[dict[str, object]]) -> None:
     """Write JSON lines and create missing folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,10 +88,11 @@ def test_nested_columns_are_not_written_as_csv(tmp_path: Path) -> None:
     assert not (tmp_path / 'rows.csv').exists()
 
 
-def test_values_that_json_cannot_represent_are_named(tmp_path: Path) -> None:
-    """Bytes are refused as JSON lines with their row and column, without leaving a file."""
-    with pytest.raises(UnreadableFile, match=r'rows\[1\]\.picture .*bytes'):
-        write_rows(tmp_path / 'rows.jsonl', [{'picture': None}, {'text': 'a', 'picture': b'a'}])
+@pytest.mark.parametrize('value', [b'a', '\ud800', {1, 2}, CYCLE], ids=['bytes', 'surrogate', 'set', 'cycle'])
+def test_values_that_json_cannot_represent_are_named(tmp_path: Path, value: object) -> None:
+    """Values that JSON lines cannot represent are refused with their row and column, without leaving a file."""
+    with pytest.raises(UnreadableFile, match=r'rows\[1\]\.picture cannot be written'):
+        write_rows(tmp_path / 'rows.jsonl', [{'picture': None}, {'text': 'a', 'picture': value}])
     assert list(tmp_path.iterdir()) == []
 
 

@@ -167,7 +167,7 @@ def test_error_of_an_unreachable_hub_names_the_mirror_folder() -> None:
     'model_id',
     [
         *('s3://a/b', '://a/b', 'ms://hf://a/b', '://ms://a/b', 'ms://://a/b', 'a/b/c', 'hf://../b', 'hf://', 'a b'),
-        *('~no-such-user/model', f'a/{"b/" * 4000}'),
+        *('~no-such-user/model', f'a/{"b/" * 4000}', f'/{"b" * 4000}', f'./{"b" * 4000}', f'~/{"b" * 4000}'),
     ],
     ids=lambda model_id: model_id[:20],
 )

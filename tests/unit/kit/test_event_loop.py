@@ -12,11 +12,10 @@ BLOCKED_SECONDS = 0.3
 
 
 def test_stalls_after_the_start_are_metrics() -> None:
-    """A callback that blocks the loop is counted and is the longest stall, but not what blocks it during the start."""
+    """A callback that blocks the loop is counted and is the longest stall; the start of a service is not counted."""
 
     async def serve() -> None:
         compute(2 * BLOCKED_SECONDS)
-        await asyncio.sleep(0)
         loop = asyncio.get_running_loop()
         assert isinstance(loop, ServiceLoop)
         loop.measure_stalls()

@@ -71,8 +71,8 @@ def write_rows(
         batch_rows: number of rows converted to columns together, in formats with columns. Default: 1000.
 
     Raises:
-        UnreadableFile: the format is unknown, cannot be written, or cannot represent the rows, as JSON lines cannot
-            represent bytes.
+        UnreadableFile: the format is unknown, cannot be written, or cannot represent the rows; for example, JSON lines
+            cannot represent bytes.
     """
     chosen = refuse_unwritable(path, file_format)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,18 +92,27 @@ def json_line(position: int, row: Mapping[str, Any]) -> str:
     Raises:
         UnreadableFile: a value, such as bytes, is no JSON value; the error names its column.
     """
-    values = plain(row)
     try:
-        return json.dumps(values, ensure_ascii=False)
-    except TypeError as error:
-        column = next(name for name, value in values.items() if not _is_json(value))
+        return _json_of(row)
+    except _NOT_JSON as error:
+        column = next((name for name, value in row.items() if not _is_json({name: value})), '')
         raise UnreadableFile(f'rows[{position}].{column} cannot be written as JSON: {error}') from error
 
 
-def _is_json(value: Any) -> bool:
+_NOT_JSON = (TypeError, ValueError, RecursionError)
+"""Errors for values of other types, text that is not valid Unicode and cycles, and for deeply nested values."""
+
+
+def _json_of(row: Mapping[str, Any]) -> str:
+    text = json.dumps(plain(row), ensure_ascii=False)
+    text.encode()
+    return text
+
+
+def _is_json(row: Mapping[str, Any]) -> bool:
     try:
-        json.dumps(value)
-    except TypeError:
+        _json_of(row)
+    except _NOT_JSON:
         return False
     return True
 

@@ -1,5 +1,6 @@
 """Ids of models and datasets: `hf://org/name`, `ms://org/name`, a bare id, an alias or a local path."""
 
+import errno
 import json
 import os
 import re
@@ -51,19 +52,22 @@ def local_path(text: str) -> Path | None:
     """Return `text` as a path with `~` expanded, or None if it is neither an explicit path nor an existing one.
 
     Explicit paths are absolute (also after the expansion of `~`), begin with `./` or `../`, or are `.` or `..`. Text
-    that contains `://` is never a path.
+    that contains `://`, or that is longer than a path may be, is never a path.
     """
     if '://' in text:
         return None
     path = Path(text)
-    # There may be no user of that name, and the text may be longer than any path.
+    # `~name` is unchanged if no user has this name.
     with suppress(RuntimeError):
         path = path.expanduser()
-    if path.is_absolute() or text.startswith(('./', '../')) or text in ('.', '..'):
-        return path
-    with suppress(OSError):
-        return path if path.exists() else None
-    return None
+    try:
+        exists = path.exists()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return None
+        raise
+    is_explicit = path.is_absolute() or text.startswith(('./', '../')) or text in ('.', '..')
+    return path if is_explicit or exists else None
 
 
 def without_alias(model_id: str) -> str:

@@ -1,9 +1,10 @@
-"""LoRA in vLLM's layers on a CPU, for vLLM 0.32. `patches` replaces vLLM's methods by those of this module.
+"""LoRA in vLLM's layers on a CPU, for vLLM 0.32. `patches` replaces vLLM's methods with those of this module.
 
 vLLM's own methods apply the last slot's adapter to rows of the base model while every slot is in use, multiply once per
-row, and at the maximum rank. Here, the rows of an adapter are multiplied together, at the adapter's own rank. If they
-are few, as in a step that samples, one product with float32 copies of the first factors serves all parts of a layer,
-such as the projections of queries, keys and values. torch multiplies few bfloat16 rows slowly.
+row, and at the maximum rank. Here, the rows of an adapter are multiplied together, at the adapter's own rank. For few
+rows, as in a step that samples, one product with float32 copies of the first factors serves all parts of a layer, such
+as the projections of queries, keys and values, because torch multiplies few bfloat16 rows slowly. In bfloat16, the
+results of few rows therefore differ by rounding from those of many.
 """
 
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class LayerFactors:
-    """Float32 copies of an adapter's factors in one layer, without parts whose update is 0.
+    """Float32 copies of an adapter's factors in one layer, without the parts that it does not change.
 
     Legend: I inputs of the layer, K sum of the ranks of all parts.
     """
@@ -73,7 +74,7 @@ class LayerFactors:
 
 
 def own_rank(a_RI: Tensor, b_OR: Tensor) -> int:
-    """Return the rank of an adapter in a slot, whose further rows and columns are 0; 0 if its update is 0.
+    """Return the rank of an adapter: the factors in its slot are filled up with zeros. It is 0 if B is 0 and A finite.
 
     Args:
         a_RI: [maximum rank, inputs].
