@@ -1,0 +1,158 @@
+"""The performance table in the documentation: ratios to other programs, and to the same work without an optimization.
+
+`./run bench table` measures every row, and writes `benchmarks/recorded.json` and `docs/performance.md`. With `--check`,
+it writes nothing, and reports the ratios that have fallen by more than 5 % below the recorded ones.
+"""
+
+import argparse
+import importlib
+import json
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import reduce
+from operator import getitem
+from pathlib import Path
+from typing import Any
+
+from benchmarks.hardware import describe_hardware
+
+_ROOT = Path(__file__).parents[1]
+RECORD = _ROOT / 'benchmarks' / 'recorded.json'
+"""Ratios and hardware of the last complete run."""
+PAGE = _ROOT / 'docs' / 'performance.md'
+"""The page that is made from `RECORD`."""
+LARGEST_FALL = 0.05
+"""Fall of a ratio, relative to the recorded one, above which it is reported."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One ratio of a benchmark; a larger one is better."""
+
+    work: str
+    """The work that is measured."""
+    peer: str
+    """The program or path with which it is compared."""
+    goal: float
+    command: str
+    """Name of the benchmark, and its options."""
+    figure: str
+    """Keys of the ratio in the benchmark's figures, separated by slashes."""
+
+
+_FLOAT32, _AUTO = 'peers --dtype float32', 'peers --dtype auto --parts training'
+_ALL_LABELS, _HALF = 'training/all_labels/ours_over_peft', 'training/half_of_the_labels/ours_over_peft'
+_SHARED = 'four prompts of 48 tokens, 8 samples of 8 to 12/separate_over_shared'
+_TENANTS = 'service/64/together_over_one_after_the_other'
+ROWS = (
+    Row('train a batch of 8 x 128 tokens, float32', 'peft', 1.0, _FLOAT32, _ALL_LABELS),
+    Row('the same, half of the labels masked', 'peft', 1.2, _FLOAT32, _HALF),
+    Row('train a batch of 8 x 128 tokens, `dtype: auto`', 'peft, float32', 1.5, _AUTO, _ALL_LABELS),
+    Row('the same, half of the labels masked', 'peft, float32', 1.9, _AUTO, _HALF),
+    Row('train four groups of 8 samples', 'the same without shared prompts', 3.0, 'shared_prompts --cases 1', _SHARED),
+    Row('train eight tenants at once', 'one after the other', 1.25, 'co_batch --service --tokens 64', _TENANTS),
+    Row('a whole GRPO iteration, float32', 'TRL', 3.5, 'grpo', 'trl_over_ours'),
+    Row('sample 16 x 32 tokens, one adapter', 'HF generate', 1.4, _FLOAT32, 'sampling/one_adapter_over_generate'),
+    Row('the same, eight adapters', 'with one adapter', 0.8, _FLOAT32, 'sampling/eight_adapters_over_one'),
+    Row('sample the base model, 8 streams', 'plain vLLM', 0.95, 'sampling_throughput', '8/ratio_of_rounds'),
+    Row(
+        'publish an adapter of 10 MB', 'a folder that vLLM loads', 5.0, 'publish_to_live', '10_mb/times_faster_to_live'
+    ),
+)
+"""Rows of the table, in their order."""
+
+
+def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
+    """Measure all rows; write the table, or compare with the recorded one. Return the ratios."""
+    parser = argparse.ArgumentParser(prog='./run bench table')
+    parser.add_argument('--check', action='store_true', help='compare with the recorded ratios, and write nothing')
+    options = parser.parse_args(arguments)
+    hardware = describe_hardware()
+    if options.check:
+        if not RECORD.exists():
+            raise FileNotFoundError(f'{RECORD} does not exist; ./run bench table without --check writes it')
+        recorded = json.loads(RECORD.read_text(encoding='utf-8'))
+        report = difference_of_machines(recorded['hardware'], hardware)
+        report = report or report_of(recorded['ratios'], _measure())
+        print(report, file=sys.stderr)
+        return {'report': report.splitlines()}
+    record = {'date': f'{datetime.now(UTC):%Y-%m-%d}', 'hardware': hardware, 'ratios': _measure()}
+    RECORD.write_text(json.dumps(record, indent=2) + '\n', encoding='utf-8')
+    PAGE.write_text(render(record), encoding='utf-8')
+    return record
+
+
+def _measure() -> list[dict[str, Any]]:
+    """Run every benchmark of the rows once; return the ratio of each row."""
+    figures: dict[str, Any] = {}
+    for command in dict.fromkeys(row.command for row in ROWS):
+        print(f'table: {command}', file=sys.stderr)
+        name, *options = command.split()
+        measure = importlib.import_module(f'benchmarks.{name}').main
+        figures[command] = measure(options) if options else measure()
+    return [{**asdict(row), **_spread(reduce(getitem, row.figure.split('/'), figures[row.command]))} for row in ROWS]
+
+
+def _spread(ratio: Any) -> dict[str, float]:
+    """Return the median of a ratio, and its minimum and maximum if there are several rounds."""
+    if isinstance(ratio, Mapping):
+        return {name: round(ratio[name], 2) for name in ('median', 'least', 'most')}
+    if isinstance(ratio, list):
+        rounds = {'median': statistics.median(ratio), 'least': min(ratio), 'most': max(ratio)}
+        return {name: round(value, 2) for name, value in rounds.items()}
+    return {'median': round(ratio, 2)}
+
+
+def difference_of_machines(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> str:
+    """Return why the ratios of two machines cannot be compared; empty if the machines are equal."""
+    for fact in ('processor', 'cores', 'accelerators'):
+        if recorded[fact] != current[fact]:
+            values = f'{recorded[fact] or "none"} in the record, and {current[fact] or "none"} here'
+            return f'performance table: not compared, because the machines differ: {fact}: {values}'
+    return ''
+
+
+def report_of(recorded: Sequence[Mapping[str, Any]], measured: Sequence[Mapping[str, Any]]) -> str:
+    """Return a report on the ratios that have fallen by more than `LARGEST_FALL`."""
+    before = {(ratio['work'], ratio['peer'], ratio['command']): ratio['median'] for ratio in recorded}
+    fallen: list[str] = []
+    for ratio in measured:
+        old = before.get((ratio['work'], ratio['peer'], ratio['command']), 0.0)
+        if ratio['median'] < (1 - LARGEST_FALL) * old:
+            fallen.append(f'  {ratio["work"]}, against {ratio["peer"]}: {_figures(ratio)}, recorded {old}')
+    if not fallen:
+        return 'performance table: no ratio has fallen by more than 5 %'
+    return '\n'.join(['performance table: these ratios have fallen by more than 5 %:', *fallen])
+
+
+def _figures(ratio: Mapping[str, Any]) -> str:
+    spread = f' ({ratio["least"]} to {ratio["most"]})' if 'least' in ratio else ''
+    return f'{ratio["median"]}{spread}'
+
+
+def render(record: Mapping[str, Any]) -> str:
+    """Return the page with the table in Markdown."""
+    hardware = record['hardware']
+    lines = [
+        '# Performance',
+        '',
+        f'Measured on {record["date"]} with `./run bench table`, which writes this page.',
+        '',
+        f'- Machine: {hardware["cores"]} cores of {hardware["processor"]}, {hardware["memory_gib"]} GiB of memory,',
+        f'  {", ".join(hardware["accelerators"]) or "no GPU"}; torch {hardware["libraries"]["torch"]}.',
+        '- Model: SmolLM2-135M.',
+        '- A ratio of 2 means twice as fast. Both sides alternate in one run; its spread is in parentheses.',
+        '- Each side has one thread, except in `peers`: there, both sides use as many as they do by default.',
+        '',
+        '[LOG.md](LOG.md) has older measurements, and those that have no peer.',
+        '',
+        '| work | compared with | ratio | goal | benchmark |',
+        '| --- | --- | --- | --- | --- |',
+    ]
+    for ratio in record['ratios']:
+        cells = (ratio['work'], ratio['peer'], _figures(ratio), ratio['goal'], f'`{ratio["command"]}`')
+        lines.append(f'| {" | ".join(map(str, cells))} |')
+    return '\n'.join(lines) + '\n'

@@ -1,0 +1,68 @@
+"""The performance table: its page shows all ratios, and ratios that have fallen are reported."""
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from benchmarks import __main__ as benches
+from benchmarks.table import ROWS, difference_of_machines, render, report_of
+
+
+@pytest.fixture
+def recorded() -> dict[str, Any]:
+    """A record with a ratio for each row, as a run writes it."""
+    hardware: dict[str, Any] = {
+        'processor': 'X', 'cores': 2, 'memory_gib': 1.0, 'accelerators': [], 'libraries': {'torch': '2'}
+    }  # fmt: skip
+    ratios = [{**asdict(row), 'median': row.goal, 'least': 0.5, 'most': 9.0} for row in ROWS]
+    return {'date': '2026-01-01', 'hardware': hardware, 'ratios': ratios}
+
+
+def test_page_shows_every_ratio(recorded: dict[str, Any]) -> None:
+    """The page has a line for each row, with its ratio and the spread of the rounds if there are several."""
+    del recorded['ratios'][-1]['least']
+    lines = render(recorded).splitlines()[-len(ROWS) :]
+    for line, row in zip(lines, ROWS, strict=True):
+        assert row.work in line
+        assert f'| {row.goal}' in line
+    assert '(0.5 to 9.0)' in lines[0]
+    assert '(' not in lines[-1].split('|')[3]
+
+
+def test_rows_name_benchmarks_that_exist() -> None:
+    """The command of each row starts with the name of a benchmark, and has options only if the benchmark has some."""
+    for row in ROWS:
+        name, *options = row.command.split()
+        assert name in benches.BENCHMARKS
+        assert not options or name in benches.WITH_OPTIONS
+
+
+def test_a_fall_of_more_than_five_percent_is_reported(recorded: dict[str, Any]) -> None:
+    """The report names the row that has fallen, but no row that has fallen less, has risen, or is new, in any order."""
+    factors = [0.94, 0.96, *[1.5] * (len(ROWS) - 2)]
+    measured = [
+        {**ratio, 'median': ratio['median'] * factor} for ratio, factor in zip(recorded['ratios'], factors, strict=True)
+    ]
+    measured.append({**measured[0], 'work': 'something new'})
+    heading, *lines = report_of(recorded['ratios'], measured[::-1]).splitlines()
+    assert 'more than 5 %' in heading
+    (line,) = lines
+    assert ROWS[0].work in line
+    assert f'recorded {recorded["ratios"][0]["median"]}' in line
+
+
+def test_equal_ratios_are_reported_as_such(recorded: dict[str, Any]) -> None:
+    """A run with the recorded ratios reports that no ratio has fallen."""
+    report = report_of(recorded['ratios'], recorded['ratios'])
+    assert report == 'performance table: no ratio has fallen by more than 5 %'
+
+
+@pytest.mark.parametrize(('fact', 'value'), [('processor', 'Z80'), ('cores', 1024), ('accelerators', ['X, 1 MiB'])])
+def test_other_machines_are_not_compared(recorded: dict[str, Any], fact: str, value: Any) -> None:
+    """A run on another machine reports the fact that differs."""
+    hardware = recorded['hardware']
+    assert difference_of_machines(hardware, hardware) == ''
+    report = difference_of_machines(hardware, {**hardware, fact: value})
+    assert fact in report
+    assert str(value) in report
