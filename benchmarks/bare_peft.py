@@ -27,14 +27,18 @@ class BarePeft:
             base = AutoModelForCausalLM.from_pretrained(resolve_model(options.model), dtype=dtype)
         config = LoraConfig(r=options.lora_rank, lora_alpha=16, target_modules='all-linear', task_type='CAUSAL_LM')
         self._device = options.device
-        self._model: Any = get_peft_model(base.to(options.device), config).train()
+        self.model: Any = get_peft_model(base.to(options.device), config).train()
 
     def train(self, features: Sequence[Any]) -> None:
         """Run forward and backward on examples of equal length with shifted labels, and discard the gradient."""
+        self.backward(features)
+        self.model.zero_grad()
+
+    def backward(self, features: Sequence[Any]) -> None:
+        """Add the gradient of examples of equal length, whose labels are shifted and may be masked."""
         ids, labels = (
             torch.as_tensor(np.stack([feature[name] for feature in features]), device=self._device, dtype=torch.int64)
             for name in ('input_ids', 'labels')
         )
-        logits = self._model(input_ids=ids).logits
+        logits = self.model(input_ids=ids).logits
         torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten()).backward()
-        self._model.zero_grad()

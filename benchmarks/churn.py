@@ -23,6 +23,7 @@ import psutil
 from matplotlib.figure import Figure
 
 from benchmarks.local_stack import connected, running_stack
+from benchmarks.processes import with_children
 from twinkle_client.administration import KeyAdministration
 from twinkle_client.stack import StackState
 from twinkle_client.stack.options import DEFAULT_MODEL
@@ -53,7 +54,7 @@ class _Record:
         """Measure all services."""
         self.times.append(seconds)
         for service in stack.services:
-            tree = _process_tree(service.pid)
+            tree = with_children(service.pid)
             numbers = {
                 'memory': sum(process.memory_info().rss for process in tree) / _MIB,
                 'threads': sum(process.num_threads() for process in tree),
@@ -135,11 +136,6 @@ def _cycles(clients: Sequence[_Client]) -> list[dict[str, Any]]:
     # The last line of a killed client may be incomplete.
     lines = [line for client in clients for line in client.log.read_text().splitlines(keepends=True)]
     return [json.loads(line) for line in lines if line.endswith('}\n')]
-
-
-def _process_tree(pid: int) -> list[psutil.Process]:
-    process = psutil.Process(pid)
-    return [process, *process.children(recursive=True)]
 
 
 def _folder_bytes(folder: Path) -> int:

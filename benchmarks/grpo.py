@@ -23,6 +23,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.grpo_task import prompts_of, reward_of
 from benchmarks.local_stack import default_device, running_stack
+from benchmarks.processes import busy_seconds, with_children
 from benchmarks.timing import ratio_by_round, time_alternately
 from twinkle.advantage import GRPOAdvantage
 from twinkle.hub import resolve_model
@@ -43,10 +44,8 @@ def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
             options.model,
             engine=options.engine,
             dtype=options.dtype,
-            services={
-                'model': {'thread_count': options.threads, 'device': options.device},
-                'sampler': {engine: {'thread_count': options.threads} for engine in ('torch', 'vllm')},
-            },
+            threads=options.threads,
+            services={'model': {'device': options.device}},
         ) as stack,
         _Ours(stack, settings) as ours,
         _running_trl(settings) as trl,
@@ -218,11 +217,8 @@ def _running_trl(settings: dict[str, Any]) -> Iterator[_Trl]:
 
 
 def _cpu_seconds(processes: Mapping[str, int]) -> dict[str, float]:
-    """Return the CPU time of each process and its descendants; those of the client are counted as their own entries."""
+    """Return the CPU time of each process and its descendants, which for the client are the other processes."""
     return {
-        name: sum(
-            sum(member.cpu_times()[:2])
-            for member in (process, *([] if name == 'client' else process.children(recursive=True)))
-        )
-        for name, process in ((name, psutil.Process(pid)) for name, pid in processes.items())
+        name: busy_seconds([psutil.Process(pid)] if name == 'client' else with_children(pid))
+        for name, pid in processes.items()
     }

@@ -14,13 +14,11 @@ from typing import Any
 import numpy as np
 import tinker
 import torch
-from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM
 
+from benchmarks.bare_peft import BarePeft
 from benchmarks.local_stack import default_device, running_stack
 from benchmarks.timing import ratio_by_round, time_alternately
 from twinkle.data_format import IGNORE_INDEX
-from twinkle.hub import resolve_model
 from twinkle_client.stack import StackState
 from twinkle_client.stack.options import DEFAULT_MODEL
 
@@ -40,9 +38,12 @@ def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
     # Another benchmark in this process may have set the number of threads.
     torch.set_num_threads(os.cpu_count() or 1)
     plain = _Plain(options)
-    services = {'model': {'device': options.device}}
     with running_stack(
-        options.model, engine=options.engine, dtype=options.dtype, threads=None, services=services
+        options.model,
+        engine=options.engine,
+        dtype=options.dtype,
+        threads=None,
+        services={'model': {'device': options.device}},
     ) as stack:
         ours = _Ours(stack, options)
         figures: dict[str, Any] = {
@@ -166,31 +167,26 @@ class _Plain:
 
     def __init__(self, options: argparse.Namespace) -> None:
         torch.manual_seed(0)
-        base = AutoModelForCausalLM.from_pretrained(resolve_model(options.model), dtype=torch.float32)
-        config = LoraConfig(
-            r=options.lora_rank, lora_alpha=32, target_modules='all-linear', task_type='CAUSAL_LM'
-        )  # fmt: skip
+        self._bare = BarePeft(argparse.Namespace(**{**vars(options), 'dtype': 'float32'}))
         self._device = options.device
-        self._model: Any = get_peft_model(base.to(options.device), config)
-        trainable = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        trainable = [parameter for parameter in self._bare.model.parameters() if parameter.requires_grad]
         self._optimizer = torch.optim.AdamW(trainable, lr=1e-4)
 
     def train(self, tokens: np.ndarray, weights: np.ndarray) -> None:
         """Take one step on int64 [B, T + 1] tokens; those with weight 0 have no loss."""
-        ids = torch.as_tensor(tokens[:, :-1], device=self._device)
-        labels = torch.as_tensor(np.where(weights > 0, tokens[:, 1:], IGNORE_INDEX), device=self._device)
-        self._model.train()
-        logits = self._model(input_ids=ids).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX)
-        loss.backward()
+        self._bare.model.train()
+        labels = np.where(weights > 0, tokens[:, 1:], IGNORE_INDEX)
+        self._bare.backward(
+            [{'input_ids': row[:-1], 'labels': label} for row, label in zip(tokens, labels, strict=True)]
+        )
         self._optimizer.step()
         self._optimizer.zero_grad()
 
     def sample(self, prompts: list[list[int]]) -> None:
         """Continue all prompts as one batch."""
         ids = torch.as_tensor(prompts, device=self._device)
-        self._model.eval()
-        self._model.generate(
+        self._bare.model.eval()
+        self._bare.model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             do_sample=True,

@@ -27,6 +27,7 @@ from vllm import SamplingParams as VllmParams
 from vllm.lora.request import LoRARequest
 
 from benchmarks.local_stack import running_stack
+from benchmarks.processes import busy_seconds, with_children
 from services.kit.caller import Caller
 from services.kit.rpc.channel import open_channel
 from services.kit.rpc.context import acting_for
@@ -87,7 +88,7 @@ async def _measure(stack: StackState) -> dict[str, Any]:
             weights = WeightClient(checkpoint, segments=open_segments(SegmentsConfig()))
             stub = sampler_service_pb2_grpc.SamplerServiceStub(sampler)
             servers = [service.pid for service in stack.services if service.name in ('checkpoint', 'sampler')]
-            published = _PublishMethod(weights, stub, _with_children(servers))
+            published = _PublishMethod(weights, stub, with_children(*servers))
             cores = [process for process in psutil.Process().children(recursive=True) if process.pid not in others]
             from_file = _FolderMethod(engine, Path(folder), cores)
             return {name: await _compare(published, from_file, rank) for name, rank in RANKS.items()}
@@ -121,18 +122,6 @@ async def _compare(published: '_PublishMethod', from_file: '_FolderMethod', rank
     }
 
 
-def _with_children(pids: list[int]) -> list[psutil.Process]:
-    """Return processes and their child processes, such as the engine of a sampler."""
-    processes = [psutil.Process(pid) for pid in pids]
-    return [member for process in processes for member in (process, *process.children(recursive=True))]
-
-
-def _busy_seconds(servers: list[psutil.Process]) -> float:
-    """Return the CPU time in seconds of this process and of `servers`."""
-    times = [server.cpu_times() for server in servers]
-    return time.process_time() + sum(used.user + used.system for used in times)
-
-
 class _PublishMethod:
     """Sends tensors through the checkpoint service to a sampler service."""
 
@@ -142,7 +131,7 @@ class _PublishMethod:
         self._servers = servers
 
     def busy_seconds(self) -> float:
-        return _busy_seconds(self._servers)
+        return time.process_time() + busy_seconds(self._servers)
 
     async def put(
         self, adapter_id: str, version: int, tensors: dict[str, TensorData], config: LoraConfig
@@ -179,7 +168,7 @@ class _FolderMethod:
         self._requests: dict[str, LoRARequest] = {}
 
     def busy_seconds(self) -> float:
-        return _busy_seconds(self._servers)
+        return time.process_time() + busy_seconds(self._servers)
 
     async def put(
         self, adapter_id: str, version: int, tensors: dict[str, TensorData], config: LoraConfig

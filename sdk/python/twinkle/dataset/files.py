@@ -17,6 +17,9 @@ Row = dict[str, Any]
 FORMATS = ('jsonl', 'json', 'parquet', 'csv', 'arrow')
 """Names of the supported formats, which are also the file suffixes."""
 
+_NOT_JSON = (TypeError, ValueError, RecursionError)
+"""Errors for values of other types, text that is not valid Unicode, cycles, and deeply nested values."""
+
 
 def format_of(path: Path) -> str | None:
     """Return the format of a file according to its suffix, or None if the suffix is not in `FORMATS`."""
@@ -90,17 +93,13 @@ def json_line(position: int, row: Mapping[str, Any]) -> str:
     """Return the row at a position as JSON, without a line break.
 
     Raises:
-        UnreadableFile: a value, such as bytes, is no JSON value; the error names its column.
+        UnreadableFile: JSON cannot represent a value, such as bytes; the error names its column.
     """
     try:
         return _json_of(row)
     except _NOT_JSON as error:
         column = next((name for name, value in row.items() if not _is_json({name: value})), '')
         raise UnreadableFile(f'rows[{position}].{column} cannot be written as JSON: {error}') from error
-
-
-_NOT_JSON = (TypeError, ValueError, RecursionError)
-"""Errors for values of other types, text that is not valid Unicode and cycles, and for deeply nested values."""
 
 
 def _json_of(row: Mapping[str, Any]) -> str:
