@@ -30,10 +30,11 @@ from twinkle_client.stack import (
     start_stack,
     stop_stack,
 )
+from twinkle_client.stack.hosts import Command, start_child
 from twinkle_client.stack.process_ids import start_mark
 from twinkle_client.stack.sections import problems_of
 from twinkle_client.stack.spawning import with_port
-from twinkle_client.stack.startup import dtype_of
+from twinkle_client.stack.startup import dtype_of, threads_of_each
 
 runner = CliRunner()
 
@@ -338,3 +339,20 @@ def test_unknown_dtype_is_refused(tmp_path: Path) -> None:
     """The error names the field and the possible values."""
     with pytest.raises(ValueError, match='dtype must be one of auto, float32'):
         StackOptions(state_dir=tmp_path, dtype='bf16')
+
+
+def test_threads_are_a_share_of_the_cores_unless_the_user_sets_them() -> None:
+    """One process gets all cores, several divide them, and OMP_NUM_THREADS counts for each process."""
+    cores = len(os.sched_getaffinity(0))
+    assert threads_of_each(1, {}) == cores
+    assert threads_of_each(2 * cores, {'OMP_NUM_THREADS': ''}) == 1
+    assert threads_of_each(3, {'OMP_NUM_THREADS': '5'}) == 5
+
+
+def test_waiting_threads_of_services_sleep(tmp_path: Path) -> None:
+    """Services share the cores, so each process starts with the setting for passive waiting."""
+    log = tmp_path / 'log'
+    program = ['-c', 'import os; print(os.environ["OMP_WAIT_POLICY"])']
+    command = Command(arguments=program, log=log, folder=tmp_path, listen='127.0.0.1:0')
+    assert start_child(command).wait() == 0
+    assert log.read_text().strip() == os.environ.get('OMP_WAIT_POLICY', 'PASSIVE')

@@ -183,6 +183,8 @@ def start_child(command: Command, *, prefix: Sequence[str] = ()) -> 'subprocess.
             stdout=log,
             stderr=subprocess.STDOUT,
             cwd=command.folder,
+            # Threads that spin while they wait for work would take the cores from the other services.
+            env={'OMP_WAIT_POLICY': 'PASSIVE', **os.environ},
             # Ctrl-C must not reach the services, which are stopped in order.
             start_new_session=True,
         )

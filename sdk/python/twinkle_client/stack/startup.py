@@ -98,8 +98,8 @@ class Launch:
         """Start one of the model services of a base model; `number` counts from 0."""
         options = self._options
         processes = len(options.base_models) * options.trainer_count * mesh_size(options.services.get('model', {}))
-        threads = max(1, _trainer_threads() // processes)
-        model = {'base_model': base_model, 'dtype': self._dtype, **addresses, **self._patches, 'thread_count': threads}
+        model = {'base_model': base_model, 'dtype': self._dtype, **addresses, **self._patches}
+        model = {**model, 'thread_count': threads_of_each(processes, os.environ)}
         model = {**model, 'full_parameters': True} if options.full_parameters else model
         # A process that reserves a GPU of a cluster runs on this GPU.
         model = {**model, 'device': 'cuda'} if self._has_gpu('model') else model
@@ -129,7 +129,10 @@ class Launch:
         shared = {'base_model': base_model, 'checkpoint_address': addresses['checkpoint_address']}
         sampler = {**shared, 'engine': options.engine_of(base_model), 'gateways': [gateway]}
         torch = {'dtype': self._dtype, **self._patches, **({'device': 'cuda'} if self._has_gpu('sampler') else {})}
-        sampler = {**sampler, 'torch': torch, 'vllm': {'engine_args': {'dtype': self._dtype}}}
+        # The torch engine keeps one thread, with which its results do not depend on the other requests.
+        threads = threads_of_each(len(options.base_models) * max(1, options.sampler_count), os.environ)
+        vllm = {'engine_args': {'dtype': self._dtype}, 'thread_count': threads}
+        sampler = {**sampler, 'torch': torch, 'vllm': vllm}
         if index == 0:
             # Samplers that are added later use this configuration, even if the stack starts without samplers.
             self._spawner.configure('sampler', self._settings('sampler', sampler))
@@ -254,10 +257,16 @@ def _with_defaults(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[
     return merged
 
 
-def _trainer_threads() -> int:
-    """Return half of the cores, because parallel threads slow down sharply when other processes need a core."""
+def threads_of_each(process_count: int, environment: Mapping[str, str]) -> int:
+    """Return the number of threads of each of several equal processes: OMP_NUM_THREADS, or a share of all cores.
+
+    Trainers and samplers each get all cores, because often only one of them has work. Their waiting threads sleep
+    (`hosts.start_child`), so both together are as fast as with half of the cores each (docs/LOG.md).
+    """
+    if (given := environment.get('OMP_NUM_THREADS', '')).isdecimal():
+        return max(1, int(given))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
-    return max(1, cores // 2)
+    return max(1, cores // process_count)
 
 
 def _tokenizers(base_models: Sequence[str]) -> dict[str, str]:
