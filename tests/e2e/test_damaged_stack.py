@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -30,6 +31,8 @@ REASONS = {'ADAPTER_DAMAGED', 'CHECKPOINT_DAMAGED', 'STORED_DATA_DAMAGED', 'PAYL
 """Reasons with which a call may report damage."""
 DERIVED = ('logs/', 'traces/', 'config/', 'run/')
 """Folders that contain no state of the services: logs, traces, generated configurations and addresses."""
+_ID = re.compile(r'[0-9a-f]{8,}|\d+')
+"""Parts of paths that differ between files of one kind."""
 
 
 @dataclass(frozen=True)
@@ -142,9 +145,13 @@ def _started_or_refused(folder: Path, work: _Work) -> dict[str, object] | str:
 
 
 def _state_files(folder: Path) -> list[str]:
-    """Return the files of a stack that contain state, as paths in its folder."""
+    """Return one file of each kind that contains state, as paths in the folder of a stack.
+
+    Files whose paths differ only in ids and digests are of one kind.
+    """
     paths = sorted(str(path.relative_to(folder)) for path in folder.rglob('*') if path.is_file())
-    return [path for path in paths if not path.startswith(DERIVED) and '/' in path]
+    state = [path for path in paths if not path.startswith(DERIVED) and '/' in path]
+    return [*{_ID.sub('*', path): path for path in state}.values()]
 
 
 def _flip(path: Path, seed: str) -> None:
@@ -181,5 +188,5 @@ def test_damaged_files_of_a_killed_stack_are_reported(killed: Any, tmp_path: Pat
 
 @pytest.mark.slow
 def test_any_damaged_file_of_a_killed_stack_is_reported_or_has_no_effect(killed: Any, tmp_path: Path) -> None:
-    """Damage to any file of the state folder is reported at the start or by the affected call, or changes nothing."""
+    """Damage to any kind of file is reported at the start or by the affected call, or changes nothing."""
     _check(killed, tmp_path / 'stack', _state_files(killed[0]))

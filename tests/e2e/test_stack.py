@@ -35,10 +35,11 @@ CHATS = [
 
 @pytest.fixture(scope='module')
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
-    """Running stack with a tiny model."""
+    """Running stack with a tiny model, and the engine that starts faster."""
     model = build_tiny_model(tmp_path_factory.mktemp('model'))
     folder = tmp_path_factory.mktemp('stack')
-    yield start_stack(StackOptions(state_dir=folder, base_model=str(model)), report=_silent)
+    options = StackOptions(state_dir=folder, base_model=str(model), engine='torch')
+    yield start_stack(options, report=_silent)
     stop_stack(folder, report=_silent)
 
 

@@ -42,7 +42,7 @@ VALUES = (
 )
 """Packages that a domain may import besides the standard library: values and arrays."""
 
-GATEWAY_RULES = re.compile(r'services\.gateway\.(credentials|errors|paging|fleet\.routing|\w+\.rules)')
+GATEWAY_RULES = re.compile(r'services\.gateway\.(credentials|errors|paging|fleet\.sampler_choice|\w+\.rules)')
 """Modules that the rules of a gateway feature may import as well: root values and rules of other features."""
 
 PROBE = """

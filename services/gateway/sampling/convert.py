@@ -10,8 +10,8 @@ from typing import Any
 
 import grpc
 
-from services.gateway.fleet.routing import AdapterRequest, RouteKey, block_keys
 from services.gateway.fleet.rules import ResidentAdapter
+from services.gateway.fleet.sampler_choice import AdapterRequest, RouteKey, block_keys
 from services.gateway.sampling.rules import MAX_SEQUENCES, BatchRequest, RoutedRequest, SampleRequest
 from services.kit.errors import InvalidField
 from services.kit.rpc.fields import MAX_ID_LENGTH, duration_from_proto, duration_to_proto, text_from_proto

@@ -1,6 +1,6 @@
 """Failover of sampling requests: which errors lead to another replica, and how long a request waits for one.
 
-`fleet.routing` chooses the replica.
+`fleet.sampler_choice` chooses the replica.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ import structlog
 
 from services.gateway.errors import CheckpointStreamLost, NoReplica, ReplicaNotReached, RequestCrashed
 from services.gateway.fleet.members import Membership
-from services.gateway.fleet.routing import RouteKey, candidates
 from services.gateway.fleet.rules import Replica
+from services.gateway.fleet.sampler_choice import RouteKey, candidates
 from services.gateway.sampling.slots import ReplicaSlots, Slot, equal_weight
 from services.gateway.sampling.suspects import MAX_CONSECUTIVE_FAILURES, Attempt, Suspects
 from services.kit.errors import (

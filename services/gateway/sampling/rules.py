@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import Enum
 from typing import NamedTuple
 
-from services.gateway.fleet.routing import AdapterRequest, RouteKey
+from services.gateway.fleet.sampler_choice import AdapterRequest, RouteKey
 from services.gateway.quotas.rules import Work
 
 MAX_SEQUENCES = 128

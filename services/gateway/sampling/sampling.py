@@ -8,8 +8,8 @@ from datetime import timedelta
 from itertools import chain
 
 from services.gateway.errors import NoReplica, SamplingNotFound
-from services.gateway.fleet.routing import RouteKey
 from services.gateway.fleet.rules import Replica, ReplicaLoad, ReplicaState, ResidentAdapter
+from services.gateway.fleet.sampler_choice import RouteKey
 from services.gateway.quotas.enforcement import SamplingGate
 from services.gateway.quotas.rules import Work
 from services.gateway.quotas.usage_meter import UsageMeter

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from services.gateway.fleet.routing import RouteKey
 from services.gateway.fleet.rules import Replica
+from services.gateway.fleet.sampler_choice import RouteKey
 from services.gateway.sampling.slots import Slot
 from services.kit.errors import DomainError
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from services.gateway.fleet.grpc import is_this_host
 from services.gateway.fleet.members import Membership
 from services.gateway.fleet.replicas import Replicas
-from services.gateway.fleet.routing import RouteKey
 from services.gateway.fleet.rules import Fleet, ReplicaLoad, ReplicaReport
+from services.gateway.fleet.sampler_choice import RouteKey
 from services.kit.caller import Caller
 from services.kit.clock import FakeClock
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fixtures.usage_stores import MemoryQuotaStore, MemoryUsageStore
-from services.gateway.fleet.routing import AdapterRequest, RouteKey
+from services.gateway.fleet.sampler_choice import AdapterRequest, RouteKey
 from services.gateway.futures.capacity import SampleTally
 from services.gateway.futures.rules import Future, FutureRequest
 from services.gateway.quotas.enforcement import QuotaTable, TokenRates

@@ -10,8 +10,8 @@ import pytest
 
 from services.gateway.errors import NoReplica, RequestCrashed
 from services.gateway.fleet.members import Membership
-from services.gateway.fleet.routing import RouteKey
 from services.gateway.fleet.rules import Fleet, Replica, ReplicaReport
+from services.gateway.fleet.sampler_choice import RouteKey
 from services.gateway.sampling.batch import BatchDivision
 from services.gateway.sampling.dispatch import Dispatch
 from services.gateway.sampling.rules import BatchRequest, RoutedRequest

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.gateway.fleet.routing import (
+from services.gateway.fleet.rules import Replica, ReplicaLoad, ReplicaReport, ReplicaState
+from services.gateway.fleet.sampler_choice import (
     AdapterRequest,
     LoadTable,
     PrefixMemory,
@@ -16,7 +17,6 @@ from services.gateway.fleet.routing import (
     candidates,
     choose,
 )
-from services.gateway.fleet.rules import Replica, ReplicaLoad, ReplicaReport, ReplicaState
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 
