@@ -25,7 +25,7 @@ from services.kit.errors import DomainError
 from services.kit.rpc.channel import open_channel, open_forwarding_channel
 
 Job = Callable[[], Coroutine[Any, Any, Any]]
-"""Starts a background task that runs until it is cancelled."""
+"""Returns the coroutine of a background task, which runs until it is cancelled."""
 _SHORTEST_REFRESH_SECONDS = 0.1
 
 _log = structlog.get_logger('fleet')
@@ -71,7 +71,7 @@ def upstream_jobs(config: GatewayConfig, database: Database, upstreams: Upstream
 async def open_fleet(
     config: GatewayConfig, stack: AsyncExitStack, *, clock: Clock
 ) -> tuple[Membership, ReplicaChannels, GrpcFleetFacts]:
-    """Return an empty fleet, the channels to its replicas, and a source of their description; `stack` closes both."""
+    """Return an empty fleet, the channels to its replicas, which `stack` closes, and a source of facts about them."""
     options = config.fleet
     membership = Membership(Fleet(clock=clock, lease=options.lease, forget_after=options.forget_after))
     channels = ReplicaChannels(config.tls)

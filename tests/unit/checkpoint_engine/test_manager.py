@@ -263,6 +263,6 @@ def test_a_trainer_of_bf16_weights_syncs_its_base(tiny_llama_dir, sampler):
 
 
 def test_unknown_platform_is_refused(trainer, sampler):
-    """An unknown platform raises ValueError that names it."""
+    """An unknown platform raises a ValueError that names it."""
     with pytest.raises(ValueError, match='NPU'):
         CheckpointEngineManager(trainer, sampler, 'NPU')

@@ -152,7 +152,7 @@ def _file(header: Any, *, data: bytes = b'') -> bytes:
     ],
 )
 def test_malformed_files_are_refused(tmp_path: Path, file: bytes) -> None:
-    """A malformed weights file raises InvalidPeftFolder that names the file."""
+    """A malformed weights file raises an InvalidPeftFolder that names the file."""
     (tmp_path / ADAPTER_MODEL_FILE).write_bytes(file)
     with pytest.raises(InvalidPeftFolder) as caught:
         read_peft_folder(tmp_path)
@@ -191,7 +191,7 @@ CONFIG = {'peft_type': 'LORA', 'r': 4, 'lora_alpha': 8, 'target_modules': ['q_pr
     ],
 )
 def test_unsupported_configurations_are_refused(change: dict[str, Any]) -> None:
-    """An unsupported or invalid field raises ValueError that names it."""
+    """An unsupported or invalid field raises a ValueError that names it."""
     with pytest.raises(ValueError, match=next(iter(change)).split('_', maxsplit=1)[-1]):
         parse_adapter_config(json.dumps({**CONFIG, **change}).encode())
 
@@ -204,7 +204,7 @@ def test_malformed_configurations_are_refused(data: bytes) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    """A missing weights or configuration file raises InvalidPeftFolder that names the file."""
+    """A missing weights or configuration file raises an InvalidPeftFolder that names the file."""
     with pytest.raises(InvalidPeftFolder) as caught:
         read_peft_folder(tmp_path)
     assert caught.value.file_name == ADAPTER_MODEL_FILE

@@ -312,7 +312,7 @@ def test_a_single_target_is_written_as_a_list(tmp_path, base, packed):
     ],
 )
 def test_unsupported_fields_of_a_peft_configuration_are_refused(options):
-    """A PEFT configuration object with an unsupported option raises ValueError that names it."""
+    """A PEFT configuration object with an unsupported option raises a ValueError that names it."""
     with pytest.raises(ValueError, match=next(iter(options))):
         LoraConfig.of(peft.LoraConfig(target_modules=['q_proj'], **options))
     assert LoraConfig.of(peft.LoraConfig(r=3, target_modules={'q_proj'})).r == 3

@@ -148,7 +148,7 @@ def _two_sections() -> PackedState:
     ],
 )
 def test_manifest_refuses_inconsistent_entries(index: int, change: dict[str, object], field: str) -> None:
-    """An inconsistent tensor entry raises InvalidManifest that names the field."""
+    """An inconsistent tensor entry raises an InvalidManifest that names the field."""
     manifest = _two_sections().manifest
     entries = list(manifest.tensors)
     entries[index] = dataclasses.replace(entries[index], **change)  # type: ignore[arg-type]
@@ -162,7 +162,7 @@ def test_manifest_refuses_inconsistent_entries(index: int, change: dict[str, obj
     [({'base_model': ''}, 'base_model'), ({'digest': 'ab'}, 'digest'), ({'size_bytes': 20}, 'size_bytes')],
 )
 def test_manifest_refuses_wrong_totals(change: dict[str, object], field: str) -> None:
-    """A wrong top-level field raises InvalidManifest that names it."""
+    """A wrong top-level field raises an InvalidManifest that names it."""
     with pytest.raises(InvalidManifest) as caught:
         dataclasses.replace(_two_sections().manifest, **change)  # type: ignore[arg-type]
     assert caught.value.field == field
@@ -255,7 +255,7 @@ def test_checksums_fit_a_signed_64_bit_field(data: bytes) -> None:
 
 @pytest.mark.parametrize(('offset', 'chunk_bytes'), [(-1, 1), (4, 1), (0, 0)])
 def test_iter_chunks_refuses_bad_bounds(offset: int, chunk_bytes: int) -> None:
-    """An offset outside the data or an empty chunk size raises ValueError."""
+    """An offset outside the data, or a chunk size of 0, raises ValueError."""
     with pytest.raises(ValueError, match=r'offset|chunk_bytes'):
         list(iter_chunks(b'abc', offset=offset, chunk_bytes=chunk_bytes))
 

@@ -118,7 +118,7 @@ def test_invalid_feature_is_named(feature: dict, per_label: dict, field: str) ->
 
 
 def test_chat_round_trip() -> None:
-    """Messages and user data are unchanged by conversion to a message and back; tool arguments are parsed."""
+    """Chat messages and user data are unchanged by conversion to protobuf and back; tool arguments are parsed."""
     trajectory = {
         'messages': [
             {'role': 'system', 'content': 'be kind'},
@@ -167,7 +167,7 @@ def test_zero_is_sent_and_unset_is_not() -> None:
 
 
 def test_unknown_sampling_parameter_is_refused() -> None:
-    """A misspelled sampling parameter raises ValueError that names it."""
+    """A misspelled sampling parameter raises a ValueError that names it."""
     with pytest.raises(ValueError, match='top_q'):
         sampling_params({'top_q': 1})
 
@@ -210,7 +210,7 @@ def test_components_are_sent_by_name() -> None:
 
 
 def test_parameter_groups_are_sent() -> None:
-    """Pattern and rate become fields and the rest become options; a group without a pattern is refused by its index."""
+    """Pattern and rate become fields, the rest become options, and a group without a pattern is refused."""
     config = optimizer_config('AdamW', {'lr': 0.1, 'groups': [{'pattern': 'lora_B', 'lr': 0.0, 'weight_decay': 0}]})
     group = config.groups[0]
     assert (group.pattern, group.HasField('learning_rate'), dict(group.options)) == (

@@ -218,7 +218,7 @@ def test_an_interpreter_that_cannot_start_is_an_error() -> None:
 
 
 def test_child_processes_of_a_program_are_stopped() -> None:
-    """A child process that a program started without the processes wall is stopped with the program."""
+    """If the wall `processes` is missing, the child processes of a program are stopped with it."""
     child = 'import time; print("begun", flush=True); time.sleep(600)'
     source = f'import subprocess, sys\nprint(subprocess.Popen([sys.executable, "-c", {child!r}]).pid, flush=True)'
     with subprocess.Popen(

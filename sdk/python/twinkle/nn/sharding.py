@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 
 class BaseSharding(Protocol):
-    """Model that is divided among ranks: each rank has a part of every layer, some layers, or some rows of each pass.
+    """Division of a model among ranks: each rank has a part of every layer, some layers, or some rows of each pass.
 
     If `needs_every_rank`, all ranks must run the same number of passes. Otherwise, the ranks that share one copy of the
     model must run the same passes. Every backward pass must reach every layer.
@@ -17,7 +17,7 @@ class BaseSharding(Protocol):
 
     @property
     def needs_every_rank(self) -> bool:
-        """Whether ranks without a pass of a round must run one too, because all ranks gather the weights together."""
+        """Whether a rank without rows must run an empty pass beside the others, to gather the weights with them."""
         ...
 
     def whole_weights(self) -> AbstractContextManager[None]:
@@ -76,7 +76,7 @@ class LoadSharding(BaseSharding, Protocol):
     def whole_parts(self) -> Iterator[nn.Module]:
         """Yield the parts of the model, each with whole weights until the next one is requested.
 
-        Every rank must read all parts. The last one is the backbone, where the weights of the earlier parts are divided
-        again.
+        Every rank must read all parts. The last part is the backbone; by then, the weights of the earlier
+        parts are divided again.
         """
         ...

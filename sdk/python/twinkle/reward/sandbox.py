@@ -64,8 +64,8 @@ def run_program(source: str, stdin: str = '', limits: SandboxLimits | None = Non
 
     The process runs in a separate session and a new temporary folder. It does not inherit the environment or open
     files, and its time, CPU time, memory and output are limited. With all walls, it cannot start processes or threads,
-    open connections, modify files, or read files other than Python's and its folder. All processes of its process group
-    are stopped at the end.
+    open connections, modify files, or read files except those of Python and of its folder. All processes of its process
+    group are stopped at the end.
 
     The isolation is incomplete: programs share the kernel, the CPUs and the clock with other processes. They can see
     the installed packages, the host name, the load of the machine, and whether a guessed path exists. A kernel
@@ -115,7 +115,7 @@ def watch(process: subprocess.Popen[bytes], limits: SandboxLimits) -> ProgramRes
     try:
         outcome = _read_until(process, written, deadline, limits.output_bytes)
     finally:
-        # Without the processes wall, the program may have started children, which are in its process group.
+        # Without the wall `processes`, the program may have started children, which are in its process group.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.kill()
@@ -152,7 +152,7 @@ def _read_until(
 
 def _check_walls(report: bytes, result: ProgramResult, limits: SandboxLimits) -> None:
     if not report:
-        # A process that was stopped before its report had not started the program.
+        # Without a report, the process was stopped before it started the program.
         if result.outcome == 'exited':
             raise ProgramNotStarted(result.exit_code, result.stderr)
         return

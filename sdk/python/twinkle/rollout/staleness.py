@@ -1,4 +1,4 @@
-"""The age of samples in adapter versions, and a filter that drops old samples."""
+"""The age of samples, in numbers of adapter versions, and a filter that drops old samples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -83,7 +83,8 @@ def drop_stale(
 
     Raises:
         UnknownVersion: a sample has sampled tokens but no version spans.
-        ValueError: a number is out of range.
+        ValueError: `max_staleness` is negative, `group_size` does not divide the number of samples, or a sample is
+            newer than `version`.
     """
     if max_staleness < 0:
         raise ValueError(f'max_staleness must be at least 0, got {max_staleness}')

@@ -143,7 +143,7 @@ async def test_adapter_in_the_catalogue_is_routed_to_an_unreachable_service() ->
 
 
 async def test_adapter_id_cannot_be_reused_for_another_base_model() -> None:
-    """An adapter id is refused only for another base model of the same tenant."""
+    """An adapter id is refused only if the same tenant already uses it with another base model."""
     services, runs = Services(one={'tiny'}, two={'small'}), MemoryRunStore()
     await runs.save(_run('ad-1', 'tiny'))
     routes = _routes(services, runs)
@@ -208,7 +208,7 @@ async def test_adapter_of_an_unserved_base_model_is_not_reported_absent() -> Non
 
 
 async def test_new_adapters_go_to_the_service_with_the_most_room() -> None:
-    """The free memory decides first, then the number of adapters, then the order of the configuration."""
+    """The number of adapters that still fit decides first, then the current number, then the configured order."""
     services = Services(one={'tiny'}, two={'tiny'}, three={'tiny'})
     services.free_counts = {'one': 2, 'two': 4, 'three': 2}
     services.adapters['one'].add(('bob', 'ad-bob'))
@@ -222,7 +222,7 @@ async def test_new_adapters_go_to_the_service_with_the_most_room() -> None:
 
 @pytest.mark.parametrize('adapter_id', ['', 'ad-1'], ids=['request id', 'adapter id'])
 async def test_repeated_creation_goes_to_the_first_service_after_a_restart(adapter_id: str) -> None:
-    """A gateway that starts later sends the request to the first service, even if another one has more room now."""
+    """A restarted gateway sends a repeated request to its first receiver, even if another service has more room now."""
     services, assignments = Services(one={'tiny'}, two={'tiny'}), MemoryAssignments()
     services.free_counts = {'one': 2}
     services.journal_ids = {'one': ('jn-1',), 'two': ('jn-2',)}

@@ -125,7 +125,7 @@ def test_random_bytes_are_refused_or_read() -> None:
 
 
 def test_integers_beyond_floating_point_are_refused() -> None:
-    """An integer that no 64-bit floating-point number can represent is refused in a schema and in arguments."""
+    """An integer beyond the range of 64-bit floating-point numbers is refused in a schema and in arguments."""
     huge = 10**400
     form = {'type': 'json_schema', 'json_schema': {'name': 'n', 'schema': {'maximum': huge}}}
     call = {'id': 'c', 'type': 'function', 'function': {'name': 'f', 'arguments': f'{{"a":{huge}}}'}}

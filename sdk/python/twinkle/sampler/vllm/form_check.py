@@ -32,6 +32,10 @@ MEMORY_BYTES = 1 << 30
 """Memory limit for compiling one form, in addition to the memory of the process."""
 _PROGRAM = Path(__file__).with_name('form_process.py')
 _FIELD = 'structured_output'
+_UNSUPPORTED = (
+    'the JSON schema has keywords that are not enforced, such as multipleOf, uniqueItems, contains, some values of '
+    'format, or pattern with minLength or maxLength; remove them'
+)
 _START_SECONDS = 180.0
 """Time limit for the start of the process, which loads the vocabulary."""
 _RESPONSE_SECONDS = 60.0
@@ -151,7 +155,7 @@ _ARGUMENTS = {'json_schema': 'json', 'regex': 'regex', 'grammar': 'grammar', 'la
 
 
 def specification(form: StructuredOutput) -> tuple[str, str]:
-    """Return the kind of a form, by the name of xgrammar's compiler, and the text to compile.
+    """Return the kind of a form, which ends the name of xgrammar's `compile_*` method, and the text to compile.
 
     Raises:
         InvalidSamplingParams: the form is malformed or uses features that xgrammar does not enforce.
@@ -161,7 +165,7 @@ def specification(form: StructuredOutput) -> tuple[str, str]:
             schema = dict(form.json_schema)
             check_json_nesting(schema)
             if has_xgrammar_unsupported_json_features(schema):
-                raise ValueError('the JSON schema uses unsupported features')
+                raise ValueError(_UNSUPPORTED)
             return 'json_schema', json.dumps(schema)
     except (ValueError, RecursionError) as error:
         raise InvalidSamplingParams(_FIELD, str(error)) from error

@@ -48,14 +48,16 @@ def sound_of_array(given: Any, field_path: str) -> Sound | None:
     try:
         samples = np.asarray(fields['array'])
     except (ValueError, TypeError, RuntimeError):
-        raise InvalidTrajectory(field_path, 'must be finite floats [T]') from None
+        raise InvalidTrajectory(field_path, 'must be a one-dimensional array of finite floats, and not empty') from None
     if samples.ndim != 1 or samples.dtype.kind != 'f' or not len(samples) or not np.isfinite(samples).all():
-        raise InvalidTrajectory(field_path, f'must be finite floats [T], got {samples.dtype} {list(samples.shape)}')
+        problem = f'one-dimensional array of finite floats, and not empty; got {samples.dtype} {list(samples.shape)}'
+        raise InvalidTrajectory(field_path, f'must be a {problem}')
     if np.abs(samples).max() > _MAX_AMPLITUDE:
         problem = f'must be floats in -1 to 1, got an amplitude of {np.abs(samples).max():.3g}; scale them'
         raise InvalidTrajectory(field_path, problem)
     if not isinstance(rate, int | np.integer) or isinstance(rate, bool) or rate < 1:
-        raise InvalidTrajectory(f'{field_path}.sampling_rate', f'must be samples per second, at least 1, got {rate!r}')
+        problem = f'must be an integer number of samples per second, at least 1, got {rate!r}'
+        raise InvalidTrajectory(f'{field_path}.sampling_rate', problem)
     return Sound(samples.astype(np.float32), int(cast('Any', rate)))
 
 

@@ -110,8 +110,8 @@ class VisionReader:
         """Convert a video to patches; the last frame is repeated to fill the last temporal step.
 
         The video processors of transformers need torchvision, so the image processor is used for each frame. It repeats
-        the pixels of an image in every temporal slot of a patch, but in a patch of a video each slot contains another
-        frame. One slot is therefore taken from each frame's patches, and the slots of a temporal step are stacked.
+        the pixels of an image in every temporal slot of a patch, but in a patch of a video each slot contains a
+        different frame. One slot is therefore taken from each frame's patches, and the slots of a step are stacked.
 
         Raises:
             InvalidTrajectory: the image processor refuses a frame.
@@ -136,7 +136,8 @@ class VisionReader:
         name = settings.get('image_processor_type', _PROCESSORS[0])
         if name not in _PROCESSORS:
             raise TemplateError(
-                f'{self._folder.name} has the image processor {name}; use one of {", ".join(_PROCESSORS)}'
+                f'{self._folder.name} has the image processor {name}, which is not supported; '
+                f'use a model with one of {", ".join(_PROCESSORS)}'
             )
         try:
             module = importlib.import_module('transformers.models.qwen2_vl.image_processing_pil_qwen2_vl')

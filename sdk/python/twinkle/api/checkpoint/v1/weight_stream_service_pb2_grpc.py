@@ -66,7 +66,8 @@ class WeightStreamServiceServicer:
         """Publishes a state as a version or a checkpoint. Errors: INVALID_ARGUMENT if the manifest is inconsistent or a chunk
         lies outside the state; FAILED_PRECONDITION (ERROR_REASON_MEMORY_NOT_SHARED) if the segment cannot be opened;
         DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT, ERROR_REASON_DIGEST_MISMATCH); ABORTED (ERROR_REASON_VERSION_CONFLICT,
-        ERROR_REASON_STREAM_OUT_OF_ORDER); ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS).
+        ERROR_REASON_STREAM_OUT_OF_ORDER); ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS); RESOURCE_EXHAUSTED
+        (ERROR_REASON_QUOTA_EXCEEDED) if the version is to be pinned and the adapter has too many pinned versions.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -81,7 +82,7 @@ class WeightStreamServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Fetch(self, request, context):
-        """Sends one state. Errors: NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND, ERROR_REASON_VERSION_NOT_FOUND,
+        """Sends one state. Errors: INVALID_ARGUMENT if the offset exceeds the size of the state; NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND, ERROR_REASON_VERSION_NOT_FOUND,
         ERROR_REASON_CHECKPOINT_NOT_FOUND).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -24,14 +24,15 @@ class WeightStreamServiceStub:
     """Publishes a state as a version or a checkpoint. Errors: INVALID_ARGUMENT if the manifest is inconsistent or a chunk
     lies outside the state; FAILED_PRECONDITION (ERROR_REASON_MEMORY_NOT_SHARED) if the segment cannot be opened;
     DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT, ERROR_REASON_DIGEST_MISMATCH); ABORTED (ERROR_REASON_VERSION_CONFLICT,
-    ERROR_REASON_STREAM_OUT_OF_ORDER); ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS).
+    ERROR_REASON_STREAM_OUT_OF_ORDER); ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS); RESOURCE_EXHAUSTED
+    (ERROR_REASON_QUOTA_EXCEEDED) if the version is to be pinned and the adapter has too many pinned versions.
     """
     Subscribe: _aio.UnaryStreamMultiCallable[_weight_stream_service_pb2.SubscribeRequest, _weight_stream_service_pb2.SubscribeResponse]
     """Sends the newest version of an adapter, then `is_synced`, then later versions. Errors: NOT_FOUND
     (ERROR_REASON_ADAPTER_NOT_FOUND) if the adapter has no versions.
     """
     Fetch: _aio.UnaryStreamMultiCallable[_weight_stream_service_pb2.FetchRequest, _weight_stream_service_pb2.FetchResponse]
-    """Sends one state. Errors: NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND, ERROR_REASON_VERSION_NOT_FOUND,
+    """Sends one state. Errors: INVALID_ARGUMENT if the offset exceeds the size of the state; NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND, ERROR_REASON_VERSION_NOT_FOUND,
     ERROR_REASON_CHECKPOINT_NOT_FOUND).
     """
 
@@ -51,7 +52,8 @@ class WeightStreamServiceServicer(metaclass=_abc_1.ABCMeta):
         """Publishes a state as a version or a checkpoint. Errors: INVALID_ARGUMENT if the manifest is inconsistent or a chunk
         lies outside the state; FAILED_PRECONDITION (ERROR_REASON_MEMORY_NOT_SHARED) if the segment cannot be opened;
         DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT, ERROR_REASON_DIGEST_MISMATCH); ABORTED (ERROR_REASON_VERSION_CONFLICT,
-        ERROR_REASON_STREAM_OUT_OF_ORDER); ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS).
+        ERROR_REASON_STREAM_OUT_OF_ORDER); ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS); RESOURCE_EXHAUSTED
+        (ERROR_REASON_QUOTA_EXCEEDED) if the version is to be pinned and the adapter has too many pinned versions.
         """
 
     @_abc_1.abstractmethod
@@ -70,7 +72,7 @@ class WeightStreamServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _weight_stream_service_pb2.FetchRequest,
         context: _aio.ServicerContext[_weight_stream_service_pb2.FetchRequest, _abc.AsyncIterator[_weight_stream_service_pb2.FetchResponse]],
     ) -> _abc.AsyncIterator[_weight_stream_service_pb2.FetchResponse]:
-        """Sends one state. Errors: NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND, ERROR_REASON_VERSION_NOT_FOUND,
+        """Sends one state. Errors: INVALID_ARGUMENT if the offset exceeds the size of the state; NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND, ERROR_REASON_VERSION_NOT_FOUND,
         ERROR_REASON_CHECKPOINT_NOT_FOUND).
         """
 

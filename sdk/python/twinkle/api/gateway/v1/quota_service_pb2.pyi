@@ -41,8 +41,8 @@ class Quota(_message.Message):
     tokens_per_second: _builtins.int
     """Long-term rate of tokens per second, at least 1. Tokens of training operations, prompts and samples count together.
     Work is admitted while the tenant's balance is not negative, and its tokens are subtracted once they are counted.
-    While the balance is negative, further work waits or is refused with a retry time. Each gateway counts the samples
-    that it forwards separately.
+    While the balance is negative, further work waits or is refused with a retry time. Each gateway separately counts
+    the samples that it forwards.
     """
     burst_tokens: _builtins.int
     """Maximum number of tokens that may be used at once after a pause, at least 1. If neither set nor configured, it is
