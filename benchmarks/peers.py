@@ -19,7 +19,6 @@ from benchmarks.bare_peft import BarePeft
 from benchmarks.local_stack import default_device, running_stack
 from benchmarks.timing import ratio_by_round, time_alternately
 from twinkle.data_format import IGNORE_INDEX
-from twinkle_client.stack import StackState
 from twinkle_client.stack.options import DEFAULT_MODEL
 
 EXAMPLES, EXAMPLE_TOKENS = 8, 128
@@ -38,14 +37,17 @@ def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
     # Another benchmark in this process may have set the number of threads.
     torch.set_num_threads(os.cpu_count() or 1)
     plain = _Plain(options)
-    with running_stack(
-        options.model,
-        engine=options.engine,
-        dtype=options.dtype,
-        threads=None,
-        services={'model': {'device': options.device}},
-    ) as stack:
-        ours = _Ours(stack, options)
+    with (
+        running_stack(
+            options.model,
+            engine=options.engine,
+            dtype=options.dtype,
+            threads=None,
+            services={'model': {'device': options.device}},
+        ) as stack,
+        tinker.ServiceClient(base_url=stack.http_url, api_key=stack.read_api_key()) as client,
+    ):
+        ours = _Ours(client, stack.base_model, options)
         figures: dict[str, Any] = {
             'options': vars(options),
             'threads_of_the_plain_program': torch.get_num_threads(),
@@ -118,10 +120,9 @@ def _compare_sampling(ours: '_Ours', plain: '_Plain', options: argparse.Namespac
 class _Ours:
     """The program of a user of the Tinker SDK."""
 
-    def __init__(self, stack: StackState, options: argparse.Namespace) -> None:
-        self._client = tinker.ServiceClient(base_url=stack.http_url, api_key=stack.read_api_key())
+    def __init__(self, client: tinker.ServiceClient, base_model: str, options: argparse.Namespace) -> None:
         self._new_model = partial(
-            self._client.create_lora_training_client, stack.base_model, rank=options.lora_rank, train_unembed=False
+            client.create_lora_training_client, base_model, rank=options.lora_rank, train_unembed=False
         )
         self._model = self._new_model(seed=0).result()
         self.token_count = 0

@@ -1,12 +1,13 @@
 """The performance table: its page shows all ratios, and ratios that have fallen are reported."""
 
+import json
 from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from benchmarks import __main__ as benches
-from benchmarks.table import ROWS, difference_of_machines, render, report_of
+from benchmarks.table import PAGE, RECORD, ROWS, difference_of_machines, render, report_of
 
 
 @pytest.fixture
@@ -28,6 +29,13 @@ def test_page_shows_every_ratio(recorded: dict[str, Any]) -> None:
         assert f'| {row.goal}' in line
     assert '(0.5 to 9.0)' in lines[0]
     assert '(' not in lines[-1].split('|')[3]
+
+
+def test_committed_page_shows_the_committed_record() -> None:
+    """The page in the documentation is the one that the record gives, and the record has every row of the table."""
+    record = json.loads(RECORD.read_text())
+    assert PAGE.read_text() == render(record)
+    assert [(ratio['work'], ratio['command']) for ratio in record['ratios']] == [(row.work, row.command) for row in ROWS]
 
 
 def test_rows_name_benchmarks_that_exist() -> None:
