@@ -41,8 +41,9 @@ from services.model.backends.merged_folders import MergedFolders
 from services.model.config import ModelConfig
 from services.model.domain.loader_batch import BatchSource
 from services.model.ports import Journal, Ports, TrainerBackend, WeightStore
-from twinkle.hub import HubError
+from twinkle.hub import HubError, resolve_model
 from twinkle.infra import DeviceMesh, NotSupportedYet, is_first_rank
+from twinkle.model.pass_size import PASS_ON_A_CPU, PassSize, fitting_pass
 from twinkle.plugin import keep_plugins_out
 
 MAX_UPLOADS = 256
@@ -69,6 +70,9 @@ def main() -> None:
     keep_plugins_out()
     keep_files_private()
     config = load_config(ModelConfig)
+    if config.gpus:
+        # The first use of CUDA reads the variable.
+        os.environ['CUDA_VISIBLE_DEVICES'] = ','.join(config.gpus)
     if not is_first_rank():
         repeat_calls(config)
         return
@@ -90,8 +94,8 @@ def repeat_calls(config: ModelConfig) -> None:
     # Only the first process opens the files and ports of the service.
     unset = {'log_file': None, 'trace_dir': None, 'metrics_port': 0, 'otlp_endpoint': ''}
     start_telemetry(config.telemetry.model_copy(update=unset), service=f'model rank {os.environ["RANK"]}')
-    options = load_options(config)
     try:
+        options = load_options(config)
         host = EngineHost(load_engine(options), options)
     except LOAD_ERRORS as error:
         raise SystemExit(f'services.model: cannot load the model: {error}') from error
@@ -196,7 +200,7 @@ def replay_environment(config: ModelConfig) -> ReplayEnvironment:
         FULL_GRADIENT_SUM: f'dp {config.mesh.dp}, fsdp {config.mesh.fsdp}' if is_sum_by_mesh else TREE_SUM,
         'gradient_sum': f'{TREE_SUM}, rows of common prefixes once',
         'layer_parts': config.mesh.tp,
-        'pass_tokens': config.pass_tokens,
+        'pass_tokens': pass_size_of(config).row_count,
         'row_parts': config.mesh.ulysses,
         # torchrun sets OMP_NUM_THREADS, which determines the default of torch.
         'thread_count': config.thread_count or int(os.environ.get('OMP_NUM_THREADS') or os.cpu_count() or 1),
@@ -216,15 +220,44 @@ async def load_backend(config: ModelConfig) -> GroupBackend:
     return await GroupBackend.load(load_options(config))
 
 
+def pass_size_of(config: ModelConfig) -> PassSize:
+    """Return the configured size of passes; a size that is not configured is chosen for the device.
+
+    Raises:
+        HubError: The model cannot be found or downloaded.
+        OSError, ValueError: Its config.json is missing or lacks a size, or there is no GPU.
+    """
+    rows, is_checkpointed, chosen = config.pass_tokens, config.activation_checkpointing, PASS_ON_A_CPU
+    is_complete = rows is not None and is_checkpointed is not None
+    if not is_complete and config.device.startswith('cuda'):
+        parts = config.mesh.fsdp * config.mesh.tp * config.mesh.pp
+        folder = resolve_model(config.base_model)
+        chosen = fitting_pass(
+            folder, dtype=dtype_of(config), device=config.device, memory_share=config.gpu_memory_share, parts=parts
+        )
+    return PassSize(
+        row_count=chosen.row_count if rows is None else rows,
+        is_checkpointed=chosen.is_checkpointed if is_checkpointed is None else is_checkpointed,
+    )
+
+
+def dtype_of(config: ModelConfig) -> str:
+    """Return the data type of the frozen weights. Full-parameter training changes them, and needs float32."""
+    return 'float32' if config.dtype == 'auto' and config.full_parameters else config.dtype
+
+
 def load_options(config: ModelConfig) -> LoadOptions:
+    size = pass_size_of(config)
     return LoadOptions(
         base_model=config.base_model,
-        # Full-parameter training changes the frozen weights, and needs float32.
-        dtype='float32' if config.dtype == 'auto' and config.full_parameters else config.dtype,
+        dtype=dtype_of(config),
         device=config.device,
         thread_count=config.thread_count,
         batch_tokens=config.max_batch_tokens,
-        pass_tokens=config.pass_tokens,
+        pass_tokens=size.row_count,
+        is_checkpointed=size.is_checkpointed,
+        gpu_memory_share=config.gpu_memory_share,
+        is_tf32_allowed=config.allow_tf32,
         lora_rank=config.max_lora_rank,
         loss_plugins=config.loss_plugins,
         patches=config.patches,
@@ -244,7 +277,7 @@ def make_limits(config: ModelConfig) -> Limits:
     return Limits(
         adapters=AdapterLimits(tenant=config.max_adapters_per_tenant, total=config.max_adapters),
         lora_rank=config.max_lora_rank,
-        batch_tokens=config.pass_tokens * config.mesh.pass_count,
+        batch_tokens=pass_size_of(config).row_count * config.mesh.pass_count,
         batch_examples=config.max_batch_examples,
         batch_seconds=config.batch_seconds,
         tenant_weights=config.tenant_weights,

@@ -72,7 +72,18 @@ class ModelConfig(ServiceConfig):
     half precision and the device multiplies bfloat16 faster than float32. `twinkle up` sets 'auto'. The samplers of the
     same base model need the same type. A journal with adapters requires the type with which they were trained."""
     device: str = 'cpu'
-    """Torch device, such as 'cpu' or 'cuda:0'; for several processes, 'cuda' without a number."""
+    """Torch device, such as 'cpu' or 'cuda:0'; for several processes, 'cuda' without a number. `twinkle up` sets 'cuda'
+    on a machine with GPUs."""
+    gpus: tuple[str, ...] = ()
+    """Ids of the GPUs that this service may use, as in CUDA_VISIBLE_DEVICES; empty: all. `twinkle up` sets them."""
+    gpu_memory_share: float = Field(default=0.9, gt=0, le=1)
+    """Share of a GPU's memory that this process may use. `twinkle up` divides a GPU among its processes."""
+    allow_tf32: bool = True
+    """Whether float32 products on a GPU round their inputs to TF32, which is several times faster. This changes nothing
+    in the layers of a bfloat16 model."""
+    activation_checkpointing: bool | None = None
+    """Whether the backward pass recomputes each layer's activations instead of storing them. Unset: on a GPU, if passes
+    of 8192 rows do not fit into its memory otherwise; never on a CPU."""
     thread_count: int = Field(default=0, ge=0)
     """Number of torch threads; 0 uses torch's default."""
     loss_plugins: tuple[str, ...] = ()
@@ -103,10 +114,10 @@ class ModelConfig(ServiceConfig):
     """Maximum number of tokens in a batch."""
     max_batch_examples: int = Field(default=2048, ge=1)
     """Maximum number of examples in a batch. Other tenants wait while the examples are checked before a pass."""
-    pass_tokens: int = Field(default=1024, ge=1)
+    pass_tokens: int | None = Field(default=None, ge=1)
     """Maximum number of computed rows per pass through the model: tokens, without those shared with an equal prefix.
-    Larger batches take several passes. Small batches of different adapters share a pass. Each process of the mesh runs
-    one pass at a time."""
+    Unset: 1024 on a CPU; on a GPU, as many as fit into its memory, from 1024 to 16384. Larger batches take several
+    passes. Small batches of different adapters share a pass. Each process of the mesh runs one pass at a time."""
     batch_seconds: float = Field(default=2.0, gt=0)
     """Target duration of a pass that several tenants share, in seconds. On a slow device, fewer operations share a
     pass, so that it takes about this long, but each tenant may have one operation in it. A higher value costs slightly

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import os
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -44,6 +45,9 @@ def main() -> None:
     keep_plugins_out()
     keep_files_private()
     config = load_config(SamplerConfig)
+    if config.gpus:
+        # vLLM's processes inherit the restriction, which CUDA reads at its first use.
+        os.environ['CUDA_VISIBLE_DEVICES'] = ','.join(config.gpus)
     start_telemetry(config.telemetry, service=config.service)
     try:
         run_service(serve(config))

@@ -85,6 +85,8 @@ class SamplerConfig(ServiceConfig):
     device_transports: DevicesConfig = DevicesConfig()
     """Transports for exchanging large states with the checkpoint service and other samplers, in addition to
     gRPC."""
+    gpus: tuple[str, ...] = ()
+    """Ids of the GPUs that this service may use, as in CUDA_VISIBLE_DEVICES; empty: all. `twinkle up` sets them."""
     engine: Literal['torch', 'vllm'] = 'torch'
     """Engine that samples: 'torch' is exact and small, 'vllm' is fast."""
     torch: TorchEngineConfig = TorchEngineConfig()

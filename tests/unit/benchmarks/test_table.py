@@ -35,7 +35,9 @@ def test_committed_page_shows_the_committed_record() -> None:
     """The page in the documentation is the one that the record gives, and the record has every row of the table."""
     record = json.loads(RECORD.read_text())
     assert PAGE.read_text() == render(record)
-    assert [(ratio['work'], ratio['command']) for ratio in record['ratios']] == [(row.work, row.command) for row in ROWS]
+    assert [(ratio['work'], ratio['command']) for ratio in record['ratios']] == [
+        (row.work, row.command) for row in ROWS
+    ]
 
 
 def test_rows_name_benchmarks_that_exist() -> None:

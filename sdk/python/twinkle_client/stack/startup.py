@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+import math
 import os
 import secrets
 from collections.abc import Collection, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 from twinkle.data_format import base_model_id
 from twinkle_client.stack.certificates import renewed_certificates, tls_settings
+from twinkle_client.stack.gpus import GpuShare, can_sample_on_gpu, divided, usable_gpus
 from twinkle_client.stack.hosts import FREE_PORT, StackError, find_cluster, open_host
 from twinkle_client.stack.joining import wait_until_joined
 from twinkle_client.stack.options import SERVICES, StackOptions
@@ -41,6 +43,8 @@ class Launch:
         self._spawner = Spawner(
             self._folder, report, host=self._host, restart_limit=_START_RESTARTS, on_restart=self._save
         )
+        # Ray assigns the GPUs of a cluster.
+        self._shares = {} if self._placement else divided(usable_gpus(), gpu_needs(options))
         # Trainer and samplers must load the same model, so both get the patches and the dtype.
         self._patches = {'patches': dict(options.patches)} if options.patches else {}
         was_started = self._spawner.config_path('model').exists()
@@ -67,11 +71,12 @@ class Launch:
         for number in range(options.trainer_count):
             for base_model in options.base_models:
                 self._start_trainer(base_model, number, addresses)
+        if self._shares:
+            # vLLM measures the free memory of a GPU while it starts, so trainers load their models first.
+            self._wait_for_trainers()
         for base_model in options.base_models:
             self._start_samplers(base_model, addresses, gateway=internal or self._on_all_machines(gateway))
-        for name in spawner.started:
-            if service_of(name) == 'model':
-                spawner.wait_for(name)
+        self._wait_for_trainers()
         self._start('gateway', {**self._gateway_settings(gateway, http), 'internal_listen': internal})
         for name in spawner.started:
             if name not in spawner.addresses:
@@ -94,6 +99,11 @@ class Launch:
         """Return the address at which all processes of the stack can reach a listener on this machine."""
         return listen if reachable(listen) == listen else f'{self._host.address}:{listen.rpartition(":")[2]}'
 
+    def _wait_for_trainers(self) -> None:
+        for name in self._spawner.started:
+            if service_of(name) == 'model' and name not in self._spawner.addresses:
+                self._spawner.wait_for(name)
+
     def _start_trainer(self, base_model: str, number: int, addresses: Mapping[str, str]) -> None:
         """Start one of the model services of a base model; `number` counts from 0."""
         options = self._options
@@ -103,14 +113,14 @@ class Launch:
         model = {**model, 'full_parameters': True} if options.full_parameters else model
         # A process that reserves a GPU of a cluster runs on this GPU.
         model = {**model, 'device': 'cuda'} if self._has_gpu('model') else model
+        if share := self._shares.get(self._trainer_name(base_model, number)):
+            model = {**model, **share.trainer_settings}
         peers = self._trainer_folders(base_model)
         model = {**model, 'peer_trainers': peers} if len(peers) > 1 else model
         self._start(self._trainer_name(base_model, number), model)
 
     def _trainer_name(self, base_model: str, number: int) -> str:
-        # Names are those of state folders, so they must not depend on the numbers of base models and of trainers.
-        first = numbered('model', self._options.base_models.index(base_model) + 1)
-        return f'{first}-trainer-{number + 1}' if number else first
+        return trainer_name(self._options, base_model, number)
 
     def _trainer_folders(self, base_model: str) -> dict[str, str]:
         """Return the state folders of a base model's trainers by name.
@@ -137,7 +147,8 @@ class Launch:
             # Samplers that are added later use this configuration, even if the stack starts without samplers.
             self._spawner.configure('sampler', self._settings('sampler', sampler))
         for number in range(index * options.sampler_count, (index + 1) * options.sampler_count):
-            self._start(numbered('sampler', number + 1), sampler)
+            name = numbered('sampler', number + 1)
+            self._start(name, _on_gpus(sampler, self._shares.get(name)))
 
     def _has_gpu(self, service: str) -> bool:
         return self._placement is not None and bool(self._placement.resources[service].get('GPU'))
@@ -255,6 +266,41 @@ def _with_defaults(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[
     if 'engine_args' in defaults and isinstance(merged['engine_args'], Mapping):
         merged['engine_args'] = {**defaults['engine_args'], **merged['engine_args']}
     return merged
+
+
+def trainer_name(options: StackOptions, base_model: str, number: int) -> str:
+    """Return the name of one of the model services of a base model; `number` counts from 0."""
+    # Names are those of state folders, so they must not depend on the numbers of base models and of trainers.
+    first = numbered('model', options.base_models.index(base_model) + 1)
+    return f'{first}-trainer-{number + 1}' if number else first
+
+
+def gpu_needs(options: StackOptions) -> dict[str, int]:
+    """Return the number of GPUs of each process, without processes whose device the user has configured."""
+    model, sampler = options.services.get('model', {}), options.services.get('sampler', {})
+    needs: dict[str, int] = {}
+    if not {'device', 'gpus'} & {*model}:
+        names = itertools.product(range(options.trainer_count), options.base_models)
+        needs = {trainer_name(options, name, number): mesh_size(model) for number, name in names}
+    if 'gpus' in sampler or 'device' in sampler.get('torch', {}):
+        return needs
+    sizes: Mapping[str, Any] = sampler.get('vllm', {}).get('engine_args', {})
+    size = math.prod(int(sizes.get(f'{axis}_parallel_size', 1)) for axis in ('tensor', 'pipeline', 'data'))
+    for index, base_model in enumerate(options.base_models):
+        engine = options.engine_of(base_model)
+        for number in range(index * options.sampler_count, (index + 1) * options.sampler_count):
+            if can_sample_on_gpu(engine):
+                needs[numbered('sampler', number + 1)] = size if engine == 'vllm' else 1
+    return needs
+
+
+def _on_gpus(sampler: Mapping[str, Any], share: GpuShare | None) -> dict[str, Any]:
+    """Return the configuration of a sampler with its GPUs."""
+    if share is None:
+        return dict(sampler)
+    engine = sampler['engine']
+    settings = share.sampler_settings(engine)
+    return {**sampler, **settings, engine: _with_defaults(sampler[engine], settings[engine])}
 
 
 def threads_of_each(process_count: int, environment: Mapping[str, str]) -> int:

@@ -37,6 +37,12 @@ class LoadOptions:
     """Maximum number of tokens in a batch."""
     pass_tokens: int = 1024
     """Maximum number of tokens per pass through the model; larger batches take several passes."""
+    is_checkpointed: bool = False
+    """Whether the backward pass recomputes each layer's activations."""
+    gpu_memory_share: float = 1.0
+    """Share of the memory of a GPU that this process may use after the model is loaded."""
+    is_tf32_allowed: bool = False
+    """Whether float32 products on a GPU round their inputs to TF32."""
     lora_rank: int = 256
     """Maximum LoRA rank, reported to callers and enforced by the application."""
     loss_plugins: tuple[str, ...] = ()
@@ -70,13 +76,24 @@ def load_engine(options: LoadOptions) -> TrainerEngine:
     disable_progress_bar()
     if options.thread_count:
         torch.set_num_threads(options.thread_count)
-    return load_on_mesh(
+    engine = load_on_mesh(
         resolve_model(options.base_model),
         mesh,
         EngineOptions(device=options.device, max_pass_tokens=options.pass_tokens, is_megatron=options.is_megatron),
         dtype=options.dtype,
+        is_checkpointed=options.is_checkpointed,
         prepare=(lambda model: apply_patches(model, list(options.patches.items()))) if options.patches else None,
     )
+    if torch.device(options.device).type == 'cuda':
+        _configure_gpu(options)
+    return engine
+
+
+def _configure_gpu(options: LoadOptions) -> None:
+    torch.cuda.set_per_process_memory_fraction(options.gpu_memory_share)
+    if options.is_tf32_allowed:
+        # The model is loaded before, because its check compares float32 results with smaller tolerances.
+        torch.set_float32_matmul_precision('high')
 
 
 def facts_of(options: LoadOptions, model: PackedModel) -> ServerFacts:

@@ -1,0 +1,132 @@
+"""The number of rows of a pass that fits into the memory of a GPU, estimated from the shape of the model.
+
+The estimate depends only on the model and on the total memory, so every start of a service gives the same number:
+another number would change the order in which gradients are added.
+
+Legend: D hidden size, F intermediate size of the active experts or of the layer, V vocabulary size.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from twinkle.nn.precision import chosen_dtype, declared_dtype
+
+MIN_ROWS, MAX_ROWS = 1024, 16_384
+"""Limits of the number of rows. More rows than the maximum do not make products of a pass faster."""
+_ROWS_WITHOUT_RECOMPUTING = 8192
+"""Number of rows from which on larger passes save less time than storing all activations."""
+_HEAD_ROWS, _HEAD_COPIES = 1024, 4
+"""Rows of a block of the output head on a GPU, and the number of float32 tensors of its logits."""
+_RESERVED_BYTES = 2 << 30
+"""Memory for adapters, their optimizer and fragments, besides the weights and a tenth of all memory."""
+_MARGIN = 1.4
+"""Factor for float32 tensors of norms and adapters beside those in half precision (docs/LOG.md)."""
+_SIZES = ('num_hidden_layers', 'hidden_size', 'vocab_size')
+_BYTES = {'float32': 4, 'bfloat16': 2, 'float16': 2}
+
+
+@dataclass(frozen=True)
+class PassSize:
+    """Size of the passes of a model."""
+
+    row_count: int
+    is_checkpointed: bool
+    """Whether the backward pass recomputes each layer's activations."""
+
+
+PASS_ON_A_CPU = PassSize(1024, is_checkpointed=False)
+"""Size of the passes on a CPU, where larger passes are not faster."""
+
+
+def fitting_pass(
+    folder: str | os.PathLike[str], *, dtype: str, device: str, memory_share: float, parts: int = 1
+) -> PassSize:
+    """Return the size of passes for a GPU of this machine.
+
+    Args:
+        folder: folder of the model in the Hugging Face layout.
+        dtype: data type of the frozen weights, or 'auto'.
+        device: torch device of the GPU.
+        memory_share: share of the GPU's memory that may be used.
+        parts: number of processes among which the weights are divided.
+
+    Raises:
+        OSError: the folder has no config.json.
+        ValueError: a size is missing in it, or torch finds no GPU.
+    """
+    if not torch.cuda.is_available():
+        raise ValueError(f"device {device!r}: torch finds no GPU on this machine; use device 'cpu'")
+    memory = PassMemory.of(folder, dtype=chosen_dtype(dtype, folder, device=device), parts=parts)
+    return memory.pass_size(int(memory_share * torch.cuda.get_device_properties(device).total_memory))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassMemory:
+    """Memory of a model's passes, in bytes."""
+
+    stored: int
+    """Activations of all layers, per row."""
+    recomputed: int
+    """The same if the backward pass recomputes them: the inputs of all layers, and the activations of one layer."""
+    fixed: int
+    """Weights, and one block of the output head."""
+
+    @classmethod
+    def of(cls, folder: str | os.PathLike[str], *, dtype: str, parts: int = 1) -> 'PassMemory':
+        """Estimate the memory of a model.
+
+        Args:
+            folder: folder of the model in the Hugging Face layout.
+            dtype: data type of the loaded weights.
+            parts: number of processes among which the weights are divided.
+
+        Raises:
+            OSError: the folder has no config.json.
+            ValueError: a size is missing in it.
+        """
+        config = json.loads((Path(folder) / 'config.json').read_text())
+        config = {**config, **(config.get('text_config') or {})}
+        layer_count, hidden, vocabulary = (_size(config, name) for name in _SIZES)
+        # Norms, queries, keys, values, the attention's output and residuals, and the tensors of the gated layer.
+        layer = round((12 * hidden + 4 * _intermediate(config)) * _BYTES[dtype] * _MARGIN)
+        stored_bytes = sum(path.stat().st_size for path in Path(folder).glob('*.safetensors'))
+        weights = stored_bytes * _BYTES[dtype] // _BYTES.get(declared_dtype(folder), _BYTES[dtype])
+        head = _HEAD_ROWS * vocabulary * _BYTES['float32'] * _HEAD_COPIES
+        return cls(
+            stored=layer_count * layer,
+            # The gradients of one layer's activations exist beside them.
+            recomputed=layer_count * hidden * _BYTES[dtype] + 2 * layer,
+            fixed=weights // parts + head,
+        )
+
+    def pass_size(self, memory_bytes: int) -> PassSize:
+        """Return the size of passes for a GPU with `memory_bytes`; the smallest one if no pass fits."""
+        free = memory_bytes - memory_bytes // 10 - _RESERVED_BYTES - self.fixed
+        if self.stored * _ROWS_WITHOUT_RECOMPUTING <= free:
+            return PassSize(_power_of_two(free // self.stored), is_checkpointed=False)
+        return PassSize(_power_of_two(free // self.recomputed), is_checkpointed=True)
+
+
+def _size(config: dict[str, Any], name: str) -> int:
+    if not isinstance(size := config.get(name), int):
+        raise ValueError(f'config.json of the model has no {name}; set pass_tokens and activation_checkpointing')
+    return size
+
+
+def _intermediate(config: dict[str, Any]) -> int:
+    """Return the intermediate size of a layer, or of all experts that a row uses."""
+    dense = int(config.get('intermediate_size') or 4 * _size(config, 'hidden_size'))
+    expert = int(config.get('moe_intermediate_size') or 0)
+    chosen = int(config.get('num_experts_per_tok') or 0)
+    shared = int(config.get('shared_expert_intermediate_size') or 0)
+    return max(dense, expert * chosen + shared) if expert else dense * max(chosen, 1)
+
+
+def _power_of_two(limit: int) -> int:
+    """Return the largest power of two up to `limit`, within the limits of passes."""
+    return min(MAX_ROWS, max(MIN_ROWS, 1 << max(limit, 1).bit_length() - 1))

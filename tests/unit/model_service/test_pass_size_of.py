@@ -1,0 +1,34 @@
+"""The model service chooses the size of its passes for its device, and respects configured sizes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.model.__main__ import pass_size_of
+from services.model.config import ModelConfig
+from twinkle.model.pass_size import PassSize
+
+
+def _config(**fields: object) -> ModelConfig:
+    return ModelConfig.model_validate({'base_model': 'a', 'checkpoint_address': 'b:1', **fields})
+
+
+def test_passes_on_a_cpu_have_1024_rows() -> None:
+    """Passes have 1024 rows and store all activations, unless the configuration sets something else."""
+    assert pass_size_of(_config()) == PassSize(1024, is_checkpointed=False)
+    assert pass_size_of(_config(pass_tokens=64)) == PassSize(64, is_checkpointed=False)
+    assert pass_size_of(_config(activation_checkpointing=True)) == PassSize(1024, is_checkpointed=True)
+
+
+def test_configured_sizes_need_no_gpu() -> None:
+    """If both sizes are configured, neither the GPU nor the model is read."""
+    config = _config(device='cuda', pass_tokens=4096, activation_checkpointing=False)
+    assert pass_size_of(config) == PassSize(4096, is_checkpointed=False)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='needs a machine without a GPU')
+def test_missing_gpu_is_refused_by_name(tiny_llama_dir: Path) -> None:
+    """A service for a GPU on a machine without one names the device and the cure."""
+    with pytest.raises(ValueError, match=r"device 'cuda:0': torch finds no GPU .* use device 'cpu'"):
+        pass_size_of(_config(base_model=str(tiny_llama_dir), device='cuda:0'))
