@@ -1,3 +1,3 @@
-"""Gateway service: identity, tenants, sessions, the catalogue, and routing of calls to the other services."""
+"""Gateway service: accounts, sessions, quotas, catalogue, futures, exports, sampling, HTTP APIs, forwarded calls."""
 
 __all__: list[str] = []

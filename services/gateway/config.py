@@ -87,7 +87,8 @@ class FuturesConfig(_Section):
     clients retry a failed request, 300 seconds in the Tinker SDK."""
     lease: timedelta = Field(default=timedelta(seconds=10), ge=timedelta(seconds=1))
     """Time without a heartbeat after which another gateway on the same PostgreSQL database takes over this gateway's
-    futures. If its database connection is closed, as by a killed process, three tenths of this time are enough."""
+    futures. If this gateway's database connection is closed, for example because the process was killed, the futures
+    are taken over after three tenths of this time."""
     lanes_per_tenant: int = Field(default=64, ge=1)
     """Maximum number of a tenant's ordered requests that run at the same time per base model, at most one per lane.
     Running requests are held in memory."""

@@ -60,7 +60,7 @@ class KeyNotFound(NotFound):
 
 @domain_error('KEY_ENDED', 'API key {key_id!r} is no longer valid; create another one')
 class KeyEnded(FailedPrecondition):
-    """The key is revoked or expired, so it cannot be replaced."""
+    """The key is revoked, expired or retired, so it cannot be rotated."""
 
     key_id: str
 
@@ -118,7 +118,7 @@ class AdapterIdTaken(AlreadyExists):
     kind: str = 'adapter'
 
 
-@domain_error('ID_TAKEN', 'request_id {id!r} is already running; choose another or leave it empty')
+@domain_error('ID_TAKEN', 'a request with request_id {id!r} is running; choose another id or leave it empty')
 class SamplingIdTaken(AlreadyExists):
     """The caller already has a running sampling request with this id."""
 
@@ -128,8 +128,8 @@ class SamplingIdTaken(AlreadyExists):
 
 @domain_error(
     'SERVICE_UNREACHABLE',
-    'the sampler was lost, and another one cannot continue a stream of a checkpoint path, because the path may name '
-    'other weights now; send the request again, or name the adapter and its version',
+    'the sampler was lost, and another one cannot continue a stream that samples from a checkpoint path, because the '
+    'path may name other weights now; send the request again, or name the adapter and its version',
 )
 class CheckpointStreamLost(ServiceUnreachable):
     """A sampler was lost during a stream that no other sampler may continue."""

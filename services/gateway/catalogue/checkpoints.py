@@ -37,7 +37,7 @@ class Checkpoints:
         """Delete a checkpoint.
 
         Raises:
-            CheckpointNotFound: the caller has no checkpoint at that path.
+            DomainError: the caller has no checkpoint at that path (CHECKPOINT_NOT_FOUND), or the service failed.
         """
         await self._client.delete(path)
         # The part after the scheme is the checkpoint's id.
@@ -48,7 +48,7 @@ class Checkpoints:
         """Set a checkpoint to expire `ttl` from now; None removes the expiry.
 
         Raises:
-            CheckpointNotFound: the caller has no checkpoint at that path.
+            DomainError: the caller has no checkpoint at that path (CHECKPOINT_NOT_FOUND), or the service failed.
         """
         return await self._saved(await self._client.set_ttl(path, ttl))
 
@@ -56,8 +56,8 @@ class Checkpoints:
         """Make a checkpoint readable by every tenant, or by its own tenant only.
 
         Raises:
-            CheckpointNotFound: the caller has no checkpoint at that path.
-            DomainError: another tenant has a public checkpoint at that path (ID_TAKEN).
+            DomainError: the caller has no checkpoint at that path (CHECKPOINT_NOT_FOUND), another tenant has a public
+                checkpoint at that path (ID_TAKEN), or the service failed.
         """
         return await self._saved(await self._client.set_public(path, is_public=is_public))
 
@@ -77,7 +77,7 @@ class Checkpoints:
             ttl: lifetime of the copy; None for a copy without expiry.
 
         Raises:
-            DomainError: an error of the checkpoint service.
+            DomainError: the checkpoint service refused the copy or failed, or the tenant's storage is full.
         """
         run_id = run_id or (_copy_run_id(caller.tenant_id, key) if key else new_id('cp'))
         task = asyncio.create_task(self._client.copy(path, run_id=run_id, name=name, ttl=ttl))

@@ -26,7 +26,7 @@ def run_filter_from_proto(request: messages.ListRunsRequest) -> RunFilter:
     """Return the filter for runs.
 
     Raises:
-        InvalidField: a field is too long or has a control character, or there are too many labels.
+        InvalidField: an id or a label is invalid, or there are too many labels.
     """
     return RunFilter(
         base_model=_id_or_none(base_model_id(request.base_model), 'base_model'),
@@ -40,7 +40,7 @@ def checkpoint_filter_from_proto(request: messages.ListRunCheckpointsRequest) ->
     """Return the filter for checkpoints.
 
     Raises:
-        InvalidField: a text is too long or has a control character, a time is invalid, or there are too many labels.
+        InvalidField: an id or a label is invalid, a time is out of range, or there are too many labels.
     """
     return CheckpointFilter(
         run_id=_id_or_none(request.run_id, 'run_id'),

@@ -40,10 +40,10 @@ _PAGE_SIZE = 1000
 
 
 class GrpcCheckpoints:
-    """Calls the checkpoint service on behalf of the current caller; raises its errors, or ServiceUnreachable."""
+    """Calls the checkpoint service on behalf of the current caller. A failed call raises a DomainError."""
 
     def __init__(self, channel: grpc.aio.Channel | None, *, internal_token: str) -> None:
-        """Use `channel`, which adds no credentials and is closed by the caller; None if there is no such service."""
+        """Use `channel`, which adds no credentials and is closed by the caller; None if the service is not deployed."""
         self._stub = None if channel is None else checkpoint_service_pb2_grpc.CheckpointServiceStub(channel)
         self._internal_token = internal_token
 

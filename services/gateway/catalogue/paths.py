@@ -67,7 +67,7 @@ def parse_sampler_path(value: Any, field: str) -> WeightsPath:
     """Parse a Tinker path, and check that its weights were saved for sampling."""
     path = parse_path(value, field)
     if path.kind is not WeightsKind.SAMPLER:
-        problem = f'must be tinker://{{run}}/{WeightsKind.SAMPLER}/{{name}}: {path.kind} are not for sampling'
+        problem = f'must be tinker://{{run}}/{WeightsKind.SAMPLER}/{{name}}, got the kind {path.kind}'
         raise InvalidField(field, f'{problem}; save with save_weights_for_sampler')
     return path
 

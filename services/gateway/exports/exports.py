@@ -71,7 +71,8 @@ class Exports:
         Raises:
             InvalidField: the target is invalid, or the token is missing, superfluous or malformed.
             NotSupportedHere: the gateway cannot export to this target.
-            CheckpointNotFound: the caller may read no checkpoint at that path.
+            DomainError: the caller may read no checkpoint at that path (CHECKPOINT_NOT_FOUND), or the checkpoint
+                service failed.
             RequestIdReused: the request id was used with other content; tokens are not compared.
             QuotaExceeded: the tenant has too many unfinished exports.
         """
@@ -98,7 +99,7 @@ class Exports:
         return export
 
     async def list(self, caller: Caller, page: Page, *, checkpoint_path: str | None) -> Listing[Export]:
-        """Return one page of the caller's exports, newest first; `checkpoint_path` limits them to one checkpoint."""
+        """Return one page of the caller's exports, newest first, of one checkpoint or, for None, of all checkpoints."""
         found = await self._store.list_newest(caller.tenant_id, page, checkpoint_path=checkpoint_path)
         return list_page(found, page, cursor_of=lambda item: Cursor(item.create_time, item.export_id))
 

@@ -76,7 +76,7 @@ class ArchiveSource(Protocol):
         Raises:
             CheckpointChanged: the checkpoint no longer has that digest.
             DigestMismatch: the received archive is damaged.
-            DomainError: an error of the checkpoint service.
+            DomainError: the checkpoint service refused a call or failed.
             OSError: the local disk failed.
         """
         ...

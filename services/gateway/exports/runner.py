@@ -1,8 +1,8 @@
 """Carries exports out in the background, a few at a time, until each is finished.
 
 A gateway claims an export under a lease and renews the lease while the export runs. If the process exits, another
-gateway claims the export and starts over. Sending the same files to a hub or a folder again changes nothing, so a
-repeated upload has the same result.
+gateway or the next process claims the export and starts over. Sending the same files to a hub or a folder again changes
+nothing, so a repeated upload has the same result.
 
 An export that this process accepts or cancels wakes the runner. The runner polls for exports of other gateways and for
 retries.

@@ -108,7 +108,7 @@ class ExportTargets:
             try:
                 return await asyncio.to_thread(_copy, folder, self._root / tenant_id / target.name)
             except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-                raise InvalidField('target', 'conflicts with an existing file or folder') from error
+                raise InvalidField('target', 'conflicts with an existing file or folder; choose another') from error
         hub_id = f'{target.kind}://{target.name}'
         job = {'folder': str(folder), 'target': hub_id, 'token': token, 'is_private': is_private}
         result = await self._upload(json.dumps(job).encode())

@@ -85,7 +85,7 @@ class ModelRoutes(Protocol):
         ...
 
     def known_base_models(self, service: str) -> Collection[str]:
-        """Return the base models of a service, according to its latest report; empty if it has never reported."""
+        """Return the base models in the latest report of a service; empty if they are not known."""
         ...
 
     async def holders_of(self, base_model: str) -> Sequence[str]:
@@ -102,11 +102,12 @@ class ModelRoutes(Protocol):
     async def creator_of(self, tenant_id: str, base_model: str, adapter_id: str, request_id: str) -> str:
         """Return the service that creates an adapter; a repeated request gets the same service.
 
-        `adapter_id` may be empty. If `request_id` is also empty, any service that holds the base model is returned.
+        `adapter_id` may be empty. If `request_id` is also empty, a repeated request may get another service.
 
         Raises:
             BaseModelNotFound, ServiceUnreachable: see `holders_of`.
-            ServiceUnreachable: no service reports the trainer that the first request was assigned to.
+            ServiceUnreachable: no service reports the trainer that the first request was assigned to, or a service
+                that cannot be reached may have the adapter.
             AdapterIdTaken: the tenant has or had an adapter with this id and another base model.
         """
         ...
@@ -182,7 +183,7 @@ class SeveralModels:
         return self.table.held_by(service) or ()
 
     async def settled_base_models(self) -> Collection[str]:
-        """Return the base models whose services have all reported all their runs."""
+        """Return the base models whose services have all reported all their runs; empty if a service never reported."""
         if not self.table.is_complete:
             await self.refresh()
         if not self.table.is_complete:
@@ -192,7 +193,7 @@ class SeveralModels:
     async def run_forever(
         self, *, interval_seconds: float, pause: Callable[[float], Awaitable[None]] = asyncio.sleep
     ) -> Never:
-        """Refresh until cancelled, because load changes, and a service may be restarted with another base model."""
+        """Refresh the reports at intervals until cancelled, because the load and the base models of services change."""
         while True:
             await self.refresh()
             await pause(interval_seconds)

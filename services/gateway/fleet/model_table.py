@@ -54,8 +54,8 @@ class ModelTable:
     def by_room(self, base_model: str) -> list[str]:
         """Return the services that hold a base model, the best choice for a new adapter first.
 
-        Services that respond come first. Services are then sorted by the number of adapters that still fit into their
-        memory, the highest first, then by their number of adapters, then by their order in the configuration.
+        Services that respond come first. The next criteria are the number of adapters that still fit into the service's
+        memory, highest first, the number of its adapters, lowest first, and the order in the configuration.
         """
         return sorted(self.holders_of(base_model), key=self._fullness)
 

@@ -1,4 +1,4 @@
-"""Wires the services behind a gateway: channels to them, the fleet of samplers, and the background jobs of both."""
+"""Wires the services behind a gateway: the channels to them, the fleet of samplers, and the background jobs."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine

@@ -116,7 +116,7 @@ class Replicas:
         return self._membership.drain(replica_id)
 
     async def list(self, caller: Caller, page: Page) -> tuple[list[Replica], tuple[str] | None]:
-        """Return one page of replicas, sorted by id, and the sort key of its last item; None for the last page."""
+        """Return one page of replicas, sorted by id, and the sort key of its last item; no key on the last page."""
         require_scope(caller, 'operator')
         found = sorted(self._membership.fleet.replicas(), key=lambda replica: replica.replica_id)
         if page.after is not None:
@@ -130,7 +130,8 @@ class Replicas:
         A slow watcher receives only the latest state of each replica. The stream ends when the gateway begins to stop.
 
         Raises:
-            InvalidField: the token is malformed, too old, or was issued before a restart.
+            InvalidField: the token is malformed, was issued before a restart, or is too old, because many replicas have
+                left since then. A watch that is not read for a long time can fail in the same way.
         """
         require_scope(caller, 'operator')
         fleet = self._membership.fleet

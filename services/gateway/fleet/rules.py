@@ -1,4 +1,4 @@
-"""The fleet: its replicas and their states. `routing` chooses the replica for a request.
+"""The fleet: its replicas and their states. `sampler_choice` chooses the replica for a request.
 
 A replica registers and then holds a lease. It is lost when it sends no report for the time of its lease, or when its
 lease ends without a drain. Lost replicas are removed after `forget_after`. Static replicas, which are listed in the
@@ -164,7 +164,7 @@ class Fleet:
         return member.lease_number
 
     def renew(self, report: ReplicaReport) -> Replica:
-        """Store a replica's report; a lost replica is ready again, and a draining one stays draining.
+        """Store a replica's report. A draining replica stays draining; a lost one becomes ready unless it now drains.
 
         Raises:
             ReplicaNotFound: the replica must register first.
@@ -310,7 +310,7 @@ class Fleet:
 
 
 def serving_run(adapter_id: str, replicas: Sequence[Replica]) -> list[Replica]:
-    """Return the replicas that are dedicated to this run or, without such replicas, those that serve all runs."""
+    """Return the replicas that are dedicated to `adapter_id` or, without such replicas, those that serve all runs."""
     dedicated = [item for item in replicas if adapter_id and item.report.followed_run == adapter_id]
     return dedicated or [item for item in replicas if not item.report.followed_run]
 

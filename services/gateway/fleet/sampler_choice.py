@@ -21,7 +21,7 @@ MAX_BLOCKS = 128
 LOAD_FACTOR = 1.25
 """Maximum load that affinity may give a replica, as a multiple of its fair share."""
 RESIDENT_FLOOR = 4
-"""A replica that holds the adapter may always run this many sequences, even beyond its fair share."""
+"""A replica that holds the adapter and is not full may run this many sequences, even beyond its fair share."""
 DEFAULT_CAPACITY = 256
 """Assumed number of concurrent sequences of a replica that reports no maximum."""
 MAX_REMEMBERED_BLOCKS = 1 << 16
@@ -70,9 +70,10 @@ class RouteKey:
 
 
 def block_keys(base_model: str, adapter_id: str, data: bytes) -> tuple[int, ...]:
-    """Return a key for each full block of a prompt's bytes; each key depends on all blocks before it.
+    """Return a key for each full block of a prompt's bytes, for at most `MAX_BLOCKS` blocks.
 
-    A prompt shorter than a block has one key.
+    Each key depends on the base model, the adapter, the block and all earlier blocks. A prompt that is shorter than a
+    block has one key.
     """
     chain = hashlib.blake2b(f'{base_model}\0{adapter_id}\0'.encode(), digest_size=8)
     hashed_bytes = min(len(data) // BLOCK_BYTES, MAX_BLOCKS) * BLOCK_BYTES or len(data)

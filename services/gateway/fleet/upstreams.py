@@ -130,7 +130,8 @@ class GrpcFleetFacts:
 def merged(descriptions: Sequence[server_service_pb2.ServiceInfo]) -> server_service_pb2.ServiceInfo:
     """Return a copy of the first description, with the base models and engine versions of all of them.
 
-    A base model can be sampled, or a method is supported, if this is true for at least one sampler.
+    A base model can be sampled, or a method is supported, if this is true for at least one sampler. If there are no
+    descriptions, the result describes an unreachable service.
     """
     if not descriptions:
         return server_service_pb2.ServiceInfo(service='sampler')
@@ -243,9 +244,10 @@ class ServiceRuns:
 
 
 class GrpcLookups:
-    """Makes single calls on behalf of the current caller; each raises the service's error, or ServiceUnreachable.
+    """Makes single calls on behalf of the current caller.
 
-    `checkpoint` is a channel without interceptors. Pass None for a service that is not part of this deployment.
+    Each call raises the service's error as a DomainError, or ServiceUnreachable. `checkpoint` is a channel without
+    interceptors. Pass None for a service that is not part of this deployment.
     """
 
     def __init__(

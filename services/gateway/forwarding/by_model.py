@@ -78,7 +78,7 @@ class ModelForwarder(grpc.GenericRpcHandler):
 
     @property
     def methods(self) -> Mapping[str, bool]:
-        """Whether each forwarded method is implemented (always true), by full name without leading slash."""
+        """Whether each forwarded method is implemented (always true), by full name without a leading slash."""
         return {name[1:]: True for name in self._handlers}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
@@ -260,7 +260,7 @@ async def _same_service(
     yield first
     async for request in rest:
         if await _found(find, request) not in {name, None}:
-            problem = 'belongs to another model service than the first operation; use one stream per adapter'
+            problem = 'belongs to a different model service than the first operation; use one stream per adapter'
             raise InvalidField('operation.adapter_id', problem)
         yield request
 

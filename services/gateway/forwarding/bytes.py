@@ -56,12 +56,12 @@ class Forwarder(grpc.GenericRpcHandler):
 
     @property
     def methods(self) -> Mapping[str, bool]:
-        """Whether each forwarded method is implemented (always true), by full name without leading slash."""
+        """Whether each forwarded method is implemented (always true), by full name without a leading slash."""
         return {name[1:]: True for name in self._handlers}
 
     @property
     def handlers(self) -> Mapping[str, grpc.RpcMethodHandler[Any, Any]]:
-        """Handler of each method by full name with leading slash."""
+        """Handler of each method, by full name with a leading slash."""
         return self._handlers
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:

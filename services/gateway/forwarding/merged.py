@@ -43,13 +43,13 @@ class AdapterLists:
         self._base_models_of = base_models_of
 
     async def __call__(self, raw: bytes, context: Context) -> bytes:
-        """Return the serialized response to a serialized request.
+        """Return the serialized response to a serialized request. If a service refuses the call, end the client's call.
 
         Raises:
             InvalidField, InvalidPageToken: the request is invalid.
             BaseModelsUnreachable: a service cannot be reached. The response cannot report that adapters are missing, so
                 clients would mistake a partial list for a complete list.
-            DomainError: a service refused the call.
+            DeadlinePassed: a service did not respond before the deadline.
         """
         request = wire.ListAdaptersRequest.FromString(raw)
         query = f'ListAdapters of all/{current_caller().tenant_id}/{request.session_id}'
@@ -154,7 +154,7 @@ class MergedServerInfoServicer(server_service_pb2_grpc.ServerServiceServicer):
 
 
 def _copy_support(own: messages.ServiceInfo, others: Sequence[messages.ServiceInfo]) -> None:
-    """Report the methods of `others` in `own` as supported if at least one of them supports the method."""
+    """Mark each method in `own` that other services list as supported if at least one of them supports the method."""
     support: dict[str, bool] = {}
     for item in (item for info in others for item in info.methods):
         support[item.method] = support.get(item.method, False) or item.is_supported

@@ -47,7 +47,7 @@ class FutureCapacity:
         Raises:
             QueueFull: the tenant or all tenants together have too many futures.
             BytesFull: the requests of the tenant, or of all tenants, are too large in total.
-            QuotaExceeded: the future samples, and its tenant may not sample now.
+            QuotaExceeded: the future samples, and its tenant has too many samples in flight or is over its token rate.
         """
         if (gate := self._gate_of(future)) is not None:
             gate.check(future.tenant_id, future.future_id)
@@ -119,7 +119,7 @@ class SampleTally:
     def settled(self, future: Future, stored: Future) -> None:
         """Count the usage of a settled future, if the stored future is done and belongs to this gateway."""
         work = self._works.pop(future.future_id, None)
-        # An earlier attempt may have succeeded although its response was lost, so the finish times may differ.
+        # An earlier attempt to settle may have succeeded although its response was lost; the finish times then differ.
         if work is not None and stored.state is FutureState.DONE and stored.owner == future.owner:
             self._meter.count(future.tenant_id, *work)
 
@@ -135,7 +135,8 @@ class LimitedTrainer:
         """Create an adapter and return the response; a repeated request returns the adapter of the first request.
 
         Raises:
-            QuotaExceeded: the adapter would be new, and the tenant's limit is reached.
+            DomainError: the adapter would be new, and the tenant's limit is reached (QUOTA_EXCEEDED), or the number of
+                adapters is unknown.
         """
         async with self._limits.creating(tenant_id) as limit:
             request = request if limit is None else refused_creation(request, limit)
@@ -151,7 +152,7 @@ class LimitedTrainer:
         """Run an operation once the tenant is within its token rate, and return the response.
 
         Raises:
-            QuotaExceeded: the operation saves a checkpoint, and the tenant's storage is full.
+            DomainError: the operation saves a checkpoint, and the tenant's storage is full (QUOTA_EXCEEDED).
         """
         await self._limits.enter(tenant_id, patience_seconds=None)
         if self._limits.is_storage_limited(tenant_id) and is_save(request):

@@ -34,9 +34,9 @@ class ExecuteOperation:
 
     An operation gets the next number of its adapter, and the number is stored before the operation is sent. After a
     transient failure or a restart, the operation is sent again under that number. If it ran before, the model service
-    returns the recorded response. An operation gets another number only if the service reports that it did *not* run
-    under its number: another caller's operation has the number (SEQUENCE_REUSED), or earlier operations are lost
-    (SEQUENCE_GAP). A refused operation leaves its number unused, and the lane's next operation takes that number.
+    returns the recorded response. An operation gets another number only if the service reports that the operation did
+    *not* run under its number: another caller's operation has the number (SEQUENCE_REUSED), or earlier operations are
+    lost (SEQUENCE_GAP). A refused operation leaves its number unused, and the lane's next operation takes that number.
     """
 
     def __init__(self, trainer: Trainer, store: FutureStore, retry: Retry) -> None:
@@ -46,7 +46,7 @@ class ExecuteOperation:
         self._sent: dict[str, int] = {}
         """Numbers of the operations that are being sent or run, by the id of the future."""
         self._unnumbered: set[str] = set()
-        """Ids of futures that need a number, because they have no number or did not run under it."""
+        """Ids of futures that need a number, because they have no number or did not run under their number."""
         self._stopped: set[str] = set()
         """Ids of unnumbered futures that were cancelled."""
         self._last: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()
@@ -73,7 +73,7 @@ class ExecuteOperation:
         return response
 
     async def stop(self, future: Future) -> bool:
-        """Cancel the operation if the model service has not started it; its call then fails. Return False."""
+        """Cancel the operation unless the model service has started it; `__call__` then fails. Return False."""
         number = self._sent.get(future.future_id)
         if future.future_id in self._unnumbered:
             self._stopped.add(future.future_id)
@@ -94,7 +94,7 @@ class ExecuteOperation:
             self._sent.pop(future.future_id, None)
 
     def _last_before(self, future: Future) -> int | None:
-        """Return the last number if it is from the previous position: no other gateway has run the lane since."""
+        """Return the last number if it is of the previous position; if not, another gateway may have run the lane."""
         position, number = self._last.pop((future.tenant_id, future.lane), (None, None))
         return number if position is not None and position + 1 == future.position else None
 

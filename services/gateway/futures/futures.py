@@ -79,7 +79,7 @@ class Futures:
         Raises:
             RequestIdReused: the key was used for another request.
             QueueFull: the tenant, or all tenants together, have too many unfinished futures, or too large requests.
-            QuotaExceeded: the future samples, and its tenant may not sample now.
+            QuotaExceeded: the future samples, and its tenant has too many samples in flight or is over its token rate.
             Draining: this gateway is shutting down.
             ServiceUnreachable, DiskFull: the request could not be stored.
         """
@@ -106,7 +106,7 @@ class Futures:
 
         Raises:
             FutureNotFound: the caller has no such future.
-            FutureExpired: the future is expired.
+            FutureExpired: the outcome of the future is no longer stored.
         """
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + seconds
@@ -209,8 +209,8 @@ class Futures:
     async def close(self) -> None:
         """Stop, and leave unfinished futures to the next process."""
         self.begin_stop()
-        # The next process runs the futures that are stored by now. Requests that are still being accepted are refused,
-        # because an unreachable database could delay them indefinitely.
+        # The next process runs the futures that are stored by now. Requests that are not stored within the grace time
+        # are refused, because an unreachable database could delay them indefinitely.
         if self._accepting:
             _, unfinished = await asyncio.wait(self._accepting, timeout=self._grace_seconds)
             for task in unfinished:

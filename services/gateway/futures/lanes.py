@@ -19,7 +19,7 @@ from services.kit.retry import Retry
 _MAX_IDLE = 1000
 """Number of lanes in memory above which idle lanes are dropped."""
 _IDLE_SECONDS = 600.0
-"""Idle time after which an unshared lane may be dropped; much longer than the delay of reading its last write."""
+"""Idle time after which an unshared lane may be dropped; by then, its last position can be read from the store."""
 
 _Key = tuple[str, str]
 
@@ -106,7 +106,7 @@ class Lane:
         return max(self._arrival_times[min(self._waiting)], self._idle_since) + patience
 
     def give_up(self) -> list[Future]:
-        """Remove and return, in order, the futures directly after the gap, which must fail; call `end` once for all.
+        """Remove and return, in order, the futures directly after the gap. Fail all of them, and then call `end` once.
 
         They were submitted to run after the missing future, and without that future their effect would differ.
         """

@@ -39,7 +39,7 @@ class GatewayLease:
         """Acquire the lease; from now on futures can be accepted.
 
         Raises:
-            PayloadsNotShared: another gateway stores payloads in another folder.
+            PayloadsNotShared: another gateway on the database stores payloads in a different folder.
             ServiceUnreachable: the database does not respond.
         """
         self._gateway_id = await self._peers.join()
@@ -84,7 +84,7 @@ class GatewayLease:
         if self._listening is not None:
             self._listening.cancel()
             await asyncio.wait([self._listening])
-        # If another gateway took only a future, the lease still exists.
+        # The lease still exists if another gateway has taken over a single future only.
         await self._peers.leave(self._gateway_id)
         await self.join()
 

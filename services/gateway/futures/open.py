@@ -156,8 +156,8 @@ async def _leased(config: GatewayConfig, peers: SqlPeers | None, futures: Future
         await lease.join()
     except PayloadsNotShared as error:
         text = (
-            f'futures.payload_dir: another gateway on this database stores payloads in another folder than '
-            f'{config.payload_folder()}; give all gateways the same one, such as a network mount'
+            f'futures.payload_dir: another gateway on this database stores payloads in a different folder than '
+            f'{config.payload_folder()}; set the same folder for all gateways, such as a network mount'
         )
         raise SystemExit(f'{config.service}: {text}') from error
     try:

@@ -31,7 +31,7 @@ _TEMPORARY = '.half-'
 _STORE_ID = 'store-id'
 """Name of the file with the id of the folder."""
 _SHARD = slice(-2, None)
-"""Part of a name before the dot that is the name of its subfolder, so that no folder has very many files."""
+"""Part of a payload's name, before the dot, that names its subfolder, so that no folder has very many files."""
 
 _Arguments = ParamSpec('_Arguments')
 _Result = TypeVar('_Result')

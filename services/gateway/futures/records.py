@@ -64,7 +64,7 @@ class FutureRecords:
         """Return a payload of a future.
 
         Raises:
-            FutureExpired: the future is expired, or its request is no longer needed.
+            FutureExpired: the future is expired, or the payload is the deleted request of a finished future.
             PayloadLost: the payload is missing or damaged.
         """
         data = await self.payloads.get(name)

@@ -1,7 +1,7 @@
 """Futures and their notifications. A future is an accepted request with an id; its outcome is fetched later.
 
 A future is durable before its id is returned. Futures of one lane run strictly in the order of their positions,
-independent of the order of arrival (see `lanes`). A future without a lane runs as soon as a slot is free.
+regardless of the order of arrival (see `lanes`). A future without a lane runs as soon as a slot is free.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ class FutureTaken(Exception):
 
 
 class PayloadsNotShared(Exception):
-    """Another gateway on the database stores payloads in another folder, so neither could read the other's requests."""
+    """Two gateways on one database use different payload folders, so neither could read the other's requests."""
 
 
 class FutureState(StrEnum):

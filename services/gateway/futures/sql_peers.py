@@ -49,7 +49,7 @@ class SqlPeers:
         """Acquire a lease and return its id, which is the owner of this gateway's futures.
 
         Raises:
-            PayloadsNotShared: a live gateway stores payloads in another folder.
+            PayloadsNotShared: a live gateway stores payloads in a different folder.
         """
         gateway_id = new_id('gw')
         # The lock is acquired before the row exists, so that no other gateway considers this one dead.

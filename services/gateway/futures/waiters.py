@@ -20,8 +20,8 @@ from services.kit.caller import Caller
 Waiter = asyncio.Future[Future | None]
 """Resolves to the finished future, or to None if the caller has to read the store again."""
 _OVERLAP = timedelta(seconds=2)
-"""Maximum delay until no future with an earlier finish time becomes visible: gateways' clocks differ, and transactions
-may overtake each other."""
+"""Time after which no more futures with an earlier finish time become visible. Until then, such futures may appear,
+because the gateways' clocks differ and transactions may overtake each other."""
 _PAGE_SIZE = 1000
 """Maximum number of futures per read, and per response in addition to the futures of the overlap."""
 _MAX_REMEMBERED = 4096
@@ -122,7 +122,7 @@ class Topics:
         return finished, self._record(tenant_id, topic, cursor, {**known, **_times(finished)}) if finished else cursor
 
     async def _read(self, tenant_id: str, topic: str, cursor: int, known: Mapping[str, datetime]) -> list[Future]:
-        """Return the futures since shortly before the cursor, except `known`: all up to it, and some later ones."""
+        """Return futures except `known`: all from shortly before the cursor up to the cursor, and some later ones."""
         reached = _time_of(cursor)
         since = reached - _OVERLAP if cursor else None
         found: dict[str, Future] = {}

@@ -13,8 +13,8 @@ from services.kit.errors import BytesFull, DeadlinePassed, InvalidField, Message
 INLINE_BYTES = 1 << 14
 """Longer bodies are parsed in a worker thread, because parsing 64 KiB of tokens takes about 5 ms."""
 _LONG_CHARACTERS = 1 << 20
-"""Longer documents call a Python function for each integer, which takes three times as long. Without these calls, the
-parser would not release the interpreter's lock, and 64 MiB of integers would block all other calls for 2 s."""
+"""Parsing longer documents calls a Python function for each integer, which takes three times as long. Without these
+calls, the parser would not release the interpreter's lock, and 64 MiB of integers would block other calls for 2 s."""
 _MAX_CHARACTERS = {'[': 500_000, '{': 500_000, '"': 2_000_000}
 """Maximum counts of the characters that begin lists, objects and strings, because parsing them holds the same lock."""
 _DISCARDED_BYTES = 8 << 20
@@ -177,7 +177,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
     except UnicodeError as error:
         raise InvalidField('body', 'must be UTF-8 without unpaired surrogates') from error
     except RecursionError as error:
-        raise InvalidField('body', 'is nested too deep') from error
+        raise InvalidField('body', 'is nested too deeply') from error
     except ValueError as error:
         raise InvalidField('body', 'must be JSON') from error
     if not isinstance(value, dict):

@@ -99,7 +99,7 @@ class Route:
     name: str
     """Name in logs, metrics and traces, such as `openai.chat.completions`."""
     method: str
-    """RPC method, with leading slash, whose access rules apply."""
+    """RPC method, with a leading slash, whose access rules apply."""
     serve: Callable[[HttpCall], Awaitable[Response]]
     errors: ErrorFormat
     credentials: Callable[[Mapping[str, str]], Mapping[str, str]] = dict
@@ -122,7 +122,7 @@ class BodyEnds:
 
 @dataclass(eq=False)
 class HttpCall:
-    """State of one call, with methods that write its response and reserve memory for it."""
+    """State of one call. Its methods write the response, and reserve memory for the call."""
 
     route: Route
     scope: Mapping[str, Any]

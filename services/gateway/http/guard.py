@@ -118,7 +118,7 @@ class Guard:
 
     @contextmanager
     def _fair_share(self, tenant_id: str) -> Iterator[None]:
-        """Count a call. A tenant may run at most as many calls as there are free slots, so it cannot take all slots."""
+        """Count a call. A tenant may run at most as many calls as slots are free, so no tenant can take all slots."""
         running, free = self._counts[tenant_id], self._call_limit - self._counts.total()
         if running >= free:
             raise QueueFull(queue_length=running, queue_limit=free)
@@ -187,7 +187,7 @@ def _observed(call: HttpCall) -> Iterator[None]:
 
 
 async def _write_error(call: HttpCall, work: asyncio.Future[None], *, is_disconnected: bool) -> None:
-    """Record the error that ended the call, if any, as its outcome; write it if the client can still receive it."""
+    """Record the error that ended the call, if any, as the outcome; send the error if the client can receive it."""
     failure = None if work.cancelled() else work.exception()
     if failure is None and not work.cancelled():
         return

@@ -250,7 +250,7 @@ def renewing_context(files: TlsFiles) -> ssl.SSLContext:
     """Return a context that presents the latest usable certificate on disk to each new connection.
 
     Raises:
-        ssl.SSLError: the files do not contain a usable certificate and key.
+        OSError: the files cannot be read, or do not contain a usable certificate and key (ssl.SSLError).
     """
     loaded, latest = files.current(), _context(files)
 

@@ -22,7 +22,7 @@ from services.kit.rpc.auth import Authenticator, bearer_token
 MAX_CACHED = 4096
 """Capacity of each cache. Stored and unknown keys have separate caches, so that guessed keys evict no stored key."""
 MAX_LOOKUPS = 64
-"""Maximum number of concurrent lookups in the store. Further lookups wait, so that guessed keys do not overload it."""
+"""Maximum number of concurrent lookups. Further lookups wait, so that guessed keys do not overload the store."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class _CachedKey:
 
 
 class KeyVerifier:
-    """Verifies secrets. Unknown, revoked and expired secrets raise the same error.
+    """Verifies secrets. Unknown secrets and secrets of revoked, expired or retired keys raise the same error.
 
     Results are cached by digest for `memory`. A key that another gateway revokes therefore stays valid at this gateway
     for up to `memory`.
@@ -90,7 +90,7 @@ class KeyVerifier:
 
 
 class KeyAuthenticator:
-    """Authenticates clients by an API key, which they send as bearer token; ignores all other credentials."""
+    """Authenticates clients by an API key, which they send as a bearer token; ignores all other credentials."""
 
     def __init__(self, verifier: KeyVerifier) -> None:
         self._verifier = verifier
@@ -105,7 +105,7 @@ class KeyAuthenticator:
 
         Raises:
             CredentialsMissing: the call has no key.
-            CredentialsInvalid: the key is unknown, revoked or expired.
+            CredentialsInvalid: the key is unknown, revoked, expired or retired.
             NotBuiltYet: the method is in no contract.
             ScopeMissing: the key lacks the scope, or only services may call the method.
         """

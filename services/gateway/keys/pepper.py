@@ -1,7 +1,7 @@
 """Hashes and encrypts secrets with a pepper that is not stored in the database.
 
-Secrets of keys have 256 random bits. HMAC-SHA256 (about 2 us) is therefore safe, and fast enough to run on every call;
-slow password hashes are not needed.
+Generated secrets have 256 random bits. HMAC-SHA256 (about 2 us) is therefore safe, and fast enough to run on every
+call; slow password hashes are not needed.
 """
 
 import hashlib
@@ -73,7 +73,7 @@ def load_pepper(path: Path, *, is_creation_allowed: bool = True) -> bytes:
     """Return the pepper stored at `path`; a missing file is created, and only its owner can read it.
 
     The file has a checksum, because a changed pepper would invalidate every key without an error. Files of earlier
-    releases have no checksum.
+    releases have no checksum and are accepted.
 
     Concurrency: processes that create the pepper at the same time all get the same pepper.
 

@@ -139,7 +139,7 @@ def key_request_from_proto(request: messages.CreateKeyRequest) -> KeyRequest:
     """Return the request for a key.
 
     Raises:
-        InvalidField: a field is missing or out of range.
+        InvalidField: a field is missing, malformed or out of range.
     """
     if not request.scopes:
         raise InvalidField('scopes', 'is required; give at least one')
@@ -159,7 +159,7 @@ def overlap_from_proto(request: messages.RotateKeyRequest) -> timedelta:
     """Return the time for which the replaced key stays valid.
 
     Raises:
-        InvalidField: the overlap is out of range.
+        InvalidField: the overlap is malformed, negative or longer than `MAX_TTL`.
     """
     if not request.HasField('overlap'):
         return DEFAULT_OVERLAP

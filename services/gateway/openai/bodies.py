@@ -191,7 +191,7 @@ class ChatMessage(JsonModel):
     def _check_role(cls, value: Any, info: ValidationInfo) -> Any:
         owner = 'tool' if info.field_name == 'tool_call_id' else 'assistant'
         if info.data.get('role', owner) != owner:
-            raise ValueError(f'is accepted only in messages of the role {owner}')
+            raise ValueError(f'is accepted only in messages with the role {owner}')
         return value
 
     @field_validator('content')

@@ -127,7 +127,7 @@ class ChoiceReader:
         """Return the parts of choices that a response contains.
 
         Raises:
-            Cancelled: a sequence ended for another reason than its length or a stop condition, such as an abort.
+            Cancelled: a sequence ended for a reason other than its length or a stop condition, such as an abort.
             DomainError: no sampler could describe the tokens.
         """
         prompt_index, response = indexed

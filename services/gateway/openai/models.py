@@ -99,7 +99,7 @@ IndexedResponse = tuple[int, wire.SampleResponse]
 async def sample_all(
     samplers: FleetSamplers, caller: Caller, requests: Sequence[wire.SampleRequest]
 ) -> AsyncGenerator[IndexedResponse, None]:
-    """Yield all responses as they arrive. The first failure cancels the rest; several requests raise it in a group."""
+    """Yield all responses as they arrive. A failure cancels all requests; several requests raise an exception group."""
     if len(requests) == 1:
         async with aclosing(samplers.sample(caller, requests[0])) as responses:
             async for response in responses:
@@ -170,7 +170,7 @@ class ModelResolver:
         Raises:
             BaseModelNotFound: no model of the caller has this name.
             InvalidField: a Tinker path is malformed, or the weights have another base model.
-            Unavailable: no sampler is available, or the checkpoint cannot be looked up now.
+            DomainError: no sampler is available, or the checkpoint cannot be looked up now; the code is UNAVAILABLE.
         """
         base_models = self._samplers.base_model_names()
         if (served := served_name(name, base_models)) is not None:
@@ -207,7 +207,7 @@ class ModelResolver:
         return _model(name, created=self._created, owned_by='twinkle', max_model_len=context_tokens)
 
     async def _base_model_of(self, adapter: sampling_pb2.AdapterRef) -> str:
-        """Return the base model of a new run or a public checkpoint; empty if the caller cannot use it."""
+        """Return the base model of weights whose run is not in the catalogue; empty if the caller cannot use them."""
         try:
             if adapter.checkpoint_path:
                 return await self._weights.base_of_checkpoint(adapter.checkpoint_path)

@@ -120,7 +120,7 @@ def _request(
         is_echoed=is_echoed,
     )
     if request.choice_count > MAX_CHOICES:
-        raise InvalidField('n', f'times the number of prompts must be at most {MAX_CHOICES}')
+        raise InvalidField('n', f'is too large: n times the number of prompts must be at most {MAX_CHOICES}')
     return request
 
 
@@ -147,7 +147,7 @@ def _prompts(value: Any) -> tuple[sampling_pb2.Prompt, ...]:
     if isinstance(value, str):
         return (_text_prompt(value, 'prompt'),)
     if not isinstance(value, list) or not value:
-        raise InvalidField('prompt', 'must be a string, a list of strings, of tokens, or of lists of tokens')
+        raise InvalidField('prompt', 'must be a string, a list of strings, a list of tokens, or a list of token lists')
     items = cast('list[Any]', value)
     if type(items[0]) is int:
         return (_token_prompt(items, 'prompt'),)

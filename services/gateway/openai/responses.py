@@ -138,7 +138,7 @@ class ResponseWriter:
         async for delta in deltas:
             joined.add(delta)
             if joined.logprob_count > MAX_LOGPROBS:
-                raise InvalidField('logprobs', f'more than {MAX_LOGPROBS} in one response; request fewer, or stream it')
+                raise InvalidField('logprobs', f'exceed {MAX_LOGPROBS} in one response; request fewer, or stream it')
         if joined.logprob_count > _INLINE_LOGPROBS:
             return await asyncio.to_thread(self._document, joined.choices())
         return self._document(joined.choices())

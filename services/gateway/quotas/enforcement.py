@@ -184,12 +184,12 @@ class SamplingGate:
 
     @asynccontextmanager
     async def admitted(self, tenant_id: str, *, deadline: float | None) -> AsyncIterator[None]:
-        """Count a request as in flight for the duration of the block, after a wait if the tenant is over its rate.
+        """Count a request as in flight, wait until the tenant is within its rate, and run the block.
 
         `deadline` is a time on the event loop's clock, or None.
 
         Raises:
-            QuotaExceeded: too many requests are in flight, or the wait would take too long.
+            QuotaExceeded: too many requests are in flight, or the wait would exceed `patience` or the deadline.
         """
         key, patience = new_id('sp'), self._patience_seconds
         self._check_count(tenant_id)
@@ -242,7 +242,7 @@ class TrainingLimits:
         return limit if stored_bytes >= limit else None
 
     async def dataset_bytes(self, tenant_id: str) -> int:
-        """Return the size of a tenant's datasets and uploads; 0 if the data service fails or is unreachable."""
+        """Return the total bytes of a tenant's datasets and uploads; 0 if the data service is not deployed or fails."""
         try:
             return await self._datasets.stored_bytes(tenant_id)
         except DomainError as error:

@@ -83,7 +83,7 @@ def is_save(request: bytes) -> bool:
 
 
 def refused_save(request: bytes, limit: int) -> bytes:
-    """Mark an ExecuteRequest or TrainRequest that saves, so that it is refused unless it is a repeat.
+    """Mark a save in an ExecuteRequest or TrainRequest, so that it is refused unless it repeats an earlier request.
 
     The mark is the tenant's storage limit in bytes. It is appended, because concatenated protobuf messages are merged.
     """
@@ -93,7 +93,7 @@ def refused_save(request: bytes, limit: int) -> bytes:
 
 
 def refused_creation(request: bytes, limit: int) -> bytes:
-    """Append the tenant's limit of adapters to a CreateAdapterRequest, so that it is refused unless it is a repeat.
+    """Append the adapter limit to a CreateAdapterRequest, so that it is refused unless it repeats an earlier request.
 
     Raises:
         InvalidField: the bytes are not a valid message, so an appended field could become part of a truncated one.

@@ -34,7 +34,7 @@ async def open_quotas(
 ) -> AsyncIterator[Quotas]:
     """Load all quotas, and yield the operations on quotas and usage. Record the remaining usage after the block.
 
-    The channels to the model services, by name, and to the data service have no interceptors.
+    `models` contains a channel to each model service by name. These channels and `data` have no interceptors.
     """
     table, usage = QuotaTable(SqlQuotaStore(database), default=default_quota(config.quotas)), SqlUsageStore(database)
     await table.read()

@@ -108,7 +108,7 @@ class BatchCompletion:
             await self._start(_all_of(self._request, version), self._attempt)
 
     async def _start(self, part: BatchPart, attempt: Attempt) -> None:
-        """Distribute a part over the replicas. If the request was aborted, finish the part without them."""
+        """Distribute a part over the replicas. If the request was aborted, finish the part without a replica."""
         shares = await self._running.unless_aborted(self._division.divide(part, attempt))
         if shares is None:
             for result in self._division.samplers.aborted_prompts(part):
@@ -118,7 +118,7 @@ class BatchCompletion:
             self._tasks.create_task(self._run(replica, share, replace(attempt, tried=set(attempt.tried))))
 
     async def _run(self, replica: Replica, part: BatchPart, attempt: Attempt) -> None:
-        """Pass on the results of a replica once its slot is granted, and restart the prompts without a result."""
+        """Wait for a slot, pass on the results of a replica, and restart the prompts that have no result."""
         unfinished = dict.fromkeys(part.positions)
         dispatch = self._division.dispatch
         try:
@@ -128,7 +128,7 @@ class BatchCompletion:
             ):
                 if not slot.is_granted:
                     await self._running.unless_aborted(slot.wait())
-                # If the request was aborted while the part waited, no replica has aborted it, so the part is not sent.
+                # The part is not sent if the request was aborted meanwhile, because no replica would abort the part.
                 if not self._running.aborted.is_set():
                     await self._pass_on(replica, part, attempt=attempt, slot=slot, unfinished=unfinished)
         except DomainError as error:

@@ -71,7 +71,7 @@ def batch_request_from_bytes(raw: bytes) -> BatchRequest:
 
 
 def batch_request_for_weights(raw: bytes, *, base_model: str, adapter: AdapterRequest | None) -> BatchRequest:
-    """Return the request in a serialized SampleBatchRequest; unless `base_model` is empty, replace its weights."""
+    """Return the request in a serialized SampleBatchRequest. Set the given weights unless `base_model` is empty."""
     if not base_model:
         return batch_request_from_bytes(raw)
     message = wire.SampleBatchRequest.FromString(raw)
@@ -187,7 +187,7 @@ def _adapter_to_proto(adapter: AdapterRequest) -> sampling_pb2.AdapterRef:
 
 
 def prompt_blocks(prompt: sampling_pb2.Prompt, *, base_model: str, adapter: AdapterRequest | None) -> tuple[int, ...]:
-    """Return the keys of a prompt's prefixes. Another turn of a chat does not change the keys of its full blocks."""
+    """Return the keys of a prompt's prefixes. A new turn of a chat does not change the keys of earlier full blocks."""
     match prompt.WhichOneof('content'):
         case 'token_ids':
             data = prompt.token_ids.data

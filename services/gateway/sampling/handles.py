@@ -51,7 +51,7 @@ class SamplingHandles:
         """Create a handle, or return the handle that an equal request created.
 
         Raises:
-            RequestIdReused: another handle has the id.
+            RequestIdReused: a handle with this id and other content exists.
             DomainError: the saved weights do not exist, cannot be looked up, or have another base model.
         """
         base_model = request.base_model
@@ -92,7 +92,7 @@ class SamplingHandles:
         return found
 
     async def join(self, handle_id: str) -> int:
-        """Count one more copy of a handle's client; return its number, from 1.
+        """Count one more copy of a handle's client, and return the number of copies.
 
         Raises:
             SessionNotFound: the caller has no such handle.
@@ -119,7 +119,7 @@ class SamplingHandles:
 
         Raises:
             SessionNotFound: the caller has no such handle.
-            FutureExpired: the version was published so long ago that its result is deleted.
+            FutureExpired: the version was published so long ago that the result of the publishing future is deleted.
             ServiceUnreachable: the version is not published yet; retry.
             DomainError: the error of the publishing future.
         """

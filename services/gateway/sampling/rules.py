@@ -230,7 +230,7 @@ class SamplingHandle:
         return AdapterRequest(adapter_id=self.adapter_id, exact=self.version)
 
     def is_same_as(self, other: 'SamplingHandle') -> bool:
-        """Return whether both handles refer to the same weights; an unknown base model matches every base model."""
+        """Return whether two handles have the same session and weights; an unknown base model matches every other."""
         facts = (self.session_id, self.checkpoint_path, self.adapter_id, self.future_id, self.is_inflight)
         others = (other.session_id, other.checkpoint_path, other.adapter_id, other.future_id, other.is_inflight)
         is_same_base = not self.base_model or not other.base_model or self.base_model == other.base_model

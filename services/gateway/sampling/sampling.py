@@ -55,7 +55,7 @@ class Sampling:
         """Yield the chunks of the response; if its sampler is lost, another sampler continues the response.
 
         Raises:
-            QuotaExceeded: the tenant may not sample now.
+            QuotaExceeded: the tenant has too many requests in flight, or is over its token rate.
             SamplingIdTaken: a request of the caller with that id is running.
         """
         tenant_id, run_id = caller.tenant_id, request.key.run_id
@@ -76,7 +76,7 @@ class Sampling:
         """Yield the result of each prompt, in the order in which they finish.
 
         Raises:
-            QuotaExceeded: the tenant may not sample now.
+            QuotaExceeded: the tenant has too many requests in flight, or is over its token rate.
             SamplingIdTaken: a request of the caller with that id is running.
         """
         async with (
@@ -103,7 +103,7 @@ class Sampling:
         """Return the responses of the samplers; together they cover each sequence once.
 
         Raises:
-            QuotaExceeded: the tenant may not sample now.
+            QuotaExceeded: the tenant has too many requests in flight, or is over its token rate.
         """
         async with self.gate.admitted(caller.tenant_id, deadline=deadline):
             require_scope(caller, 'sample')

@@ -129,7 +129,7 @@ class SamplerHandlers(grpc.GenericRpcHandler):
 
     @property
     def methods(self) -> Mapping[str, bool]:
-        """Full names of the methods, without leading slash, and whether each is implemented."""
+        """Whether each method is implemented, by full name without a leading slash."""
         names = [f'{_DESCRIPTOR.full_name}/{method.name}' for method in _DESCRIPTOR.methods]
         return {name: f'/{name}' in self._handlers for name in names}
 

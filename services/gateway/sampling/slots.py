@@ -185,8 +185,8 @@ class ReplicaQueue:
         """Grant slots while there is capacity and return them.
 
         A request that is larger than the remaining capacity is granted too, and the engine queues the excess; otherwise
-        smaller requests would always overtake a large one. A tenant without slots never waits. Otherwise other tenants'
-        responses could block the tenant for a long time, because a response that no client reads does not finish.
+        smaller requests would always overtake a large one. A tenant without slots never waits, because the responses of
+        other tenants may take long: a response that no client reads does not finish.
         """
         granted: list[Slot] = []
         while (slot := self.slots.take(self._is_eligible)) is not None:

@@ -26,8 +26,8 @@ because crashes occur early."""
 _SENDING_SECONDS = 0.05
 """Time for which a suspected request waits for requests that are about to be sent, before it counts those in flight."""
 _LOST_SECONDS = 3.0
-"""Time for which further failures of a lost sampler that is named in the configuration count as the same loss, because
-the id of such a sampler does not change when it restarts."""
+"""Time for which further failures of a lost static sampler count as the same loss. The configuration names such a
+sampler, so its id does not change when it restarts."""
 _SHARED_BLAME = 0.25
 """Weight of the last failure before a request is given up, if another request may be the cause."""
 _MAX_SUSPECTS = 4096
@@ -92,7 +92,7 @@ class Attempt:
 
 
 class Turn:
-    """The turn of a suspected request to run, which ends by itself after some seconds. The caller holds `lock`."""
+    """The turn of a suspected request to run. It ends by itself after some seconds, and then releases `lock`."""
 
     def __init__(self, lock: asyncio.Lock) -> None:
         self._lock = lock
@@ -127,7 +127,7 @@ class Suspects:
 
     A request that crashes samplers could crash every sampler each time that a client sends it again, and the requests
     that run alongside it would fail too. Suspected requests therefore run one after the other, each until its first
-    progress. Meanwhile, other requests start only after a time limit.
+    progress. Meanwhile, new requests wait, up to a time limit.
 
     Concurrency: use it from one event loop only.
     """
@@ -170,7 +170,7 @@ class Suspects:
         """Return how much the loss of a replica counts as a failure of one of its requests.
 
         A loss does not count for requests that reached the replica later. The last failure before a request is given
-        up counts less if another request may be the cause, so that a request that only ran beside the cause succeeds.
+        up counts less if another request may be the cause, so a request that only ran beside the cause can succeed.
         """
         now, own_count = asyncio.get_running_loop().time(), 0 if attempt.is_delivering else 1
         loss = self._losses.get(replica.replica_id)

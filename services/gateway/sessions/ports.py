@@ -1,4 +1,4 @@
-"""Storage port for sessions, and the ports of a sweep to other services."""
+"""Storage port for sessions, and the ports through which ended sessions are settled."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -68,7 +68,7 @@ class SessionWork(Protocol):
     """Work that sessions have queued."""
 
     async def drop_session(self, session_id: str) -> None:
-        """Drop the queued work of a session; it must belong to the tenant of the current caller.
+        """Drop the queued work of a session of the current caller's tenant.
 
         Raises:
             DomainError: the work could not be dropped; try again later.
@@ -80,7 +80,7 @@ class VersionPins(Protocol):
     """Pins of adapter versions that sessions sample from."""
 
     async def unpin_session(self, session_id: str) -> None:
-        """Unpin the versions of a session; it must belong to the tenant of the current caller.
+        """Unpin the versions of a session of the current caller's tenant.
 
         Raises:
             DomainError: a version could not be unpinned; try again later.

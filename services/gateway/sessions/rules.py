@@ -2,7 +2,7 @@
 
 An active session counts as expired once its last heartbeat is older than the lifetime; the sweep only stores the state.
 A heartbeat makes an expired session active again, but is an error for a finished one. A session is settled after it has
-ended: its queued work is dropped, its adapters are parked (and saved first if `is_saved`), its versions are unpinned.
+ended: its queued work is dropped, its adapters are saved (if `is_saved`) and parked, and its versions are unpinned.
 """
 
 from collections.abc import Mapping, Sequence
@@ -62,7 +62,7 @@ class Session:
     finish_reason: FinishReason | None = None
     """Reason that the client gave when it finished the session; None if it has not finished the session."""
     is_settled: bool = False
-    """Whether the ended session is settled: its work is dropped, its adapters are parked, its versions are unpinned."""
+    """Whether the session is settled: its work is dropped, its adapters are parked, and its versions are unpinned."""
     checkpoint_paths: tuple[str, ...] = ()
     """Paths of checkpoints that were saved when the session was last settled."""
 

@@ -94,7 +94,7 @@ def session_request_from_proto(request: messages.CreateSessionRequest) -> Sessio
 
 
 def finish_reason_from_proto(reason: messages.FinishReason.ValueType) -> FinishReason:
-    """Return the reason why a client finished its session.
+    """Return the reason that a client gave for finishing its session; success if it gave none.
 
     Raises:
         InvalidField: the contract has no such value.

@@ -20,17 +20,17 @@ _log = structlog.get_logger('sessions')
 
 _PAGE_SIZE = 100
 _CONCURRENCY = 16
-"""Number of sessions that are settled at the same time, at most one per tenant."""
+"""Maximum number of sessions that are settled at the same time, at most one per tenant."""
 _MAX_RECORDED_PATHS = 1000
-"""Maximum number of checkpoints recorded with a session; the catalogue lists all of them."""
+"""Maximum number of checkpoint paths stored with a session. The catalogue lists all checkpoints."""
 _PREFIXES = {SessionState.EXPIRED: 'session-expired', SessionState.FINISHED: 'session-ended'}
 
 
 class SessionSettler:
     """Drops the work of ended sessions, saves and parks their adapters, and unpins the versions that they sample from.
 
-    The next sweep repeats failed work. Several gateways may settle the same session at the same time, because every
-    step can be repeated safely.
+    If the client finished the session with success, the adapters are not saved. The next sweep repeats failed work.
+    Several gateways may settle the same session at the same time, because every step can be repeated safely.
 
     Quotas do not apply to these saves, because a refused save would lose training steps. The checkpoints count
     as usual, so a tenant above its quota must delete some checkpoints before it can save again.
@@ -157,8 +157,8 @@ class SessionSweep:
     async def run(self, *, interval: timedelta, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> Never:
         """Sweep every `interval` until cancelled. The next sweep completes a failed one.
 
-        No session is marked as expired within `lifetime` after the start, because clients could send no heartbeats to
-        the stopped gateway.
+        No session is marked as expired within `lifetime` after the start, because clients could not send heartbeats
+        while the gateway was stopped.
         """
         begin = self._clock.now()
         try:

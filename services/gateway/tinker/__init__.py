@@ -1,3 +1,3 @@
-"""Tinker API on adapters, operations, checkpoints and futures. Outside of it, only `catalogue.paths` uses its terms."""
+"""Tinker API, implemented with adapters, operations, checkpoints and futures. `catalogue.paths` converts its paths."""
 
 __all__: list[str] = []

@@ -130,7 +130,7 @@ async def read_contents(checkpoints: GrpcCheckpoints, path: str) -> ArchiveConte
     """Return the names and positions of the files of an archive, without reading the complete archive.
 
     Raises:
-        CheckpointNotFound: the caller may read no checkpoint with this path.
+        DomainError: the caller may read no checkpoint with this path (CHECKPOINT_NOT_FOUND), or the service failed.
         Internal: a header in the archive is damaged.
     """
     found: dict[str, ByteRange] = {}
@@ -184,7 +184,7 @@ class FileResponse:
         }
         wanted = self._requested_range(call)
         if wanted is not None and wanted.begin >= size_bytes:
-            body = {'detail': f'the file has {size_bytes} bytes'}
+            body = {'detail': f'the range begins after the end of the file, which has {size_bytes} bytes'}
             await JsonResponse(body, 416, {'content-range': f'bytes */{size_bytes}'}).write(call)
             return
         part = wanted or ByteRange(0, size_bytes)

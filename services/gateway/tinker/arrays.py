@@ -60,7 +60,7 @@ def _token_array(value: Any) -> Array:
     try:
         tokens = _converted(cast('list[Any]', value), '<i8')
     except OverflowError as error:
-        raise ValueError(f'token ids must be at most {MAX_TOKEN_ID}') from error
+        raise ValueError(f'token ids must be at least 0 and at most {MAX_TOKEN_ID}') from error
     if tokens.size and (tokens.min() < 0 or tokens.max() > MAX_TOKEN_ID):
         raise ValueError(f'token ids must be at least 0 and at most {MAX_TOKEN_ID}')
     return tokens

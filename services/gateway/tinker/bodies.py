@@ -173,7 +173,7 @@ def _message_position(ends: BodyEnds) -> tuple[Any, Any]:
 
 
 def _json_position(ends: BodyEnds) -> tuple[Any, Any]:
-    """Find both fields among the complete members at the start and the end of a damaged JSON object."""
+    """Find the model id and the position among the complete members at both ends of a damaged JSON object."""
     text, members, end = ends.head.decode(errors='replace'), dict[str, Any](), 0
     with suppress(ValueError, RecursionError):
         while member := _MEMBER.match(text, end):

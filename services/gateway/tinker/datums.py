@@ -80,12 +80,12 @@ def loss_config(loss_fn: str, config: Mapping[str, float | str], *, is_wide: boo
             known = ', '.join(sorted(rule.options)) or 'no options'
             raise InvalidField(field, f'is not an option of {loss_fn}, which takes {known}')
         if isinstance(value, str) or not 0 <= value <= _MAX_OPTION:
-            raise InvalidField(field, f'must be a number, 0 to {_MAX_OPTION:g}')
+            raise InvalidField(field, f'must be a number from 0 to {_MAX_OPTION:g}')
     low, high = config.get('clip_low_threshold', 0), config.get('clip_high_threshold', _MAX_OPTION)
     if float(low) > float(high):
         raise InvalidField('loss_fn_config.clip_low_threshold', 'must not be above clip_high_threshold')
     if is_wide and loss_fn != 'cross_entropy':
-        raise InvalidField('data[0].loss_fn_inputs.target_tokens', f'{loss_fn} takes one token for each position')
+        raise InvalidField('data[0].loss_fn_inputs.target_tokens', f'{loss_fn} takes one target for each position')
     return training_config_pb2.LossConfig(name=loss_fn, options=struct_of(config))
 
 
@@ -247,7 +247,7 @@ def features_of(datums: Sequence[Datum], reader: FeatureReader) -> input_feature
 
 
 def _broadcast(name: str, array: Array, length: int) -> Array:
-    """Repeat a clip threshold that is given once for each position; return other arrays unchanged."""
+    """Repeat a clip threshold with a single value, so that each position has one; return other arrays unchanged."""
     return np.full(length, array.reshape(-1)[0]) if name in BOUNDS and array.size == 1 else array
 
 

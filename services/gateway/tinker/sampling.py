@@ -196,7 +196,7 @@ def _set_logprob_params(
             raise InvalidField('prompt_logprobs_last_n', 'is accepted only with "prompt_logprobs": true')
         maximum = max(prompt_length - 1, 1)
         if not 1 <= given.prompt_logprobs_last_n <= maximum:
-            raise InvalidField('prompt_logprobs_last_n', f'must be an integer, 1 to {maximum}')
+            raise InvalidField('prompt_logprobs_last_n', f'must be an integer from 1 to {maximum}')
         facts['last_n'] = given.prompt_logprobs_last_n
     return facts
 

@@ -33,7 +33,7 @@ _NO_LANE = frozenset({'ADAPTER_NOT_FOUND', 'ADAPTER_EXPIRED', 'SESSION_NOT_FOUND
 class Lookups(Protocol):
     """Lookups at other services on behalf of the current caller.
 
-    All methods raise the other service's error, or ServiceUnreachable.
+    All methods raise the other service's error as a DomainError, or ServiceUnreachable.
     """
 
     async def adapter(self, adapter_id: str) -> bytes:
@@ -76,8 +76,8 @@ class KnownModels:
         """Return the name of a model's base model; empty if the request that creates the model did not record it.
 
         Raises:
-            AdapterNotFound: the caller has no such model.
-            DomainError: the lookup failed.
+            AdapterNotFound: the creation of the model failed.
+            DomainError: the caller has no such model (ADAPTER_NOT_FOUND), or the lookup failed.
         """
         key = (current_caller().tenant_id, model_id)
         name = self._names.get(key) or await self._look_up(model_id)
@@ -137,10 +137,9 @@ class Operations:
             is_note_free: whether a repeated request may have another note; the first note is stored.
 
         Raises:
-            AdapterNotFound: the caller has no such model.
             SessionFinished: the model's session is finished.
             RequestIdReused: another request has the position.
-            DomainError: the operation was not accepted.
+            DomainError: the caller has no such model (ADAPTER_NOT_FOUND), or the operation was not accepted.
         """
         # The model service may delay the operation, because the gateway has already accepted it.
         request = training_service_pb2.ExecuteRequest(operation=operation, is_waiting_allowed=True)
@@ -150,10 +149,11 @@ class Operations:
 
     @asynccontextmanager
     async def positioned(self, call: HttpCall, reading: Awaitable[Body]) -> AsyncIterator[Body]:
-        """Read an operation, which the block validates and submits; if it is refused, its position is still used.
+        """Read an operation, which the block validates and submits. If it is refused, submit a future that fails.
 
-        Otherwise later operations, which clients number regardless of a refusal, would wait for the missing position.
-        If `reading` refuses the body of `call`, the position is looked up in the first and last bytes of the body.
+        Without that future, later operations would wait for the missing position, because clients number operations
+        regardless of refusals. If `reading` refuses the body of `call`, the position is looked up in the first and last
+        bytes of the body.
         """
         body = None
         try:

@@ -1,7 +1,7 @@
 """Tables of the first release.
 
-Replaces the eleven revisions of development and keeps the id of the last one, so that databases at that revision are up
-to date. Databases of older development revisions are refused.
+This revision replaces the eleven revisions of development and keeps the id of the last one, so that databases at that
+revision can be upgraded. Databases of older development revisions are refused.
 """
 
 import sqlalchemy as sa
