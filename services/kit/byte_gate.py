@@ -29,15 +29,16 @@ class ByteGate:
     """Admits requests for bytes up to the limits and queues the others. Use it from one event loop only.
 
     Tenants with fewer bytes in use are served first. The small and the large requests of a tenant form separate queues,
-    each served in order. A large request is admitted only while the bytes of its tenant, including the request, do not
-    exceed the free bytes. A few tenants therefore cannot take all bytes.
+    each served in order. A large request is admitted only if the bytes of its tenant, including the request, do not
+    exceed the free bytes that are not reserved for small requests. A few tenants therefore cannot take all bytes.
     """
 
     def __init__(self, *, tenant_bytes: int, total_bytes: int, wait_seconds: float | None) -> None:
         """Create an empty gate.
 
         Args:
-            tenant_bytes: Limit per tenant; reduced to half of the bytes that are not reserved for small requests.
+            tenant_bytes: Limit per tenant. A higher value than half of the bytes that are not reserved for small
+                requests is reduced to this half.
             total_bytes: Limit of all tenants together.
             wait_seconds: Time that a request waits for free bytes before it is refused; None for no limit.
         """
@@ -54,7 +55,10 @@ class ByteGate:
 
     @property
     def largest_bytes(self) -> int:
-        """Maximum number of bytes counted for one request. Such a request excludes other large ones of its tenant."""
+        """Maximum number of bytes counted for one request.
+
+        While a tenant has a request of this size, its other large requests wait.
+        """
         return self._tenant_bytes * (_RESERVED_FRACTION - 1) // _RESERVED_FRACTION
 
     def hold(self, tenant_id: str) -> 'Hold':

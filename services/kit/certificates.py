@@ -32,7 +32,7 @@ SERVICE_TIME = timedelta(days=365)
 """Validity of a new service certificate, unless the authority expires earlier."""
 _LOOPBACK = ('localhost', '127.0.0.1', '::1')
 _CLOCK_SKEW = timedelta(hours=1)
-"""New certificates are backdated by this duration, so that machines with slow clocks accept them."""
+"""New certificates are backdated by this duration, so that machines whose clocks are behind accept them."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class IssuedCertificate:
     """DNS names, addresses and URIs of the certificate."""
     expire_time: datetime
     is_new: bool
-    """Whether this call created the certificate."""
+    """Whether this call of `make_certificates` created the certificate; False if it existed before."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,10 @@ class _Authority:
 def make_certificates(
     folder: Path, services: Mapping[str, Sequence[str]], *, is_forced: bool = False, now: datetime | None = None
 ) -> list[IssuedCertificate]:
-    """Create missing files: `ca.crt` and `ca.key`, and a pair for each service. Only their owner can read them.
+    """Create a certificate and key for the authority (`ca.crt`, `ca.key`) and for each service, unless they exist.
+
+    Only the owner can read the new files. Without `is_forced`, an existing certificate is kept, even if its key is
+    missing.
 
     Args:
         folder: Folder of the files; created if it does not exist.
@@ -69,8 +72,9 @@ def make_certificates(
         The certificate of the authority, followed by those of `services`, in order.
 
     Raises:
-        ValueError: A certificate is damaged or lacks a host, or the authority has expired or its key is missing.
-        OSError: The folder cannot be written.
+        ValueError: A certificate is damaged or lacks a host, the authority has expired, or its key is missing or
+            damaged.
+        OSError: A file cannot be read or written.
     """
     now = now or datetime.now(UTC)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -51,7 +51,7 @@ def write_sums(folder: Path) -> None:
 
 
 def check_sums(folder: Path) -> None:
-    """Compare the files of a folder with their stored digests; files that were added later are not checked.
+    """Compare the files of a folder with their stored digests, if any; files that were added later are not checked.
 
     Raises:
         FileDamaged: A file differs or is missing, or the stored digests are damaged.
@@ -68,7 +68,7 @@ def check_sums(folder: Path) -> None:
 
 
 def digest_of(path: Path, size_bytes: int | None = None) -> str:
-    """Return the digest of a file, or of its first bytes."""
+    """Return the digest of a file, or of its first `size_bytes` bytes."""
     hasher, remaining = blake3(), size_bytes
     with path.open('rb') as file:
         while piece := file.read(_PIECE_BYTES if remaining is None else min(remaining, _PIECE_BYTES)):
@@ -87,9 +87,9 @@ def write_prefix_sum(path: Path) -> None:
 
 
 def is_prefix_intact(path: Path, *, is_content_read: bool = True) -> bool:
-    """Return whether a file still begins with the bytes that `write_prefix_sum` covered last.
+    """Return whether a file still begins with the bytes that the last call of `write_prefix_sum` covered.
 
-    The result is True if the file is missing or its digest is missing or unreadable.
+    The result is True if the file is missing, or if its digest is missing or damaged.
 
     Args:
         path: The file.

@@ -31,7 +31,8 @@ class LimitsConfig(BaseModel):
     message_bytes: int = Field(default=64 << 20, ge=1 << 10)
     """Maximum size of one message in bytes. Larger messages are refused."""
     bytes_per_tenant: int = Field(default=256 << 20, ge=1 << 16)
-    """Maximum bytes of a tenant's messages in progress. Further messages wait up to `bytes_wait` for free bytes."""
+    """Maximum bytes of a tenant's messages in progress. A value above 15/32 of `bytes_in_all` is reduced to this share.
+    Further messages wait up to `bytes_wait` for free bytes."""
     bytes_in_all: int = Field(default=1 << 30, ge=1 << 16)
     """Maximum bytes of all tenants' messages in progress."""
     bytes_wait: timedelta = Field(default=timedelta(seconds=5), ge=timedelta())

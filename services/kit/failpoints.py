@@ -113,7 +113,7 @@ class Failpoints:
         """Return the failpoints that the environment arms.
 
         Raises:
-            ValueError: A variable is malformed, or names an unknown failpoint or signal.
+            ValueError: A variable is malformed, names an unknown failpoint or signal, or has a count of less than 1.
         """
         items = [item.partition('=') for item in environment.get(VARIABLE, '').split(',') if item]
         death = environment.get(SIGNAL_VARIABLE) or 'SIGKILL'

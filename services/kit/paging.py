@@ -36,7 +36,7 @@ def parse_page(page_size: int, page_token: str, *, query: str, key_types: tuple[
 
     Raises:
         InvalidField: The page size is negative.
-        InvalidPageToken: The token was not created for this query.
+        InvalidPageToken: The token is malformed, or was created for another query.
     """
     if page_size < 0:
         raise InvalidField('page_size', f'must be at least 0, got {page_size}')

@@ -24,7 +24,7 @@ class BaseModelFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerFacts:
-    """State of a model service, by which a gateway assigns runs to it."""
+    """State of a model service that a gateway considers when it assigns runs to the service."""
 
     journal_ids: Sequence[str]
     """Ids of the service's journal and of the journals that it took over; empty without a durable journal."""
@@ -52,7 +52,7 @@ class ServerFacts:
 
 
 def versioned(engine: str) -> str:
-    """Return the name of an engine with its installed version, or only the name if it is not a package."""
+    """Return the name of an engine with its installed version, or only the name if no such package is installed."""
     try:
         return f'{engine} {metadata.version(engine)}'
     except metadata.PackageNotFoundError:

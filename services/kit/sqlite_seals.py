@@ -5,8 +5,9 @@ its write-ahead log. Therefore triggers store a digest of each row, its seal, in
 contains the number of transactions, which is copied to a small file, the mark. A database whose count is below its mark
 lost transactions.
 
-The mark is written after each commit, before the commit is acknowledged, but synced only occasionally. After a killed
-process, it shows every loss; after a power failure, the losses before its last sync. It is never ahead of the database.
+The mark is written after each commit, before the commit is acknowledged, but synced only occasionally. If the process
+is killed, the mark shows every loss. After a power failure, it shows the losses of transactions before its last sync.
+The mark is never ahead of the database.
 """
 
 import os
@@ -71,7 +72,7 @@ class DatabaseMark:
         self._descriptor: int | None = None
 
     def read(self) -> int:
-        """Return the number of committed transactions; 0 if the file is missing or damaged."""
+        """Return the number of committed transactions; 0 if the file is missing, unreadable or damaged."""
         try:
             content = self.path.read_bytes()
         except OSError:
@@ -149,7 +150,7 @@ def seal_again(connection: DatabaseConnection, tables: Iterable[str]) -> None:
 
 
 def forget(connection: DatabaseConnection, tables: Iterable[str], first_key: int) -> None:
-    """Remove the seals of all rows, even deleted ones, whose first primary key column has the value `first_key`."""
+    """Remove the seals of rows of `tables`, even deleted ones, whose primary key begins with the value `first_key`."""
     for table in tables:
         statement = f"DELETE FROM {_SEALS} WHERE name = '{table}' AND (key = '{first_key}' OR key GLOB '{first_key},*')"  # noqa: S608
         _run(connection, statement)

@@ -36,8 +36,8 @@ def store_errors() -> Iterator[None]:
     """Convert the errors of a disk that cannot be used at the moment. Other errors of the system are raised unchanged.
 
     Raises:
-        StoreUnavailable: The disk is full, read-only, broken or inaccessible, too many files are open, or memory is
-            exhausted.
+        StoreUnavailable: The disk is full, read-only, broken or inaccessible, a disk quota or file size limit is
+            exceeded, too many files are open, or memory is exhausted.
     """
     try:
         yield

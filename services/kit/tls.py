@@ -49,7 +49,7 @@ class TlsConfig(CertificateConfig):
     their certificates must be signed by one of these authorities."""
     trusted_peers: tuple[str, ...] | None = None
     """URIs or DNS names in the certificates of trusted callers. Unset: `twinkle://<service>` for each service that
-    calls this one. Empty: no client certificates are required."""
+    calls this one, if `certificate` is set. Empty: no client certificates are required."""
     server_names: Mapping[str, str] = {}
     """Expected DNS names in the certificates of other services, such as `{sampler: sampler.internal}`. Default: the
     host of the service's address."""
@@ -176,8 +176,8 @@ def load_material(config: CertificateConfig, *, field: str = 'tls', now: datetim
         now: Time at which the certificates must be valid; None for the current time.
 
     Raises:
-        ValueError: A file is missing or damaged, the certificate or all authorities are not valid at `now`, or key and
-            certificate do not match; the message names the field and the fix.
+        ValueError: A file is unreadable or damaged, the key is encrypted, the certificate is not valid at `now`, all
+            authorities have expired, or key and certificate do not match; the message names the field and the fix.
     """
     now = now or datetime.now(UTC)
     chain, key, expire_time = b'', b'', None
@@ -230,7 +230,7 @@ def _certificates(content: bytes, path: Path, field: str) -> list[x509.Certifica
     try:
         return x509.load_pem_x509_certificates(content)
     except ValueError:
-        raise ValueError(f'{field}: {path} is not a certificate in PEM format') from None
+        raise ValueError(f'{field}: {path} is not a certificate in PEM format; convert it') from None
 
 
 def _check_time(certificate: x509.Certificate, path: Path, field: str, now: datetime) -> None:
@@ -247,7 +247,7 @@ def _check_key(content: bytes, certificate: x509.Certificate, location: str) -> 
     except TypeError:
         raise ValueError(f'{location} is encrypted; store it without a passphrase') from None
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise ValueError(f'{location} is not a private key in PEM format') from error
+        raise ValueError(f'{location} is not a private key in PEM format; convert it') from error
     form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     if key.public_key().public_bytes(*form) != certificate.public_key().public_bytes(*form):
         raise ValueError(f'{location} does not match the certificate; use a key and certificate of one pair')

@@ -1,4 +1,4 @@
-"""The folder of one upload: a header, and a file with the received bytes, whose size is the committed offset."""
+"""The folder of one upload: a header, and a file with the received bytes. The file's size is the committed offset."""
 
 import os
 import shutil
@@ -79,7 +79,10 @@ def intact_status(folder: Path, upload_id: str, *, is_content_read: bool = False
 
 
 def status_in(folder: Path) -> UploadStatus | None:
-    """Return the state of the upload in a folder without checking its bytes; None if there is no intact header."""
+    """Return the state of the upload in a folder without checking its bytes.
+
+    Without an intact header or without the file of the bytes, return None.
+    """
     header, path = _header_in(folder), folder / BYTES_FILE
     if header is not None:
         with suppress(FileNotFoundError):

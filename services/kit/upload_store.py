@@ -1,6 +1,6 @@
 """Resumable uploads on the local disk, for the services that receive large files in chunks.
 
-Each upload is a folder with a header and a file of the bytes received so far, whose size is the committed offset.
+Each upload is a folder with a header and a file of the bytes received so far. The file's size is the committed offset.
 A stream that breaks, or a service that is killed, loses no committed byte. Writes are not synced: after a power failure
 an upload may be damaged or missing, and the client sends it again. Uploads are temporary, and each service converts a
 complete one to its durable form. The services check authorization, scopes and the order of messages in a stream.
@@ -116,6 +116,7 @@ class UploadStore:
 
         Raises:
             StoredDataDamaged: The header is damaged, bytes are missing, or, with `is_content_read`, bytes have changed.
+            StoreUnavailable: The disk cannot be used.
         """
         folder = self._folder(tenant_id, upload_id)
         return await run_in_store_thread(intact_status, folder, upload_id, is_content_read=is_content_read)
@@ -124,7 +125,7 @@ class UploadStore:
         """Return the bytes of an upload and restart its time to live; None if it is missing or incomplete.
 
         Raises:
-            StoredDataDamaged: See `find`.
+            StoredDataDamaged, StoreUnavailable: See `find`.
         """
         return await run_in_store_thread(self._read, self._folder(tenant_id, upload_id), upload_id)
 
@@ -178,9 +179,9 @@ class UploadStore:
         if self._rules.is_header_binding and header != known.header:
             changed = 'digest' if header.size_bytes == known.header.size_bytes else 'size_bytes'
             was = getattr(known.header, changed)
-            raise InvalidField(f'header.{changed}', f'was {was} in the first stream of this upload')
+            raise InvalidField(f'header.{changed}', f'must be {was}, as in the first stream of this upload')
         if header.size_bytes < known.committed_bytes:
-            problem = f'is {header.size_bytes}, but {known.committed_bytes} bytes are already stored'
+            problem = f'must be at least {known.committed_bytes}, the number of stored bytes, got {header.size_bytes}'
             raise InvalidField('header.size_bytes', problem)
 
     def _counted_bytes_below(self, tenant_folder: Path) -> int:
@@ -292,7 +293,7 @@ class Upload:
     async def run(
         self, function: Callable[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs
     ) -> _Result:
-        """Run a function that uses the upload's file in a thread.
+        """Run a function in a thread and return its result. Use it for functions that access the upload's file.
 
         Cancellation: the function runs to completion, and `close` waits for it.
         """

@@ -65,7 +65,8 @@ def main() -> None:
     """Run the service until SIGINT or SIGTERM. All processes of the mesh but the first repeat the calls of the first.
 
     Raises:
-        SystemExit: The model cannot be loaded, or the journal cannot be used; the message states the cause.
+        SystemExit: The configuration is invalid, the model cannot be loaded, the journal cannot be used, or the server
+            cannot listen; the message states the cause.
     """
     keep_plugins_out()
     keep_files_private()
@@ -106,8 +107,8 @@ async def serve(config: ModelConfig) -> None:
     """Recover the adapters of the last run, then serve until SIGINT or SIGTERM.
 
     Raises:
-        SystemExit: The model cannot be loaded; the message states the cause.
-        JournalRefused: See `open_journal`.
+        SystemExit: The model cannot be loaded, or the server cannot listen; the message states the cause.
+        JournalRefused, JournalUnavailable: See `open_journal`.
     """
     async with AsyncExitStack() as stack:
         try:
@@ -216,7 +217,7 @@ def engine_name(config: ModelConfig, *, dtype: str) -> str:
 
 
 async def load_backend(config: ModelConfig) -> GroupBackend:
-    """Load the configured engine. This takes several seconds."""
+    """Load the configured engine, which takes several seconds; see `GroupBackend.load` for the errors."""
     return await GroupBackend.load(load_options(config))
 
 

@@ -120,8 +120,9 @@ class ModelConfig(ServiceConfig):
     passes. Small batches of different adapters share a pass. Each process of the mesh runs one pass at a time."""
     batch_seconds: float = Field(default=2.0, gt=0)
     """Target duration of a pass that several tenants share, in seconds. On a slow device, fewer operations share a
-    pass, so that it takes about this long, but each tenant may have one operation in it. A higher value costs slightly
-    less time per token. A lower value shares the device more fairly between tenants with many and with few adapters."""
+    pass, so that the pass takes about this long. Each tenant may still have one operation in each pass. A higher value
+    costs slightly less time per token. A lower value shares the device more fairly between tenants with many and with
+    few adapters."""
     tenant_weights: Mapping[str, PositiveFloat] = {}
     """Positive weight of each tenant when tenants compete for the device; 1 for tenants that are not listed."""
     full_parameters: bool = False
@@ -183,7 +184,7 @@ class ModelConfig(ServiceConfig):
         if self.mesh.is_model_parallel and not is_megatron:
             raise ValueError("mesh: tp and pp require backend: 'megatron'")
         if self.full_parameters and self.mesh.ulysses > 1:
-            raise ValueError('full_parameters: not supported with mesh.ulysses; leave it out')
+            raise ValueError('full_parameters: not supported with mesh.ulysses above 1; leave one of them out')
         refused = {
             'mesh.fsdp': self.mesh.fsdp > 1,
             'mesh.ulysses': self.mesh.ulysses > 1,
@@ -192,5 +193,5 @@ class ModelConfig(ServiceConfig):
         }
         names = [name for name, is_set in refused.items() if is_set]
         if is_megatron and names:
-            raise ValueError(f"{' and '.join(names)}: not supported with backend: 'megatron'; leave it out")
+            raise ValueError(f"{' and '.join(names)}: not supported with backend: 'megatron'; remove the setting")
         return self

@@ -72,7 +72,7 @@ class TrainerBackend(Protocol):
 
         Returns:
             For each part, in order, the result or error of `run`, or `UnfinishedVerb` if the verb needs more passes. On
-            CPUs, results are bitwise those of running each part alone. A failure affects its part only.
+            CPUs, each result is bitwise equal to that of the part alone. A failure affects its part only.
         """
         ...
 
@@ -116,7 +116,7 @@ class TrainerBackend(Protocol):
 class WeightStore(Protocol):
     """Stores versions and checkpoints on behalf of the current caller.
 
-    `publish_version` and `save` raise the errors of the RPC `WeightStreamService.Publish`.
+    Errors of the store keep their reason, but not their class. `publish_version` and `save` raise those of `Publish`.
     """
 
     async def publish_version(
@@ -245,7 +245,7 @@ class Journal(Protocol):
         ...
 
     async def remove_adapter(self, adapter_id: str, *, expired: ExpiredAdapter | None = None) -> None:
-        """Delete an adapter durably, except its creation request, and record `expired`; do nothing if it is unknown."""
+        """Delete an adapter, except its creation request, and record `expired`, durably; ignore an unknown adapter."""
         ...
 
     async def expired_adapters(self) -> Sequence[ExpiredAdapter]:
@@ -259,7 +259,7 @@ class Journal(Protocol):
     async def begin_attempt(self, operation: Operation) -> int:
         """Count an attempt to replay an accepted operation, and return the number of attempts once it is durable.
 
-        An accepted operation has none. An attempt remains counted only if the process ends before `end_attempt`.
+        The count begins at 0. An attempt remains counted only if the process ends before `end_attempt`.
         """
         ...
 
@@ -367,7 +367,7 @@ class Journal(Protocol):
         ...
 
     async def complete_take_over(self) -> None:
-        """Add the journals that were taken over to `ids`; call this after their adapters were registered.
+        """Add the journals that were taken over to `ids`. Call this once their adapters are registered.
 
         Raises:
             JournalUnavailable: A disk failed; repeat the takeover.

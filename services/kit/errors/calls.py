@@ -59,7 +59,7 @@ class UnknownComponent(InvalidArgument):
     'INVALID_PAGE_TOKEN', 'page_token: it was not created by this method for this query; start again without a token'
 )
 class InvalidPageToken(InvalidArgument):
-    """A page token does not belong to this query."""
+    """A page token is malformed or does not belong to this query."""
 
     @property
     def violations(self) -> tuple[FieldViolation, ...]:

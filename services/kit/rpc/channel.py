@@ -125,6 +125,9 @@ def forwarded_metadata(internal_token: str, *, is_internal: bool = False) -> tup
     Args:
         internal_token: Token that makes the receiving service trust the identity.
         is_internal: Whether a service of this deployment makes the call on behalf of the caller.
+
+    Raises:
+        CredentialsMissing: There is no current caller.
     """
     caller = current_caller()
     return (

@@ -42,10 +42,10 @@ def base_model_from_proto(value: str, field: str) -> str:
 
 
 def text_from_proto(value: str, field: str, *, limit: int) -> str:
-    """Return `value` after checking that it is a text of at most `limit` characters; it may be empty.
+    """Return `value`, which may be empty, after checking its length and its characters.
 
     Raises:
-        InvalidField: The text is too long or has a control character.
+        InvalidField: The text has more than `limit` characters, or a control character.
     """
     if len(value) > limit:
         raise InvalidField(field, f'must have at most {limit} characters, got {len(value)}')
@@ -72,7 +72,7 @@ def labels_from_proto(labels: Mapping[str, str], field: str) -> dict[str, str]:
 
 
 def name_from_proto(value: str, field: str) -> str:
-    """Return `value` after checking that it is a name that is valid as a part of a path.
+    """Return `value` after checking that it is a valid name, which can be a part of a path.
 
     Raises:
         InvalidField: The name is invalid.
@@ -124,7 +124,7 @@ def ttl_from_proto(message: Duration, field: str) -> timedelta:
     """Convert a time to live.
 
     Raises:
-        InvalidField: The duration is less than a second or more than a century.
+        InvalidField: The duration is malformed, less than one second, or more than 36,500 days.
     """
     return duration_from_proto(message, field, minimum=timedelta(seconds=1), maximum=MAX_TTL)
 

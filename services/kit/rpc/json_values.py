@@ -42,7 +42,11 @@ def value_from_proto(value: Value) -> Any:
 
 
 def struct_of(values: Mapping[str, Any]) -> Struct:
-    """Return the struct of a mapping of JSON values."""
+    """Return the struct of a mapping of JSON values.
+
+    Raises:
+        InvalidField: See `value_to_proto`.
+    """
     struct = Struct()
     for name, value in values.items():
         struct.fields[name].CopyFrom(value_to_proto(value))

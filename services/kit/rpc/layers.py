@@ -173,7 +173,7 @@ async def _abort(call: Call, error: DomainError) -> None:
 
 
 def trust_peer(trusts: Callable[[Call], bool]) -> Layer:
-    """Create the layer that refuses calls from untrusted connections."""
+    """Create the layer that raises PeerNotTrusted for calls from untrusted connections."""
 
     @asynccontextmanager
     async def trust(call: Call) -> AsyncIterator[None]:
@@ -215,7 +215,8 @@ def share_calls(call_limit: int) -> Layer:
     """Create the layer that divides the concurrent calls between tenants.
 
     A tenant may run at most as many calls as remain free: one tenant gets half of all calls, two tenants get a third
-    each. Calls that services make themselves are not limited, because the gateway already limits the tenants' calls.
+    each. The layer raises QueueFull for further calls. Calls that services make themselves are not limited, because the
+    gateway already limits the tenants' calls.
     """
     counts: Counter[str] = Counter()
 
@@ -261,7 +262,7 @@ def count_bytes(gate: ByteGate) -> Layer:
 
 
 def refuse_unbuilt(is_supported: Callable[[str], bool]) -> Layer:
-    """Create the layer that refuses methods that are in the contract but not implemented."""
+    """Create the layer that raises NotBuiltYet for methods that are in the contract but not implemented."""
 
     @asynccontextmanager
     async def refuse_unbuilt_method(call: Call) -> AsyncIterator[None]:
@@ -273,7 +274,10 @@ def refuse_unbuilt(is_supported: Callable[[str], bool]) -> Layer:
 
 
 def bound_call(default_timeouts: Mapping[str, float], message_limit_bytes: int) -> Layer:
-    """Create the layer that limits message sizes and applies default timeouts."""
+    """Create the layer that sets the limit of message sizes, and applies default timeouts to calls without a deadline.
+
+    After the default timeout, a call fails with DeadlinePassed.
+    """
 
     @asynccontextmanager
     async def bound(call: Call) -> AsyncIterator[None]:

@@ -20,7 +20,7 @@ _Result = TypeVar('_Result')
 
 
 def check_options(message: Message, field: str) -> None:
-    """Check the size and the lists of a message with options, which stays in memory and is copied often.
+    """Check the size and the lists of a message with options. Such messages stay in memory and are copied often.
 
     Raises:
         InvalidField: The message is too large or has a list with too many items; the error names the field.
@@ -41,7 +41,7 @@ def check_bytes(message: Message, field: str, *, limit: int) -> None:
     for descriptor, value in message.ListFields():
         if isinstance(value, Message):
             check_bytes(value, f'{field}.{descriptor.name}', limit=limit)
-    raise InvalidField(field, f'has {size_bytes} bytes, must have at most {limit}')
+    raise InvalidField(field, f'must have at most {limit} bytes, got {size_bytes}')
 
 
 async def convert_large(convert: Callable[[_MessageT], _Result], message: _MessageT) -> _Result:

@@ -25,7 +25,9 @@ _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
 
 
 async def check_request_elements(message: bytes, method: str) -> None:
-    """Check the number of elements of a request. Long requests are counted in a worker thread.
+    """Check the number of elements of a request, in a worker thread.
+
+    The elements of a request that is too short to exceed the limit are not counted.
 
     Args:
         message: Serialized request.

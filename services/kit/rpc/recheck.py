@@ -23,7 +23,7 @@ async def rechecked(check: Callable[[], Awaitable[object]], *, interval: timedel
     """Authenticate the caller again at each interval, and cancel the block once the caller is refused.
 
     Args:
-        check: Authenticates the caller. If it fails for a reason other than a refusal, the next interval repeats it.
+        check: Authenticates the caller. A failure other than a refusal is logged, and the next check follows as usual.
         interval: Time between two checks; None for no checks.
 
     Raises:

@@ -58,7 +58,7 @@ class RenewingChannel(grpc.aio.Channel):
         return self.current().get_state(try_to_connect)
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        """Wait until the state of the current channel changes."""
+        """Wait until the state of the current channel differs from `last_observed_state`."""
         await self.current().wait_for_state_change(last_observed_state)
 
     async def channel_ready(self) -> None:

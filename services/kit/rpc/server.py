@@ -243,7 +243,7 @@ async def serve_until_stopped(
             receives an event that it may set to stop the service. None for no context.
 
     Raises:
-        SystemExit: The server cannot listen on the address; the message names the setting.
+        SystemExit: The server cannot listen on an address; the message names the setting.
     """
     raise_descriptor_limit()
     stopping = asyncio.Event()

@@ -56,7 +56,7 @@ def tensor_from_proto(
         raise InvalidField(f'{field}.shape', f'must have {dimensions} dimension(s), got {len(data.shape)}')
     array = data.to_numpy()
     if array.dtype.kind == 'f' and not np.isfinite(array).all():
-        raise InvalidField(field, 'must be finite everywhere')
+        raise InvalidField(field, 'must contain only finite numbers')
     return array
 
 

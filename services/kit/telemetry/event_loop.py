@@ -61,7 +61,7 @@ class ServiceLoop(asyncio.SelectorEventLoop):
         super().__init__(self._measured)
 
     def measure_stalls(self) -> None:
-        """Measure from now on; the start of a service may block the loop."""
+        """Start measuring. Call it after the start of the service, which may block the loop."""
         self._measured.start_measuring()
 
 

@@ -63,7 +63,7 @@ def start_telemetry(config: TelemetryConfig, *, service: str) -> None:
     """Configure telemetry. Call it once, before the first log line.
 
     Raises:
-        OSError: The metrics port is in use, or the log file or the trace folder cannot be written.
+        OSError: The metrics port is in use, the log file cannot be opened, or the trace folder cannot be created.
     """
     if config.log_file is not None:
         LogFile(config.log_file, limit_bytes=config.log_file_bytes).open()

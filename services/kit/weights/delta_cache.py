@@ -47,7 +47,7 @@ class Deltas:
         self._locks: dict[_Key, tuple[asyncio.Lock, int]] = {}
 
     async def get(self, new: StateBytes, base: StateBytes) -> Delta | None:
-        """Return the delta from `base` to `new`, or None if it would not be clearly smaller than `new`.
+        """Return the delta from `base` to `new`, or None if it would save too few bytes.
 
         Both states must have the same tensors.
         """

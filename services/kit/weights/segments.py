@@ -3,7 +3,7 @@
 Only one user may write to the folder. A temporary segment is named `<owner>.<random>`. Its name is removed with the
 last view of its bytes, or, if the owning process has died, by the next process that opens the folder. A lock on the
 file `owner-<owner>` shows across containers whether the owner is alive. A persistent segment is named `keep.<name>`. It
-outlives its process, and its creator removes it. An open segment stays readable after its name was removed.
+outlives its process, until a service removes it. An open segment stays readable after its name was removed.
 """
 
 import errno
@@ -60,7 +60,11 @@ class Segment:
 
     @property
     def data(self) -> memoryview:
-        """Bytes of the segment; writable only if `Segments.create` returned it. Unavailable after `release`."""
+        """Bytes of the segment; writable only if `Segments.create` returned the segment.
+
+        Raises:
+            RuntimeError: `release` was called.
+        """
         if self._mapping is None:
             raise RuntimeError('the segment was released')
         return self._mapping.data
@@ -156,7 +160,7 @@ class Segments:
 
         Raises:
             MemoryNotShared: The segment is not in this memory, or does not have the announced size.
-            OSError: The persistent name is in use.
+            OSError: The persistent name is in use, or the segment cannot be mapped.
             ValueError: The persistent name is invalid.
         """
         if ref.host_id != self.host_id or not _NAME.fullmatch(ref.name) or ref.size_bytes < 1:

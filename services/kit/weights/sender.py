@@ -146,7 +146,11 @@ def _delta_header(header: Header, delta: Delta, base_version: int) -> Header:
 
 
 def _offset(header: Header, receiver: ReceiverOptions, field: str) -> int:
-    """Return the position of the first chunk: the resume offset if its digest is that of these bytes, else 0."""
+    """Return the position of the first chunk: the receiver's offset if it refers to these bytes, otherwise 0.
+
+    Raises:
+        InvalidField: The offset is beyond the end of the bytes.
+    """
     digest = receiver.resume_digest or header.manifest.digest
     if header.encoding is Encoding.SHARED_MEMORY or digest != header.resume_digest:
         return 0

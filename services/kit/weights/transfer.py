@@ -40,7 +40,7 @@ class Transfer:
             StreamOutOfOrder: The frame is not allowed at this point.
         """
         if self._is_committed:
-            raise StreamOutOfOrder('its end: the commit was the last frame')
+            raise StreamOutOfOrder('no further frame, because the commit is the last one')
         if not self._is_begun and kind is not FrameKind.HEADER:
             raise StreamOutOfOrder('a header')
         if self._is_begun and kind is FrameKind.HEADER:

@@ -75,7 +75,9 @@ def session_id_from_proto(session_id: str) -> str:
         InvalidField: The id is too long.
     """
     if len(session_id) > _MAX_SESSION_ID_LENGTH:
-        raise InvalidField('session_id', f'must have at most {_MAX_SESSION_ID_LENGTH} characters')
+        raise InvalidField(
+            'session_id', f'must have at most {_MAX_SESSION_ID_LENGTH} characters, got {len(session_id)}'
+        )
     return session_id
 
 
@@ -99,7 +101,7 @@ def _check_names(request: adapter_service_pb2.CreateAdapterRequest | adapter_ser
 
 def _check_labels(labels: Mapping[str, str]) -> None:
     if len(labels) > _MAX_LABELS:
-        raise InvalidField('user_metadata', f'must have at most {_MAX_LABELS} labels')
+        raise InvalidField('user_metadata', f'must have at most {_MAX_LABELS} labels, got {len(labels)}')
     for name, value in labels.items():
         if len(name) > _MAX_NAME_LENGTH:
             raise InvalidField('user_metadata', f'must have names of at most {_MAX_NAME_LENGTH} characters')

@@ -94,7 +94,7 @@ def _group(message: wire.ParameterGroup, field: str) -> dict[str, Any]:
     if _PATTERN in options:
         raise InvalidField(f'{field}.options.{_PATTERN}', 'set pattern instead')
     if not options:
-        raise InvalidField(f'{field}.options', 'must set at least one option that differs from the optimizer')
+        raise InvalidField(f'{field}.options', 'must have at least one option if learning_rate is unset')
     return {_PATTERN: message.pattern, **options}
 
 
@@ -133,7 +133,7 @@ def loss_from_proto(message: wire.LossConfig, field: str) -> LossChoice:
         InvalidField: The reduction is unknown, or the options contain a reduction.
     """
     if message.reduction not in _IS_MEAN:
-        raise InvalidField(f'{field}.reduction', 'must be SUM or MEAN')
+        raise InvalidField(f'{field}.reduction', 'must be LOSS_REDUCTION_SUM or LOSS_REDUCTION_MEAN')
     options = dict_from_struct(message.options)
     if 'reduction' in options:
         raise InvalidField(f'{field}.options.reduction', 'set reduction instead')

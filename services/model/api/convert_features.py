@@ -40,7 +40,7 @@ def features_from_proto(batch: operation_pb2.Batch, field: str, *, vocabulary_si
     """
     source = batch.WhichOneof('source')
     if source is None:
-        raise InvalidField(f'{field}.source', 'must be set: give features, or a loader and a cursor')
+        raise InvalidField(f'{field}.source', 'must be set: give features, an upload_id or a loader')
     if source == 'features':
         return _features(batch.features, f'{field}.features.features', vocabulary_size)
     if source != 'loader':
@@ -157,4 +157,4 @@ def _extra_array(
 def _check_range(ids: np.ndarray, field: str, vocabulary_size: int) -> None:
     if len(ids) and not (ids.min() >= 0 and ids.max() < vocabulary_size):
         wrong = int(ids.min()) if ids.min() < 0 else int(ids.max())
-        raise InvalidField(field, f'must be in [0, {vocabulary_size}), got {wrong}')
+        raise InvalidField(field, f'must be at least 0 and less than {vocabulary_size}, got {wrong}')

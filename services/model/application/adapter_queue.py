@@ -87,7 +87,7 @@ class AdapterQueue:
         return await asyncio.shield(self._running)
 
     def is_urgent(self, operation: Operation) -> bool:
-        """Return whether the operation is the next one, so that others may wait for it, or has a recorded outcome.
+        """Return whether the operation is the next one, for which others may wait, or has a recorded outcome.
 
         Raises:
             SequenceReused, OperationNotFound: The sequence number is wrong.

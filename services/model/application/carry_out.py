@@ -76,8 +76,8 @@ class CarryOut:
             Cancelled, Draining: The operation was cancelled, or the service stopped, while the operation waited for
                 its batch or for memory.
             JournalUnavailable: The operation could not be made durable; it was not applied.
-            DomainError: The verb raised it. The error is recorded, unless the operation changed nothing and its number
-                can be used again.
+            DomainError: The batch or the adapter could not be loaded, or the verb failed. The error is recorded, unless
+                the operation changed nothing and its number can be used again.
         """
         known = self._directory.get(caller, operation.adapter_id)
         async with AsyncExitStack() as stack:

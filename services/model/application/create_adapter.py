@@ -118,7 +118,7 @@ class CreateAdapter:
             require_scope(caller, 'full_parameters')
         if request.adapter_id and not caller.is_internal:
             # AdapterIdTaken would reveal ids of other tenants to a client.
-            raise InvalidField('adapter_id', 'must be empty: the service chooses it')
+            raise InvalidField('adapter_id', 'must be empty: the service chooses the id')
         key = (caller.tenant_id, request.request_id)
         async with self._request_locks.setdefault(key, asyncio.Lock()):
             known = self._requests.get(key) or await self._creation_of(request.adapter_id)

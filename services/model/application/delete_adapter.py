@@ -1,4 +1,7 @@
-"""Removes adapters and their unpinned versions. Their checkpoints and pinned versions remain stored."""
+"""Deletes adapters for their owners, with their unpinned versions, and removes unused adapters.
+
+Checkpoints and pinned versions remain stored. If an adapter is removed because it is unused, all its versions remain.
+"""
 
 import asyncio
 from collections.abc import Coroutine

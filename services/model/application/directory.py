@@ -47,7 +47,7 @@ class AdapterDirectory:
         self._damaged: dict[str, str] = {}
         """Tenants of the adapters whose records are damaged, by adapter id."""
         self._expired: dict[str, ExpiredAdapter] = {}
-        """Removed adapters by id, oldest first."""
+        """Records of expired adapters by id, oldest first."""
         self._counts: Counter[str] = Counter()
         self._instance = new_id('dir')
         self._events: deque[tuple[int, AdapterEvent]] = deque(maxlen=_MAX_EVENTS)
@@ -159,7 +159,7 @@ class AdapterDirectory:
         self._remove(adapter_id)
 
     def expire(self, expired: ExpiredAdapter) -> None:
-        """Record an expired adapter, and remove it if it still exists; `get` then raises AdapterExpired."""
+        """Record an expired adapter, and remove the adapter if it exists; `get` then raises AdapterExpired."""
         if expired.adapter_id in self._adapters:
             self._remove(expired.adapter_id)
         self._expired[expired.adapter_id] = expired

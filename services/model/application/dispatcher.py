@@ -34,7 +34,7 @@ _log = structlog.get_logger('dispatcher')
 _GATHERING_SHARE = 0.2
 """Share of a batch's duration that may be spent waiting for more verbs to join it."""
 _FULL_GATHERING_SHARE = 0.02
-"""The same share for a full batch, before which a quick verb may run, such as the step of a verb in the last batch."""
+"""The same share if the batch is full already, because a quick verb, such as a step, may arrive and run first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class _Submission:
     """Error with which the verb ends after the running pass, unless this is its last pass."""
 
     def settle(self, outcome: 'VerbRun | BaseException') -> None:
-        """Complete the future, with the time from the submission to the first pass, unless it is already done."""
+        """Complete the future, unless it is done; a result receives the time from the submission to the first pass."""
         if self.outcome.done():
             return
         if isinstance(outcome, BaseException):
@@ -124,7 +124,7 @@ class Dispatcher:
         Cancellation: a waiting operation is withdrawn; a running operation completes its pass.
 
         Raises:
-            DomainError: The engine refused the verb, or the verb failed.
+            DomainError: The engine refused the verb, the verb failed, or this error was given to `cancel`.
             Cancelled: `cancel` was called before the operation's last pass; the adapter did not change.
             Draining: The service shut down before the operation's last pass; the adapter did not change.
         """
@@ -147,9 +147,10 @@ class Dispatcher:
                 await completed(self._backend.abandon(adapter.adapter_id))
 
     def cancel(self, adapter_id: str, error: DomainError | None = None) -> bool:
-        """Cancel the adapter's operation with `error` or Cancelled, and return whether it may be cancelled.
+        """Cancel the adapter's operation with `error` or Cancelled; return False if none can be cancelled.
 
-        An operation that is running ends after the current pass; if this is its last pass, it completes.
+        A running operation ends after the current pass. If this pass is its last one, the operation completes, although
+        the result is True.
         """
         error = error or Cancelled()
         if submission := self._waiting.get(adapter_id):
@@ -163,7 +164,7 @@ class Dispatcher:
         return True
 
     def position_of(self, adapter_id: str) -> QueuePosition | None:
-        """Return the queue position of an adapter's operation; None after it has begun, or without an operation."""
+        """Return the queue position of an adapter's operation; None if the operation has begun or does not exist."""
         submission = self._waiting.get(adapter_id)
         ahead = None if submission is None or submission.is_paused else self._scheduler.ahead_of(adapter_id)
         if ahead is None:

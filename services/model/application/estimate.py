@@ -41,7 +41,11 @@ class Estimate:
         if model is None:
             raise BaseModelNotFound(request.base_model, tuple(models))
         if request.plan.sequence_tokens > model.context_tokens:
-            raise InvalidField('sequence_tokens', f'must be at most {model.context_tokens}, the context of the model')
+            raise InvalidField(
+                'sequence_tokens',
+                f'must be at most {model.context_tokens}, the context length of the model, '
+                f'got {request.plan.sequence_tokens}',
+            )
         token_count = request.plan.batch_size * request.plan.sequence_tokens
         if token_count > facts.batch_tokens > 0:
             raise BatchTooLarge(token_count=token_count, token_limit=facts.batch_tokens)

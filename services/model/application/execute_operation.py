@@ -43,8 +43,8 @@ class ExecuteOperation:
 
         Raises:
             AdapterNotFound, AdapterExpired: The caller has no such adapter, or the adapter was unused and removed.
-            ScopeMissing: The API key lacks the scope `data` for a batch from a loader, or `full_parameters` for a
-                full-parameter adapter.
+            ScopeMissing: The API key lacks the scope `train`, `data` for a batch from a loader, or `full_parameters`
+                for a full-parameter adapter.
             QueueFull: The tenant has too many operations in progress.
             SequenceReused, SequenceGap, OperationNotFound: The number is wrong; see `AdapterQueue.carry_out`.
             Cancelled: The operation was cancelled, or the adapter's session ended, while the operation waited.

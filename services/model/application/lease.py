@@ -60,7 +60,7 @@ class ReplicaLease:
         self._grant(adapter_id)
 
     def renew(self, adapter_id: str) -> None:
-        """Grant the lease to the adapter that had it before a restart, when no adapter is in the engine.
+        """Grant the lease to the adapter that had it before a restart, before any adapter is loaded into the engine.
 
         Raises:
             FullParametersDisabled: The operator does not allow leases.

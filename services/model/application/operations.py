@@ -76,7 +76,7 @@ class Operations:
         """Return the record of an operation, after waiting up to `max_wait` for its outcome.
 
         Raises:
-            AdapterNotFound: The caller has no such adapter.
+            ScopeMissing, AdapterNotFound, AdapterExpired, AdapterDamaged: See `AdapterDirectory.get`.
             OperationNotFound: The operation was never accepted, or is no longer on record.
         """
         self._directory.get(caller, adapter_id)
@@ -97,7 +97,8 @@ class Operations:
         """Yield the outcome of each operation after number `after`, in order: recorded outcomes first, then new ones.
 
         Raises:
-            AdapterNotFound: The caller has no such adapter, or it was deleted.
+            ScopeMissing, AdapterNotFound, AdapterExpired, AdapterDamaged: See `AdapterDirectory.get`; also raised if
+                the adapter is removed later.
             OperationNotFound: The next outcome is no longer on record.
             Draining: The service is shutting down.
         """
@@ -123,7 +124,7 @@ class Operations:
         A cancelled operation frees its sequence number and changes nothing. A pass is never interrupted.
 
         Raises:
-            AdapterNotFound: The caller has no such adapter.
+            ScopeMissing, AdapterNotFound, AdapterExpired, AdapterDamaged: See `AdapterDirectory.get`.
             OperationNotFound: The operation was never accepted, or is no longer on record.
         """
         self._directory.get(caller, adapter_id)

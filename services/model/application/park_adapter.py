@@ -57,7 +57,7 @@ class ParkAdapter:
 
         Raises:
             ScopeMissing: The caller is a client.
-            AdapterNotFound: The tenant has no such adapter.
+            AdapterNotFound, AdapterExpired, AdapterDamaged: See `AdapterDirectory.get`.
             ReplicaLeased: The adapter has unsaved steps, and another adapter uses the replica exclusively.
             DomainError: Saving or recording failed. The waiting operations were cancelled; repeat the call.
         """

@@ -67,7 +67,7 @@ class Queues:
                 del self._queues[adapter_id]
 
     async def close(self) -> None:
-        """Wait for all running operations."""
+        """Close all queues, and wait for their running operations."""
         for adapter_id in list(self._queues):
             await self.forget(adapter_id)
 

@@ -1,7 +1,7 @@
 """Controls which adapters are in the engine's memory: those in use, and idle ones while slots are free.
 
-An adapter that is not resident uses no memory. It is restored from the journal when its next operation arrives.
-Snapshots make the restore fast. They are copied between two operations and written in the background.
+An adapter that is not resident uses no memory of the engine. It is restored from the journal when its next operation
+arrives. Snapshots make the restore fast. They are copied between two operations and written in the background.
 """
 
 import asyncio
@@ -113,10 +113,10 @@ class Residency:
 
     @asynccontextmanager
     async def at_rest(self, adapter_id: str) -> AsyncIterator[bool]:
-        """Keep an adapter in the engine while the block runs, so that none of its operations starts.
+        """Keep an adapter in the engine, and start none of its operations, while the block runs.
 
-        The context yields False if an operation of the adapter is already running. Otherwise the adapter's
-        state is snapshotted if possible, and the context yields True.
+        The context yields False if an operation of the adapter is already running. Otherwise, it yields True, after a
+        snapshot if operations followed the last one and no Forward waits for its Backward.
 
         Raises:
             DomainError: See `hold`.

@@ -73,8 +73,8 @@ class Restore:
         """Restore an adapter to its state after operation `until`, or after the last one.
 
         Missing outcomes are recorded in the journal and in the directory. A refused operation is removed. An operation
-        that fails because of a defect, or that ends the process in each of `MAX_ATTEMPTS` attempts, is skipped from now
-        on, so that it cannot block the adapter or the service. Attempts and restores are counted durably before they
+        is skipped from now on if it fails because of a defect, or ends the process in each of `MAX_ATTEMPTS` attempts.
+        It therefore cannot block the adapter or the service. Attempts and restores are counted durably before they
         begin.
 
         Args:

@@ -50,7 +50,7 @@ class Limits:
     queue: QueueLimits
     """Limits of each tenant's operations in progress."""
     gap_seconds: float
-    """Seconds that an operation waits for a missing earlier number."""
+    """Maximum seconds that an operation waits for a missing earlier number."""
     residency: ResidencyBounds
     """Limits that determine when adapters are evicted and snapshotted."""
     unused_for: timedelta | None = None

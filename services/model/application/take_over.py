@@ -1,7 +1,7 @@
-"""Takes over the runs of another trainer: a model service with the same base model, which has ended.
+"""Takes over the runs of an ended trainer, another model service with the same base model.
 
-The journal moves them, so that exactly one trainer has each run at any time. The runs are then registered and recovered
-as after a restart of this service.
+The journal moves the runs, so that exactly one trainer has each run at any time. The runs are then registered and
+recovered as after a restart of this service.
 """
 
 import asyncio

@@ -58,6 +58,7 @@ class ReadUpload:
             ScopeMissing: The API key lacks the scope `train`.
             UploadNotFound: The tenant has no such upload, or the upload is incomplete or expired.
             StoredDataDamaged: The stored bytes are damaged.
+            StoreUnavailable: The disk cannot be used.
         """
         require_scope(caller, 'train')
         await self._uploads.discard_expired()

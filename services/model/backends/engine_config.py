@@ -26,7 +26,8 @@ def configure(engine: TrainerEngine, adapter_id: str, config: TrainingConfig) ->
     """
     if config.patches:
         raise InvalidField(
-            'training_config.patches', 'must be empty: all tenants share the base model, so its operator chooses them'
+            'training_config.patches',
+            'must be empty: the operator chooses the patches, because all tenants share the base model',
         )
     if config.template is not None and config.template.name not in template_names():
         name, known = config.template.name, template_names()

@@ -104,5 +104,5 @@ def check_expert_size(layers: Layers, config: LoraConfig) -> None:
     stacked = [path for path in select_layers(layers, config) if path in expert_counts_of(layers)]
     count = sum(rank_of(path, config) * sum(trained_shape(layers, path)) for path in stacked)
     if count > _MAX_EXPERT_PARAMETERS:
-        problem = f'needs {count} parameters for experts, at most {_MAX_EXPERT_PARAMETERS} are allowed; lower the rank'
+        problem = f'needs {count} parameters for experts, but the limit is {_MAX_EXPERT_PARAMETERS}; lower the rank'
         raise InvalidField('lora_config.lora_rank', problem)

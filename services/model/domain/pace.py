@@ -32,7 +32,7 @@ class Average:
 
 
 class Pace:
-    """Mean durations of quick verbs, which have no tokens, and of batches per token."""
+    """Mean durations of a quick verb (a verb without tokens) and of one token of a batch."""
 
     def __init__(self) -> None:
         """Start without measurements; the estimated durations are zero at first."""

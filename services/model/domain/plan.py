@@ -52,6 +52,7 @@ class CostEstimator(Protocol):
 
         Raises:
             InvalidField, UnknownComponent: The plan is invalid.
+            BatchTooLarge: Memory ran out during a measurement.
             ReplicaLeased: The model cannot be measured while a full-parameter run uses it.
         """
         ...

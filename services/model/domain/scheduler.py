@@ -6,7 +6,7 @@ The scheduler only selects verbs; `application.dispatcher` runs them. Each adapt
 The algorithm is Shreedhar and Varghese, "Efficient fair queueing using deficit round robin" (SIGCOMM 1995, section
 3.2), with one change: a tenant is served while it has credit and then pays the verb's cost, so its credit may become
 negative. A large verb does not have to wait until enough credit has accumulated. A verb with more tokens than a pass
-is selected, and paid, for each pass.
+is selected and paid for once per pass.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,7 +55,7 @@ class NextPass:
     token_count: int
     """Maximum number of tokens."""
     is_full: bool
-    """Whether further verbs would not join it."""
+    """Whether the batch has no capacity for further verbs."""
 
 
 @dataclass
@@ -95,7 +95,7 @@ class _Tenant:
         self.begun_count -= verb.has_begun
 
     def next_verb(self) -> ReadyVerb:
-        """Return the oldest verb, which is not large if another verb has begun.
+        """Return the oldest verb; while a verb has begun, skip the large verbs that have not begun.
 
         If all large verbs took turns, their adapters would stay in memory until nearly all verbs were complete.
         """
@@ -140,7 +140,7 @@ class Scheduler:
         return len(self._verbs)
 
     def next_pass(self) -> NextPass | None:
-        """Return the size of the next batch if it runs now; None if a quick verb or no verb is ready."""
+        """Return the size of a batch that would run now; None if a quick verb or no verb is ready."""
         if self._quick or not self._verbs:
             return None
         tenant_count = sum(bool(tenant.verbs) for tenant in self._tenants.values())
@@ -183,7 +183,7 @@ class Scheduler:
         self._tenants[verb.tenant_id].add(verb)
 
     def charge(self, verb: ReadyVerb, token_count: int) -> None:
-        """Charge a tenant for the tokens of a verb that have run, instead of `pass_tokens_of`.
+        """Charge a tenant for the tokens of a verb that have run, instead of the estimate of `pass_tokens_of`.
 
         Call it after the pass, unless the pass failed.
         """
@@ -224,7 +224,7 @@ class Scheduler:
         return verb.token_count if verb.batch_key is None else min(verb.token_count, self._max_batch_tokens)
 
     def ahead_of(self, adapter_id: str) -> VerbsAhead | None:
-        """Simulate the queue and return what runs before an adapter's verb begins; None if it has no ready verb.
+        """Simulate the queue, and return the verbs that run before an adapter's verb; None if it has no ready verb.
 
         After `MAX_SIMULATED_BATCHES`, all other verbs count as earlier ones.
         """

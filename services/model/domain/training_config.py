@@ -38,4 +38,4 @@ class TrainingConfig:
     evaluation_metrics: tuple[Component, ...] = ()
     """Metrics of forward-only batches; a change adds metrics."""
     patches: tuple[Component, ...] = ()
-    """Refused unless empty: patches change the base model of all tenants, so that the operator chooses them."""
+    """Refused unless empty: patches change the base model of all tenants, so only the operator may choose them."""

@@ -117,9 +117,9 @@ class WeightClient:
         is_retried: bool = True,
         patience: timedelta | None = None,
     ) -> AsyncGenerator[ReceivedState | Synced, None]:
-        """Yield the adapter's newest version and every later one, across restarts of the service.
+        """Yield the adapter's newest version and later ones, across restarts of the service.
 
-        `Synced` is yielded when no newer version exists. A slow consumer skips versions. Close the generator with
+        `Synced` is yielded when no newer version exists. A slow consumer misses versions. Close the generator with
         `contextlib.aclosing` to end the stream. The generator keeps the last state in memory as the base of deltas.
 
         Args:

@@ -166,7 +166,11 @@ def encoding_from_proto(encoding: weights_pb2.FrameEncoding.ValueType, field: st
     """
     found = _ENCODINGS_BY_NUMBER.get(encoding)
     if found is None:
-        raise InvalidField(field, 'must be FRAME_ENCODING_WHOLE, _DELTA_XOR_ZSTD, _SHARED_MEMORY or _DEVICE')
+        raise InvalidField(
+            field,
+            'must be FRAME_ENCODING_WHOLE, FRAME_ENCODING_DELTA_XOR_ZSTD, FRAME_ENCODING_SHARED_MEMORY or '
+            'FRAME_ENCODING_DEVICE',
+        )
     return found
 
 

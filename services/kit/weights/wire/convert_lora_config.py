@@ -42,7 +42,7 @@ def lora_config_from_proto(message: training_config_pb2.LoraConfig, field: str) 
     dropout = message.lora_dropout if message.HasField('lora_dropout') else default.lora_dropout
     _check(field, 'lora_rank', is_valid=rank >= 1, rule=f'must be at least 1, got {rank}')
     _check(field, 'lora_alpha', is_valid=_is_positive(alpha), rule=f'must be positive and finite, got {alpha}')
-    _check(field, 'lora_dropout', is_valid=0 <= dropout < 1, rule=f'must be in [0, 1), got {dropout}')
+    _check(field, 'lora_dropout', is_valid=0 <= dropout < 1, rule=f'must be at least 0 and less than 1, got {dropout}')
     _check(field, 'target_modules', is_valid='' not in message.target_modules, rule='must not have an empty name')
     for name in ('target_modules', 'rank_pattern', 'alpha_pattern'):
         count = len(getattr(message, name))
@@ -54,7 +54,7 @@ def lora_config_from_proto(message: training_config_pb2.LoraConfig, field: str) 
             field,
             f'alpha_pattern[{name!r}]',
             is_valid=_is_positive(value),
-            rule=f'must be positive, got {value}',
+            rule=f'must be positive and finite, got {value}',
         )
     targets = tuple(message.target_modules)
     return LoraConfig(

@@ -46,7 +46,7 @@ def manifest_from_proto(message: weights_pb2.WeightManifest, field: str) -> Weig
         field: Path of the message in the request, for errors.
 
     Raises:
-        InvalidField: The manifest is inconsistent.
+        InvalidField: The manifest is inconsistent, or one of its fields is invalid.
     """
     layout = weights_pb2.WeightManifest()
     layout.CopyFrom(message)
@@ -80,7 +80,8 @@ def _cached_manifest(data: bytes, field: str) -> WeightManifest:
     """Return the manifest of a message without a digest; the result is cached.
 
     Raises:
-        InvalidField, InvalidManifest: The manifest is inconsistent.
+        InvalidField: A field is invalid.
+        InvalidManifest: The manifest is inconsistent.
     """
     message = weights_pb2.WeightManifest.FromString(data)
     tensors = tuple(

@@ -122,7 +122,7 @@ class EngineHost:
             self._engine.abandon_batch(batch.run)
 
     def _begin(self, part: BatchPart) -> DomainError | None:
-        """Begin the verb of a part, unless it has begun; return the error that refuses it."""
+        """Begin the verb of a part, unless it has begun; return an error if the verb is refused."""
         if part.verb is None:
             return None
         try:
@@ -196,7 +196,7 @@ class EngineHost:
             raise BatchTooLarge(token_count=token_count, token_limit=self._token_limit)
 
     def measure(self) -> CostModel | None:
-        """Make one of several measurements of the engine; return the cost model after the last one.
+        """Make one of several measurements of the engine; return the cost model after the last one, otherwise None.
 
         Each measurement takes up to a few seconds; other calls can run in between.
 
@@ -267,7 +267,7 @@ class EngineHost:
     def _state_errors(self) -> Iterator[None]:
         """Convert errors of the engine; if memory runs out in a process of a sharded model, end all processes.
 
-        The other processes wait for this one when they gather weights, so it cannot refuse the call alone.
+        The other processes wait for this one when they gather weights, so this process cannot refuse the call alone.
         """
         with engine_errors_as_domain_errors():
             try:

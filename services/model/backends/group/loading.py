@@ -36,7 +36,7 @@ class LoadOptions:
     batch_tokens: int = 65536
     """Maximum number of tokens in a batch."""
     pass_tokens: int = 1024
-    """Maximum number of tokens per pass through the model; larger batches take several passes."""
+    """Maximum number of computed rows per pass through the model; larger batches take several passes."""
     is_checkpointed: bool = False
     """Whether the backward pass recomputes each layer's activations."""
     gpu_memory_share: float = 1.0
@@ -46,13 +46,13 @@ class LoadOptions:
     lora_rank: int = 256
     """Maximum LoRA rank, reported to callers and enforced by the application."""
     loss_plugins: tuple[str, ...] = ()
-    """Entry points of installed losses that tenants may choose."""
+    """Additional losses that tenants may choose: names of installed entry points, or plugin ids."""
     patches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Any])
     """Patches of the base model, as a mapping from name to options, in the order in which they are applied."""
     is_megatron: bool = False
     """Whether Megatron-core runs the layers."""
     mesh: DeviceMesh | None = None
-    """Processes that share the model, one per rank. None: all processes of the program in data parallel."""
+    """Processes that share the model. None: all processes of the program, with data parallelism only."""
     silence_seconds: float = 30.0
     """Time without a heartbeat after which a process counts as lost."""
 

@@ -18,7 +18,7 @@ _LIMITS = {CURSOR: range(2**63), _STEPS: range(1, 2**31)}
 def state_of(snapshot: AdapterSnapshot) -> AdapterState:
     """Convert a snapshot of the engine to a state of the port.
 
-    If FSDP divides the tensors of the snapshot among processes, every process must call it.
+    Collective: if FSDP divides the tensors of the snapshot among processes, every process must call this function.
     """
     if snapshot.full_parameters is not None:
         snapshot = gathered_snapshot(snapshot)

@@ -1,6 +1,6 @@
 """Records the settings and library versions that may change the floating-point results of a replay.
 
-A changed environment does not make a journal unusable, but it is logged, because replayed results may differ from the
+A journal remains usable if the environment changes. The change is logged, because replayed results may differ from the
 recorded ones.
 """
 

@@ -65,7 +65,7 @@ class Writer:
         self._thread.start()
 
     async def run(self, work: Callable[[Transaction], _Result]) -> _Result:
-        """Run `work` in a transaction after all earlier jobs, also lazy ones, and return its result once it is durable.
+        """Run `work` in a transaction after all earlier jobs, even lazy ones, and return its result once it is durable.
 
         Raises:
             sqlite3.Error: The disk failed; nothing was written.

@@ -22,7 +22,7 @@ from services.model.domain.sequence import RECORD_LENGTH
 @dataclass
 class _Row:
     operation: Operation | None
-    """The operation; None if it is not replayed, such as a save, and once no restore needs it."""
+    """The operation; None if it is never replayed, such as a save, or is no longer needed for a restore."""
     fingerprint: str
     kind: ReplayKind
     outcome: OperationResult | DomainError | None = None
@@ -55,7 +55,7 @@ class MemoryJournal:
         return ()
 
     async def take_over(self, trainer: str) -> Sequence[JournaledAdapter]:
-        raise TakeoverRefused(trainer, "it has no durable journal; set journal: 'sqlite', or ask another trainer")
+        raise TakeoverRefused(trainer, "this service has no durable journal; set journal: 'sqlite', or ask another one")
 
     async def complete_take_over(self) -> None:
         """Do nothing: no takeover can have succeeded."""

@@ -82,7 +82,7 @@ class SnapshotFiles:
         )
 
     def adopt(self, source: Path) -> None:
-        """Add a snapshot of another journal durably; do nothing if it is missing, because a restore reports that.
+        """Add a snapshot of another journal durably. If its file is missing, only a restore reports that.
 
         Raises:
             OSError: Writing failed.

@@ -55,7 +55,7 @@ _AdapterRow = tuple[int, str, int, bytes, bytes, int]
 
 
 def journal_ids(tx: Transaction) -> tuple[str, ...]:
-    """Return the id of the journal, which is created on first use, and those of the journals that it took over."""
+    """Return the id of the journal, after creating one if necessary, and the ids of the journals that it took over."""
     tx.execute('INSERT OR IGNORE INTO meta VALUES (?, ?)', _ID, new_id('jn'))
     own = tx.execute('SELECT value FROM meta WHERE name = ?', _ID).fetchone()[0]
     taken = tx.execute('SELECT substr(name, length(?1) + 1) FROM meta WHERE substr(name, 1, length(?1)) = ?1', _TAKEN)
@@ -186,7 +186,7 @@ class Takeover:
         except JournalInUse as error:
             raise TakeoverRefused(self._trainer, 'its process is running; stop it first') from error
         except JournalRefused as error:
-            problem = 'its journal cannot be used; the log of the model service states the cause'
+            problem = 'its journal is damaged or has another engine or version; start that trainer to check its journal'
             raise TakeoverRefused(self._trainer, problem) from error
         if source.damaged:
             source.connection.close()
