@@ -68,6 +68,7 @@ class StateWriter(Protocol):
             MemoryNotShared: This store cannot open the segment; the caller may send chunks instead.
             InvalidField: The size of the segment differs from the size of the state.
             StreamOutOfOrder: Chunks have already been added.
+            DiskFull, StoreUnavailable: See `add`.
         """
         ...
 
@@ -79,6 +80,7 @@ class StateWriter(Protocol):
         Raises:
             StreamOutOfOrder: Bytes are missing.
             DigestMismatch: The bytes do not match the manifest's digest.
+            DiskFull, StoreUnavailable: The disk has too little space, or cannot be used at the moment.
         """
         ...
 

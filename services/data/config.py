@@ -15,8 +15,8 @@ class DataConfig(ServiceConfig):
     callers: ClassVar[tuple[str, ...]] = ('gateway', 'model')
 
     base_models: tuple[BaseModelId, ...] = ()
-    """Base models of the deployment, with the same names as in the model service. A request may name a
-    model by the path of a folder only if the path is listed here."""
+    """Base models of the deployment, with the same names as in the model service. A request may name a model by the
+    path of a folder only if the path is listed here."""
     local_roots: tuple[Path, ...] = ()
     """Folders whose files callers may read as datasets by path. Empty: callers can only upload files or use hub ids."""
     thread_count: int = Field(default=2, ge=1)

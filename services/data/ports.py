@@ -17,7 +17,7 @@ class RowReader(Protocol):
 class RowEngine(Protocol):
     """Reads rows from their sources and applies steps to them.
 
-    A meter counts all rows that a method creates; its errors QuotaExceeded and BytesFull stop the method.
+    A meter counts all rows that a method creates. Its errors (QuotaExceeded, BytesFull, Cancelled) stop the method.
     """
 
     async def read_hub(self, source: HubSource, meter: RowMeter) -> Table:
@@ -50,7 +50,8 @@ class RowEngine(Protocol):
 
         Raises:
             InvalidField: A row or an argument is invalid.
-            DatasetNotReady: A required earlier step is missing.
+            UnknownComponent: A preprocessor, filter or template is unknown.
+            DatasetNotReady: A required earlier step is missing, or a step was already applied.
             HubIdNotFound: The template's model was not found.
         """
         ...
@@ -78,7 +79,7 @@ class ExportedFile(Protocol):
 
 
 class DatasetStore(Protocol):
-    """Stores datasets by id. The use cases check which tenant owns a dataset.
+    """Stores datasets by tenant and id.
 
     Asynchronous methods raise StoreUnavailable if the disk cannot be used at the moment.
     """
@@ -93,7 +94,7 @@ class DatasetStore(Protocol):
         ...
 
     def of_tenant(self, tenant_id: str) -> list[Dataset]:
-        """Return the datasets of a tenant, in no particular order."""
+        """Return the datasets of a tenant, without damaged ones, in no particular order."""
         ...
 
     async def stored_bytes(self, tenant_id: str) -> int:
@@ -158,7 +159,7 @@ class LoaderStore(Protocol):
         ...
 
     def of_tenant(self, tenant_id: str) -> list[Loader]:
-        """Return the loaders of a tenant, in no particular order."""
+        """Return the loaders of a tenant, without damaged ones, in no particular order."""
         ...
 
     async def save(self, loader: Loader) -> None:

@@ -83,8 +83,7 @@ class SamplerConfig(ServiceConfig):
     shared_memory: SegmentsConfig = SegmentsConfig()
     """Shared memory for exchanging weights with other services on this host."""
     device_transports: DevicesConfig = DevicesConfig()
-    """Transports for exchanging large states with the checkpoint service and other samplers, in addition to
-    gRPC."""
+    """Transports for exchanging large states with the checkpoint service and other samplers, in addition to gRPC."""
     gpus: tuple[str, ...] = ()
     """Ids of the GPUs that this service may use, as in CUDA_VISIBLE_DEVICES; empty: all. `twinkle up` sets them."""
     engine: Literal['torch', 'vllm'] = 'torch'

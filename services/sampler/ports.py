@@ -148,7 +148,10 @@ WeightUpdate = AdapterWeights | Synced
 
 
 class WeightSource(Protocol):
-    """Source of versions and checkpoints. Returned weights are complete and verified."""
+    """Source of versions and checkpoints. Returned weights are complete and verified.
+
+    An error that another service returned is a `ForwardedError` with the code of the class that is named here.
+    """
 
     def follow(
         self, caller: Caller, adapter_id: str, held: AdapterWeights | None
@@ -174,6 +177,7 @@ class WeightSource(Protocol):
 
         Raises:
             NotFound: The adapter does not exist, or its version has been evicted.
+            DataLoss: The stored version is damaged.
             Unavailable: The source cannot be reached.
         """
         ...
@@ -183,6 +187,7 @@ class WeightSource(Protocol):
 
         Raises:
             NotFound: The checkpoint does not exist, or the tenant may not read it.
+            DataLoss: The checkpoint's record is damaged.
             Unavailable: The source cannot be reached.
         """
         ...
@@ -192,6 +197,7 @@ class WeightSource(Protocol):
 
         Raises:
             NotFound: The checkpoint does not exist, or the tenant may not read it.
+            DataLoss: The stored checkpoint is damaged.
             Unavailable: The source cannot be reached.
         """
         ...

@@ -1,4 +1,4 @@
-"""Converts the messages of the weight stream, and checks all their fields."""
+"""Converts the messages of the weight stream, and checks their fields; `WeightFeed` checks checkpoint paths."""
 
 from collections.abc import AsyncIterator
 
@@ -106,7 +106,7 @@ def _header_from_proto(header: weights_pb2.FrameHeader) -> Header:
         raise NotBuiltYet('Publish over a device transport')
     for name in ('resume_offset', 'base_version'):
         if getattr(header, name):
-            raise InvalidField(f'{path}.{name}', 'must be 0: a published state starts at its first byte')
+            raise InvalidField(f'{path}.{name}', 'must be 0: Publish receives complete states from byte 0 on')
     manifest = manifest_from_proto(header.manifest, f'{path}.manifest')
     size_bytes = 0 if encoding is Encoding.SHARED_MEMORY else manifest.size_bytes
     if header.encoded_size_bytes not in (0, size_bytes):

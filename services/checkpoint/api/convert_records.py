@@ -85,7 +85,7 @@ def copy_from_proto(request: checkpoint_service_pb2.CopyCheckpointRequest) -> Co
 
 
 def exact_version(version: int) -> int:
-    """Return `version` if it is the number of a version. 0, which other requests accept for the newest, is refused.
+    """Return `version` after checking that it is the number of one version; 0 for the newest is not accepted.
 
     Raises:
         InvalidField: The number is below 1.

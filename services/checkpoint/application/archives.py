@@ -47,6 +47,7 @@ class Archives:
             CheckpointNotFound: The checkpoint does not exist, or the tenant may not read it.
             InvalidField: The offset is larger than the archive.
             CheckpointDamaged: The files or the record of the checkpoint differ from the committed ones.
+            StoreUnavailable: The disk cannot be used at the moment.
         """
         found = self._registry.catalogue.readable_checkpoint(key, now=self._registry.now())
         source = await self._registry.store.open_archive(found.key)

@@ -12,7 +12,7 @@ from services.kit.errors import InvalidField
 
 @dataclass(frozen=True)
 class CheckpointEvent:
-    """A checkpoint of the snapshot or a later change; an event without `key` marks the end of the snapshot."""
+    """A checkpoint of the snapshot, or a change; an event without `key` ends the snapshot or the missed changes."""
 
     resume_token: str
     """Token with which a later call resumes after this event; empty for a damaged checkpoint."""
@@ -39,7 +39,8 @@ class CheckpointWatch:
     async def watch(self, caller: Caller, resume_token: str) -> AsyncGenerator[CheckpointEvent, None]:
         """Yield all checkpoints, an event that marks the end of the snapshot, and then the changes.
 
-        If a checkpoint changes several times before the caller reads on, only its last change is sent.
+        With a resume token, the changes after the token replace the snapshot. If a checkpoint changes several times
+        before the caller reads on, only its last change is sent.
 
         Args:
             caller: Caller, which must be a service of this deployment.

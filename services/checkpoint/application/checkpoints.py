@@ -43,6 +43,8 @@ class Checkpoints:
     async def verify(self, key: CheckpointKey) -> Checkpoint:
         """Compare all files of a checkpoint with the digests stored when it was saved, and return the checkpoint.
 
+        A checkpoint that an earlier release saved without digests is returned without a comparison.
+
         Raises:
             CheckpointNotFound: The checkpoint does not exist, or the tenant may not read it.
             CheckpointDamaged: A file differs or is missing, or the checkpoint's record cannot be read.
@@ -72,11 +74,15 @@ class Checkpoints:
     async def copy(self, caller: Caller, key: CheckpointKey, request: CopyRequest) -> Checkpoint:
         """Copy a readable checkpoint to one of the caller's runs, and return the copy, which is private.
 
+        If the run already has a checkpoint with this name and the same state, return that checkpoint unchanged.
+
         Raises:
             ScopeMissing: The caller is not a service.
             CheckpointNotFound: The checkpoint does not exist, or the tenant may not read it.
-            CheckpointDamaged: The files or the record of the checkpoint differ from the committed ones.
-            CheckpointExists: Another state has that name.
+            CheckpointDamaged: The files or the record of the checkpoint differ from the committed ones, or the record
+                of an existing checkpoint with the copy's name cannot be read.
+            CheckpointExists: The run has a checkpoint with the copy's name and a different state.
+            DiskFull, StoreUnavailable: The disk has too little space, or cannot be used at the moment.
         """
         require_internal(caller)
         found = self._registry.catalogue.readable_checkpoint(key, now=self._registry.now())

@@ -25,7 +25,7 @@ class Evictions:
         self._running: set[asyncio.Task[None]] = set()
 
     def add(self, versions: Sequence[AdapterVersion]) -> None:
-        """Delete versions after a short delay; a failed deletion does not affect the others."""
+        """Start to delete versions in the background; a failed deletion does not affect the others."""
         for version in versions:
             task = asyncio.create_task(self._delete(version), name=f'evict {version.adapter.adapter_id}')
             self._running.add(task)

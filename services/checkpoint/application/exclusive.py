@@ -14,8 +14,8 @@ _Result = TypeVar('_Result')
 class Exclusive:
     """Runs changes of adapters; changes of different adapters run concurrently.
 
-    A change that has begun is not cancelled together with its caller, because it must leave the store and the catalogue
-    consistent with each other.
+    A change is not cancelled together with its caller, because it must leave the store and the catalogue consistent
+    with each other.
 
     Concurrency: use it from one event loop only.
     """

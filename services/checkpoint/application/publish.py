@@ -26,8 +26,9 @@ class Publisher:
 
         Raises:
             ScopeMissing: The caller is not a service.
-            InvalidField: The state is too large, a chunk is outside its range, or a segment has another size.
-            StreamOutOfOrder, ChunkCorrupt, DigestMismatch: The frames differ from the announced state.
+            InvalidField: The state is too large, or a chunk or the segment does not fit the size of the state.
+            StreamOutOfOrder, ChunkCorrupt, DigestMismatch: A frame is missing, out of order or damaged, or the bytes do
+                not match the announced digest.
             VersionConflict, CheckpointExists: Another state is committed under the same key, or a newer version exists.
             CheckpointDamaged: The record under the same key cannot be read, and overwriting is not allowed.
             QuotaExceeded: The request pins the version, and the adapter has the maximum number of pins.

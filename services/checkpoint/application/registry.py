@@ -115,7 +115,8 @@ class Registry:
         Raises:
             VersionConflict, CheckpointExists, CheckpointDamaged, QuotaExceeded: See `match`; another writer may have
                 committed a state since then.
-            StreamOutOfOrder, DigestMismatch: The written bytes differ from the announced state.
+            StreamOutOfOrder, DigestMismatch: Bytes are missing, or they do not match the announced digest.
+            DiskFull, StoreUnavailable: The disk has too little space, or cannot be used at the moment.
         """
         return await self.change(adapter, lambda: self._commit(adapter, header, writer))
 
@@ -123,8 +124,9 @@ class Registry:
         """Commit the state in `source` as a checkpoint, or return the existing checkpoint if it is the same.
 
         Raises:
-            CheckpointExists: Another state is committed under the same name.
+            CheckpointExists: A different state is committed under the same name.
             CheckpointDamaged: The record of the checkpoint with this name cannot be read.
+            DiskFull, StoreUnavailable: The disk has too little space, or cannot be used at the moment.
         """
         record = self.match(adapter, header)
         if record is None:

@@ -39,7 +39,7 @@ class Uploads:
             registry: Registry in which uploads become checkpoints.
             store: Stores unfinished archives.
             base_models: Base models that uploaded adapters must fit.
-            state_limit_bytes: Maximum size of an archive.
+            state_limit_bytes: Maximum size of an archive as it is sent, in bytes.
         """
         self._registry = registry
         self._store = store
@@ -50,14 +50,16 @@ class Uploads:
         """Receive an upload and return the checkpoint created from it.
 
         The run's id is derived from tenant and upload id, so that a repeated upload yields the same checkpoint. A
-        complete archive that is refused is discarded. The same upload may then start again with another archive.
+        complete archive that is invalid is discarded. The same upload may then start again with a different archive.
 
         Raises:
             ScopeMissing: The API key lacks the scope `train`.
             BaseModelNotFound: Adapters of that base model are not accepted.
             InvalidField: The archive is too large, is not a PEFT folder of safetensors, or does not fit the base model.
             QuotaExceeded: The tenant has too many unfinished uploads, or their total size is too large.
-            ChunkCorrupt, StreamOutOfOrder: A chunk is damaged, or does not follow the received bytes.
+            ChunkCorrupt: A chunk does not match its checksum.
+            StreamOutOfOrder: The header is missing or repeated, a chunk leaves a gap, or the stream ended before the
+                last byte.
             InUse: Another stream is sending this upload.
             CheckpointExists, CheckpointDamaged: This upload has already created a checkpoint, which is different or
                 damaged.

@@ -86,9 +86,11 @@ class WeightFeed:
     async def subscribe(self, caller: Caller, request: SubscribeRequest) -> AsyncGenerator[Frame | Synced, None]:
         """Yield the frames of the newest version and of later ones, and `Synced` whenever there is no newer version.
 
+        A version whose transfer was interrupted is sent first if it still exists.
+
         Raises:
             ScopeMissing: The caller is not a service.
-            AdapterNotFound: The tenant has no such adapter.
+            AdapterNotFound: The tenant has no such adapter, or its versions were deleted.
             CheckpointDamaged: The files or the record of a version differ from the committed ones.
             Draining: The service is shutting down.
             InvalidField: The resume offset is larger than the version.
@@ -146,7 +148,10 @@ class WeightFeed:
             held, resume_version = version.version, 0
 
     def _next(self, adapter: AdapterKey, held: int, resume_version: int) -> AdapterVersion | None:
-        """Return the version to send: the interrupted one if it still exists, otherwise the newest."""
+        """Return the version to send next: the interrupted one if it still exists, otherwise the newest.
+
+        Returns None if the subscriber has the newest version.
+        """
         ring = self._registry.catalogue.ring(adapter)
         if resume_version > held:
             with suppress(VersionNotFound):

@@ -126,7 +126,7 @@ class Disk(ABC):
 
     @abstractmethod
     def write(self, name: str, data: bytes) -> None:
-        """Write a file durably."""
+        """Write a file and make its content durable; `sync_folder` makes its name durable."""
 
     @abstractmethod
     def replace(self, name: str, data: bytes) -> None:

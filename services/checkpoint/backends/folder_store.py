@@ -3,7 +3,7 @@
 Each state has a slot, the folder `states/<tenant>/<adapter>/{versions/<number>|weights/<name>}/`. The slot contains
 `record.json` and a folder with the files of the state; the record's `generation` is the name of that folder. A folder
 that no record names is the result of a crash, and `load` removes it. The mark `states/<tenant>/<adapter>/newest.json`
-exists once the adapter's newest version was deleted.
+is written before the adapter's newest version is deleted.
 """
 
 import asyncio
@@ -163,7 +163,7 @@ class FolderStore:
             return None
 
     def _is_complete(self, folder: str, record: Record) -> bool:
-        """Return whether the files are complete; a power failure may truncate the files of an unpinned version."""
+        """Return whether the files are large enough; a power failure may truncate those of an unpinned version."""
         try:
             stored_bytes = self._weights_bytes(folder)
             if isinstance(record, Checkpoint) and record.is_optimizer_included:
@@ -213,7 +213,7 @@ class FolderStore:
             return
         digests = {name: digest for digest, _, name in (line.partition('  ') for line in content.splitlines())}
         if digests.keys() != set(self._disk.names(folder)) - {DIGESTS_FILE}:
-            raise ValueError(f'{DIGESTS_FILE} lists other files than the folder contains')
+            raise ValueError(f'the files that {DIGESTS_FILE} lists are not those in the folder')
         for name, digest in digests.items():
             if self._digest(f'{folder}/{name}') != digest:
                 raise ValueError(f'{name} differs from the saved file')

@@ -34,7 +34,7 @@ class MemoryStore:
     """Implements `StateStore` in memory; states are lost when the process exits."""
 
     def __init__(self, threads: Threads) -> None:
-        """Create an empty store. Its sources read in `threads`, as the sources of a disk do."""
+        """Create an empty store. Its sources read in `threads`, as the sources of `FolderStore` do."""
         self._threads = threads
         self._states: dict[_Key, _StoredState] = {}
         self._marks: dict[AdapterKey, NewestMark] = {}

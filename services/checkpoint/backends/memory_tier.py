@@ -87,8 +87,8 @@ class MemoryTier:
             cache: Segments and their records.
             threads: Threads that access files.
             capacity_bytes: Maximum memory that versions occupy.
-            quiet_seconds: Versions are spilled once no version has been published or opened for this time, because
-                spilling slows down publishers and subscribers.
+            quiet_seconds: Versions are spilled once no version has been written, opened or closed for this time,
+                because spilling slows down publishers and subscribers.
             patience_seconds: Maximum time that a version waits for `quiet_seconds` to pass before it is spilled.
         """
         self._quiet_seconds = quiet_seconds

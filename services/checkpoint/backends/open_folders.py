@@ -1,4 +1,4 @@
-"""Counts the readers and writers of each folder, so that no folder is deleted while it is read.
+"""Counts the readers and writers of each folder, so that readers can finish although the folder is deleted.
 
 A local disk does not need the counts, because open files stay readable after deletion. On a remote store, deletion of a
 folder is deferred until its last reader closes. After a crash in between, the folder remains without a record, and the
@@ -38,7 +38,7 @@ class OpenFolders:
             return folder in self._written
 
     def hold(self, folder: str) -> Callable[[], None]:
-        """Protect a folder from deletion until the returned function is called; call it exactly once.
+        """Register a reader of a folder, and return the function that the reader calls once when it closes.
 
         Raises:
             FileNotFoundError: The folder is being deleted.

@@ -249,7 +249,7 @@ def _read_model_header(file: IO[bytes], begin: int, size_bytes: int) -> tuple[li
 
 def _read(file: IO[bytes], begin: int, size_bytes: int, *, limit_bytes: int) -> bytes:
     if not 0 <= size_bytes <= limit_bytes:
-        raise ValueError(f'a section has {size_bytes} bytes, must have at most {limit_bytes}')
+        raise ValueError(f'the configuration or a header has {size_bytes} bytes, must have at most {limit_bytes}')
     file.seek(begin)
     data = file.read(size_bytes)
     if len(data) != size_bytes:

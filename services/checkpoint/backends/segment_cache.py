@@ -1,7 +1,7 @@
 """Stores versions in shared memory, each as a segment with a record. The versions survive a crash of the process.
 
 Segments are files in the host's segment folder. Their records are files in a subfolder, one for each store. A version
-exists once its record exists. The file `home` in the subfolder contains the path of the store's state folder: if that
+exists once its record exists. The file `home` in the subfolder contains the path of the service's state folder: if that
 path no longer exists, the next checkpoint service that starts on the host removes the store's segments.
 """
 

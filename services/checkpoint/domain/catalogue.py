@@ -59,7 +59,7 @@ class Catalogue:
         """Return an adapter's versions.
 
         Raises:
-            AdapterNotFound: The adapter never had a version, or all its versions were deleted.
+            AdapterNotFound: The adapter has no version, or only versions whose records cannot be read.
         """
         ring = self._rings.get(adapter)
         if ring is None or ring.newest is None:
@@ -72,7 +72,8 @@ class Catalogue:
         """Return the version if it exists with the same digest; None if it may be added.
 
         Raises:
-            VersionConflict: The version exists with another digest, or is older than the newest one.
+            VersionConflict: The number is not higher than all earlier ones, and the ring has no version with this
+                number and digest.
             QuotaExceeded: The request pins the version, and the adapter has the maximum number of pins.
         """
         return (self._rings.get(adapter) or self._new_ring(adapter)).match(version, digest, is_pinned=is_pinned)
@@ -103,7 +104,7 @@ class Catalogue:
         """Return a checkpoint of the key's tenant, or a public one of another tenant with the same run and name.
 
         Raises:
-            CheckpointNotFound: Both checkpoints are missing or have expired.
+            CheckpointNotFound: There is no such checkpoint, or it has expired.
             CheckpointDamaged: The record of the tenant's checkpoint cannot be read.
         """
         if key in self._damaged or self.exists(key, now=now):
@@ -123,7 +124,8 @@ class Catalogue:
         If the checkpoint or the new request has no request id, only the digests are compared.
 
         Raises:
-            CheckpointExists: The checkpoint exists with another digest or request, and overwriting is not allowed.
+            CheckpointExists: The checkpoint exists with a different digest or request id, and overwriting is not
+                allowed.
             CheckpointDamaged: The checkpoint's record cannot be read, and overwriting is not allowed.
         """
         try:

@@ -4,10 +4,10 @@ from services.kit.errors import Aborted, AlreadyExists, domain_error
 
 
 @domain_error(
-    'VERSION_CONFLICT', 'adapter {adapter_id!r} has version {version} already, or a newer one; publish a later number'
+    'VERSION_CONFLICT', 'adapter {adapter_id!r} already had version {version} or a newer one; publish a higher number'
 )
 class VersionConflict(Aborted):
-    """Another state has this version number, or a newer version exists."""
+    """The version number, or a higher one, was used before."""
 
     adapter_id: str
     version: int

@@ -39,7 +39,7 @@ class Checkpoint:
     digest: str
     """Hexadecimal blake3 digest of the state."""
     step_count: int
-    """Number of optimizer steps before the checkpoint was saved."""
+    """Number of optimizer steps that were applied before the checkpoint was saved."""
     folder: str
     """Path of the PEFT folder if the store is a local disk whose paths are shown; empty otherwise."""
     create_time: datetime

@@ -13,7 +13,10 @@ from services.kit.errors import CheckpointDamaged, InUse, QuotaExceeded, Version
 
 
 class VersionRing:
-    """Versions of one adapter, ordered by number."""
+    """Versions of one adapter, ordered by number.
+
+    A version is damaged if its stored record cannot be read. Damaged versions are neither listed nor counted.
+    """
 
     def __init__(self, adapter: AdapterKey, *, capacity: int, pin_limit: int) -> None:
         """Create an empty ring.
@@ -32,11 +35,11 @@ class VersionRing:
 
     @property
     def newest(self) -> AdapterVersion | None:
-        """Version with the highest number; None if the ring is empty."""
+        """Undamaged version with the highest number; None if the ring has no undamaged version."""
         return self._versions[max(self._versions)] if self._versions else None
 
     def all_newest_first(self) -> list[AdapterVersion]:
-        """Return all versions, highest number first."""
+        """Return all undamaged versions, highest number first."""
         return [self._versions[number] for number in sorted(self._versions, reverse=True)]
 
     def has(self, version: int) -> bool:
@@ -61,7 +64,8 @@ class VersionRing:
         """Return the version if it is in the ring with the same digest; None if it may be added.
 
         Raises:
-            VersionConflict: The version has another digest, or is older than the newest one.
+            VersionConflict: The number is not higher than all earlier ones, and the ring has no version with this
+                number and digest.
             QuotaExceeded: The request pins the version, and the adapter has the maximum number of pins.
         """
         if version > self._highest:
@@ -84,12 +88,12 @@ class VersionRing:
         self._highest = max(self._highest, version)
 
     def mark_damaged(self, version: int) -> None:
-        """Record that the version exists but its stored record cannot be read."""
+        """Record that the version exists and is damaged."""
         self._damaged.add(version)
         self.skip(version)
 
     def is_damaged(self, version: int) -> bool:
-        """Return whether the version exists but its stored record cannot be read."""
+        """Return whether the version exists and is damaged."""
         return version in self._damaged
 
     def pinned(self, version: int, *, is_pinned: bool) -> AdapterVersion:

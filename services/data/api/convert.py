@@ -174,7 +174,7 @@ def _hub_from_proto(hub: dataset_pb2.HubSource) -> HubSource:
     begin = not_negative(hub.begin_row, 'source.hub.begin_row') if hub.HasField('begin_row') else None
     end = not_negative(hub.end_row, 'source.hub.end_row') if hub.HasField('end_row') else None
     if end is not None and end <= (begin or 0):
-        raise InvalidField('source.hub.end_row', f'must be greater than begin_row, got {end}')
+        raise InvalidField('source.hub.end_row', f'must be greater than begin_row ({begin or 0}), got {end}')
     return HubSource(
         dataset_id=id_from_proto(hub.dataset_id, 'source.hub.dataset_id'),
         subset_name=hub.subset_name or 'default',

@@ -29,7 +29,7 @@ def row_from_trajectory(trajectory: message_pb2.Trajectory, field: str) -> Row:
 
 
 def trajectory_of_row(row: Row) -> message_pb2.Trajectory:
-    """Return the chat from which a row was encoded; the row's other columns become the chat's `user_data`."""
+    """Return the chat of an encoded row; the `user_data` and the other columns of the row become its user data."""
     trajectory = chat_to_proto(row.get('messages', []), row.get('tools') or [])
     others = {name: value for name, value in row.items() if name not in (*_CHAT_COLUMNS, *TOKEN_COLUMNS)}
     for name, value in {**others, **user_data_values(row)}.items():

@@ -68,7 +68,7 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetLimits:
-    """Limits on datasets. All except those in `decoded` apply to each tenant separately."""
+    """Limits on datasets. The limits outside `decoded` apply to each tenant separately."""
 
     decoded: DecodedLimits
     """Limits on rows in memory."""
@@ -100,8 +100,8 @@ class Datasets:
             QuotaExceeded, QueueFull: The tenant has too many datasets, rows, bytes or waiting requests.
             BytesFull: The datasets in preparation take too much memory.
             DatasetNotFound, UploadNotFound, HubIdNotFound: A part of a mixture, an upload, or a hub id was not found.
-            InvalidField: A row or an argument is invalid.
-            DatasetNotReady: A step requires an earlier step that is missing.
+            InvalidField: A row or an argument is invalid, or the source cannot be used.
+            DatasetNotReady: A step requires an earlier step that is missing, or was already applied.
             StoredDataDamaged, StoreUnavailable: Stored data is damaged, or the disk cannot be used at the moment.
         """
         require_scope(caller, 'data')
@@ -132,7 +132,7 @@ class Datasets:
             QuotaExceeded, QueueFull: The tenant has too many rows, bytes or waiting requests.
             BytesFull: The datasets in preparation take too much memory.
             InvalidField: A row or an argument is invalid.
-            DatasetNotReady: A step requires an earlier step that is missing.
+            DatasetNotReady: A step requires an earlier step that is missing, or was already applied.
             HubIdNotFound: The template's model was not found.
             StoredDataDamaged, StoreUnavailable: The dataset is damaged, or the disk cannot be used at the moment.
         """
@@ -165,6 +165,8 @@ class Datasets:
 
     async def list(self, caller: Caller, page: Page) -> tuple[list[Dataset], SortKey | None]:
         """Return a page of datasets, newest first, and the sort key of its last dataset if more follow.
+
+        Datasets whose stored descriptions are damaged are not listed.
 
         Raises:
             ScopeMissing: The API key lacks the scope `data`.

@@ -20,7 +20,8 @@ class Uploads:
 
         Raises:
             ScopeMissing: The API key lacks the scope `data`.
-            StreamOutOfOrder: The first message is not a header, or a chunk does not begin at the committed offset.
+            StreamOutOfOrder: The first message is not a header, or a later message is not a chunk that begins at the
+                committed offset.
             InvalidField: The file is too large, a chunk exceeds the size in the header, or the header differs from that
                 of an earlier stream.
             QuotaExceeded: The total size of the tenant's uploads is too large.

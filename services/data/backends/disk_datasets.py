@@ -134,7 +134,7 @@ class DiskDatasets:
         if offset > size_bytes:
             if is_new:
                 path.unlink()
-            raise InvalidField('offset', f'must be at most {size_bytes}, the size of the file')
+            raise InvalidField('offset', f'is {offset}, must be at most {size_bytes}, the size of the file')
         return DiskFile(path, self._threads)
 
     def _write(self, dataset: Dataset, table: Table) -> Dataset:

@@ -1,4 +1,4 @@
-"""Lazy datasets, whose rows are stored unchanged: steps are applied to each row when it is read."""
+"""Lazy datasets, whose rows are stored unchanged: most steps are applied to each row when it is read."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

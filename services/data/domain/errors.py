@@ -21,12 +21,12 @@ class LoaderNotFound(NotFound):
 
 @domain_error('DATASET_NOT_READY', '{problem}')
 class DatasetNotReady(FailedPrecondition):
-    """A required earlier step is missing, or the step was already applied."""
+    """A required earlier step is missing, or the requested step was already applied."""
 
     dataset_id: str
     """Id of the dataset; empty while it is being created."""
     needs: str
-    """Missing step, such as 'encode'; empty if no step is missing."""
+    """Required step that is missing, such as 'encode'; empty if no step is missing."""
     problem: str
 
     def metadata(self) -> Mapping[str, str]:

@@ -68,13 +68,13 @@ class Loader:
         begins at its row.
 
         Raises:
-            InvalidField: The cursor belongs to other content, another batch size or another order, was modified, or is
-                not at a batch boundary.
+            InvalidField: The cursor belongs to other content, another batch size or another order, was modified, is not
+                at a batch boundary, or is beyond the last row.
         """
         if not cursor.state:
             self._check_begin(cursor.consumed_rows)
         elif cursor.state != self._state(cursor.consumed_rows):
-            problem = 'belongs to a loader of other rows, batch size or shuffle seed; start without a cursor'
+            problem = 'belongs to a loader with other rows, batches or order; start without a cursor'
             raise InvalidField('start.cursor', problem)
         return cursor.consumed_rows
 
@@ -82,7 +82,10 @@ class Loader:
         row_in_epoch = consumed_rows % self.epoch_rows if self.epoch_rows else consumed_rows
         is_past = self.end_row is not None and consumed_rows > self.end_row
         if is_past or row_in_epoch % self.batch_size:
-            problem = f'must be a batch boundary; a batch has {self.batch_size} rows, an epoch {self.epoch_rows}'
+            problem = (
+                f'is {consumed_rows}, must be a batch boundary up to the end of the loader; a batch has '
+                f'{self.batch_size} rows, an epoch {self.epoch_rows}'
+            )
             raise InvalidField('start.cursor.consumed_rows', problem)
 
     def _state(self, consumed_rows: int) -> bytes:

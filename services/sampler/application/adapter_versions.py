@@ -52,11 +52,12 @@ class AdapterVersions:
 
     @asynccontextmanager
     async def lease(self, caller: Caller, choice: AdapterChoice) -> AsyncGenerator[ResidentVersion, None]:
-        """Keep the version named in `choice` loaded within this block.
+        """Keep the version that `choice` selects loaded within this block.
 
         Raises:
             NotFound: The caller has no such adapter, version or checkpoint.
             VersionNotReady: The version did not arrive in time, or there was no capacity for it.
+            DataLoss: The stored weights are damaged.
             Unavailable: The source of the weights cannot be reached.
             AdapterMisfit: The version is not a LoRA adapter that fits the base model and the memory for adapters.
             InvalidField: The version belongs to another base model.
@@ -108,7 +109,7 @@ class AdapterVersions:
         await self._change(self._unload_adapter(adapter))
 
     async def close(self) -> None:
-        """Stop following all adapters, and wait for running changes of the engine's adapters."""
+        """Stop following all adapters, cancel all fetches, and wait for running changes of the engine's adapters."""
         await self.followers.close()
         await self._fetches.close()
         if self._changes:
@@ -193,7 +194,7 @@ class AdapterVersions:
     def _on_done(self, task: asyncio.Task[ResidentVersion | None]) -> None:
         self._changes.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            # The error also reaches the caller, unless it was cancelled.
+            # The error also reaches the caller, unless the caller was cancelled.
             _log.info('change of the adapters failed', error=str(error))
 
     async def _load(self, key: VersionKey, weights: AdapterWeights) -> ResidentVersion | None:
@@ -242,7 +243,7 @@ class AdapterVersions:
             raise AdapterMisfit(weights.adapter_id, needs)
 
     async def _unload(self, key: VersionKey, *, keep: AdapterKey) -> None:
-        """Unload a version. Stop following its adapter if it has no other version and is not `keep`."""
+        """Unload a version. Stop following its adapter unless the adapter has other versions or is `keep`."""
         await self._engine.unload_adapter(key)
         if key.adapter != keep and not self._residency.versions_of(key.adapter):
             self.followers.stop_idle(key.adapter)

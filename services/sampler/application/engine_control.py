@@ -22,7 +22,7 @@ class PauseMode(Enum):
     WAIT = 'wait'
     """Wait for running requests to finish before pausing."""
     ABORT = 'abort'
-    """Abort running requests before pausing."""
+    """Abort running requests before pausing; calls that only compute log-probabilities then fail with Cancelled."""
 
 
 class EngineControl:
@@ -40,7 +40,7 @@ class EngineControl:
         return self._admission.load
 
     async def abort(self, caller: Caller, request_id: str) -> None:
-        """Abort a request of the caller. Its sequences finish with `StopReason.ABORT`, and its call succeeds.
+        """Abort a sampling request of the caller. Its sequences finish with `StopReason.ABORT`; its call succeeds.
 
         Raises:
             RequestNotFound: The caller has no running request with that id.

@@ -270,7 +270,7 @@ class FullParameterRun:
     async def _pause_before_retry(self) -> None:
         """Wait before the next attempt, for at most `patience` or until no request is running.
 
-        With a shorter pause, new requests would wait for long running requests almost all the time.
+        With a shorter pause, new requests would almost always be waiting for a long-running request.
         """
         # A sleeping engine runs no request; the minimum pause limits the rate of attempts.
         minimum = min(_MIN_PAUSE_SECONDS, self._patience_seconds)

@@ -34,7 +34,7 @@ class _Lease:
         self.drain_settled = asyncio.Event()
         """Set once the gateway has acknowledged a report that announces the drain, or the lease has ended."""
         self.is_held = False
-        """Whether the gateway has granted the lease, and it has not ended."""
+        """Whether the gateway has granted the lease, and the lease has not ended."""
         self.is_lost = False
         """Whether the last call failed, which is logged once."""
         self.retry_seconds = _FIRST_RETRY_SECONDS
@@ -184,7 +184,7 @@ class Membership:
         lease.report_interval = min(renewal.lease_interval, self._max_interval) / REPORTS_PER_LEASE
         self._use_relay(renewal.weight_source_address)
         if renewal.is_drain_requested:
-            # A gateway sets the flag while its record of this sampler is draining, so the flag acknowledges a drain.
+            # A gateway also sets the flag after this sampler has announced a drain, so the flag acknowledges the drain.
             if self._is_draining:
                 lease.drain_settled.set()
             self.drain_requested.set()

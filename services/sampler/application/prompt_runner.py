@@ -87,7 +87,8 @@ class PromptRunner:
         Raises:
             ScopeMissing: The caller may not sample.
             BaseModelNotFound: This sampler serves another base model.
-            EnginePaused, QueueFull: The engine does not admit requests at present.
+            EnginePaused: The engine is paused or sleeps.
+            QueueFull: The tenant has too many waiting prompts.
         """
         require_scope(caller, 'sample')
         self.check_base_model(base_model)
@@ -137,10 +138,10 @@ class PromptRunner:
 
     @asynccontextmanager
     async def lease(self, caller: Caller, choice: AdapterChoice | None) -> AsyncGenerator[ResidentVersion | None, None]:
-        """Lease the version named in `choice` within this block; yield None for the base model alone.
+        """Lease the version that `choice` selects within this block; yield None for the base model alone.
 
         Raises:
-            BaseModelNotFound: No version is named, and this sampler serves a full-parameter run.
+            BaseModelNotFound: No adapter is selected, and this sampler serves a full-parameter run.
             NotFound, Unavailable, AdapterMisfit, InvalidField, NotSupportedHere: See `Versions.lease`.
         """
         if choice is None:

@@ -47,11 +47,12 @@ class Versions(Protocol):
         ...
 
     def lease(self, caller: Caller, choice: AdapterChoice) -> AbstractAsyncContextManager[ResidentVersion]:
-        """Keep the version named in `choice` loaded within this block.
+        """Keep the version that `choice` selects loaded within this block.
 
         Raises:
             NotFound, AdapterMisfit, InvalidField, NotSupportedHere: This sampler cannot serve the version.
             VersionNotReady: The version did not arrive in time, or there was no capacity for it.
+            DataLoss: The stored weights are damaged.
             Unavailable: The source of the weights cannot be reached.
         """
         ...
@@ -77,10 +78,11 @@ class Versions(Protocol):
         ...
 
     async def unload(self, caller: Caller, adapter_id: str) -> None:
-        """Drop the versions of an adapter.
+        """Unload the versions of an adapter.
 
         Raises:
-            AdapterNotFound, NotSupportedHere: The adapter cannot be unloaded on this sampler.
+            AdapterNotFound: The adapter is not on this sampler.
+            NotSupportedHere: This sampler serves only one full-parameter run.
         """
         ...
 

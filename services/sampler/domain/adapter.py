@@ -60,7 +60,7 @@ class CheckpointFacts:
     digest: str
     """Hexadecimal blake3 digest of the state."""
     step_count: int
-    """Number of optimizer steps before the checkpoint was saved."""
+    """Number of optimizer steps that were applied before the checkpoint was saved."""
 
     def version_key(self, tenant_id: str) -> 'VersionKey':
         """Return the checkpoint's key, which contains the digest, so that a replacement has another key."""

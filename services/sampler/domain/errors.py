@@ -64,7 +64,7 @@ class VersionNotReady(Unavailable):
     """Requested version; 0 means any version."""
 
     def __str__(self) -> str:
-        requested = f'version {self.version} of adapter' if self.version else 'any version of adapter'
+        requested = f'version {self.version} of adapter' if self.version else 'the newest version of adapter'
         return f'{requested} {self.adapter_id!r} has not reached this sampler yet; retry later'
 
 

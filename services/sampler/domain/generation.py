@@ -16,7 +16,7 @@ MAX_EXPERT_BYTES = 256 << 20
 """Maximum size in bytes of the expert indices that one prompt may return, which stay in memory until its sequences
 finish."""
 TopTokens = list[tuple[int, float]]
-"""Pairs `(token_id, log-probability)`, natural logarithm, most likely first."""
+"""Pairs `(token_id, log-probability)`, natural logarithm, most likely first unless stated otherwise."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def check_fits(prompt_tokens: int, params: SamplingParams, facts: EngineFacts) -
     Raises:
         ContextExceeded: Prompt and `max_tokens` exceed the context.
         InvalidField: `min_tokens` is larger than the number of tokens that may be sampled, `prompt_probe` does not fit
-            the prompt or the vocabulary, or the engine cannot report experts, at least not for so many tokens.
+            the prompt or the vocabulary, or the engine cannot report experts, or not those of so many tokens.
     """
     available = facts.context_tokens - prompt_tokens
     max_tokens = 1 if params.max_tokens is None else params.max_tokens
@@ -211,7 +211,9 @@ def check_fits(prompt_tokens: int, params: SamplingParams, facts: EngineFacts) -
 def _check_experts(token_bytes: int, token_count: int) -> None:
     field = 'params.is_routed_experts_returned'
     if not token_bytes:
-        raise InvalidField(field, 'needs the torch engine and experts with softmax routers; leave it out')
+        raise InvalidField(
+            field, 'requires the torch engine and a base model whose experts have softmax routers; leave it out'
+        )
     if token_bytes * token_count > MAX_EXPERT_BYTES:
         limit = MAX_EXPERT_BYTES // token_bytes
         problem = f'allows at most {limit} tokens in all sequences, prompts included, got {token_count}; reduce'

@@ -74,7 +74,7 @@ class Checkpoint(_message.Message):
     is_optimizer_included: _builtins.bool
     """Whether the checkpoint includes the trainer's state, so that training can resume from it."""
     size_bytes: _builtins.int
-    """Size of the stored checkpoint in bytes."""
+    """Size of the checkpoint's state in bytes."""
     step_count: _builtins.int
     """Number of optimizer steps applied before the checkpoint was saved."""
     digest: _builtins.str

@@ -416,7 +416,7 @@ class DownloadCheckpointResponse(_message.Message):
     archive_size_bytes: _builtins.int
     """Size of the complete archive in bytes."""
     archive_digest: _builtins.str
-    """blake3 digest of the complete archive, in hexadecimal, equal in every piece. If a resumed download has another
+    """blake3 digest of the complete archive, in hexadecimal, equal in every piece. If a resumed download has a different
     digest, the checkpoint was replaced in the meantime: discard the received bytes and restart at offset 0.
     """
     @_builtins.property
@@ -617,7 +617,7 @@ class WatchCheckpointsResponse(_message.Message):
     tenant_id: _builtins.str
     """Tenant that owns the checkpoint. Empty in `is_synced` events."""
     is_synced: _builtins.bool
-    """The snapshot is complete. All later events are changes."""
+    """The snapshot, or the part that a resumed watch had missed, is complete. All later events are new changes."""
     damaged_checkpoint_id: _builtins.str
     """Id of a checkpoint that exists, but whose record is damaged. Sent in snapshots only, without a resume token."""
     resume_token: _builtins.str

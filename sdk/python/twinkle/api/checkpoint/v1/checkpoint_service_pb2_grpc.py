@@ -28,7 +28,9 @@ if _version_not_supported:
 class CheckpointServiceStub:
     """Manages durable checkpoints. A checkpoint belongs to the tenant that saved it. All methods return NOT_FOUND
     (ERROR_REASON_CHECKPOINT_NOT_FOUND) for a checkpoint of another tenant, unless it is public and the method only reads
-    it. Clients need SCOPE_TRAIN.
+    it. A checkpoint whose record is damaged can only be deleted; other methods that name it return DATA_LOSS
+    (ERROR_REASON_CHECKPOINT_DAMAGED). Methods that store a state return UNAVAILABLE with a retry time
+    (ERROR_REASON_DISK_FULL, ERROR_REASON_STORE_UNAVAILABLE) if the disk cannot store it. Clients need SCOPE_TRAIN.
     """
 
     def __init__(self, channel):
@@ -92,7 +94,9 @@ class CheckpointServiceStub:
 class CheckpointServiceServicer:
     """Manages durable checkpoints. A checkpoint belongs to the tenant that saved it. All methods return NOT_FOUND
     (ERROR_REASON_CHECKPOINT_NOT_FOUND) for a checkpoint of another tenant, unless it is public and the method only reads
-    it. Clients need SCOPE_TRAIN.
+    it. A checkpoint whose record is damaged can only be deleted; other methods that name it return DATA_LOSS
+    (ERROR_REASON_CHECKPOINT_DAMAGED). Methods that store a state return UNAVAILABLE with a retry time
+    (ERROR_REASON_DISK_FULL, ERROR_REASON_STORE_UNAVAILABLE) if the disk cannot store it. Clients need SCOPE_TRAIN.
     """
 
     def GetCheckpoint(self, request, context):
@@ -105,7 +109,7 @@ class CheckpointServiceServicer:
     def VerifyCheckpoint(self, request, context):
         """Compares all files of a checkpoint with the digests that were stored by the save. Errors: DATA_LOSS
         (ERROR_REASON_CHECKPOINT_DAMAGED) if a file differs or is missing; loads, downloads and copies of the checkpoint
-        then fail with the same error.
+        then fail with the same error. A checkpoint that an earlier release saved without digests is not compared.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -119,7 +123,7 @@ class CheckpointServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteCheckpoint(self, request, context):
-        """Deletes a checkpoint.
+        """Deletes a checkpoint, even if its record is damaged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -142,16 +146,17 @@ class CheckpointServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CopyCheckpoint(self, request, context):
-        """Copies a checkpoint to a run of the caller. Errors: PERMISSION_DENIED if the caller is not a service of this
-        deployment; ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS) if the run has a checkpoint with that name and another
-        state.
+        """Copies a checkpoint to a run of the caller. If the run already has a checkpoint with the same name and state, that
+        checkpoint is returned. Errors: PERMISSION_DENIED if the caller is not a service of this deployment; ALREADY_EXISTS
+        (ERROR_REASON_CHECKPOINT_EXISTS) if the run has a checkpoint with that name and a different state.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DownloadCheckpoint(self, request, context):
-        """Streams a checkpoint as a tar archive of its PEFT folder.
+        """Streams a checkpoint as a tar archive of its PEFT folder. Errors: INVALID_ARGUMENT if the offset exceeds the size
+        of the archive.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -162,20 +167,23 @@ class CheckpointServiceServicer:
         the checkpoint becomes visible. The checkpoint belongs to a new run, whose id is derived from the upload id, so
         that a repeated upload returns the same checkpoint. If the stream ends before the last byte, the call fails with
         ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER), and the error's metadata contains the offset at which to resume.
-        Errors: INVALID_ARGUMENT if the archive is not a PEFT folder of safetensors, or if a tensor does not belong to the
-        base model, has another shape, or has values that are not finite; NOT_FOUND (ERROR_REASON_BASE_MODEL_NOT_FOUND);
-        ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS) if the upload has created a different checkpoint before;
-        FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends the upload; RESOURCE_EXHAUSTED
-        (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many unfinished uploads.
+        Errors: INVALID_ARGUMENT if the archive is too large or is not a PEFT folder of safetensors, or if a tensor does
+        not belong to the base model, has the wrong shape, or has values that are not finite; NOT_FOUND
+        (ERROR_REASON_BASE_MODEL_NOT_FOUND); ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS) if the upload has created a
+        different checkpoint before; FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends the upload;
+        RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many unfinished uploads, or too many bytes
+        in them; DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT) for a damaged chunk; UNAVAILABLE (ERROR_REASON_SERVICE_UNREACHABLE)
+        if the base model cannot be read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchCheckpoints(self, request, context):
-        """Follows the checkpoints of all tenants: a snapshot, `is_synced`, then every change. Errors: PERMISSION_DENIED if
-        the caller is not a service of this deployment; INVALID_ARGUMENT if the resume token is too old or was issued
-        before a restart.
+        """Follows the checkpoints of all tenants: a snapshot, `is_synced`, then changes. A slow reader receives only the
+        latest state of each checkpoint. Errors: PERMISSION_DENIED if the caller is not a service of this deployment;
+        INVALID_ARGUMENT if the resume token was issued before a restart, or if too many checkpoints were deleted since the
+        last event that the caller received.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -245,7 +253,9 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
 class CheckpointService:
     """Manages durable checkpoints. A checkpoint belongs to the tenant that saved it. All methods return NOT_FOUND
     (ERROR_REASON_CHECKPOINT_NOT_FOUND) for a checkpoint of another tenant, unless it is public and the method only reads
-    it. Clients need SCOPE_TRAIN.
+    it. A checkpoint whose record is damaged can only be deleted; other methods that name it return DATA_LOSS
+    (ERROR_REASON_CHECKPOINT_DAMAGED). Methods that store a state return UNAVAILABLE with a retry time
+    (ERROR_REASON_DISK_FULL, ERROR_REASON_STORE_UNAVAILABLE) if the disk cannot store it. Clients need SCOPE_TRAIN.
     """
 
     @staticmethod

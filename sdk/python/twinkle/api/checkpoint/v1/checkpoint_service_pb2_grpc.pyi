@@ -15,7 +15,9 @@ GRPC_VERSION: str
 class CheckpointServiceStub:
     """Manages durable checkpoints. A checkpoint belongs to the tenant that saved it. All methods return NOT_FOUND
     (ERROR_REASON_CHECKPOINT_NOT_FOUND) for a checkpoint of another tenant, unless it is public and the method only reads
-    it. Clients need SCOPE_TRAIN.
+    it. A checkpoint whose record is damaged can only be deleted; other methods that name it return DATA_LOSS
+    (ERROR_REASON_CHECKPOINT_DAMAGED). Methods that store a state return UNAVAILABLE with a retry time
+    (ERROR_REASON_DISK_FULL, ERROR_REASON_STORE_UNAVAILABLE) if the disk cannot store it. Clients need SCOPE_TRAIN.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -24,12 +26,12 @@ class CheckpointServiceStub:
     VerifyCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.VerifyCheckpointRequest, _checkpoint_service_pb2.VerifyCheckpointResponse]
     """Compares all files of a checkpoint with the digests that were stored by the save. Errors: DATA_LOSS
     (ERROR_REASON_CHECKPOINT_DAMAGED) if a file differs or is missing; loads, downloads and copies of the checkpoint
-    then fail with the same error.
+    then fail with the same error. A checkpoint that an earlier release saved without digests is not compared.
     """
     ListCheckpoints: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListCheckpointsRequest, _checkpoint_service_pb2.ListCheckpointsResponse]
     """Lists the caller's checkpoints, newest first. Checkpoints whose records are damaged are not listed."""
     DeleteCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.DeleteCheckpointRequest, _checkpoint_service_pb2.DeleteCheckpointResponse]
-    """Deletes a checkpoint."""
+    """Deletes a checkpoint, even if its record is damaged."""
     SetCheckpointTtl: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.SetCheckpointTtlRequest, _checkpoint_service_pb2.SetCheckpointTtlResponse]
     """Sets the remaining lifetime of a checkpoint."""
     SetCheckpointVisibility: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.SetCheckpointVisibilityRequest, _checkpoint_service_pb2.SetCheckpointVisibilityResponse]
@@ -38,33 +40,40 @@ class CheckpointServiceStub:
     the same path.
     """
     CopyCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CopyCheckpointRequest, _checkpoint_service_pb2.CopyCheckpointResponse]
-    """Copies a checkpoint to a run of the caller. Errors: PERMISSION_DENIED if the caller is not a service of this
-    deployment; ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS) if the run has a checkpoint with that name and another
-    state.
+    """Copies a checkpoint to a run of the caller. If the run already has a checkpoint with the same name and state, that
+    checkpoint is returned. Errors: PERMISSION_DENIED if the caller is not a service of this deployment; ALREADY_EXISTS
+    (ERROR_REASON_CHECKPOINT_EXISTS) if the run has a checkpoint with that name and a different state.
     """
     DownloadCheckpoint: _aio.UnaryStreamMultiCallable[_checkpoint_service_pb2.DownloadCheckpointRequest, _checkpoint_service_pb2.DownloadCheckpointResponse]
-    """Streams a checkpoint as a tar archive of its PEFT folder."""
+    """Streams a checkpoint as a tar archive of its PEFT folder. Errors: INVALID_ARGUMENT if the offset exceeds the size
+    of the archive.
+    """
     UploadCheckpoint: _aio.StreamUnaryMultiCallable[_checkpoint_service_pb2.UploadCheckpointRequest, _checkpoint_service_pb2.UploadCheckpointResponse]
     """Uploads a PEFT folder as a tar archive and creates a checkpoint from it. The archive is validated completely before
     the checkpoint becomes visible. The checkpoint belongs to a new run, whose id is derived from the upload id, so
     that a repeated upload returns the same checkpoint. If the stream ends before the last byte, the call fails with
     ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER), and the error's metadata contains the offset at which to resume.
-    Errors: INVALID_ARGUMENT if the archive is not a PEFT folder of safetensors, or if a tensor does not belong to the
-    base model, has another shape, or has values that are not finite; NOT_FOUND (ERROR_REASON_BASE_MODEL_NOT_FOUND);
-    ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS) if the upload has created a different checkpoint before;
-    FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends the upload; RESOURCE_EXHAUSTED
-    (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many unfinished uploads.
+    Errors: INVALID_ARGUMENT if the archive is too large or is not a PEFT folder of safetensors, or if a tensor does
+    not belong to the base model, has the wrong shape, or has values that are not finite; NOT_FOUND
+    (ERROR_REASON_BASE_MODEL_NOT_FOUND); ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS) if the upload has created a
+    different checkpoint before; FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends the upload;
+    RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many unfinished uploads, or too many bytes
+    in them; DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT) for a damaged chunk; UNAVAILABLE (ERROR_REASON_SERVICE_UNREACHABLE)
+    if the base model cannot be read.
     """
     WatchCheckpoints: _aio.UnaryStreamMultiCallable[_checkpoint_service_pb2.WatchCheckpointsRequest, _checkpoint_service_pb2.WatchCheckpointsResponse]
-    """Follows the checkpoints of all tenants: a snapshot, `is_synced`, then every change. Errors: PERMISSION_DENIED if
-    the caller is not a service of this deployment; INVALID_ARGUMENT if the resume token is too old or was issued
-    before a restart.
+    """Follows the checkpoints of all tenants: a snapshot, `is_synced`, then changes. A slow reader receives only the
+    latest state of each checkpoint. Errors: PERMISSION_DENIED if the caller is not a service of this deployment;
+    INVALID_ARGUMENT if the resume token was issued before a restart, or if too many checkpoints were deleted since the
+    last event that the caller received.
     """
 
 class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
     """Manages durable checkpoints. A checkpoint belongs to the tenant that saved it. All methods return NOT_FOUND
     (ERROR_REASON_CHECKPOINT_NOT_FOUND) for a checkpoint of another tenant, unless it is public and the method only reads
-    it. Clients need SCOPE_TRAIN.
+    it. A checkpoint whose record is damaged can only be deleted; other methods that name it return DATA_LOSS
+    (ERROR_REASON_CHECKPOINT_DAMAGED). Methods that store a state return UNAVAILABLE with a retry time
+    (ERROR_REASON_DISK_FULL, ERROR_REASON_STORE_UNAVAILABLE) if the disk cannot store it. Clients need SCOPE_TRAIN.
     """
 
     @_abc_1.abstractmethod
@@ -83,7 +92,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _abc.Awaitable[_checkpoint_service_pb2.VerifyCheckpointResponse]:
         """Compares all files of a checkpoint with the digests that were stored by the save. Errors: DATA_LOSS
         (ERROR_REASON_CHECKPOINT_DAMAGED) if a file differs or is missing; loads, downloads and copies of the checkpoint
-        then fail with the same error.
+        then fail with the same error. A checkpoint that an earlier release saved without digests is not compared.
         """
 
     @_abc_1.abstractmethod
@@ -100,7 +109,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.DeleteCheckpointRequest,
         context: _aio.ServicerContext[_checkpoint_service_pb2.DeleteCheckpointRequest, _abc.Awaitable[_checkpoint_service_pb2.DeleteCheckpointResponse]],
     ) -> _abc.Awaitable[_checkpoint_service_pb2.DeleteCheckpointResponse]:
-        """Deletes a checkpoint."""
+        """Deletes a checkpoint, even if its record is damaged."""
 
     @_abc_1.abstractmethod
     def SetCheckpointTtl(
@@ -127,9 +136,9 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.CopyCheckpointRequest,
         context: _aio.ServicerContext[_checkpoint_service_pb2.CopyCheckpointRequest, _abc.Awaitable[_checkpoint_service_pb2.CopyCheckpointResponse]],
     ) -> _abc.Awaitable[_checkpoint_service_pb2.CopyCheckpointResponse]:
-        """Copies a checkpoint to a run of the caller. Errors: PERMISSION_DENIED if the caller is not a service of this
-        deployment; ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS) if the run has a checkpoint with that name and another
-        state.
+        """Copies a checkpoint to a run of the caller. If the run already has a checkpoint with the same name and state, that
+        checkpoint is returned. Errors: PERMISSION_DENIED if the caller is not a service of this deployment; ALREADY_EXISTS
+        (ERROR_REASON_CHECKPOINT_EXISTS) if the run has a checkpoint with that name and a different state.
         """
 
     @_abc_1.abstractmethod
@@ -138,7 +147,9 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.DownloadCheckpointRequest,
         context: _aio.ServicerContext[_checkpoint_service_pb2.DownloadCheckpointRequest, _abc.AsyncIterator[_checkpoint_service_pb2.DownloadCheckpointResponse]],
     ) -> _abc.AsyncIterator[_checkpoint_service_pb2.DownloadCheckpointResponse]:
-        """Streams a checkpoint as a tar archive of its PEFT folder."""
+        """Streams a checkpoint as a tar archive of its PEFT folder. Errors: INVALID_ARGUMENT if the offset exceeds the size
+        of the archive.
+        """
 
     @_abc_1.abstractmethod
     def UploadCheckpoint(
@@ -150,11 +161,13 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         the checkpoint becomes visible. The checkpoint belongs to a new run, whose id is derived from the upload id, so
         that a repeated upload returns the same checkpoint. If the stream ends before the last byte, the call fails with
         ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER), and the error's metadata contains the offset at which to resume.
-        Errors: INVALID_ARGUMENT if the archive is not a PEFT folder of safetensors, or if a tensor does not belong to the
-        base model, has another shape, or has values that are not finite; NOT_FOUND (ERROR_REASON_BASE_MODEL_NOT_FOUND);
-        ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS) if the upload has created a different checkpoint before;
-        FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends the upload; RESOURCE_EXHAUSTED
-        (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many unfinished uploads.
+        Errors: INVALID_ARGUMENT if the archive is too large or is not a PEFT folder of safetensors, or if a tensor does
+        not belong to the base model, has the wrong shape, or has values that are not finite; NOT_FOUND
+        (ERROR_REASON_BASE_MODEL_NOT_FOUND); ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS) if the upload has created a
+        different checkpoint before; FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends the upload;
+        RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many unfinished uploads, or too many bytes
+        in them; DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT) for a damaged chunk; UNAVAILABLE (ERROR_REASON_SERVICE_UNREACHABLE)
+        if the base model cannot be read.
         """
 
     @_abc_1.abstractmethod
@@ -163,9 +176,10 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.WatchCheckpointsRequest,
         context: _aio.ServicerContext[_checkpoint_service_pb2.WatchCheckpointsRequest, _abc.AsyncIterator[_checkpoint_service_pb2.WatchCheckpointsResponse]],
     ) -> _abc.AsyncIterator[_checkpoint_service_pb2.WatchCheckpointsResponse]:
-        """Follows the checkpoints of all tenants: a snapshot, `is_synced`, then every change. Errors: PERMISSION_DENIED if
-        the caller is not a service of this deployment; INVALID_ARGUMENT if the resume token is too old or was issued
-        before a restart.
+        """Follows the checkpoints of all tenants: a snapshot, `is_synced`, then changes. A slow reader receives only the
+        latest state of each checkpoint. Errors: PERMISSION_DENIED if the caller is not a service of this deployment;
+        INVALID_ARGUMENT if the resume token was issued before a restart, or if too many checkpoints were deleted since the
+        last event that the caller received.
         """
 
 def add_CheckpointServiceServicer_to_server(servicer: CheckpointServiceServicer, server: _aio.Server) -> None: ...

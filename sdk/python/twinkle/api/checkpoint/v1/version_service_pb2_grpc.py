@@ -26,10 +26,11 @@ if _version_not_supported:
 
 
 class VersionServiceStub:
-    """Manages adapter versions. Each adapter has a ring of its newest versions: a new version evicts the oldest version
-    that is not pinned. Versions belong to the tenant of their adapter. All methods return NOT_FOUND
-    (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter that has no versions or belongs to another tenant. Clients need
-    SCOPE_TRAIN.
+    """Manages adapter versions. Each adapter has a ring of its newest versions: once the ring is full, a new version evicts
+    the oldest version that is not pinned. Versions belong to the tenant of their adapter. All methods except
+    DeleteVersions return NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter that has no versions or belongs to
+    another tenant. GetVersion, PinVersion and UnpinVersion return DATA_LOSS (ERROR_REASON_CHECKPOINT_DAMAGED) for a
+    version whose record is damaged. Clients need SCOPE_TRAIN.
     """
 
     def __init__(self, channel):
@@ -71,10 +72,11 @@ class VersionServiceStub:
 
 
 class VersionServiceServicer:
-    """Manages adapter versions. Each adapter has a ring of its newest versions: a new version evicts the oldest version
-    that is not pinned. Versions belong to the tenant of their adapter. All methods return NOT_FOUND
-    (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter that has no versions or belongs to another tenant. Clients need
-    SCOPE_TRAIN.
+    """Manages adapter versions. Each adapter has a ring of its newest versions: once the ring is full, a new version evicts
+    the oldest version that is not pinned. Versions belong to the tenant of their adapter. All methods except
+    DeleteVersions return NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter that has no versions or belongs to
+    another tenant. GetVersion, PinVersion and UnpinVersion return DATA_LOSS (ERROR_REASON_CHECKPOINT_DAMAGED) for a
+    version whose record is damaged. Clients need SCOPE_TRAIN.
     """
 
     def GetVersion(self, request, context):
@@ -85,7 +87,7 @@ class VersionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListVersions(self, request, context):
-        """Lists the versions of an adapter, newest first.
+        """Lists the versions of an adapter, newest first. Versions whose records are damaged are not listed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -100,24 +102,25 @@ class VersionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UnpinVersion(self, request, context):
-        """Unpins a version, so that newer versions can evict it. Errors: NOT_FOUND (ERROR_REASON_VERSION_NOT_FOUND).
+        """Unpins a version. If the ring then has too many versions that are not pinned, the oldest of them is evicted, which
+        may be this one. Errors: NOT_FOUND (ERROR_REASON_VERSION_NOT_FOUND).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteVersion(self, request, context):
-        """Deletes a version. Errors: NOT_FOUND (ERROR_REASON_VERSION_NOT_FOUND); FAILED_PRECONDITION (ERROR_REASON_IN_USE) if
-        the version is the newest one or is pinned.
+        """Deletes a version, even if its record is damaged. Errors: NOT_FOUND (ERROR_REASON_VERSION_NOT_FOUND);
+        FAILED_PRECONDITION (ERROR_REASON_IN_USE) if the version is the newest one or is pinned.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteVersions(self, request, context):
-        """Deletes all versions of a deleted adapter that are not pinned, including the newest one. Succeeds without an effect
-        if the adapter has no versions. Version numbers are not reused. Only for services. Errors: PERMISSION_DENIED
-        (ERROR_REASON_SCOPE_MISSING) for other callers.
+        """Deletes all versions of an adapter that are not pinned, including the newest one; services call it after they have
+        deleted the adapter. Succeeds without an effect if the adapter has no versions. Version numbers are not reused.
+        Errors: PERMISSION_DENIED (ERROR_REASON_SCOPE_MISSING) if the caller is not a service of this deployment.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -165,10 +168,11 @@ def add_VersionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class VersionService:
-    """Manages adapter versions. Each adapter has a ring of its newest versions: a new version evicts the oldest version
-    that is not pinned. Versions belong to the tenant of their adapter. All methods return NOT_FOUND
-    (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter that has no versions or belongs to another tenant. Clients need
-    SCOPE_TRAIN.
+    """Manages adapter versions. Each adapter has a ring of its newest versions: once the ring is full, a new version evicts
+    the oldest version that is not pinned. Versions belong to the tenant of their adapter. All methods except
+    DeleteVersions return NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter that has no versions or belongs to
+    another tenant. GetVersion, PinVersion and UnpinVersion return DATA_LOSS (ERROR_REASON_CHECKPOINT_DAMAGED) for a
+    version whose record is damaged. Clients need SCOPE_TRAIN.
     """
 
     @staticmethod

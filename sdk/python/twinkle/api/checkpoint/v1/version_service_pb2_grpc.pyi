@@ -13,38 +13,42 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class VersionServiceStub:
-    """Manages adapter versions. Each adapter has a ring of its newest versions: a new version evicts the oldest version
-    that is not pinned. Versions belong to the tenant of their adapter. All methods return NOT_FOUND
-    (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter that has no versions or belongs to another tenant. Clients need
-    SCOPE_TRAIN.
+    """Manages adapter versions. Each adapter has a ring of its newest versions: once the ring is full, a new version evicts
+    the oldest version that is not pinned. Versions belong to the tenant of their adapter. All methods except
+    DeleteVersions return NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter that has no versions or belongs to
+    another tenant. GetVersion, PinVersion and UnpinVersion return DATA_LOSS (ERROR_REASON_CHECKPOINT_DAMAGED) for a
+    version whose record is damaged. Clients need SCOPE_TRAIN.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetVersion: _aio.UnaryUnaryMultiCallable[_version_service_pb2.GetVersionRequest, _version_service_pb2.GetVersionResponse]
     """Gets a version. Errors: NOT_FOUND (ERROR_REASON_VERSION_NOT_FOUND)."""
     ListVersions: _aio.UnaryUnaryMultiCallable[_version_service_pb2.ListVersionsRequest, _version_service_pb2.ListVersionsResponse]
-    """Lists the versions of an adapter, newest first."""
+    """Lists the versions of an adapter, newest first. Versions whose records are damaged are not listed."""
     PinVersion: _aio.UnaryUnaryMultiCallable[_version_service_pb2.PinVersionRequest, _version_service_pb2.PinVersionResponse]
     """Pins a version, which is then kept until it is unpinned. Errors: NOT_FOUND (ERROR_REASON_VERSION_NOT_FOUND);
     RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the adapter has too many pinned versions.
     """
     UnpinVersion: _aio.UnaryUnaryMultiCallable[_version_service_pb2.UnpinVersionRequest, _version_service_pb2.UnpinVersionResponse]
-    """Unpins a version, so that newer versions can evict it. Errors: NOT_FOUND (ERROR_REASON_VERSION_NOT_FOUND)."""
+    """Unpins a version. If the ring then has too many versions that are not pinned, the oldest of them is evicted, which
+    may be this one. Errors: NOT_FOUND (ERROR_REASON_VERSION_NOT_FOUND).
+    """
     DeleteVersion: _aio.UnaryUnaryMultiCallable[_version_service_pb2.DeleteVersionRequest, _version_service_pb2.DeleteVersionResponse]
-    """Deletes a version. Errors: NOT_FOUND (ERROR_REASON_VERSION_NOT_FOUND); FAILED_PRECONDITION (ERROR_REASON_IN_USE) if
-    the version is the newest one or is pinned.
+    """Deletes a version, even if its record is damaged. Errors: NOT_FOUND (ERROR_REASON_VERSION_NOT_FOUND);
+    FAILED_PRECONDITION (ERROR_REASON_IN_USE) if the version is the newest one or is pinned.
     """
     DeleteVersions: _aio.UnaryUnaryMultiCallable[_version_service_pb2.DeleteVersionsRequest, _version_service_pb2.DeleteVersionsResponse]
-    """Deletes all versions of a deleted adapter that are not pinned, including the newest one. Succeeds without an effect
-    if the adapter has no versions. Version numbers are not reused. Only for services. Errors: PERMISSION_DENIED
-    (ERROR_REASON_SCOPE_MISSING) for other callers.
+    """Deletes all versions of an adapter that are not pinned, including the newest one; services call it after they have
+    deleted the adapter. Succeeds without an effect if the adapter has no versions. Version numbers are not reused.
+    Errors: PERMISSION_DENIED (ERROR_REASON_SCOPE_MISSING) if the caller is not a service of this deployment.
     """
 
 class VersionServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Manages adapter versions. Each adapter has a ring of its newest versions: a new version evicts the oldest version
-    that is not pinned. Versions belong to the tenant of their adapter. All methods return NOT_FOUND
-    (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter that has no versions or belongs to another tenant. Clients need
-    SCOPE_TRAIN.
+    """Manages adapter versions. Each adapter has a ring of its newest versions: once the ring is full, a new version evicts
+    the oldest version that is not pinned. Versions belong to the tenant of their adapter. All methods except
+    DeleteVersions return NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter that has no versions or belongs to
+    another tenant. GetVersion, PinVersion and UnpinVersion return DATA_LOSS (ERROR_REASON_CHECKPOINT_DAMAGED) for a
+    version whose record is damaged. Clients need SCOPE_TRAIN.
     """
 
     @_abc_1.abstractmethod
@@ -61,7 +65,7 @@ class VersionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _version_service_pb2.ListVersionsRequest,
         context: _aio.ServicerContext[_version_service_pb2.ListVersionsRequest, _abc.Awaitable[_version_service_pb2.ListVersionsResponse]],
     ) -> _abc.Awaitable[_version_service_pb2.ListVersionsResponse]:
-        """Lists the versions of an adapter, newest first."""
+        """Lists the versions of an adapter, newest first. Versions whose records are damaged are not listed."""
 
     @_abc_1.abstractmethod
     def PinVersion(
@@ -79,7 +83,9 @@ class VersionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _version_service_pb2.UnpinVersionRequest,
         context: _aio.ServicerContext[_version_service_pb2.UnpinVersionRequest, _abc.Awaitable[_version_service_pb2.UnpinVersionResponse]],
     ) -> _abc.Awaitable[_version_service_pb2.UnpinVersionResponse]:
-        """Unpins a version, so that newer versions can evict it. Errors: NOT_FOUND (ERROR_REASON_VERSION_NOT_FOUND)."""
+        """Unpins a version. If the ring then has too many versions that are not pinned, the oldest of them is evicted, which
+        may be this one. Errors: NOT_FOUND (ERROR_REASON_VERSION_NOT_FOUND).
+        """
 
     @_abc_1.abstractmethod
     def DeleteVersion(
@@ -87,8 +93,8 @@ class VersionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _version_service_pb2.DeleteVersionRequest,
         context: _aio.ServicerContext[_version_service_pb2.DeleteVersionRequest, _abc.Awaitable[_version_service_pb2.DeleteVersionResponse]],
     ) -> _abc.Awaitable[_version_service_pb2.DeleteVersionResponse]:
-        """Deletes a version. Errors: NOT_FOUND (ERROR_REASON_VERSION_NOT_FOUND); FAILED_PRECONDITION (ERROR_REASON_IN_USE) if
-        the version is the newest one or is pinned.
+        """Deletes a version, even if its record is damaged. Errors: NOT_FOUND (ERROR_REASON_VERSION_NOT_FOUND);
+        FAILED_PRECONDITION (ERROR_REASON_IN_USE) if the version is the newest one or is pinned.
         """
 
     @_abc_1.abstractmethod
@@ -97,9 +103,9 @@ class VersionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _version_service_pb2.DeleteVersionsRequest,
         context: _aio.ServicerContext[_version_service_pb2.DeleteVersionsRequest, _abc.Awaitable[_version_service_pb2.DeleteVersionsResponse]],
     ) -> _abc.Awaitable[_version_service_pb2.DeleteVersionsResponse]:
-        """Deletes all versions of a deleted adapter that are not pinned, including the newest one. Succeeds without an effect
-        if the adapter has no versions. Version numbers are not reused. Only for services. Errors: PERMISSION_DENIED
-        (ERROR_REASON_SCOPE_MISSING) for other callers.
+        """Deletes all versions of an adapter that are not pinned, including the newest one; services call it after they have
+        deleted the adapter. Succeeds without an effect if the adapter has no versions. Version numbers are not reused.
+        Errors: PERMISSION_DENIED (ERROR_REASON_SCOPE_MISSING) if the caller is not a service of this deployment.
         """
 
 def add_VersionServiceServicer_to_server(servicer: VersionServiceServicer, server: _aio.Server) -> None: ...

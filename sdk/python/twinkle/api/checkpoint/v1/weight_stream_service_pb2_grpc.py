@@ -29,7 +29,8 @@ class WeightStreamServiceStub:
     """Receives states with Publish, and sends them with Subscribe and Fetch. All methods return PERMISSION_DENIED if the
     caller is not a service of this deployment. A published state becomes visible only after the service has received its
     last frame, the commit. A transfer that is interrupted before that changes nothing. Samplers also serve Subscribe and
-    Fetch, to relay the versions in their memory to other samplers.
+    Fetch, to relay the versions in their memory to other samplers. A relaying sampler ignores `resume_version`, unless
+    it is the newest version in its memory.
     """
 
     def __init__(self, channel):
@@ -59,15 +60,20 @@ class WeightStreamServiceServicer:
     """Receives states with Publish, and sends them with Subscribe and Fetch. All methods return PERMISSION_DENIED if the
     caller is not a service of this deployment. A published state becomes visible only after the service has received its
     last frame, the commit. A transfer that is interrupted before that changes nothing. Samplers also serve Subscribe and
-    Fetch, to relay the versions in their memory to other samplers.
+    Fetch, to relay the versions in their memory to other samplers. A relaying sampler ignores `resume_version`, unless
+    it is the newest version in its memory.
     """
 
     def Publish(self, request_iterator, context):
-        """Publishes a state as a version or a checkpoint. Errors: INVALID_ARGUMENT if the manifest is inconsistent or a chunk
-        lies outside the state; FAILED_PRECONDITION (ERROR_REASON_MEMORY_NOT_SHARED) if the segment cannot be opened;
-        DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT, ERROR_REASON_DIGEST_MISMATCH); ABORTED (ERROR_REASON_VERSION_CONFLICT,
-        ERROR_REASON_STREAM_OUT_OF_ORDER); ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS); RESOURCE_EXHAUSTED
-        (ERROR_REASON_QUOTA_EXCEEDED) if the version is to be pinned and the adapter has too many pinned versions.
+        """Publishes a state as a version or a checkpoint. If the version or checkpoint already exists with the same state,
+        its record is returned. Errors: INVALID_ARGUMENT if the manifest is inconsistent, the state is too large, or a
+        chunk lies outside the state; FAILED_PRECONDITION (ERROR_REASON_MEMORY_NOT_SHARED) if the segment cannot be opened;
+        DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT, ERROR_REASON_DIGEST_MISMATCH, and ERROR_REASON_CHECKPOINT_DAMAGED if the
+        record of an existing checkpoint is damaged and overwriting is not allowed); ABORTED
+        (ERROR_REASON_VERSION_CONFLICT, ERROR_REASON_STREAM_OUT_OF_ORDER); ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS);
+        RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the version is to be pinned and the adapter has too many pinned
+        versions; UNAVAILABLE with a retry time (ERROR_REASON_DISK_FULL, ERROR_REASON_STORE_UNAVAILABLE); UNIMPLEMENTED
+        (ERROR_REASON_NOT_BUILT_YET) for a delta or a device transport.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -75,15 +81,19 @@ class WeightStreamServiceServicer:
 
     def Subscribe(self, request, context):
         """Sends the newest version of an adapter, then `is_synced`, then later versions. Errors: NOT_FOUND
-        (ERROR_REASON_ADAPTER_NOT_FOUND) if the adapter has no versions.
+        (ERROR_REASON_ADAPTER_NOT_FOUND) if the adapter has no versions; INVALID_ARGUMENT if `resume_offset` exceeds the
+        size of the transfer; DATA_LOSS (ERROR_REASON_CHECKPOINT_DAMAGED). A sampler also returns NOT_FOUND
+        (ERROR_REASON_VERSION_NOT_FOUND) if the newest version is not in its memory, and UNAVAILABLE
+        (ERROR_REASON_VERSION_NOT_READY) if it follows too many adapters.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Fetch(self, request, context):
-        """Sends one state. Errors: INVALID_ARGUMENT if the offset exceeds the size of the state; NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND, ERROR_REASON_VERSION_NOT_FOUND,
-        ERROR_REASON_CHECKPOINT_NOT_FOUND).
+        """Sends one state. Errors: INVALID_ARGUMENT if the offset exceeds the size of the state, or if a sampler is asked for
+        a checkpoint; NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND, ERROR_REASON_VERSION_NOT_FOUND,
+        ERROR_REASON_CHECKPOINT_NOT_FOUND); DATA_LOSS (ERROR_REASON_CHECKPOINT_DAMAGED).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -119,7 +129,8 @@ class WeightStreamService:
     """Receives states with Publish, and sends them with Subscribe and Fetch. All methods return PERMISSION_DENIED if the
     caller is not a service of this deployment. A published state becomes visible only after the service has received its
     last frame, the commit. A transfer that is interrupted before that changes nothing. Samplers also serve Subscribe and
-    Fetch, to relay the versions in their memory to other samplers.
+    Fetch, to relay the versions in their memory to other samplers. A relaying sampler ignores `resume_version`, unless
+    it is the newest version in its memory.
     """
 
     @staticmethod

@@ -16,31 +16,41 @@ class WeightStreamServiceStub:
     """Receives states with Publish, and sends them with Subscribe and Fetch. All methods return PERMISSION_DENIED if the
     caller is not a service of this deployment. A published state becomes visible only after the service has received its
     last frame, the commit. A transfer that is interrupted before that changes nothing. Samplers also serve Subscribe and
-    Fetch, to relay the versions in their memory to other samplers.
+    Fetch, to relay the versions in their memory to other samplers. A relaying sampler ignores `resume_version`, unless
+    it is the newest version in its memory.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Publish: _aio.StreamUnaryMultiCallable[_weight_stream_service_pb2.PublishRequest, _weight_stream_service_pb2.PublishResponse]
-    """Publishes a state as a version or a checkpoint. Errors: INVALID_ARGUMENT if the manifest is inconsistent or a chunk
-    lies outside the state; FAILED_PRECONDITION (ERROR_REASON_MEMORY_NOT_SHARED) if the segment cannot be opened;
-    DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT, ERROR_REASON_DIGEST_MISMATCH); ABORTED (ERROR_REASON_VERSION_CONFLICT,
-    ERROR_REASON_STREAM_OUT_OF_ORDER); ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS); RESOURCE_EXHAUSTED
-    (ERROR_REASON_QUOTA_EXCEEDED) if the version is to be pinned and the adapter has too many pinned versions.
+    """Publishes a state as a version or a checkpoint. If the version or checkpoint already exists with the same state,
+    its record is returned. Errors: INVALID_ARGUMENT if the manifest is inconsistent, the state is too large, or a
+    chunk lies outside the state; FAILED_PRECONDITION (ERROR_REASON_MEMORY_NOT_SHARED) if the segment cannot be opened;
+    DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT, ERROR_REASON_DIGEST_MISMATCH, and ERROR_REASON_CHECKPOINT_DAMAGED if the
+    record of an existing checkpoint is damaged and overwriting is not allowed); ABORTED
+    (ERROR_REASON_VERSION_CONFLICT, ERROR_REASON_STREAM_OUT_OF_ORDER); ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS);
+    RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the version is to be pinned and the adapter has too many pinned
+    versions; UNAVAILABLE with a retry time (ERROR_REASON_DISK_FULL, ERROR_REASON_STORE_UNAVAILABLE); UNIMPLEMENTED
+    (ERROR_REASON_NOT_BUILT_YET) for a delta or a device transport.
     """
     Subscribe: _aio.UnaryStreamMultiCallable[_weight_stream_service_pb2.SubscribeRequest, _weight_stream_service_pb2.SubscribeResponse]
     """Sends the newest version of an adapter, then `is_synced`, then later versions. Errors: NOT_FOUND
-    (ERROR_REASON_ADAPTER_NOT_FOUND) if the adapter has no versions.
+    (ERROR_REASON_ADAPTER_NOT_FOUND) if the adapter has no versions; INVALID_ARGUMENT if `resume_offset` exceeds the
+    size of the transfer; DATA_LOSS (ERROR_REASON_CHECKPOINT_DAMAGED). A sampler also returns NOT_FOUND
+    (ERROR_REASON_VERSION_NOT_FOUND) if the newest version is not in its memory, and UNAVAILABLE
+    (ERROR_REASON_VERSION_NOT_READY) if it follows too many adapters.
     """
     Fetch: _aio.UnaryStreamMultiCallable[_weight_stream_service_pb2.FetchRequest, _weight_stream_service_pb2.FetchResponse]
-    """Sends one state. Errors: INVALID_ARGUMENT if the offset exceeds the size of the state; NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND, ERROR_REASON_VERSION_NOT_FOUND,
-    ERROR_REASON_CHECKPOINT_NOT_FOUND).
+    """Sends one state. Errors: INVALID_ARGUMENT if the offset exceeds the size of the state, or if a sampler is asked for
+    a checkpoint; NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND, ERROR_REASON_VERSION_NOT_FOUND,
+    ERROR_REASON_CHECKPOINT_NOT_FOUND); DATA_LOSS (ERROR_REASON_CHECKPOINT_DAMAGED).
     """
 
 class WeightStreamServiceServicer(metaclass=_abc_1.ABCMeta):
     """Receives states with Publish, and sends them with Subscribe and Fetch. All methods return PERMISSION_DENIED if the
     caller is not a service of this deployment. A published state becomes visible only after the service has received its
     last frame, the commit. A transfer that is interrupted before that changes nothing. Samplers also serve Subscribe and
-    Fetch, to relay the versions in their memory to other samplers.
+    Fetch, to relay the versions in their memory to other samplers. A relaying sampler ignores `resume_version`, unless
+    it is the newest version in its memory.
     """
 
     @_abc_1.abstractmethod
@@ -49,11 +59,15 @@ class WeightStreamServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _abc.AsyncIterator[_weight_stream_service_pb2.PublishRequest],
         context: _aio.ServicerContext[_abc.AsyncIterator[_weight_stream_service_pb2.PublishRequest], _abc.Awaitable[_weight_stream_service_pb2.PublishResponse]],
     ) -> _abc.Awaitable[_weight_stream_service_pb2.PublishResponse]:
-        """Publishes a state as a version or a checkpoint. Errors: INVALID_ARGUMENT if the manifest is inconsistent or a chunk
-        lies outside the state; FAILED_PRECONDITION (ERROR_REASON_MEMORY_NOT_SHARED) if the segment cannot be opened;
-        DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT, ERROR_REASON_DIGEST_MISMATCH); ABORTED (ERROR_REASON_VERSION_CONFLICT,
-        ERROR_REASON_STREAM_OUT_OF_ORDER); ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS); RESOURCE_EXHAUSTED
-        (ERROR_REASON_QUOTA_EXCEEDED) if the version is to be pinned and the adapter has too many pinned versions.
+        """Publishes a state as a version or a checkpoint. If the version or checkpoint already exists with the same state,
+        its record is returned. Errors: INVALID_ARGUMENT if the manifest is inconsistent, the state is too large, or a
+        chunk lies outside the state; FAILED_PRECONDITION (ERROR_REASON_MEMORY_NOT_SHARED) if the segment cannot be opened;
+        DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT, ERROR_REASON_DIGEST_MISMATCH, and ERROR_REASON_CHECKPOINT_DAMAGED if the
+        record of an existing checkpoint is damaged and overwriting is not allowed); ABORTED
+        (ERROR_REASON_VERSION_CONFLICT, ERROR_REASON_STREAM_OUT_OF_ORDER); ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS);
+        RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the version is to be pinned and the adapter has too many pinned
+        versions; UNAVAILABLE with a retry time (ERROR_REASON_DISK_FULL, ERROR_REASON_STORE_UNAVAILABLE); UNIMPLEMENTED
+        (ERROR_REASON_NOT_BUILT_YET) for a delta or a device transport.
         """
 
     @_abc_1.abstractmethod
@@ -63,7 +77,10 @@ class WeightStreamServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_weight_stream_service_pb2.SubscribeRequest, _abc.AsyncIterator[_weight_stream_service_pb2.SubscribeResponse]],
     ) -> _abc.AsyncIterator[_weight_stream_service_pb2.SubscribeResponse]:
         """Sends the newest version of an adapter, then `is_synced`, then later versions. Errors: NOT_FOUND
-        (ERROR_REASON_ADAPTER_NOT_FOUND) if the adapter has no versions.
+        (ERROR_REASON_ADAPTER_NOT_FOUND) if the adapter has no versions; INVALID_ARGUMENT if `resume_offset` exceeds the
+        size of the transfer; DATA_LOSS (ERROR_REASON_CHECKPOINT_DAMAGED). A sampler also returns NOT_FOUND
+        (ERROR_REASON_VERSION_NOT_FOUND) if the newest version is not in its memory, and UNAVAILABLE
+        (ERROR_REASON_VERSION_NOT_READY) if it follows too many adapters.
         """
 
     @_abc_1.abstractmethod
@@ -72,8 +89,9 @@ class WeightStreamServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _weight_stream_service_pb2.FetchRequest,
         context: _aio.ServicerContext[_weight_stream_service_pb2.FetchRequest, _abc.AsyncIterator[_weight_stream_service_pb2.FetchResponse]],
     ) -> _abc.AsyncIterator[_weight_stream_service_pb2.FetchResponse]:
-        """Sends one state. Errors: INVALID_ARGUMENT if the offset exceeds the size of the state; NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND, ERROR_REASON_VERSION_NOT_FOUND,
-        ERROR_REASON_CHECKPOINT_NOT_FOUND).
+        """Sends one state. Errors: INVALID_ARGUMENT if the offset exceeds the size of the state, or if a sampler is asked for
+        a checkpoint; NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND, ERROR_REASON_VERSION_NOT_FOUND,
+        ERROR_REASON_CHECKPOINT_NOT_FOUND); DATA_LOSS (ERROR_REASON_CHECKPOINT_DAMAGED).
         """
 
 def add_WeightStreamServiceServicer_to_server(servicer: WeightStreamServiceServicer, server: _aio.Server) -> None: ...

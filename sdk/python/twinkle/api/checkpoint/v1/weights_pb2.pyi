@@ -70,8 +70,8 @@ class _FrameEncodingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FrameEn
     open.
     """
     FRAME_ENCODING_DEVICE: _FrameEncoding.ValueType  # 4
-    """There are no chunks, and the commit follows the header. The bytes of the state travel over a device transport, which
-    starts as soon as the receiver has the header. Only senders of Subscribe and Fetch use it.
+    """There are no chunks, and the commit follows the header. The bytes of the state travel over a device transport,
+    which starts as soon as the receiver has the header. Only senders of Subscribe and Fetch use it.
     """
 
 class FrameEncoding(_FrameEncoding, metaclass=_FrameEncodingEnumTypeWrapper):
@@ -90,8 +90,8 @@ FRAME_ENCODING_SHARED_MEMORY: FrameEncoding.ValueType  # 3
 open.
 """
 FRAME_ENCODING_DEVICE: FrameEncoding.ValueType  # 4
-"""There are no chunks, and the commit follows the header. The bytes of the state travel over a device transport, which
-starts as soon as the receiver has the header. Only senders of Subscribe and Fetch use it.
+"""There are no chunks, and the commit follows the header. The bytes of the state travel over a device transport,
+which starts as soon as the receiver has the header. Only senders of Subscribe and Fetch use it.
 """
 Global___FrameEncoding: _TypeAlias = FrameEncoding  # noqa: Y015
 
@@ -482,8 +482,8 @@ class CheckpointTarget(_message.Message):
     name: _builtins.str
     """Name of the checkpoint within the run."""
     is_overwrite_allowed: _builtins.bool
-    """Whether to replace an existing checkpoint with this name. If false, an existing one causes ALREADY_EXISTS
-    (ERROR_REASON_CHECKPOINT_EXISTS).
+    """Whether to replace a different checkpoint with this name. If false, such a checkpoint causes ALREADY_EXISTS
+    (ERROR_REASON_CHECKPOINT_EXISTS). `request_id` defines when two checkpoints are the same.
     """
     step_count: _builtins.int
     """Number of optimizer steps applied before the checkpoint was saved, at least 0."""
@@ -544,8 +544,8 @@ class FrameHeader(_message.Message):
     base_version: _builtins.int
     """Base version of a delta. 0 for the other encodings."""
     encoded_size_bytes: _builtins.int
-    """Number of encoded bytes, counted from offset 0. It equals the size of the state, except for a delta. It is 0 for a
-    state in shared memory or on a device transport.
+    """Number of encoded bytes, counted from offset 0: the size of the state for FRAME_ENCODING_WHOLE, the size of the
+    delta for a delta, and 0 for a state in shared memory or on a device transport.
     """
     resume_offset: _builtins.int
     """Offset of the first chunk in encoded bytes. It is above 0 only if an interrupted transfer resumes."""

@@ -209,8 +209,8 @@ Global___UploadSource: _TypeAlias = UploadSource  # noqa: Y015
 
 @_typing.final
 class MixtureSource(_message.Message):
-    """A combination of several datasets of the caller. Lazy datasets cannot be combined, and encoded datasets cannot be
-    combined with datasets that are not encoded.
+    """A combination of several datasets of the caller. Lazy datasets cannot be combined. The datasets must all be packed,
+    all be encoded but not packed, or all be neither, and encoded datasets must have the same template.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

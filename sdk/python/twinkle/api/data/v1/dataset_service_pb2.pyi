@@ -37,8 +37,9 @@ class CreateDatasetRequest(_message.Message):
     """
     is_lazy: _builtins.bool
     """Whether to store the rows unchanged, and to apply `map`, `encode` and `check` to a row each time a loader reads it.
-    These steps must return one row for each row. An error in a row is reported by the loader's stream. `filter` is
-    applied immediately. `pack`, truncation by splitting, and export are refused with INVALID_ARGUMENT.
+    These steps must return one row for each row. An error in a row is reported by the loader's stream. `set_template`
+    and `filter` are applied immediately. `pack`, truncation by splitting, and export are refused with
+    INVALID_ARGUMENT.
     """
     @_builtins.property
     def source(self) -> _dataset_pb2.DatasetSource:

@@ -27,7 +27,11 @@ if _version_not_supported:
 
 class DatasetServiceStub:
     """Manages datasets. Clients need SCOPE_DATA. A dataset belongs to the tenant that created it. All methods return
-    NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND) for a dataset of another tenant.
+    NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND) for a dataset of another tenant, and DATA_LOSS
+    (ERROR_REASON_STORED_DATA_DAMAGED) if a dataset or an upload that they read is damaged. The changes and exports of a
+    tenant run one after the other; RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL, with a retry time) means that too many
+    of them are waiting. Methods that store data return UNAVAILABLE with a retry time (ERROR_REASON_STORE_UNAVAILABLE) if
+    the disk cannot store it.
     """
 
     def __init__(self, channel):
@@ -85,15 +89,19 @@ class DatasetServiceStub:
 
 class DatasetServiceServicer:
     """Manages datasets. Clients need SCOPE_DATA. A dataset belongs to the tenant that created it. All methods return
-    NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND) for a dataset of another tenant.
+    NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND) for a dataset of another tenant, and DATA_LOSS
+    (ERROR_REASON_STORED_DATA_DAMAGED) if a dataset or an upload that they read is damaged. The changes and exports of a
+    tenant run one after the other; RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL, with a retry time) means that too many
+    of them are waiting. Methods that store data return UNAVAILABLE with a retry time (ERROR_REASON_STORE_UNAVAILABLE) if
+    the disk cannot store it.
     """
 
     def CreateDataset(self, request, context):
-        """Creates a dataset. Errors: INVALID_ARGUMENT, which names the row and field; NOT_FOUND if the hub id, the upload or
-        a dataset of the mixture does not exist; FAILED_PRECONDITION (ERROR_REASON_DATASET_NOT_READY) if a step needs an
-        earlier step that is missing; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many datasets
-        or stored bytes, or the dataset has too many rows or bytes, and (ERROR_REASON_QUEUE_FULL, with a retry time) if the
-        datasets that are being prepared take too much memory.
+        """Creates a dataset. Errors: INVALID_ARGUMENT, which names the row or the field; NOT_FOUND if the hub id, the upload
+        or a dataset of the mixture does not exist; FAILED_PRECONDITION (ERROR_REASON_DATASET_NOT_READY) if a step needs an
+        earlier step that is missing, or was already applied; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the
+        tenant has too many datasets or stored bytes, or the dataset has too many rows or bytes, and
+        (ERROR_REASON_QUEUE_FULL, with a retry time) if the datasets that are being prepared take too much memory.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,7 +112,7 @@ class DatasetServiceServicer:
         the file is too large, or the header differs from that of an earlier stream; DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT)
         for a damaged chunk; ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) for a chunk that does not follow the stored bytes;
         FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends the same upload; RESOURCE_EXHAUSTED
-        (ERROR_REASON_QUOTA_EXCEEDED) if the tenant's uploads have too many bytes.
+        (ERROR_REASON_QUOTA_EXCEEDED) if the tenant's uploads have too many bytes; UNAVAILABLE (ERROR_REASON_DISK_FULL).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -119,9 +127,10 @@ class DatasetServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Apply(self, request, context):
-        """Applies steps to a dataset. Errors: INVALID_ARGUMENT, which names the step; FAILED_PRECONDITION
-        (ERROR_REASON_DATASET_NOT_READY) if a step needs an earlier step that is missing, or (ERROR_REASON_IN_USE) while a
-        loader of the dataset is open.
+        """Applies steps to a dataset. Errors: INVALID_ARGUMENT, which names the row or the field; NOT_FOUND
+        (ERROR_REASON_HUB_ID_NOT_FOUND) for the model of a template; FAILED_PRECONDITION (ERROR_REASON_DATASET_NOT_READY)
+        if a step needs an earlier step that is missing, or was already applied, and (ERROR_REASON_IN_USE) while a loader
+        of the dataset is open; RESOURCE_EXHAUSTED as for CreateDataset; ABORTED (ERROR_REASON_REQUEST_ID_REUSED).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -135,7 +144,7 @@ class DatasetServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListDatasets(self, request, context):
-        """Lists the caller's datasets, newest first.
+        """Lists the caller's datasets, newest first. Datasets whose stored descriptions are damaged are not listed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -150,15 +159,17 @@ class DatasetServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteDataset(self, request, context):
-        """Deletes a dataset. Errors: FAILED_PRECONDITION (ERROR_REASON_IN_USE) while a loader of the dataset is open.
+        """Deletes a dataset, which may be damaged. Errors: FAILED_PRECONDITION (ERROR_REASON_IN_USE) while a loader of the
+        dataset is open.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ExportDataset(self, request, context):
-        """Streams a dataset as a file. Errors: INVALID_ARGUMENT if the dataset is lazy or the format cannot represent its
-        rows.
+        """Streams a dataset as a file. Errors: INVALID_ARGUMENT if the dataset is lazy, the format cannot represent its rows,
+        or the offset exceeds the size of the file; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED, and
+        ERROR_REASON_QUEUE_FULL with a retry time) if the rows take too much memory.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -222,7 +233,11 @@ def add_DatasetServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class DatasetService:
     """Manages datasets. Clients need SCOPE_DATA. A dataset belongs to the tenant that created it. All methods return
-    NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND) for a dataset of another tenant.
+    NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND) for a dataset of another tenant, and DATA_LOSS
+    (ERROR_REASON_STORED_DATA_DAMAGED) if a dataset or an upload that they read is damaged. The changes and exports of a
+    tenant run one after the other; RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL, with a retry time) means that too many
+    of them are waiting. Methods that store data return UNAVAILABLE with a retry time (ERROR_REASON_STORE_UNAVAILABLE) if
+    the disk cannot store it.
     """
 
     @staticmethod

@@ -14,51 +14,63 @@ GRPC_VERSION: str
 
 class DatasetServiceStub:
     """Manages datasets. Clients need SCOPE_DATA. A dataset belongs to the tenant that created it. All methods return
-    NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND) for a dataset of another tenant.
+    NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND) for a dataset of another tenant, and DATA_LOSS
+    (ERROR_REASON_STORED_DATA_DAMAGED) if a dataset or an upload that they read is damaged. The changes and exports of a
+    tenant run one after the other; RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL, with a retry time) means that too many
+    of them are waiting. Methods that store data return UNAVAILABLE with a retry time (ERROR_REASON_STORE_UNAVAILABLE) if
+    the disk cannot store it.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateDataset: _aio.UnaryUnaryMultiCallable[_dataset_service_pb2.CreateDatasetRequest, _dataset_service_pb2.CreateDatasetResponse]
-    """Creates a dataset. Errors: INVALID_ARGUMENT, which names the row and field; NOT_FOUND if the hub id, the upload or
-    a dataset of the mixture does not exist; FAILED_PRECONDITION (ERROR_REASON_DATASET_NOT_READY) if a step needs an
-    earlier step that is missing; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many datasets
-    or stored bytes, or the dataset has too many rows or bytes, and (ERROR_REASON_QUEUE_FULL, with a retry time) if the
-    datasets that are being prepared take too much memory.
+    """Creates a dataset. Errors: INVALID_ARGUMENT, which names the row or the field; NOT_FOUND if the hub id, the upload
+    or a dataset of the mixture does not exist; FAILED_PRECONDITION (ERROR_REASON_DATASET_NOT_READY) if a step needs an
+    earlier step that is missing, or was already applied; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the
+    tenant has too many datasets or stored bytes, or the dataset has too many rows or bytes, and
+    (ERROR_REASON_QUEUE_FULL, with a retry time) if the datasets that are being prepared take too much memory.
     """
     Upload: _aio.StreamUnaryMultiCallable[_dataset_service_pb2.UploadRequest, _dataset_service_pb2.UploadResponse]
     """Uploads a file in chunks. An interrupted upload can be resumed at the committed offset. Errors: INVALID_ARGUMENT if
     the file is too large, or the header differs from that of an earlier stream; DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT)
     for a damaged chunk; ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) for a chunk that does not follow the stored bytes;
     FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends the same upload; RESOURCE_EXHAUSTED
-    (ERROR_REASON_QUOTA_EXCEEDED) if the tenant's uploads have too many bytes.
+    (ERROR_REASON_QUOTA_EXCEEDED) if the tenant's uploads have too many bytes; UNAVAILABLE (ERROR_REASON_DISK_FULL).
     """
     GetUpload: _aio.UnaryUnaryMultiCallable[_dataset_service_pb2.GetUploadRequest, _dataset_service_pb2.GetUploadResponse]
     """Gets the status of an upload, including the offset at which it resumes. Errors: NOT_FOUND
     (ERROR_REASON_UPLOAD_NOT_FOUND).
     """
     Apply: _aio.UnaryUnaryMultiCallable[_dataset_service_pb2.ApplyRequest, _dataset_service_pb2.ApplyResponse]
-    """Applies steps to a dataset. Errors: INVALID_ARGUMENT, which names the step; FAILED_PRECONDITION
-    (ERROR_REASON_DATASET_NOT_READY) if a step needs an earlier step that is missing, or (ERROR_REASON_IN_USE) while a
-    loader of the dataset is open.
+    """Applies steps to a dataset. Errors: INVALID_ARGUMENT, which names the row or the field; NOT_FOUND
+    (ERROR_REASON_HUB_ID_NOT_FOUND) for the model of a template; FAILED_PRECONDITION (ERROR_REASON_DATASET_NOT_READY)
+    if a step needs an earlier step that is missing, or was already applied, and (ERROR_REASON_IN_USE) while a loader
+    of the dataset is open; RESOURCE_EXHAUSTED as for CreateDataset; ABORTED (ERROR_REASON_REQUEST_ID_REUSED).
     """
     GetDataset: _aio.UnaryUnaryMultiCallable[_dataset_service_pb2.GetDatasetRequest, _dataset_service_pb2.GetDatasetResponse]
     """Gets a dataset."""
     ListDatasets: _aio.UnaryUnaryMultiCallable[_dataset_service_pb2.ListDatasetsRequest, _dataset_service_pb2.ListDatasetsResponse]
-    """Lists the caller's datasets, newest first."""
+    """Lists the caller's datasets, newest first. Datasets whose stored descriptions are damaged are not listed."""
     GetStoredBytes: _aio.UnaryUnaryMultiCallable[_dataset_service_pb2.GetStoredBytesRequest, _dataset_service_pb2.GetStoredBytesResponse]
     """Returns the size of all data that the service stores for the caller. The gateway calls this method to enforce the
     tenant's quota of stored bytes.
     """
     DeleteDataset: _aio.UnaryUnaryMultiCallable[_dataset_service_pb2.DeleteDatasetRequest, _dataset_service_pb2.DeleteDatasetResponse]
-    """Deletes a dataset. Errors: FAILED_PRECONDITION (ERROR_REASON_IN_USE) while a loader of the dataset is open."""
+    """Deletes a dataset, which may be damaged. Errors: FAILED_PRECONDITION (ERROR_REASON_IN_USE) while a loader of the
+    dataset is open.
+    """
     ExportDataset: _aio.UnaryStreamMultiCallable[_dataset_service_pb2.ExportDatasetRequest, _dataset_service_pb2.ExportDatasetResponse]
-    """Streams a dataset as a file. Errors: INVALID_ARGUMENT if the dataset is lazy or the format cannot represent its
-    rows.
+    """Streams a dataset as a file. Errors: INVALID_ARGUMENT if the dataset is lazy, the format cannot represent its rows,
+    or the offset exceeds the size of the file; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED, and
+    ERROR_REASON_QUEUE_FULL with a retry time) if the rows take too much memory.
     """
 
 class DatasetServiceServicer(metaclass=_abc_1.ABCMeta):
     """Manages datasets. Clients need SCOPE_DATA. A dataset belongs to the tenant that created it. All methods return
-    NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND) for a dataset of another tenant.
+    NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND) for a dataset of another tenant, and DATA_LOSS
+    (ERROR_REASON_STORED_DATA_DAMAGED) if a dataset or an upload that they read is damaged. The changes and exports of a
+    tenant run one after the other; RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL, with a retry time) means that too many
+    of them are waiting. Methods that store data return UNAVAILABLE with a retry time (ERROR_REASON_STORE_UNAVAILABLE) if
+    the disk cannot store it.
     """
 
     @_abc_1.abstractmethod
@@ -67,11 +79,11 @@ class DatasetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _dataset_service_pb2.CreateDatasetRequest,
         context: _aio.ServicerContext[_dataset_service_pb2.CreateDatasetRequest, _abc.Awaitable[_dataset_service_pb2.CreateDatasetResponse]],
     ) -> _abc.Awaitable[_dataset_service_pb2.CreateDatasetResponse]:
-        """Creates a dataset. Errors: INVALID_ARGUMENT, which names the row and field; NOT_FOUND if the hub id, the upload or
-        a dataset of the mixture does not exist; FAILED_PRECONDITION (ERROR_REASON_DATASET_NOT_READY) if a step needs an
-        earlier step that is missing; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many datasets
-        or stored bytes, or the dataset has too many rows or bytes, and (ERROR_REASON_QUEUE_FULL, with a retry time) if the
-        datasets that are being prepared take too much memory.
+        """Creates a dataset. Errors: INVALID_ARGUMENT, which names the row or the field; NOT_FOUND if the hub id, the upload
+        or a dataset of the mixture does not exist; FAILED_PRECONDITION (ERROR_REASON_DATASET_NOT_READY) if a step needs an
+        earlier step that is missing, or was already applied; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the
+        tenant has too many datasets or stored bytes, or the dataset has too many rows or bytes, and
+        (ERROR_REASON_QUEUE_FULL, with a retry time) if the datasets that are being prepared take too much memory.
         """
 
     @_abc_1.abstractmethod
@@ -84,7 +96,7 @@ class DatasetServiceServicer(metaclass=_abc_1.ABCMeta):
         the file is too large, or the header differs from that of an earlier stream; DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT)
         for a damaged chunk; ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) for a chunk that does not follow the stored bytes;
         FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends the same upload; RESOURCE_EXHAUSTED
-        (ERROR_REASON_QUOTA_EXCEEDED) if the tenant's uploads have too many bytes.
+        (ERROR_REASON_QUOTA_EXCEEDED) if the tenant's uploads have too many bytes; UNAVAILABLE (ERROR_REASON_DISK_FULL).
         """
 
     @_abc_1.abstractmethod
@@ -103,9 +115,10 @@ class DatasetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _dataset_service_pb2.ApplyRequest,
         context: _aio.ServicerContext[_dataset_service_pb2.ApplyRequest, _abc.Awaitable[_dataset_service_pb2.ApplyResponse]],
     ) -> _abc.Awaitable[_dataset_service_pb2.ApplyResponse]:
-        """Applies steps to a dataset. Errors: INVALID_ARGUMENT, which names the step; FAILED_PRECONDITION
-        (ERROR_REASON_DATASET_NOT_READY) if a step needs an earlier step that is missing, or (ERROR_REASON_IN_USE) while a
-        loader of the dataset is open.
+        """Applies steps to a dataset. Errors: INVALID_ARGUMENT, which names the row or the field; NOT_FOUND
+        (ERROR_REASON_HUB_ID_NOT_FOUND) for the model of a template; FAILED_PRECONDITION (ERROR_REASON_DATASET_NOT_READY)
+        if a step needs an earlier step that is missing, or was already applied, and (ERROR_REASON_IN_USE) while a loader
+        of the dataset is open; RESOURCE_EXHAUSTED as for CreateDataset; ABORTED (ERROR_REASON_REQUEST_ID_REUSED).
         """
 
     @_abc_1.abstractmethod
@@ -122,7 +135,7 @@ class DatasetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _dataset_service_pb2.ListDatasetsRequest,
         context: _aio.ServicerContext[_dataset_service_pb2.ListDatasetsRequest, _abc.Awaitable[_dataset_service_pb2.ListDatasetsResponse]],
     ) -> _abc.Awaitable[_dataset_service_pb2.ListDatasetsResponse]:
-        """Lists the caller's datasets, newest first."""
+        """Lists the caller's datasets, newest first. Datasets whose stored descriptions are damaged are not listed."""
 
     @_abc_1.abstractmethod
     def GetStoredBytes(
@@ -140,7 +153,9 @@ class DatasetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _dataset_service_pb2.DeleteDatasetRequest,
         context: _aio.ServicerContext[_dataset_service_pb2.DeleteDatasetRequest, _abc.Awaitable[_dataset_service_pb2.DeleteDatasetResponse]],
     ) -> _abc.Awaitable[_dataset_service_pb2.DeleteDatasetResponse]:
-        """Deletes a dataset. Errors: FAILED_PRECONDITION (ERROR_REASON_IN_USE) while a loader of the dataset is open."""
+        """Deletes a dataset, which may be damaged. Errors: FAILED_PRECONDITION (ERROR_REASON_IN_USE) while a loader of the
+        dataset is open.
+        """
 
     @_abc_1.abstractmethod
     def ExportDataset(
@@ -148,8 +163,9 @@ class DatasetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _dataset_service_pb2.ExportDatasetRequest,
         context: _aio.ServicerContext[_dataset_service_pb2.ExportDatasetRequest, _abc.AsyncIterator[_dataset_service_pb2.ExportDatasetResponse]],
     ) -> _abc.AsyncIterator[_dataset_service_pb2.ExportDatasetResponse]:
-        """Streams a dataset as a file. Errors: INVALID_ARGUMENT if the dataset is lazy or the format cannot represent its
-        rows.
+        """Streams a dataset as a file. Errors: INVALID_ARGUMENT if the dataset is lazy, the format cannot represent its rows,
+        or the offset exceeds the size of the file; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED, and
+        ERROR_REASON_QUEUE_FULL with a retry time) if the rows take too much memory.
         """
 
 def add_DatasetServiceServicer_to_server(servicer: DatasetServiceServicer, server: _aio.Server) -> None: ...

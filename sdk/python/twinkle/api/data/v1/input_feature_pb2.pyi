@@ -112,10 +112,10 @@ class InputFeature(_message.Message):
 
     @_builtins.property
     def routed_experts(self) -> _tensor_pb2.Tensor:
-        """uint8, int32 or int64 [K, L, A]. For each of the first K tokens and of the L layers with experts, the A experts
-        that the pass uses, in any order, instead of those that the router chooses (routing replay). The router computes
-        their weights, and chooses the experts of the other tokens. 1 <= K <= T. Refused if the base model has no layers
-        with experts.
+        """uint8, int32 or int64 [K, L, A], with 1 <= K <= T. The experts that the pass uses for the first K tokens, instead
+        of those that the router would choose (routing replay): A experts in any order for each token and each of the L
+        layers with experts. The router still computes the weights of these experts, and chooses the experts of the other
+        tokens. Refused if the base model has no layers with experts.
         """
 
     def __init__(

@@ -44,7 +44,7 @@ class OpenLoaderRequest(_message.Message):
     the dataset.
     """
     epoch_count: _builtins.int
-    """Number of passes over the dataset. Defaults to 1. 0 means an unlimited number."""
+    """Number of passes over the dataset, at least 0. Defaults to 1. 0 means an unlimited number."""
     is_last_partial_dropped: _builtins.bool
     """Whether to omit the last batch of an epoch if it is not full."""
     def __init__(

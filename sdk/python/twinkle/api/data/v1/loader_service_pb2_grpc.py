@@ -27,7 +27,8 @@ if _version_not_supported:
 
 class LoaderServiceStub:
     """Reads datasets in batches. Clients need SCOPE_DATA. A loader belongs to the tenant that opened it. StreamBatches
-    returns NOT_FOUND (ERROR_REASON_LOADER_NOT_FOUND) for a loader that is closed or belongs to another tenant.
+    returns NOT_FOUND (ERROR_REASON_LOADER_NOT_FOUND) for a loader that is closed or belongs to another tenant. All
+    methods return DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED) if the dataset or the loader is damaged.
     """
 
     def __init__(self, channel):
@@ -55,13 +56,14 @@ class LoaderServiceStub:
 
 class LoaderServiceServicer:
     """Reads datasets in batches. Clients need SCOPE_DATA. A loader belongs to the tenant that opened it. StreamBatches
-    returns NOT_FOUND (ERROR_REASON_LOADER_NOT_FOUND) for a loader that is closed or belongs to another tenant.
+    returns NOT_FOUND (ERROR_REASON_LOADER_NOT_FOUND) for a loader that is closed or belongs to another tenant. All
+    methods return DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED) if the dataset or the loader is damaged.
     """
 
     def OpenLoader(self, request, context):
         """Opens a loader. Errors: NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND); FAILED_PRECONDITION
         (ERROR_REASON_DATASET_NOT_READY) if the dataset is not encoded; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if
-        the tenant has too many open loaders.
+        the tenant has too many open loaders; ABORTED (ERROR_REASON_REQUEST_ID_REUSED).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -69,8 +71,10 @@ class LoaderServiceServicer:
 
     def StreamBatches(self, request_iterator, context):
         """Sends one batch for each credit, with the cursor for resuming after the batch. The same loader and cursor always
-        return the same batches. Errors: ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) if the first message is not the start;
-        INVALID_ARGUMENT if the cursor belongs to a loader with other content, order or batch size.
+        return the same batches. Errors: ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) if the first message is not the start,
+        or the start is repeated; INVALID_ARGUMENT if the cursor belongs to a loader with other content, order or batch
+        size, a number of credits is out of range, a row of a lazy dataset cannot be computed, or chats of a packed dataset
+        are requested.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -111,7 +115,8 @@ def add_LoaderServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class LoaderService:
     """Reads datasets in batches. Clients need SCOPE_DATA. A loader belongs to the tenant that opened it. StreamBatches
-    returns NOT_FOUND (ERROR_REASON_LOADER_NOT_FOUND) for a loader that is closed or belongs to another tenant.
+    returns NOT_FOUND (ERROR_REASON_LOADER_NOT_FOUND) for a loader that is closed or belongs to another tenant. All
+    methods return DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED) if the dataset or the loader is damaged.
     """
 
     @staticmethod

@@ -14,26 +14,30 @@ GRPC_VERSION: str
 
 class LoaderServiceStub:
     """Reads datasets in batches. Clients need SCOPE_DATA. A loader belongs to the tenant that opened it. StreamBatches
-    returns NOT_FOUND (ERROR_REASON_LOADER_NOT_FOUND) for a loader that is closed or belongs to another tenant.
+    returns NOT_FOUND (ERROR_REASON_LOADER_NOT_FOUND) for a loader that is closed or belongs to another tenant. All
+    methods return DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED) if the dataset or the loader is damaged.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     OpenLoader: _aio.UnaryUnaryMultiCallable[_loader_service_pb2.OpenLoaderRequest, _loader_service_pb2.OpenLoaderResponse]
     """Opens a loader. Errors: NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND); FAILED_PRECONDITION
     (ERROR_REASON_DATASET_NOT_READY) if the dataset is not encoded; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if
-    the tenant has too many open loaders.
+    the tenant has too many open loaders; ABORTED (ERROR_REASON_REQUEST_ID_REUSED).
     """
     StreamBatches: _aio.StreamStreamMultiCallable[_loader_service_pb2.StreamBatchesRequest, _loader_service_pb2.StreamBatchesResponse]
     """Sends one batch for each credit, with the cursor for resuming after the batch. The same loader and cursor always
-    return the same batches. Errors: ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) if the first message is not the start;
-    INVALID_ARGUMENT if the cursor belongs to a loader with other content, order or batch size.
+    return the same batches. Errors: ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) if the first message is not the start,
+    or the start is repeated; INVALID_ARGUMENT if the cursor belongs to a loader with other content, order or batch
+    size, a number of credits is out of range, a row of a lazy dataset cannot be computed, or chats of a packed dataset
+    are requested.
     """
     CloseLoader: _aio.UnaryUnaryMultiCallable[_loader_service_pb2.CloseLoaderRequest, _loader_service_pb2.CloseLoaderResponse]
     """Closes a loader. The call has no effect if the loader is already closed."""
 
 class LoaderServiceServicer(metaclass=_abc_1.ABCMeta):
     """Reads datasets in batches. Clients need SCOPE_DATA. A loader belongs to the tenant that opened it. StreamBatches
-    returns NOT_FOUND (ERROR_REASON_LOADER_NOT_FOUND) for a loader that is closed or belongs to another tenant.
+    returns NOT_FOUND (ERROR_REASON_LOADER_NOT_FOUND) for a loader that is closed or belongs to another tenant. All
+    methods return DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED) if the dataset or the loader is damaged.
     """
 
     @_abc_1.abstractmethod
@@ -44,7 +48,7 @@ class LoaderServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _abc.Awaitable[_loader_service_pb2.OpenLoaderResponse]:
         """Opens a loader. Errors: NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND); FAILED_PRECONDITION
         (ERROR_REASON_DATASET_NOT_READY) if the dataset is not encoded; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if
-        the tenant has too many open loaders.
+        the tenant has too many open loaders; ABORTED (ERROR_REASON_REQUEST_ID_REUSED).
         """
 
     @_abc_1.abstractmethod
@@ -54,8 +58,10 @@ class LoaderServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_abc.AsyncIterator[_loader_service_pb2.StreamBatchesRequest], _abc.AsyncIterator[_loader_service_pb2.StreamBatchesResponse]],
     ) -> _abc.AsyncIterator[_loader_service_pb2.StreamBatchesResponse]:
         """Sends one batch for each credit, with the cursor for resuming after the batch. The same loader and cursor always
-        return the same batches. Errors: ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) if the first message is not the start;
-        INVALID_ARGUMENT if the cursor belongs to a loader with other content, order or batch size.
+        return the same batches. Errors: ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) if the first message is not the start,
+        or the start is repeated; INVALID_ARGUMENT if the cursor belongs to a loader with other content, order or batch
+        size, a number of credits is out of range, a row of a lazy dataset cannot be computed, or chats of a packed dataset
+        are requested.
         """
 
     @_abc_1.abstractmethod

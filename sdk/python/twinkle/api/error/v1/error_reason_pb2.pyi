@@ -100,13 +100,15 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     checkpointId.
     """
     ERROR_REASON_ID_TAKEN: _ErrorReason.ValueType  # 51
-    """ALREADY_EXISTS. The id is already in use. Metadata: kind, id."""
+    """ALREADY_EXISTS. The id is already in use, or was used before. Metadata: kind, id."""
     ERROR_REASON_SEQUENCE_REUSED: _ErrorReason.ValueType  # 60
     """ABORTED. The sequence number was used for an operation with other content. Metadata: adapterId, sequenceNumber."""
     ERROR_REASON_REQUEST_ID_REUSED: _ErrorReason.ValueType  # 61
     """ABORTED. The request id was used for a request with other content. Metadata: requestId."""
     ERROR_REASON_VERSION_CONFLICT: _ErrorReason.ValueType  # 62
-    """ABORTED. The adapter already has this version with other content, or a newer version. Metadata: adapterId, version."""
+    """ABORTED. The adapter already had this version, with other content, or a newer version. Metadata: adapterId,
+    version.
+    """
     ERROR_REASON_STREAM_OUT_OF_ORDER: _ErrorReason.ValueType  # 63
     """ABORTED. The messages of a stream arrived in an order that the method does not allow. Metadata: expected; for a
     stream that transfers bytes, also offset, the byte at which to resume.
@@ -120,14 +122,16 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_MEMORY_NOT_SHARED: _ErrorReason.ValueType  # 72
     """FAILED_PRECONDITION. The receiver cannot open the sender's shared memory. Send the bytes instead. Metadata: none."""
     ERROR_REASON_DATASET_NOT_READY: _ErrorReason.ValueType  # 73
-    """FAILED_PRECONDITION. The dataset is not encoded or has no template. Metadata: datasetId, needs."""
+    """FAILED_PRECONDITION. A step of the dataset, such as encode, is missing or was already applied. Metadata: datasetId,
+    needs (the missing step); each only if there is one.
+    """
     ERROR_REASON_ADAPTER_NOT_READY: _ErrorReason.ValueType  # 74
     """FAILED_PRECONDITION. The adapter does not meet a condition of the request. Metadata: adapterId, needs."""
     ERROR_REASON_IN_USE: _ErrorReason.ValueType  # 75
     """FAILED_PRECONDITION. The resource is in use. Metadata: kind, id, usedBy."""
     ERROR_REASON_LOSS_NOT_FINITE: _ErrorReason.ValueType  # 76
     """FAILED_PRECONDITION. The forward pass returned a loss that is not finite. No gradient was added. Metadata:
-    adapterId, featureIndex.
+    adapterId; if a single example is the cause, also featureIndex.
     """
     ERROR_REASON_UNDO_TOO_FAR: _ErrorReason.ValueType  # 77
     """FAILED_PRECONDITION. The requested step is older than the steps that are stored for undo. Metadata: adapterId,
@@ -149,11 +153,13 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     snake_case), limit.
     """
     ERROR_REASON_VERSION_NOT_READY: _ErrorReason.ValueType  # 90
-    """UNAVAILABLE with RetryInfo. The requested version has not reached this sampler yet. Metadata: adapterId, version."""
+    """UNAVAILABLE with RetryInfo. The requested version has not reached this sampler yet, or the sampler has no capacity
+    for it. Metadata: adapterId, version.
+    """
     ERROR_REASON_SERVICE_UNREACHABLE: _ErrorReason.ValueType  # 91
-    """UNAVAILABLE with RetryInfo. The gateway cannot reach a service. Metadata: service; for a request that concerns all
-    model services, also baseModels, the names of the base models whose services cannot be reached, separated by
-    commas.
+    """UNAVAILABLE with RetryInfo. A service that the request needs cannot be reached, or failed while it ran the request.
+    Metadata: service; for a request that concerns all model services, also baseModels, the names of the base models
+    whose services cannot be reached, separated by commas.
     """
     ERROR_REASON_DRAINING: _ErrorReason.ValueType  # 92
     """UNAVAILABLE with RetryInfo. The service is shutting down or is not ready yet."""
@@ -204,8 +210,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_CANCELLED: _ErrorReason.ValueType  # 111
     """CANCELLED. The request was cancelled by its caller, or by another caller that is allowed to cancel it."""
     ERROR_REASON_NOT_BUILT_YET: _ErrorReason.ValueType  # 120
-    """UNIMPLEMENTED. The method is part of the contract but is not implemented. GetServerInfo lists the implemented
-    methods. Metadata: method.
+    """UNIMPLEMENTED. The method, or a part of it that the request uses, is in the contract but is not implemented.
+    GetServerInfo lists the implemented methods. Metadata: method.
     """
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 130
     """INTERNAL. The server has a defect. Quote the request id in a report. Metadata: requestId."""
@@ -218,7 +224,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     used the position. Metadata: lane, position.
     """
     ERROR_REASON_KEY_ENDED: _ErrorReason.ValueType  # 161
-    """FAILED_PRECONDITION. The key is revoked or expired and therefore cannot be rotated. Metadata: keyId."""
+    """FAILED_PRECONDITION. The key is no longer valid and therefore cannot be rotated. Metadata: keyId."""
     ERROR_REASON_PROJECT_NOT_FOUND: _ErrorReason.ValueType  # 162
     """NOT_FOUND. The tenant has no such project. Metadata: projectId."""
     ERROR_REASON_EXPORT_NOT_FOUND: _ErrorReason.ValueType  # 190
@@ -247,8 +253,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     the creation of an adapter.
     """
     ERROR_REASON_REPLICA_IN_USE: _ErrorReason.ValueType  # 212
-    """FAILED_PRECONDITION. A full-parameter run cannot lease the replica, because other adapters are in memory, or
-    because its session or an operator has ended its lease. The request had no effect. Metadata: none.
+    """FAILED_PRECONDITION. A full-parameter run cannot lease the replica, because other adapters are in memory or were
+    used recently, or because its session or an operator has ended its lease. The request had no effect. Metadata:
+    none.
     """
     ERROR_REASON_FULL_PARAMETERS_DISABLED: _ErrorReason.ValueType  # 213
     """FAILED_PRECONDITION. The operator does not allow full-parameter runs. Metadata: none."""
@@ -334,13 +341,15 @@ ERROR_REASON_CHECKPOINT_EXISTS: ErrorReason.ValueType  # 50
 checkpointId.
 """
 ERROR_REASON_ID_TAKEN: ErrorReason.ValueType  # 51
-"""ALREADY_EXISTS. The id is already in use. Metadata: kind, id."""
+"""ALREADY_EXISTS. The id is already in use, or was used before. Metadata: kind, id."""
 ERROR_REASON_SEQUENCE_REUSED: ErrorReason.ValueType  # 60
 """ABORTED. The sequence number was used for an operation with other content. Metadata: adapterId, sequenceNumber."""
 ERROR_REASON_REQUEST_ID_REUSED: ErrorReason.ValueType  # 61
 """ABORTED. The request id was used for a request with other content. Metadata: requestId."""
 ERROR_REASON_VERSION_CONFLICT: ErrorReason.ValueType  # 62
-"""ABORTED. The adapter already has this version with other content, or a newer version. Metadata: adapterId, version."""
+"""ABORTED. The adapter already had this version, with other content, or a newer version. Metadata: adapterId,
+version.
+"""
 ERROR_REASON_STREAM_OUT_OF_ORDER: ErrorReason.ValueType  # 63
 """ABORTED. The messages of a stream arrived in an order that the method does not allow. Metadata: expected; for a
 stream that transfers bytes, also offset, the byte at which to resume.
@@ -354,14 +363,16 @@ ERROR_REASON_SESSION_FINISHED: ErrorReason.ValueType  # 71
 ERROR_REASON_MEMORY_NOT_SHARED: ErrorReason.ValueType  # 72
 """FAILED_PRECONDITION. The receiver cannot open the sender's shared memory. Send the bytes instead. Metadata: none."""
 ERROR_REASON_DATASET_NOT_READY: ErrorReason.ValueType  # 73
-"""FAILED_PRECONDITION. The dataset is not encoded or has no template. Metadata: datasetId, needs."""
+"""FAILED_PRECONDITION. A step of the dataset, such as encode, is missing or was already applied. Metadata: datasetId,
+needs (the missing step); each only if there is one.
+"""
 ERROR_REASON_ADAPTER_NOT_READY: ErrorReason.ValueType  # 74
 """FAILED_PRECONDITION. The adapter does not meet a condition of the request. Metadata: adapterId, needs."""
 ERROR_REASON_IN_USE: ErrorReason.ValueType  # 75
 """FAILED_PRECONDITION. The resource is in use. Metadata: kind, id, usedBy."""
 ERROR_REASON_LOSS_NOT_FINITE: ErrorReason.ValueType  # 76
 """FAILED_PRECONDITION. The forward pass returned a loss that is not finite. No gradient was added. Metadata:
-adapterId, featureIndex.
+adapterId; if a single example is the cause, also featureIndex.
 """
 ERROR_REASON_UNDO_TOO_FAR: ErrorReason.ValueType  # 77
 """FAILED_PRECONDITION. The requested step is older than the steps that are stored for undo. Metadata: adapterId,
@@ -383,11 +394,13 @@ finish: a rate, or a number of concurrent requests. A quota of the tenant is use
 snake_case), limit.
 """
 ERROR_REASON_VERSION_NOT_READY: ErrorReason.ValueType  # 90
-"""UNAVAILABLE with RetryInfo. The requested version has not reached this sampler yet. Metadata: adapterId, version."""
+"""UNAVAILABLE with RetryInfo. The requested version has not reached this sampler yet, or the sampler has no capacity
+for it. Metadata: adapterId, version.
+"""
 ERROR_REASON_SERVICE_UNREACHABLE: ErrorReason.ValueType  # 91
-"""UNAVAILABLE with RetryInfo. The gateway cannot reach a service. Metadata: service; for a request that concerns all
-model services, also baseModels, the names of the base models whose services cannot be reached, separated by
-commas.
+"""UNAVAILABLE with RetryInfo. A service that the request needs cannot be reached, or failed while it ran the request.
+Metadata: service; for a request that concerns all model services, also baseModels, the names of the base models
+whose services cannot be reached, separated by commas.
 """
 ERROR_REASON_DRAINING: ErrorReason.ValueType  # 92
 """UNAVAILABLE with RetryInfo. The service is shutting down or is not ready yet."""
@@ -438,8 +451,8 @@ finish.
 ERROR_REASON_CANCELLED: ErrorReason.ValueType  # 111
 """CANCELLED. The request was cancelled by its caller, or by another caller that is allowed to cancel it."""
 ERROR_REASON_NOT_BUILT_YET: ErrorReason.ValueType  # 120
-"""UNIMPLEMENTED. The method is part of the contract but is not implemented. GetServerInfo lists the implemented
-methods. Metadata: method.
+"""UNIMPLEMENTED. The method, or a part of it that the request uses, is in the contract but is not implemented.
+GetServerInfo lists the implemented methods. Metadata: method.
 """
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 130
 """INTERNAL. The server has a defect. Quote the request id in a report. Metadata: requestId."""
@@ -452,7 +465,7 @@ ERROR_REASON_POSITION_PASSED: ErrorReason.ValueType  # 141
 used the position. Metadata: lane, position.
 """
 ERROR_REASON_KEY_ENDED: ErrorReason.ValueType  # 161
-"""FAILED_PRECONDITION. The key is revoked or expired and therefore cannot be rotated. Metadata: keyId."""
+"""FAILED_PRECONDITION. The key is no longer valid and therefore cannot be rotated. Metadata: keyId."""
 ERROR_REASON_PROJECT_NOT_FOUND: ErrorReason.ValueType  # 162
 """NOT_FOUND. The tenant has no such project. Metadata: projectId."""
 ERROR_REASON_EXPORT_NOT_FOUND: ErrorReason.ValueType  # 190
@@ -481,8 +494,9 @@ service crashed each time it ran the request, so the request is not run again. M
 the creation of an adapter.
 """
 ERROR_REASON_REPLICA_IN_USE: ErrorReason.ValueType  # 212
-"""FAILED_PRECONDITION. A full-parameter run cannot lease the replica, because other adapters are in memory, or
-because its session or an operator has ended its lease. The request had no effect. Metadata: none.
+"""FAILED_PRECONDITION. A full-parameter run cannot lease the replica, because other adapters are in memory or were
+used recently, or because its session or an operator has ended its lease. The request had no effect. Metadata:
+none.
 """
 ERROR_REASON_FULL_PARAMETERS_DISABLED: ErrorReason.ValueType  # 213
 """FAILED_PRECONDITION. The operator does not allow full-parameter runs. Metadata: none."""

@@ -26,9 +26,9 @@ if _version_not_supported:
 
 
 class CatalogueServiceStub:
-    """Lists runs and checkpoints, publishes checkpoints, and reports usage. All methods return NOT_FOUND for a run or
-    checkpoint of another tenant. Publishing and unpublishing require SCOPE_TRAIN; the other methods accept any valid API
-    key.
+    """Lists runs and checkpoints, publishes checkpoints, and reports usage. Runs and checkpoints of other tenants are not
+    listed, and methods that name one return NOT_FOUND. Publishing and unpublishing require SCOPE_TRAIN; the other
+    methods accept any valid API key.
     """
 
     def __init__(self, channel):
@@ -70,9 +70,9 @@ class CatalogueServiceStub:
 
 
 class CatalogueServiceServicer:
-    """Lists runs and checkpoints, publishes checkpoints, and reports usage. All methods return NOT_FOUND for a run or
-    checkpoint of another tenant. Publishing and unpublishing require SCOPE_TRAIN; the other methods accept any valid API
-    key.
+    """Lists runs and checkpoints, publishes checkpoints, and reports usage. Runs and checkpoints of other tenants are not
+    listed, and methods that name one return NOT_FOUND. Publishing and unpublishing require SCOPE_TRAIN; the other
+    methods accept any valid API key.
     """
 
     def GetRun(self, request, context):
@@ -161,9 +161,9 @@ def add_CatalogueServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CatalogueService:
-    """Lists runs and checkpoints, publishes checkpoints, and reports usage. All methods return NOT_FOUND for a run or
-    checkpoint of another tenant. Publishing and unpublishing require SCOPE_TRAIN; the other methods accept any valid API
-    key.
+    """Lists runs and checkpoints, publishes checkpoints, and reports usage. Runs and checkpoints of other tenants are not
+    listed, and methods that name one return NOT_FOUND. Publishing and unpublishing require SCOPE_TRAIN; the other
+    methods accept any valid API key.
     """
 
     @staticmethod

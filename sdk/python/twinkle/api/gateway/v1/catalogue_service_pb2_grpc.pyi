@@ -13,9 +13,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class CatalogueServiceStub:
-    """Lists runs and checkpoints, publishes checkpoints, and reports usage. All methods return NOT_FOUND for a run or
-    checkpoint of another tenant. Publishing and unpublishing require SCOPE_TRAIN; the other methods accept any valid API
-    key.
+    """Lists runs and checkpoints, publishes checkpoints, and reports usage. Runs and checkpoints of other tenants are not
+    listed, and methods that name one return NOT_FOUND. Publishing and unpublishing require SCOPE_TRAIN; the other
+    methods accept any valid API key.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -37,9 +37,9 @@ class CatalogueServiceStub:
     """Reports the caller's usage by run."""
 
 class CatalogueServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Lists runs and checkpoints, publishes checkpoints, and reports usage. All methods return NOT_FOUND for a run or
-    checkpoint of another tenant. Publishing and unpublishing require SCOPE_TRAIN; the other methods accept any valid API
-    key.
+    """Lists runs and checkpoints, publishes checkpoints, and reports usage. Runs and checkpoints of other tenants are not
+    listed, and methods that name one return NOT_FOUND. Publishing and unpublishing require SCOPE_TRAIN; the other
+    methods accept any valid API key.
     """
 
     @_abc_1.abstractmethod

@@ -115,9 +115,9 @@ class Export(_message.Message):
     state: Global___ExportState.ValueType
     """State of the export."""
     read_bytes: _builtins.int
-    """Number of bytes of the archive that the current attempt has read."""
+    """Number of bytes of the archive that the current or last attempt has read."""
     size_bytes: _builtins.int
-    """Size of the archive in bytes. 0 before the first attempt."""
+    """Size of the archive in bytes. 0 until an attempt has found it."""
     attempt_count: _builtins.int
     """Number of attempts, including the current one."""
     url: _builtins.str
@@ -126,7 +126,7 @@ class Export(_message.Message):
     """Commit that contains the exported files. Empty until the export is complete, and for targets without commits."""
     @_builtins.property
     def failure(self) -> Global___ExportFailure:
-        """Failure of the export or, while it waits, of its last attempt. Unset if there is no failure."""
+        """Failure of the export or, until it ends, of its last failed attempt. Unset if there is no failure."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:

@@ -68,7 +68,7 @@ class ExportServiceServicer:
     def StartExport(self, request, context):
         """Starts an export and returns immediately. If the caller has an unfinished export of the same state to the same
         target, with the same visibility and token, that export is returned. Errors: NOT_FOUND
-        (ERROR_REASON_CHECKPOINT_NOT_FOUND); INVALID_ARGUMENT if the target is malformed; FAILED_PRECONDITION
+        (ERROR_REASON_CHECKPOINT_NOT_FOUND); INVALID_ARGUMENT if the target or the token is invalid; FAILED_PRECONDITION
         (ERROR_REASON_NOT_SUPPORTED_HERE) if the gateway cannot export to the target; RESOURCE_EXHAUSTED
         (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many unfinished exports; ABORTED
         (ERROR_REASON_REQUEST_ID_REUSED).

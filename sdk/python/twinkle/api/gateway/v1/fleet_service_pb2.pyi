@@ -35,7 +35,7 @@ class _ReplicaStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReplicaS
     REPLICA_STATE_DRAINING: _ReplicaState.ValueType  # 2
     """The replica finishes its requests and accepts no new requests."""
     REPLICA_STATE_LOST: _ReplicaState.ValueType  # 3
-    """The replica has been silent for longer than its lease."""
+    """The replica has been silent for longer than its lease, or ended its lease without being drained first."""
 
 class ReplicaState(_ReplicaState, metaclass=_ReplicaStateEnumTypeWrapper):
     """State of a replica."""
@@ -47,7 +47,7 @@ REPLICA_STATE_READY: ReplicaState.ValueType  # 1
 REPLICA_STATE_DRAINING: ReplicaState.ValueType  # 2
 """The replica finishes its requests and accepts no new requests."""
 REPLICA_STATE_LOST: ReplicaState.ValueType  # 3
-"""The replica has been silent for longer than its lease."""
+"""The replica has been silent for longer than its lease, or ended its lease without being drained first."""
 Global___ReplicaState: _TypeAlias = ReplicaState  # noqa: Y015
 
 @_typing.final
@@ -373,7 +373,7 @@ class WatchFleetResponse(_message.Message):
     LEFT_REPLICA_ID_FIELD_NUMBER: _builtins.int
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
     is_synced: _builtins.bool
-    """The snapshot is complete. All later events are changes."""
+    """The snapshot is complete. All later events are changes. Not sent if the watch was resumed."""
     left_replica_id: _builtins.str
     """Id of a replica that left the fleet."""
     resume_token: _builtins.str

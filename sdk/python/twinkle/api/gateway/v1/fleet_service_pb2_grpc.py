@@ -69,7 +69,8 @@ class FleetServiceServicer:
     """
 
     def Register(self, request, context):
-        """Adds a replica to the fleet. Registering again updates the replica.
+        """Adds a replica to the fleet. Registering again updates the replica. A replica that registers at the address of an
+        earlier one replaces it. Errors: INVALID_ARGUMENT, which names the field.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -78,21 +79,22 @@ class FleetServiceServicer:
     def Lease(self, request_iterator, context):
         """Keeps a replica in the fleet while the stream is open. When the stream ends, a draining replica leaves the fleet,
         and any other replica is considered lost. Errors: NOT_FOUND (ERROR_REASON_REPLICA_NOT_FOUND) if the replica has not
-        registered.
+        registered, or if the stream names another replica.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Instructs a replica to finish its requests and leave the fleet. Errors: NOT_FOUND (ERROR_REASON_REPLICA_NOT_FOUND).
+        """Instructs a replica to finish its requests and leave the fleet. Errors: NOT_FOUND (ERROR_REASON_REPLICA_NOT_FOUND)
+        if there is no such replica, or it is lost.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListReplicas(self, request, context):
-        """Lists the replicas.
+        """Lists the replicas, including lost ones, in the order of their ids.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

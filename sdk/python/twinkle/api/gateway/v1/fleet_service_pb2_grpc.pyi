@@ -19,16 +19,20 @@ class FleetServiceStub:
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Register: _aio.UnaryUnaryMultiCallable[_fleet_service_pb2.RegisterRequest, _fleet_service_pb2.RegisterResponse]
-    """Adds a replica to the fleet. Registering again updates the replica."""
+    """Adds a replica to the fleet. Registering again updates the replica. A replica that registers at the address of an
+    earlier one replaces it. Errors: INVALID_ARGUMENT, which names the field.
+    """
     Lease: _aio.StreamStreamMultiCallable[_fleet_service_pb2.LeaseRequest, _fleet_service_pb2.LeaseResponse]
     """Keeps a replica in the fleet while the stream is open. When the stream ends, a draining replica leaves the fleet,
     and any other replica is considered lost. Errors: NOT_FOUND (ERROR_REASON_REPLICA_NOT_FOUND) if the replica has not
-    registered.
+    registered, or if the stream names another replica.
     """
     Drain: _aio.UnaryUnaryMultiCallable[_fleet_service_pb2.DrainRequest, _fleet_service_pb2.DrainResponse]
-    """Instructs a replica to finish its requests and leave the fleet. Errors: NOT_FOUND (ERROR_REASON_REPLICA_NOT_FOUND)."""
+    """Instructs a replica to finish its requests and leave the fleet. Errors: NOT_FOUND (ERROR_REASON_REPLICA_NOT_FOUND)
+    if there is no such replica, or it is lost.
+    """
     ListReplicas: _aio.UnaryUnaryMultiCallable[_fleet_service_pb2.ListReplicasRequest, _fleet_service_pb2.ListReplicasResponse]
-    """Lists the replicas."""
+    """Lists the replicas, including lost ones, in the order of their ids."""
     WatchFleet: _aio.UnaryStreamMultiCallable[_fleet_service_pb2.WatchFleetRequest, _fleet_service_pb2.WatchFleetResponse]
     """Follows the fleet: a snapshot, `is_synced`, then changes. A slow reader receives only the latest state of each
     replica. Errors: INVALID_ARGUMENT if the resume token is too old or was issued before a restart.
@@ -45,7 +49,9 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_service_pb2.RegisterRequest,
         context: _aio.ServicerContext[_fleet_service_pb2.RegisterRequest, _abc.Awaitable[_fleet_service_pb2.RegisterResponse]],
     ) -> _abc.Awaitable[_fleet_service_pb2.RegisterResponse]:
-        """Adds a replica to the fleet. Registering again updates the replica."""
+        """Adds a replica to the fleet. Registering again updates the replica. A replica that registers at the address of an
+        earlier one replaces it. Errors: INVALID_ARGUMENT, which names the field.
+        """
 
     @_abc_1.abstractmethod
     def Lease(
@@ -55,7 +61,7 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _abc.AsyncIterator[_fleet_service_pb2.LeaseResponse]:
         """Keeps a replica in the fleet while the stream is open. When the stream ends, a draining replica leaves the fleet,
         and any other replica is considered lost. Errors: NOT_FOUND (ERROR_REASON_REPLICA_NOT_FOUND) if the replica has not
-        registered.
+        registered, or if the stream names another replica.
         """
 
     @_abc_1.abstractmethod
@@ -64,7 +70,9 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_service_pb2.DrainRequest,
         context: _aio.ServicerContext[_fleet_service_pb2.DrainRequest, _abc.Awaitable[_fleet_service_pb2.DrainResponse]],
     ) -> _abc.Awaitable[_fleet_service_pb2.DrainResponse]:
-        """Instructs a replica to finish its requests and leave the fleet. Errors: NOT_FOUND (ERROR_REASON_REPLICA_NOT_FOUND)."""
+        """Instructs a replica to finish its requests and leave the fleet. Errors: NOT_FOUND (ERROR_REASON_REPLICA_NOT_FOUND)
+        if there is no such replica, or it is lost.
+        """
 
     @_abc_1.abstractmethod
     def ListReplicas(
@@ -72,7 +80,7 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_service_pb2.ListReplicasRequest,
         context: _aio.ServicerContext[_fleet_service_pb2.ListReplicasRequest, _abc.Awaitable[_fleet_service_pb2.ListReplicasResponse]],
     ) -> _abc.Awaitable[_fleet_service_pb2.ListReplicasResponse]:
-        """Lists the replicas."""
+        """Lists the replicas, including lost ones, in the order of their ids."""
 
     @_abc_1.abstractmethod
     def WatchFleet(

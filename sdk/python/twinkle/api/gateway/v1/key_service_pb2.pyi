@@ -36,7 +36,7 @@ class _ScopeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Scope.ValueType
     SCOPE_DATA: _Scope.ValueType  # 3
     """Create and read datasets."""
     SCOPE_OPERATOR: _Scope.ValueType  # 4
-    """Pause engines, inspect the fleet, and end leases of replicas."""
+    """Control engines, inspect and drain the fleet, end leases of replicas, and take over the runs of ended trainers."""
     SCOPE_ADMIN: _Scope.ValueType  # 5
     """Manage tenants, projects, keys and quotas."""
     SCOPE_FULL_PARAMETERS: _Scope.ValueType  # 6
@@ -54,7 +54,7 @@ SCOPE_SAMPLE: Scope.ValueType  # 2
 SCOPE_DATA: Scope.ValueType  # 3
 """Create and read datasets."""
 SCOPE_OPERATOR: Scope.ValueType  # 4
-"""Pause engines, inspect the fleet, and end leases of replicas."""
+"""Control engines, inspect and drain the fleet, end leases of replicas, and take over the runs of ended trainers."""
 SCOPE_ADMIN: Scope.ValueType  # 5
 """Manage tenants, projects, keys and quotas."""
 SCOPE_FULL_PARAMETERS: Scope.ValueType  # 6
@@ -524,7 +524,7 @@ class RotateKeyResponse(_message.Message):
 
     @_builtins.property
     def replaced_key(self) -> Global___ApiKey:
-        """The old key, which becomes invalid after the overlap, or when it expires if that is earlier."""
+        """The old key, which becomes invalid at `retire_time`, or when it expires if that is earlier."""
 
     def __init__(
         self,

@@ -79,8 +79,9 @@ class CreateAdapterRequest(_message.Message):
     """
     adapter_id: _builtins.str
     """Id of the adapter, which only a service of the deployment may choose: 1 to 128 letters, digits, '.', '_', ':' and
-    '-', beginning with a letter or digit. An id that was ever used by any tenant is refused with ALREADY_EXISTS
-    (ERROR_REASON_ID_TAKEN). A client that sets it receives INVALID_ARGUMENT. If empty, the service assigns an id.
+    '-', beginning with a letter or digit. An id that another request of any tenant has ever used is refused with
+    ALREADY_EXISTS (ERROR_REASON_ID_TAKEN). A client that sets it receives INVALID_ARGUMENT. If empty, the service
+    assigns an id.
     """
     adapters_limit: _builtins.int
     """The tenant's quota of adapters. The gateway sets it if the number of the tenant's adapters at all services together
@@ -107,7 +108,7 @@ class CreateAdapterRequest(_message.Message):
         `Adapter.has_lease`. Clients need SCOPE_FULL_PARAMETERS to create the run and to execute its operations. Errors:
         FAILED_PRECONDITION with the reason ERROR_REASON_FULL_PARAMETERS_DISABLED unless the operator allows such runs,
         ERROR_REASON_REPLICA_LEASED while another run has the lease, and ERROR_REASON_REPLICA_IN_USE while other adapters
-        are in memory.
+        are in memory or were used recently.
         """
 
     def __init__(
@@ -612,18 +613,18 @@ class WatchAdaptersResponse(_message.Message):
     tenant_id: _builtins.str
     """Tenant that owns the adapter. Empty in `is_synced` events."""
     is_synced: _builtins.bool
-    """The snapshot is complete. All later events are changes."""
+    """A snapshot is complete. Changes follow."""
     damaged_adapter_id: _builtins.str
     """Id of an adapter that exists, but whose record is damaged. Sent in snapshots only, without a resume token."""
     resume_token: _builtins.str
-    """Token for resuming the watch after this event."""
+    """Token for resuming the watch after this event. Empty within a snapshot."""
     @_builtins.property
     def adapter(self) -> _adapter_pb2.Adapter:
         """Current state of an adapter that exists."""
 
     @_builtins.property
     def deletion(self) -> Global___AdapterDeletion:
-        """The adapter was deleted."""
+        """The adapter was deleted, or was removed because it was unused."""
 
     def __init__(
         self,

@@ -26,8 +26,11 @@ if _version_not_supported:
 
 
 class AdapterServiceStub:
-    """Manages adapters. Clients need SCOPE_TRAIN. An adapter belongs to the tenant that created it. All methods return
-    NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter of another tenant.
+    """Manages adapters. Clients need SCOPE_TRAIN. An adapter belongs to the tenant that created it. All methods that name
+    an adapter return NOT_FOUND with ERROR_REASON_ADAPTER_NOT_FOUND for an adapter of another tenant and with
+    ERROR_REASON_ADAPTER_EXPIRED for an adapter that was removed because it was unused, and all except DeleteAdapter
+    return DATA_LOSS (ERROR_REASON_ADAPTER_DAMAGED) for an adapter whose record is damaged. A change that cannot be made
+    durable is not made, and returns UNAVAILABLE with a retry time (ERROR_REASON_JOURNAL_UNAVAILABLE).
     """
 
     def __init__(self, channel):
@@ -84,15 +87,19 @@ class AdapterServiceStub:
 
 
 class AdapterServiceServicer:
-    """Manages adapters. Clients need SCOPE_TRAIN. An adapter belongs to the tenant that created it. All methods return
-    NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter of another tenant.
+    """Manages adapters. Clients need SCOPE_TRAIN. An adapter belongs to the tenant that created it. All methods that name
+    an adapter return NOT_FOUND with ERROR_REASON_ADAPTER_NOT_FOUND for an adapter of another tenant and with
+    ERROR_REASON_ADAPTER_EXPIRED for an adapter that was removed because it was unused, and all except DeleteAdapter
+    return DATA_LOSS (ERROR_REASON_ADAPTER_DAMAGED) for an adapter whose record is damaged. A change that cannot be made
+    durable is not made, and returns UNAVAILABLE with a retry time (ERROR_REASON_JOURNAL_UNAVAILABLE).
     """
 
     def CreateAdapter(self, request, context):
         """Creates an adapter. Errors: INVALID_ARGUMENT, which names the field; NOT_FOUND if the base model or the checkpoint
-        does not exist; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant or the service has too many
-        adapters; FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED) while a full-parameter run leases the replica; ABORTED
-        (ERROR_REASON_REQUEST_ID_REUSED).
+        does not exist, or if a repeated request's adapter was deleted; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if
+        the tenant or the service has too many adapters; FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED while a
+        full-parameter run leases the replica, and ERROR_REASON_REQUEST_CRASHED if the service crashed each time it created
+        the adapter); DATA_LOSS (ERROR_REASON_CHECKPOINT_DAMAGED); ABORTED (ERROR_REASON_REQUEST_ID_REUSED).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -106,15 +113,15 @@ class AdapterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListAdapters(self, request, context):
-        """Lists the caller's adapters, newest first.
+        """Lists the caller's adapters, newest first. Adapters whose records are damaged are not listed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteAdapter(self, request, context):
-        """Deletes an adapter. Waiting operations of the adapter fail with NOT_FOUND, and the call waits for a running one.
-        Deleting an adapter again returns NOT_FOUND.
+        """Deletes an adapter, even if its record is damaged, and its versions that are not pinned. Waiting operations of the
+        adapter fail with NOT_FOUND, and the call waits for a running one. Deleting an adapter again returns NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -134,8 +141,8 @@ class AdapterServiceServicer:
 
     def EndLease(self, request, context):
         """Ends the lease of a replica: parks the full-parameter run that has the lease, once its running operation has
-        finished. Operations of the run are then refused for the time after which idle adapters are parked
-        (ERROR_REASON_REPLICA_IN_USE). Requires SCOPE_OPERATOR instead of SCOPE_TRAIN. Errors: NOT_FOUND if no replica
+        finished. Operations of the run are then refused (ERROR_REASON_REPLICA_IN_USE) for as long as an adapter must be
+        idle before the service parks it. Requires SCOPE_OPERATOR instead of SCOPE_TRAIN. Errors: NOT_FOUND if no replica
         serves the base model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -144,17 +151,20 @@ class AdapterServiceServicer:
 
     def TakeOver(self, request, context):
         """Moves all runs of an ended trainer to another trainer of the same base model, from the journal on shared storage.
-        The runs continue bitwise, and exactly one trainer has them at any time. The ended trainer may start again, without
-        these runs. A call that failed can be repeated. Requires SCOPE_OPERATOR instead of SCOPE_TRAIN. Errors:
-        FAILED_PRECONDITION (ERROR_REASON_TAKEOVER_REFUSED) while the trainer's process is running, or if its journal cannot
-        be used; NOT_FOUND if no service serves the base model.
+        The runs continue with bitwise the same results, and exactly one trainer has them at any time. The ended trainer
+        may start again, without these runs. A call that failed can be repeated. Requires SCOPE_OPERATOR instead of
+        SCOPE_TRAIN. Errors: FAILED_PRECONDITION (ERROR_REASON_TAKEOVER_REFUSED) while the trainer's process is running, or
+        if its journal cannot be used; INVALID_ARGUMENT if the configuration names no such trainer; NOT_FOUND if no service
+        serves the base model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Estimate(self, request, context):
-        """Estimates the memory and time of a run without allocating resources.
+        """Estimates the memory and time of a run without allocating its memory. Errors: INVALID_ARGUMENT, which names the
+        field, or with ERROR_REASON_BATCH_TOO_LARGE; NOT_FOUND (ERROR_REASON_BASE_MODEL_NOT_FOUND); FAILED_PRECONDITION
+        (ERROR_REASON_REPLICA_LEASED) while a full-parameter run leases the replica.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -162,8 +172,8 @@ class AdapterServiceServicer:
 
     def WatchAdapters(self, request, context):
         """Follows the adapters of all tenants: a snapshot, `is_synced`, then every change. A resume token that is too old or
-        was issued before a restart starts a new snapshot. Errors: PERMISSION_DENIED if the caller is not a service of this
-        deployment.
+        was issued before a restart starts a new snapshot. A reader that is too slow also receives a new snapshot. Errors:
+        PERMISSION_DENIED if the caller is not a service of this deployment.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -226,8 +236,11 @@ def add_AdapterServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdapterService:
-    """Manages adapters. Clients need SCOPE_TRAIN. An adapter belongs to the tenant that created it. All methods return
-    NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter of another tenant.
+    """Manages adapters. Clients need SCOPE_TRAIN. An adapter belongs to the tenant that created it. All methods that name
+    an adapter return NOT_FOUND with ERROR_REASON_ADAPTER_NOT_FOUND for an adapter of another tenant and with
+    ERROR_REASON_ADAPTER_EXPIRED for an adapter that was removed because it was unused, and all except DeleteAdapter
+    return DATA_LOSS (ERROR_REASON_ADAPTER_DAMAGED) for an adapter whose record is damaged. A change that cannot be made
+    durable is not made, and returns UNAVAILABLE with a retry time (ERROR_REASON_JOURNAL_UNAVAILABLE).
     """
 
     @staticmethod

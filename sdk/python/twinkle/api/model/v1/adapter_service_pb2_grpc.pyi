@@ -13,24 +13,28 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdapterServiceStub:
-    """Manages adapters. Clients need SCOPE_TRAIN. An adapter belongs to the tenant that created it. All methods return
-    NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter of another tenant.
+    """Manages adapters. Clients need SCOPE_TRAIN. An adapter belongs to the tenant that created it. All methods that name
+    an adapter return NOT_FOUND with ERROR_REASON_ADAPTER_NOT_FOUND for an adapter of another tenant and with
+    ERROR_REASON_ADAPTER_EXPIRED for an adapter that was removed because it was unused, and all except DeleteAdapter
+    return DATA_LOSS (ERROR_REASON_ADAPTER_DAMAGED) for an adapter whose record is damaged. A change that cannot be made
+    durable is not made, and returns UNAVAILABLE with a retry time (ERROR_REASON_JOURNAL_UNAVAILABLE).
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateAdapter: _aio.UnaryUnaryMultiCallable[_adapter_service_pb2.CreateAdapterRequest, _adapter_service_pb2.CreateAdapterResponse]
     """Creates an adapter. Errors: INVALID_ARGUMENT, which names the field; NOT_FOUND if the base model or the checkpoint
-    does not exist; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant or the service has too many
-    adapters; FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED) while a full-parameter run leases the replica; ABORTED
-    (ERROR_REASON_REQUEST_ID_REUSED).
+    does not exist, or if a repeated request's adapter was deleted; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if
+    the tenant or the service has too many adapters; FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED while a
+    full-parameter run leases the replica, and ERROR_REASON_REQUEST_CRASHED if the service crashed each time it created
+    the adapter); DATA_LOSS (ERROR_REASON_CHECKPOINT_DAMAGED); ABORTED (ERROR_REASON_REQUEST_ID_REUSED).
     """
     GetAdapter: _aio.UnaryUnaryMultiCallable[_adapter_service_pb2.GetAdapterRequest, _adapter_service_pb2.GetAdapterResponse]
     """Gets an adapter, including its configuration."""
     ListAdapters: _aio.UnaryUnaryMultiCallable[_adapter_service_pb2.ListAdaptersRequest, _adapter_service_pb2.ListAdaptersResponse]
-    """Lists the caller's adapters, newest first."""
+    """Lists the caller's adapters, newest first. Adapters whose records are damaged are not listed."""
     DeleteAdapter: _aio.UnaryUnaryMultiCallable[_adapter_service_pb2.DeleteAdapterRequest, _adapter_service_pb2.DeleteAdapterResponse]
-    """Deletes an adapter. Waiting operations of the adapter fail with NOT_FOUND, and the call waits for a running one.
-    Deleting an adapter again returns NOT_FOUND.
+    """Deletes an adapter, even if its record is damaged, and its versions that are not pinned. Waiting operations of the
+    adapter fail with NOT_FOUND, and the call waits for a running one. Deleting an adapter again returns NOT_FOUND.
     """
     ParkAdapter: _aio.UnaryUnaryMultiCallable[_adapter_service_pb2.ParkAdapterRequest, _adapter_service_pb2.ParkAdapterResponse]
     """Stores an adapter on disk and frees its memory. Its next operation restores it without loss of state. Waiting
@@ -42,28 +46,35 @@ class AdapterServiceStub:
     """
     EndLease: _aio.UnaryUnaryMultiCallable[_adapter_service_pb2.EndLeaseRequest, _adapter_service_pb2.EndLeaseResponse]
     """Ends the lease of a replica: parks the full-parameter run that has the lease, once its running operation has
-    finished. Operations of the run are then refused for the time after which idle adapters are parked
-    (ERROR_REASON_REPLICA_IN_USE). Requires SCOPE_OPERATOR instead of SCOPE_TRAIN. Errors: NOT_FOUND if no replica
+    finished. Operations of the run are then refused (ERROR_REASON_REPLICA_IN_USE) for as long as an adapter must be
+    idle before the service parks it. Requires SCOPE_OPERATOR instead of SCOPE_TRAIN. Errors: NOT_FOUND if no replica
     serves the base model.
     """
     TakeOver: _aio.UnaryUnaryMultiCallable[_adapter_service_pb2.TakeOverRequest, _adapter_service_pb2.TakeOverResponse]
     """Moves all runs of an ended trainer to another trainer of the same base model, from the journal on shared storage.
-    The runs continue bitwise, and exactly one trainer has them at any time. The ended trainer may start again, without
-    these runs. A call that failed can be repeated. Requires SCOPE_OPERATOR instead of SCOPE_TRAIN. Errors:
-    FAILED_PRECONDITION (ERROR_REASON_TAKEOVER_REFUSED) while the trainer's process is running, or if its journal cannot
-    be used; NOT_FOUND if no service serves the base model.
+    The runs continue with bitwise the same results, and exactly one trainer has them at any time. The ended trainer
+    may start again, without these runs. A call that failed can be repeated. Requires SCOPE_OPERATOR instead of
+    SCOPE_TRAIN. Errors: FAILED_PRECONDITION (ERROR_REASON_TAKEOVER_REFUSED) while the trainer's process is running, or
+    if its journal cannot be used; INVALID_ARGUMENT if the configuration names no such trainer; NOT_FOUND if no service
+    serves the base model.
     """
     Estimate: _aio.UnaryUnaryMultiCallable[_adapter_service_pb2.EstimateRequest, _adapter_service_pb2.EstimateResponse]
-    """Estimates the memory and time of a run without allocating resources."""
+    """Estimates the memory and time of a run without allocating its memory. Errors: INVALID_ARGUMENT, which names the
+    field, or with ERROR_REASON_BATCH_TOO_LARGE; NOT_FOUND (ERROR_REASON_BASE_MODEL_NOT_FOUND); FAILED_PRECONDITION
+    (ERROR_REASON_REPLICA_LEASED) while a full-parameter run leases the replica.
+    """
     WatchAdapters: _aio.UnaryStreamMultiCallable[_adapter_service_pb2.WatchAdaptersRequest, _adapter_service_pb2.WatchAdaptersResponse]
     """Follows the adapters of all tenants: a snapshot, `is_synced`, then every change. A resume token that is too old or
-    was issued before a restart starts a new snapshot. Errors: PERMISSION_DENIED if the caller is not a service of this
-    deployment.
+    was issued before a restart starts a new snapshot. A reader that is too slow also receives a new snapshot. Errors:
+    PERMISSION_DENIED if the caller is not a service of this deployment.
     """
 
 class AdapterServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Manages adapters. Clients need SCOPE_TRAIN. An adapter belongs to the tenant that created it. All methods return
-    NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter of another tenant.
+    """Manages adapters. Clients need SCOPE_TRAIN. An adapter belongs to the tenant that created it. All methods that name
+    an adapter return NOT_FOUND with ERROR_REASON_ADAPTER_NOT_FOUND for an adapter of another tenant and with
+    ERROR_REASON_ADAPTER_EXPIRED for an adapter that was removed because it was unused, and all except DeleteAdapter
+    return DATA_LOSS (ERROR_REASON_ADAPTER_DAMAGED) for an adapter whose record is damaged. A change that cannot be made
+    durable is not made, and returns UNAVAILABLE with a retry time (ERROR_REASON_JOURNAL_UNAVAILABLE).
     """
 
     @_abc_1.abstractmethod
@@ -73,9 +84,10 @@ class AdapterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_adapter_service_pb2.CreateAdapterRequest, _abc.Awaitable[_adapter_service_pb2.CreateAdapterResponse]],
     ) -> _abc.Awaitable[_adapter_service_pb2.CreateAdapterResponse]:
         """Creates an adapter. Errors: INVALID_ARGUMENT, which names the field; NOT_FOUND if the base model or the checkpoint
-        does not exist; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant or the service has too many
-        adapters; FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED) while a full-parameter run leases the replica; ABORTED
-        (ERROR_REASON_REQUEST_ID_REUSED).
+        does not exist, or if a repeated request's adapter was deleted; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if
+        the tenant or the service has too many adapters; FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED while a
+        full-parameter run leases the replica, and ERROR_REASON_REQUEST_CRASHED if the service crashed each time it created
+        the adapter); DATA_LOSS (ERROR_REASON_CHECKPOINT_DAMAGED); ABORTED (ERROR_REASON_REQUEST_ID_REUSED).
         """
 
     @_abc_1.abstractmethod
@@ -92,7 +104,7 @@ class AdapterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _adapter_service_pb2.ListAdaptersRequest,
         context: _aio.ServicerContext[_adapter_service_pb2.ListAdaptersRequest, _abc.Awaitable[_adapter_service_pb2.ListAdaptersResponse]],
     ) -> _abc.Awaitable[_adapter_service_pb2.ListAdaptersResponse]:
-        """Lists the caller's adapters, newest first."""
+        """Lists the caller's adapters, newest first. Adapters whose records are damaged are not listed."""
 
     @_abc_1.abstractmethod
     def DeleteAdapter(
@@ -100,8 +112,8 @@ class AdapterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _adapter_service_pb2.DeleteAdapterRequest,
         context: _aio.ServicerContext[_adapter_service_pb2.DeleteAdapterRequest, _abc.Awaitable[_adapter_service_pb2.DeleteAdapterResponse]],
     ) -> _abc.Awaitable[_adapter_service_pb2.DeleteAdapterResponse]:
-        """Deletes an adapter. Waiting operations of the adapter fail with NOT_FOUND, and the call waits for a running one.
-        Deleting an adapter again returns NOT_FOUND.
+        """Deletes an adapter, even if its record is damaged, and its versions that are not pinned. Waiting operations of the
+        adapter fail with NOT_FOUND, and the call waits for a running one. Deleting an adapter again returns NOT_FOUND.
         """
 
     @_abc_1.abstractmethod
@@ -125,8 +137,8 @@ class AdapterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_adapter_service_pb2.EndLeaseRequest, _abc.Awaitable[_adapter_service_pb2.EndLeaseResponse]],
     ) -> _abc.Awaitable[_adapter_service_pb2.EndLeaseResponse]:
         """Ends the lease of a replica: parks the full-parameter run that has the lease, once its running operation has
-        finished. Operations of the run are then refused for the time after which idle adapters are parked
-        (ERROR_REASON_REPLICA_IN_USE). Requires SCOPE_OPERATOR instead of SCOPE_TRAIN. Errors: NOT_FOUND if no replica
+        finished. Operations of the run are then refused (ERROR_REASON_REPLICA_IN_USE) for as long as an adapter must be
+        idle before the service parks it. Requires SCOPE_OPERATOR instead of SCOPE_TRAIN. Errors: NOT_FOUND if no replica
         serves the base model.
         """
 
@@ -137,10 +149,11 @@ class AdapterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_adapter_service_pb2.TakeOverRequest, _abc.Awaitable[_adapter_service_pb2.TakeOverResponse]],
     ) -> _abc.Awaitable[_adapter_service_pb2.TakeOverResponse]:
         """Moves all runs of an ended trainer to another trainer of the same base model, from the journal on shared storage.
-        The runs continue bitwise, and exactly one trainer has them at any time. The ended trainer may start again, without
-        these runs. A call that failed can be repeated. Requires SCOPE_OPERATOR instead of SCOPE_TRAIN. Errors:
-        FAILED_PRECONDITION (ERROR_REASON_TAKEOVER_REFUSED) while the trainer's process is running, or if its journal cannot
-        be used; NOT_FOUND if no service serves the base model.
+        The runs continue with bitwise the same results, and exactly one trainer has them at any time. The ended trainer
+        may start again, without these runs. A call that failed can be repeated. Requires SCOPE_OPERATOR instead of
+        SCOPE_TRAIN. Errors: FAILED_PRECONDITION (ERROR_REASON_TAKEOVER_REFUSED) while the trainer's process is running, or
+        if its journal cannot be used; INVALID_ARGUMENT if the configuration names no such trainer; NOT_FOUND if no service
+        serves the base model.
         """
 
     @_abc_1.abstractmethod
@@ -149,7 +162,10 @@ class AdapterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _adapter_service_pb2.EstimateRequest,
         context: _aio.ServicerContext[_adapter_service_pb2.EstimateRequest, _abc.Awaitable[_adapter_service_pb2.EstimateResponse]],
     ) -> _abc.Awaitable[_adapter_service_pb2.EstimateResponse]:
-        """Estimates the memory and time of a run without allocating resources."""
+        """Estimates the memory and time of a run without allocating its memory. Errors: INVALID_ARGUMENT, which names the
+        field, or with ERROR_REASON_BATCH_TOO_LARGE; NOT_FOUND (ERROR_REASON_BASE_MODEL_NOT_FOUND); FAILED_PRECONDITION
+        (ERROR_REASON_REPLICA_LEASED) while a full-parameter run leases the replica.
+        """
 
     @_abc_1.abstractmethod
     def WatchAdapters(
@@ -158,8 +174,8 @@ class AdapterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_adapter_service_pb2.WatchAdaptersRequest, _abc.AsyncIterator[_adapter_service_pb2.WatchAdaptersResponse]],
     ) -> _abc.AsyncIterator[_adapter_service_pb2.WatchAdaptersResponse]:
         """Follows the adapters of all tenants: a snapshot, `is_synced`, then every change. A resume token that is too old or
-        was issued before a restart starts a new snapshot. Errors: PERMISSION_DENIED if the caller is not a service of this
-        deployment.
+        was issued before a restart starts a new snapshot. A reader that is too slow also receives a new snapshot. Errors:
+        PERMISSION_DENIED if the caller is not a service of this deployment.
         """
 
 def add_AdapterServiceServicer_to_server(servicer: AdapterServiceServicer, server: _aio.Server) -> None: ...

@@ -60,10 +60,10 @@ Global___LoadedBatch: _TypeAlias = LoadedBatch  # noqa: Y015
 @_typing.final
 class LoaderBatch(_message.Message):
     """Reference to a batch of a loader, so that the batch does not pass through the client. The model service fetches it
-    once from the data service when the operation runs, and stores it with the operation. Errors: NOT_FOUND
-    (ERROR_REASON_LOADER_NOT_FOUND) if the loader is closed or belongs to another tenant; FAILED_PRECONDITION
-    (ERROR_REASON_LOADER_AT_END) if there is no batch after the position, which uses up the operation's number;
-    UNAVAILABLE if the data service cannot be reached; UNIMPLEMENTED if the model service has no data service.
+    once from the data service when the operation runs, and stores it with the operation. Clients need SCOPE_DATA in
+    addition to SCOPE_TRAIN. Errors: NOT_FOUND (ERROR_REASON_LOADER_NOT_FOUND) if the loader is closed or belongs to
+    another tenant; FAILED_PRECONDITION (ERROR_REASON_LOADER_AT_END) if there is no batch after the position, which uses
+    up the operation's number; UNAVAILABLE if the data service is unreachable; UNIMPLEMENTED if there is no data service.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -212,10 +212,10 @@ class ForwardOptions(_message.Message):
     is_logprobs_returned: _builtins.bool
     """Whether to return the log-probability of each label. Defaults to true."""
     micro_batch_size: _builtins.int
-    """Maximum number of the batch's examples in one pass through the model, at least 1. Groups of a loss, such as the
-    pairs of DPO, stay together. At least 1/64 of the examples of the batch. A loss that compares all examples of a
-    batch refuses a smaller number. The division changes how gradients are rounded. If unset, passes are limited by
-    their number of tokens only.
+    """Maximum number of the batch's examples in one pass through the model: at least 1, and at least 1/64 of the examples
+    of the batch. Groups of a loss, such as the pairs of DPO, stay together. Forward, and losses that compare all
+    examples of a batch, refuse a number below the size of the batch. The division changes how gradients are rounded.
+    If unset, passes are limited by their number of tokens only.
     """
     is_routed_experts_returned: _builtins.bool
     """Whether to return the experts of each token; see ForwardResult. Refused if the base model has no layers with
@@ -740,8 +740,8 @@ class PublishVersion(_message.Message):
     is_pinned: _builtins.bool
     """Whether to keep the version until it is unpinned. Otherwise newer versions evict it."""
     dtype: _tensor_pb2.Dtype.ValueType
-    """Element type of the published weights: FLOAT32, BFLOAT16 or FLOAT16. Values are rounded to nearest if it is
-    narrower than the trainer's type, which causes a warning. If unset, the trainer's type is used.
+    """Element type of the published weights: FLOAT32, BFLOAT16 or FLOAT16. If this type is narrower than the trainer's
+    type, values are rounded to nearest and the result contains a warning. If unset, the trainer's type is used.
     """
     def __init__(
         self,
@@ -796,7 +796,7 @@ class ExportMerged(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Name of the export."""
+    """Name of the export, under the same rule as Save.name. Required."""
     def __init__(
         self,
         *,

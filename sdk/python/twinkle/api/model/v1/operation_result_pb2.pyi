@@ -236,7 +236,7 @@ class SaveResult(_message.Message):
     checkpoint_path: _builtins.str
     """Path of the checkpoint, "twinkle://<run>/weights/<name>". Empty for ExportMerged."""
     size_bytes: _builtins.int
-    """Size of the stored files in bytes."""
+    """Size of the checkpoint's state, or of the exported files, in bytes."""
     folder: _builtins.str
     """Folder of the files. For Save, see checkpoint.v1.Checkpoint.folder. For ExportMerged, relative to the state folder
     of the model service: "exports/<adapter>/<name>".

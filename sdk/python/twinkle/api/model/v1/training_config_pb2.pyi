@@ -120,9 +120,9 @@ class LoraConfig(_message.Message):
         linear layer except the output head; "all-attention" selects the linear layers of attention; "all-mlp" selects
         every linear layer that belongs neither to attention nor to the output head; "output-head" selects the output head.
         Embeddings that are tied to the output head do not change. "all-experts" selects the stacked weights of all experts
-        of a mixture; a name selects some of them if it includes their module, such as "experts.down_proj". They require a
-        `lora_dropout` of 0. A sampler may refuse adapters of the output head or of experts. A name that matches no layer
-        is refused. Defaults to "all-linear".
+        of a mixture; a name that includes their module, such as "experts.down_proj", selects some of them. Adapters of
+        experts require a `lora_dropout` of 0. A sampler may refuse adapters of the output head or of experts. A name that
+        matches no layer is refused. Defaults to "all-linear".
         """
 
     @_builtins.property

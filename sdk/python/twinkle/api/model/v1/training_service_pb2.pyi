@@ -62,8 +62,8 @@ class ExecuteRequest(_message.Message):
     OPERATION_FIELD_NUMBER: _builtins.int
     IS_WAITING_ALLOWED_FIELD_NUMBER: _builtins.int
     is_waiting_allowed: _builtins.bool
-    """If true, the call waits for a slot in the tenant's queue until its deadline. If false, a full queue causes
-    RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL).
+    """If true and the tenant's queue is full, the call waits for a slot until its deadline. If false, or if too many
+    operations of the tenant already wait for a slot, a full queue causes RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL).
     """
     @_builtins.property
     def operation(self) -> _operation_pb2.Operation:

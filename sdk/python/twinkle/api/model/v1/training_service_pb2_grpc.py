@@ -27,8 +27,10 @@ if _version_not_supported:
 
 class TrainingServiceStub:
     """Runs operations. Clients need SCOPE_TRAIN. Operations on one adapter run in the order of their numbers. Operations on
-    different adapters share the device. All methods return NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter of
-    another tenant.
+    different adapters share the device. All methods that name an adapter return NOT_FOUND with
+    ERROR_REASON_ADAPTER_NOT_FOUND for an adapter of another tenant and with ERROR_REASON_ADAPTER_EXPIRED for an adapter
+    that was removed because it was unused, and DATA_LOSS (ERROR_REASON_ADAPTER_DAMAGED) for an adapter whose stored
+    state is damaged.
     """
 
     def __init__(self, channel):
@@ -76,16 +78,19 @@ class TrainingServiceStub:
 
 class TrainingServiceServicer:
     """Runs operations. Clients need SCOPE_TRAIN. Operations on one adapter run in the order of their numbers. Operations on
-    different adapters share the device. All methods return NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter of
-    another tenant.
+    different adapters share the device. All methods that name an adapter return NOT_FOUND with
+    ERROR_REASON_ADAPTER_NOT_FOUND for an adapter of another tenant and with ERROR_REASON_ADAPTER_EXPIRED for an adapter
+    that was removed because it was unused, and DATA_LOSS (ERROR_REASON_ADAPTER_DAMAGED) for an adapter whose stored
+    state is damaged.
     """
 
     def Execute(self, request, context):
         """Runs one operation and returns its result. Errors: INVALID_ARGUMENT, which names the field, or with
         ERROR_REASON_BATCH_TOO_LARGE; ABORTED (ERROR_REASON_SEQUENCE_REUSED); FAILED_PRECONDITION
         (ERROR_REASON_SEQUENCE_GAP, ERROR_REASON_ADAPTER_NOT_READY, ERROR_REASON_LOSS_NOT_FINITE,
-        ERROR_REASON_OPERATION_CRASHED); RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL); ALREADY_EXISTS
-        (ERROR_REASON_CHECKPOINT_EXISTS) for Save.
+        ERROR_REASON_OPERATION_CRASHED, and ERROR_REASON_REPLICA_LEASED while a full-parameter run leases the replica);
+        RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL); ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS) for Save; CANCELLED;
+        UNAVAILABLE (ERROR_REASON_JOURNAL_UNAVAILABLE). Verbs document further errors.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -105,9 +110,11 @@ class TrainingServiceServicer:
         """Uploads a batch that is too large for one message. If a stream is interrupted, the received bytes remain stored; a
         stream with only the header returns the offset at which to resume. An upload is deleted about an hour after it was
         last sent or used. An accepted operation no longer needs its upload. Errors: INVALID_ARGUMENT if the header differs
-        from that of an earlier stream; ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) for a gap; FAILED_PRECONDITION
-        (ERROR_REASON_IN_USE) while another stream sends the upload; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if
-        the tenant has too many uploads or bytes; DATA_LOSS for damaged bytes.
+        from that of an earlier stream, or a chunk exceeds the announced size; ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER)
+        for a gap; FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends the upload; RESOURCE_EXHAUSTED
+        (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many uploads or bytes; DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT,
+        ERROR_REASON_DIGEST_MISMATCH) for damaged bytes; UNAVAILABLE with a retry time (ERROR_REASON_DISK_FULL,
+        ERROR_REASON_STORE_UNAVAILABLE).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -138,7 +145,7 @@ class TrainingServiceServicer:
 
     def CancelOperation(self, request, context):
         """Cancels a queued operation, or a running one that needs more passes, after its current pass. Later operations wait
-        until another operation with the same number is sent.
+        until another operation with the same number is sent. Errors: as for GetOperation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -192,8 +199,10 @@ def add_TrainingServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class TrainingService:
     """Runs operations. Clients need SCOPE_TRAIN. Operations on one adapter run in the order of their numbers. Operations on
-    different adapters share the device. All methods return NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter of
-    another tenant.
+    different adapters share the device. All methods that name an adapter return NOT_FOUND with
+    ERROR_REASON_ADAPTER_NOT_FOUND for an adapter of another tenant and with ERROR_REASON_ADAPTER_EXPIRED for an adapter
+    that was removed because it was unused, and DATA_LOSS (ERROR_REASON_ADAPTER_DAMAGED) for an adapter whose stored
+    state is damaged.
     """
 
     @staticmethod

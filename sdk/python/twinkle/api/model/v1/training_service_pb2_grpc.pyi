@@ -14,8 +14,10 @@ GRPC_VERSION: str
 
 class TrainingServiceStub:
     """Runs operations. Clients need SCOPE_TRAIN. Operations on one adapter run in the order of their numbers. Operations on
-    different adapters share the device. All methods return NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter of
-    another tenant.
+    different adapters share the device. All methods that name an adapter return NOT_FOUND with
+    ERROR_REASON_ADAPTER_NOT_FOUND for an adapter of another tenant and with ERROR_REASON_ADAPTER_EXPIRED for an adapter
+    that was removed because it was unused, and DATA_LOSS (ERROR_REASON_ADAPTER_DAMAGED) for an adapter whose stored
+    state is damaged.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -23,8 +25,9 @@ class TrainingServiceStub:
     """Runs one operation and returns its result. Errors: INVALID_ARGUMENT, which names the field, or with
     ERROR_REASON_BATCH_TOO_LARGE; ABORTED (ERROR_REASON_SEQUENCE_REUSED); FAILED_PRECONDITION
     (ERROR_REASON_SEQUENCE_GAP, ERROR_REASON_ADAPTER_NOT_READY, ERROR_REASON_LOSS_NOT_FINITE,
-    ERROR_REASON_OPERATION_CRASHED); RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL); ALREADY_EXISTS
-    (ERROR_REASON_CHECKPOINT_EXISTS) for Save.
+    ERROR_REASON_OPERATION_CRASHED, and ERROR_REASON_REPLICA_LEASED while a full-parameter run leases the replica);
+    RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL); ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS) for Save; CANCELLED;
+    UNAVAILABLE (ERROR_REASON_JOURNAL_UNAVAILABLE). Verbs document further errors.
     """
     Train: _aio.StreamStreamMultiCallable[_training_service_pb2.TrainRequest, _training_service_pb2.TrainResponse]
     """Runs a stream of operations on any of the caller's adapters that have the base model and, if several trainers serve
@@ -36,9 +39,11 @@ class TrainingServiceStub:
     """Uploads a batch that is too large for one message. If a stream is interrupted, the received bytes remain stored; a
     stream with only the header returns the offset at which to resume. An upload is deleted about an hour after it was
     last sent or used. An accepted operation no longer needs its upload. Errors: INVALID_ARGUMENT if the header differs
-    from that of an earlier stream; ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) for a gap; FAILED_PRECONDITION
-    (ERROR_REASON_IN_USE) while another stream sends the upload; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if
-    the tenant has too many uploads or bytes; DATA_LOSS for damaged bytes.
+    from that of an earlier stream, or a chunk exceeds the announced size; ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER)
+    for a gap; FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends the upload; RESOURCE_EXHAUSTED
+    (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many uploads or bytes; DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT,
+    ERROR_REASON_DIGEST_MISMATCH) for damaged bytes; UNAVAILABLE with a retry time (ERROR_REASON_DISK_FULL,
+    ERROR_REASON_STORE_UNAVAILABLE).
     """
     GetOperation: _aio.UnaryUnaryMultiCallable[_training_service_pb2.GetOperationRequest, _training_service_pb2.GetOperationResponse]
     """Gets an accepted operation. Errors: NOT_FOUND (ERROR_REASON_OPERATION_NOT_FOUND) if the operation was never
@@ -52,13 +57,15 @@ class TrainingServiceStub:
     """
     CancelOperation: _aio.UnaryUnaryMultiCallable[_training_service_pb2.CancelOperationRequest, _training_service_pb2.CancelOperationResponse]
     """Cancels a queued operation, or a running one that needs more passes, after its current pass. Later operations wait
-    until another operation with the same number is sent.
+    until another operation with the same number is sent. Errors: as for GetOperation.
     """
 
 class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
     """Runs operations. Clients need SCOPE_TRAIN. Operations on one adapter run in the order of their numbers. Operations on
-    different adapters share the device. All methods return NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter of
-    another tenant.
+    different adapters share the device. All methods that name an adapter return NOT_FOUND with
+    ERROR_REASON_ADAPTER_NOT_FOUND for an adapter of another tenant and with ERROR_REASON_ADAPTER_EXPIRED for an adapter
+    that was removed because it was unused, and DATA_LOSS (ERROR_REASON_ADAPTER_DAMAGED) for an adapter whose stored
+    state is damaged.
     """
 
     @_abc_1.abstractmethod
@@ -70,8 +77,9 @@ class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
         """Runs one operation and returns its result. Errors: INVALID_ARGUMENT, which names the field, or with
         ERROR_REASON_BATCH_TOO_LARGE; ABORTED (ERROR_REASON_SEQUENCE_REUSED); FAILED_PRECONDITION
         (ERROR_REASON_SEQUENCE_GAP, ERROR_REASON_ADAPTER_NOT_READY, ERROR_REASON_LOSS_NOT_FINITE,
-        ERROR_REASON_OPERATION_CRASHED); RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL); ALREADY_EXISTS
-        (ERROR_REASON_CHECKPOINT_EXISTS) for Save.
+        ERROR_REASON_OPERATION_CRASHED, and ERROR_REASON_REPLICA_LEASED while a full-parameter run leases the replica);
+        RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL); ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS) for Save; CANCELLED;
+        UNAVAILABLE (ERROR_REASON_JOURNAL_UNAVAILABLE). Verbs document further errors.
         """
 
     @_abc_1.abstractmethod
@@ -95,9 +103,11 @@ class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
         """Uploads a batch that is too large for one message. If a stream is interrupted, the received bytes remain stored; a
         stream with only the header returns the offset at which to resume. An upload is deleted about an hour after it was
         last sent or used. An accepted operation no longer needs its upload. Errors: INVALID_ARGUMENT if the header differs
-        from that of an earlier stream; ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) for a gap; FAILED_PRECONDITION
-        (ERROR_REASON_IN_USE) while another stream sends the upload; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if
-        the tenant has too many uploads or bytes; DATA_LOSS for damaged bytes.
+        from that of an earlier stream, or a chunk exceeds the announced size; ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER)
+        for a gap; FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends the upload; RESOURCE_EXHAUSTED
+        (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many uploads or bytes; DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT,
+        ERROR_REASON_DIGEST_MISMATCH) for damaged bytes; UNAVAILABLE with a retry time (ERROR_REASON_DISK_FULL,
+        ERROR_REASON_STORE_UNAVAILABLE).
         """
 
     @_abc_1.abstractmethod
@@ -135,7 +145,7 @@ class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_training_service_pb2.CancelOperationRequest, _abc.Awaitable[_training_service_pb2.CancelOperationResponse]],
     ) -> _abc.Awaitable[_training_service_pb2.CancelOperationResponse]:
         """Cancels a queued operation, or a running one that needs more passes, after its current pass. Later operations wait
-        until another operation with the same number is sent.
+        until another operation with the same number is sent. Errors: as for GetOperation.
         """
 
 def add_TrainingServiceServicer_to_server(servicer: TrainingServiceServicer, server: _aio.Server) -> None: ...

@@ -30,7 +30,7 @@ class _PauseModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PauseMode.V
     PAUSE_MODE_WAIT: _PauseMode.ValueType  # 2
     """The engine is paused after running requests have finished."""
     PAUSE_MODE_ABORT: _PauseMode.ValueType  # 3
-    """Running requests are aborted before the engine is paused."""
+    """Running requests are aborted before the engine is paused. ComputeLogprobs then fails with CANCELLED."""
 
 class PauseMode(_PauseMode, metaclass=_PauseModeEnumTypeWrapper):
     """Treatment of running requests by a pause."""
@@ -42,7 +42,7 @@ PAUSE_MODE_KEEP: PauseMode.ValueType  # 1
 PAUSE_MODE_WAIT: PauseMode.ValueType  # 2
 """The engine is paused after running requests have finished."""
 PAUSE_MODE_ABORT: PauseMode.ValueType  # 3
-"""Running requests are aborted before the engine is paused."""
+"""Running requests are aborted before the engine is paused. ComputeLogprobs then fails with CANCELLED."""
 Global___PauseMode: _TypeAlias = PauseMode  # noqa: Y015
 
 class _SleepLevel:
@@ -56,7 +56,7 @@ class _SleepLevelEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SleepLevel
     SLEEP_LEVEL_WEIGHTS_KEPT: _SleepLevel.ValueType  # 1
     """Weights are moved to host memory, and keys and values are discarded."""
     SLEEP_LEVEL_WEIGHTS_DROPPED: _SleepLevel.ValueType  # 2
-    """Weights are also discarded, and must be loaded again before the engine wakes up."""
+    """Weights are also discarded. WakeUp loads them again and therefore takes longer."""
 
 class SleepLevel(_SleepLevel, metaclass=_SleepLevelEnumTypeWrapper):
     """Memory that a sleeping engine releases."""
@@ -66,7 +66,7 @@ SLEEP_LEVEL_UNSPECIFIED: SleepLevel.ValueType  # 0
 SLEEP_LEVEL_WEIGHTS_KEPT: SleepLevel.ValueType  # 1
 """Weights are moved to host memory, and keys and values are discarded."""
 SLEEP_LEVEL_WEIGHTS_DROPPED: SleepLevel.ValueType  # 2
-"""Weights are also discarded, and must be loaded again before the engine wakes up."""
+"""Weights are also discarded. WakeUp loads them again and therefore takes longer."""
 Global___SleepLevel: _TypeAlias = SleepLevel  # noqa: Y015
 
 @_typing.final
@@ -80,13 +80,13 @@ class ResidentAdapter(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     SEQUENCE_COUNT_FIELD_NUMBER: _builtins.int
     adapter_id: _builtins.str
-    """Id of the adapter."""
+    """Id of the adapter. For a checkpoint, its path."""
     version: _builtins.int
-    """Version number."""
+    """Version number. For a checkpoint, the number of its optimizer steps, or 1 if it has none."""
     size_bytes: _builtins.int
     """Size of the weights in bytes."""
     sequence_count: _builtins.int
-    """Number of sequences that currently use the version."""
+    """Number of requests that currently wait or run with the version. A batch counts as one request."""
     def __init__(
         self,
         *,
@@ -120,7 +120,7 @@ class EngineLoad(_message.Message):
     running_sequence_count: _builtins.int
     """Number of sequences that are being decoded."""
     waiting_sequence_count: _builtins.int
-    """Number of sequences in the queue."""
+    """Number of sequences in the queue. A prompt that waits to enter the engine counts as one sequence."""
     kv_usage: _builtins.float
     """Fraction of the key-value cache that is in use, 0 to 1."""
     tokens_per_second: _builtins.float

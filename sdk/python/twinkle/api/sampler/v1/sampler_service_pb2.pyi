@@ -400,7 +400,7 @@ Global___AbortRequest: _TypeAlias = AbortRequest  # noqa: Y015
 
 @_typing.final
 class AbortResponse(_message.Message):
-    """Response message for Abort. The sequences of the request end with STOP_REASON_ABORT."""
+    """Response message for Abort. The unfinished sequences of the request end with STOP_REASON_ABORT."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -541,7 +541,7 @@ Global___UnloadAdapterRequest: _TypeAlias = UnloadAdapterRequest  # noqa: Y015
 
 @_typing.final
 class UnloadAdapterResponse(_message.Message):
-    """Response message for UnloadAdapter. A version that is in use is unloaded after its last sequence has finished."""
+    """Response message for UnloadAdapter. A version that is in use is unloaded after its last request has finished."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -582,7 +582,9 @@ class GetLoadResponse(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def load(self) -> _engine_pb2.EngineLoad:
-        """Current load. A gateway returns the sum over its samplers."""
+        """Current load. A gateway combines the loads of all samplers that respond: counts are added, fractions are weighted
+        averages, and a flag is set only if it is set for all of them.
+        """
 
     def __init__(
         self,
@@ -670,7 +672,7 @@ class ResetPrefixCacheResponse(_message.Message):
 
     DROPPED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     dropped_token_count: _builtins.int
-    """Number of tokens that were removed from the cache."""
+    """Number of tokens that were removed from the cache. Engines may estimate it."""
     def __init__(
         self,
         *,

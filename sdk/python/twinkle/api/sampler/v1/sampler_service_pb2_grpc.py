@@ -28,10 +28,13 @@ if _version_not_supported:
 class SamplerServiceStub:
     """Samples from base models and adapters, and controls the engine. Clients need SCOPE_SAMPLE unless a method requires
     another scope. Responses name the version that sampled each token. Errors of all sampling methods: INVALID_ARGUMENT
-    (ERROR_REASON_CONTEXT_EXCEEDED, ERROR_REASON_INVALID_FIELD); NOT_FOUND for the base model, adapter or version;
-    ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) if a request with that id is running; FAILED_PRECONDITION
-    (ERROR_REASON_ADAPTER_NOT_READY) if the weights do not fit the base model; RESOURCE_EXHAUSTED
-    (ERROR_REASON_QUEUE_FULL); UNAVAILABLE with a retry time (ERROR_REASON_VERSION_NOT_READY, ERROR_REASON_ENGINE_PAUSED,
+    (ERROR_REASON_CONTEXT_EXCEEDED, ERROR_REASON_INVALID_FIELD); NOT_FOUND for the base model, adapter, version or
+    checkpoint; ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) if a request with that id is running; FAILED_PRECONDITION
+    (ERROR_REASON_ADAPTER_NOT_READY if the weights do not fit the base model, ERROR_REASON_NOT_SUPPORTED_HERE if the
+    engine does not support a parameter, and ERROR_REASON_REQUEST_CRASHED if several samplers failed with the request);
+    RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL, ERROR_REASON_QUOTA_EXCEEDED); DATA_LOSS
+    (ERROR_REASON_CHECKPOINT_DAMAGED) if the stored weights are damaged; UNAVAILABLE with a retry time
+    (ERROR_REASON_VERSION_NOT_READY, ERROR_REASON_ENGINE_PAUSED, ERROR_REASON_SERVICE_UNREACHABLE if the engine failed,
     and ERROR_REASON_NO_REPLICA if a gateway has no sampler).
     """
 
@@ -121,10 +124,13 @@ class SamplerServiceStub:
 class SamplerServiceServicer:
     """Samples from base models and adapters, and controls the engine. Clients need SCOPE_SAMPLE unless a method requires
     another scope. Responses name the version that sampled each token. Errors of all sampling methods: INVALID_ARGUMENT
-    (ERROR_REASON_CONTEXT_EXCEEDED, ERROR_REASON_INVALID_FIELD); NOT_FOUND for the base model, adapter or version;
-    ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) if a request with that id is running; FAILED_PRECONDITION
-    (ERROR_REASON_ADAPTER_NOT_READY) if the weights do not fit the base model; RESOURCE_EXHAUSTED
-    (ERROR_REASON_QUEUE_FULL); UNAVAILABLE with a retry time (ERROR_REASON_VERSION_NOT_READY, ERROR_REASON_ENGINE_PAUSED,
+    (ERROR_REASON_CONTEXT_EXCEEDED, ERROR_REASON_INVALID_FIELD); NOT_FOUND for the base model, adapter, version or
+    checkpoint; ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) if a request with that id is running; FAILED_PRECONDITION
+    (ERROR_REASON_ADAPTER_NOT_READY if the weights do not fit the base model, ERROR_REASON_NOT_SUPPORTED_HERE if the
+    engine does not support a parameter, and ERROR_REASON_REQUEST_CRASHED if several samplers failed with the request);
+    RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL, ERROR_REASON_QUOTA_EXCEEDED); DATA_LOSS
+    (ERROR_REASON_CHECKPOINT_DAMAGED) if the stored weights are damaged; UNAVAILABLE with a retry time
+    (ERROR_REASON_VERSION_NOT_READY, ERROR_REASON_ENGINE_PAUSED, ERROR_REASON_SERVICE_UNREACHABLE if the engine failed,
     and ERROR_REASON_NO_REPLICA if a gateway has no sampler).
     """
 
@@ -150,8 +156,9 @@ class SamplerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DescribeTokens(self, request, context):
-        """Returns the bytes of tokens, because one token may be only a part of a character. The result for a base model never
-        changes.
+        """Returns the bytes of each token, which may be only a part of a character. The result for a base model never
+        changes. Errors: INVALID_ARGUMENT if a token is outside the vocabulary; NOT_FOUND
+        (ERROR_REASON_BASE_MODEL_NOT_FOUND).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -165,14 +172,14 @@ class SamplerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListResidentAdapters(self, request, context):
-        """Lists the caller's adapter versions in memory.
+        """Lists the caller's adapter versions in memory, ordered by adapter and version.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LoadAdapter(self, request, context):
-        """Loads an adapter version before it is needed.
+        """Loads an adapter version before it is needed. Errors: those of sampling methods that concern the adapter.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -180,8 +187,7 @@ class SamplerServiceServicer:
 
     def UnloadAdapter(self, request, context):
         """Removes the versions of an adapter from memory. Errors: NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND);
-        FAILED_PRECONDITION (ERROR_REASON_NOT_SUPPORTED_HERE) if a sampler is dedicated
-        to the caller's full-parameter run.
+        FAILED_PRECONDITION (ERROR_REASON_NOT_SUPPORTED_HERE) if a sampler is dedicated to the caller's full-parameter run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -209,14 +215,15 @@ class SamplerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Pause(self, request, context):
-        """Pauses the engine between two steps. New requests are refused until it resumes. Requires SCOPE_OPERATOR.
+        """Pauses the engine between two steps. New requests are refused (ERROR_REASON_ENGINE_PAUSED) until the engine
+        resumes. Requires SCOPE_OPERATOR.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """Resumes a paused engine. Requires SCOPE_OPERATOR.
+        """Resumes a paused engine. An engine that sleeps continues to sleep. Requires SCOPE_OPERATOR.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -232,7 +239,7 @@ class SamplerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WakeUp(self, request, context):
-        """Wakes up a sleeping engine. Requires SCOPE_OPERATOR.
+        """Wakes up a sleeping engine. An engine that is also paused stays paused. Requires SCOPE_OPERATOR.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -327,10 +334,13 @@ def add_SamplerServiceServicer_to_server(servicer, server):
 class SamplerService:
     """Samples from base models and adapters, and controls the engine. Clients need SCOPE_SAMPLE unless a method requires
     another scope. Responses name the version that sampled each token. Errors of all sampling methods: INVALID_ARGUMENT
-    (ERROR_REASON_CONTEXT_EXCEEDED, ERROR_REASON_INVALID_FIELD); NOT_FOUND for the base model, adapter or version;
-    ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) if a request with that id is running; FAILED_PRECONDITION
-    (ERROR_REASON_ADAPTER_NOT_READY) if the weights do not fit the base model; RESOURCE_EXHAUSTED
-    (ERROR_REASON_QUEUE_FULL); UNAVAILABLE with a retry time (ERROR_REASON_VERSION_NOT_READY, ERROR_REASON_ENGINE_PAUSED,
+    (ERROR_REASON_CONTEXT_EXCEEDED, ERROR_REASON_INVALID_FIELD); NOT_FOUND for the base model, adapter, version or
+    checkpoint; ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) if a request with that id is running; FAILED_PRECONDITION
+    (ERROR_REASON_ADAPTER_NOT_READY if the weights do not fit the base model, ERROR_REASON_NOT_SUPPORTED_HERE if the
+    engine does not support a parameter, and ERROR_REASON_REQUEST_CRASHED if several samplers failed with the request);
+    RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL, ERROR_REASON_QUOTA_EXCEEDED); DATA_LOSS
+    (ERROR_REASON_CHECKPOINT_DAMAGED) if the stored weights are damaged; UNAVAILABLE with a retry time
+    (ERROR_REASON_VERSION_NOT_READY, ERROR_REASON_ENGINE_PAUSED, ERROR_REASON_SERVICE_UNREACHABLE if the engine failed,
     and ERROR_REASON_NO_REPLICA if a gateway has no sampler).
     """
 

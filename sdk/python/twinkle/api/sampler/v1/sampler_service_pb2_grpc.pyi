@@ -15,10 +15,13 @@ GRPC_VERSION: str
 class SamplerServiceStub:
     """Samples from base models and adapters, and controls the engine. Clients need SCOPE_SAMPLE unless a method requires
     another scope. Responses name the version that sampled each token. Errors of all sampling methods: INVALID_ARGUMENT
-    (ERROR_REASON_CONTEXT_EXCEEDED, ERROR_REASON_INVALID_FIELD); NOT_FOUND for the base model, adapter or version;
-    ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) if a request with that id is running; FAILED_PRECONDITION
-    (ERROR_REASON_ADAPTER_NOT_READY) if the weights do not fit the base model; RESOURCE_EXHAUSTED
-    (ERROR_REASON_QUEUE_FULL); UNAVAILABLE with a retry time (ERROR_REASON_VERSION_NOT_READY, ERROR_REASON_ENGINE_PAUSED,
+    (ERROR_REASON_CONTEXT_EXCEEDED, ERROR_REASON_INVALID_FIELD); NOT_FOUND for the base model, adapter, version or
+    checkpoint; ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) if a request with that id is running; FAILED_PRECONDITION
+    (ERROR_REASON_ADAPTER_NOT_READY if the weights do not fit the base model, ERROR_REASON_NOT_SUPPORTED_HERE if the
+    engine does not support a parameter, and ERROR_REASON_REQUEST_CRASHED if several samplers failed with the request);
+    RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL, ERROR_REASON_QUOTA_EXCEEDED); DATA_LOSS
+    (ERROR_REASON_CHECKPOINT_DAMAGED) if the stored weights are damaged; UNAVAILABLE with a retry time
+    (ERROR_REASON_VERSION_NOT_READY, ERROR_REASON_ENGINE_PAUSED, ERROR_REASON_SERVICE_UNREACHABLE if the engine failed,
     and ERROR_REASON_NO_REPLICA if a gateway has no sampler).
     """
 
@@ -30,19 +33,19 @@ class SamplerServiceStub:
     ComputeLogprobs: _aio.UnaryUnaryMultiCallable[_sampler_service_pb2.ComputeLogprobsRequest, _sampler_service_pb2.ComputeLogprobsResponse]
     """Computes the log-probabilities of given tokens without sampling."""
     DescribeTokens: _aio.UnaryUnaryMultiCallable[_sampler_service_pb2.DescribeTokensRequest, _sampler_service_pb2.DescribeTokensResponse]
-    """Returns the bytes of tokens, because one token may be only a part of a character. The result for a base model never
-    changes.
+    """Returns the bytes of each token, which may be only a part of a character. The result for a base model never
+    changes. Errors: INVALID_ARGUMENT if a token is outside the vocabulary; NOT_FOUND
+    (ERROR_REASON_BASE_MODEL_NOT_FOUND).
     """
     Abort: _aio.UnaryUnaryMultiCallable[_sampler_service_pb2.AbortRequest, _sampler_service_pb2.AbortResponse]
     """Aborts a running request of the caller. Errors: NOT_FOUND (ERROR_REASON_REQUEST_NOT_FOUND)."""
     ListResidentAdapters: _aio.UnaryUnaryMultiCallable[_sampler_service_pb2.ListResidentAdaptersRequest, _sampler_service_pb2.ListResidentAdaptersResponse]
-    """Lists the caller's adapter versions in memory."""
+    """Lists the caller's adapter versions in memory, ordered by adapter and version."""
     LoadAdapter: _aio.UnaryUnaryMultiCallable[_sampler_service_pb2.LoadAdapterRequest, _sampler_service_pb2.LoadAdapterResponse]
-    """Loads an adapter version before it is needed."""
+    """Loads an adapter version before it is needed. Errors: those of sampling methods that concern the adapter."""
     UnloadAdapter: _aio.UnaryUnaryMultiCallable[_sampler_service_pb2.UnloadAdapterRequest, _sampler_service_pb2.UnloadAdapterResponse]
     """Removes the versions of an adapter from memory. Errors: NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND);
-    FAILED_PRECONDITION (ERROR_REASON_NOT_SUPPORTED_HERE) if a sampler is dedicated
-    to the caller's full-parameter run.
+    FAILED_PRECONDITION (ERROR_REASON_NOT_SUPPORTED_HERE) if a sampler is dedicated to the caller's full-parameter run.
     """
     GetLoad: _aio.UnaryUnaryMultiCallable[_sampler_service_pb2.GetLoadRequest, _sampler_service_pb2.GetLoadResponse]
     """Gets the load of the engine."""
@@ -51,24 +54,29 @@ class SamplerServiceStub:
     ResetPrefixCache: _aio.UnaryUnaryMultiCallable[_sampler_service_pb2.ResetPrefixCacheRequest, _sampler_service_pb2.ResetPrefixCacheResponse]
     """Clears the prefix cache. Requires SCOPE_OPERATOR."""
     Pause: _aio.UnaryUnaryMultiCallable[_sampler_service_pb2.PauseRequest, _sampler_service_pb2.PauseResponse]
-    """Pauses the engine between two steps. New requests are refused until it resumes. Requires SCOPE_OPERATOR."""
+    """Pauses the engine between two steps. New requests are refused (ERROR_REASON_ENGINE_PAUSED) until the engine
+    resumes. Requires SCOPE_OPERATOR.
+    """
     Resume: _aio.UnaryUnaryMultiCallable[_sampler_service_pb2.ResumeRequest, _sampler_service_pb2.ResumeResponse]
-    """Resumes a paused engine. Requires SCOPE_OPERATOR."""
+    """Resumes a paused engine. An engine that sleeps continues to sleep. Requires SCOPE_OPERATOR."""
     Sleep: _aio.UnaryUnaryMultiCallable[_sampler_service_pb2.SleepRequest, _sampler_service_pb2.SleepResponse]
     """Releases the accelerator's memory once running requests have finished. New requests are refused
     (ERROR_REASON_ENGINE_PAUSED) until the engine wakes up. Requires SCOPE_OPERATOR. Errors: FAILED_PRECONDITION
     (ERROR_REASON_NOT_SUPPORTED_HERE) if the engine or platform does not support it.
     """
     WakeUp: _aio.UnaryUnaryMultiCallable[_sampler_service_pb2.WakeUpRequest, _sampler_service_pb2.WakeUpResponse]
-    """Wakes up a sleeping engine. Requires SCOPE_OPERATOR."""
+    """Wakes up a sleeping engine. An engine that is also paused stays paused. Requires SCOPE_OPERATOR."""
 
 class SamplerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Samples from base models and adapters, and controls the engine. Clients need SCOPE_SAMPLE unless a method requires
     another scope. Responses name the version that sampled each token. Errors of all sampling methods: INVALID_ARGUMENT
-    (ERROR_REASON_CONTEXT_EXCEEDED, ERROR_REASON_INVALID_FIELD); NOT_FOUND for the base model, adapter or version;
-    ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) if a request with that id is running; FAILED_PRECONDITION
-    (ERROR_REASON_ADAPTER_NOT_READY) if the weights do not fit the base model; RESOURCE_EXHAUSTED
-    (ERROR_REASON_QUEUE_FULL); UNAVAILABLE with a retry time (ERROR_REASON_VERSION_NOT_READY, ERROR_REASON_ENGINE_PAUSED,
+    (ERROR_REASON_CONTEXT_EXCEEDED, ERROR_REASON_INVALID_FIELD); NOT_FOUND for the base model, adapter, version or
+    checkpoint; ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) if a request with that id is running; FAILED_PRECONDITION
+    (ERROR_REASON_ADAPTER_NOT_READY if the weights do not fit the base model, ERROR_REASON_NOT_SUPPORTED_HERE if the
+    engine does not support a parameter, and ERROR_REASON_REQUEST_CRASHED if several samplers failed with the request);
+    RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL, ERROR_REASON_QUOTA_EXCEEDED); DATA_LOSS
+    (ERROR_REASON_CHECKPOINT_DAMAGED) if the stored weights are damaged; UNAVAILABLE with a retry time
+    (ERROR_REASON_VERSION_NOT_READY, ERROR_REASON_ENGINE_PAUSED, ERROR_REASON_SERVICE_UNREACHABLE if the engine failed,
     and ERROR_REASON_NO_REPLICA if a gateway has no sampler).
     """
 
@@ -102,8 +110,9 @@ class SamplerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sampler_service_pb2.DescribeTokensRequest,
         context: _aio.ServicerContext[_sampler_service_pb2.DescribeTokensRequest, _abc.Awaitable[_sampler_service_pb2.DescribeTokensResponse]],
     ) -> _abc.Awaitable[_sampler_service_pb2.DescribeTokensResponse]:
-        """Returns the bytes of tokens, because one token may be only a part of a character. The result for a base model never
-        changes.
+        """Returns the bytes of each token, which may be only a part of a character. The result for a base model never
+        changes. Errors: INVALID_ARGUMENT if a token is outside the vocabulary; NOT_FOUND
+        (ERROR_REASON_BASE_MODEL_NOT_FOUND).
         """
 
     @_abc_1.abstractmethod
@@ -120,7 +129,7 @@ class SamplerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sampler_service_pb2.ListResidentAdaptersRequest,
         context: _aio.ServicerContext[_sampler_service_pb2.ListResidentAdaptersRequest, _abc.Awaitable[_sampler_service_pb2.ListResidentAdaptersResponse]],
     ) -> _abc.Awaitable[_sampler_service_pb2.ListResidentAdaptersResponse]:
-        """Lists the caller's adapter versions in memory."""
+        """Lists the caller's adapter versions in memory, ordered by adapter and version."""
 
     @_abc_1.abstractmethod
     def LoadAdapter(
@@ -128,7 +137,7 @@ class SamplerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sampler_service_pb2.LoadAdapterRequest,
         context: _aio.ServicerContext[_sampler_service_pb2.LoadAdapterRequest, _abc.Awaitable[_sampler_service_pb2.LoadAdapterResponse]],
     ) -> _abc.Awaitable[_sampler_service_pb2.LoadAdapterResponse]:
-        """Loads an adapter version before it is needed."""
+        """Loads an adapter version before it is needed. Errors: those of sampling methods that concern the adapter."""
 
     @_abc_1.abstractmethod
     def UnloadAdapter(
@@ -137,8 +146,7 @@ class SamplerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_sampler_service_pb2.UnloadAdapterRequest, _abc.Awaitable[_sampler_service_pb2.UnloadAdapterResponse]],
     ) -> _abc.Awaitable[_sampler_service_pb2.UnloadAdapterResponse]:
         """Removes the versions of an adapter from memory. Errors: NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND);
-        FAILED_PRECONDITION (ERROR_REASON_NOT_SUPPORTED_HERE) if a sampler is dedicated
-        to the caller's full-parameter run.
+        FAILED_PRECONDITION (ERROR_REASON_NOT_SUPPORTED_HERE) if a sampler is dedicated to the caller's full-parameter run.
         """
 
     @_abc_1.abstractmethod
@@ -171,7 +179,9 @@ class SamplerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sampler_service_pb2.PauseRequest,
         context: _aio.ServicerContext[_sampler_service_pb2.PauseRequest, _abc.Awaitable[_sampler_service_pb2.PauseResponse]],
     ) -> _abc.Awaitable[_sampler_service_pb2.PauseResponse]:
-        """Pauses the engine between two steps. New requests are refused until it resumes. Requires SCOPE_OPERATOR."""
+        """Pauses the engine between two steps. New requests are refused (ERROR_REASON_ENGINE_PAUSED) until the engine
+        resumes. Requires SCOPE_OPERATOR.
+        """
 
     @_abc_1.abstractmethod
     def Resume(
@@ -179,7 +189,7 @@ class SamplerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sampler_service_pb2.ResumeRequest,
         context: _aio.ServicerContext[_sampler_service_pb2.ResumeRequest, _abc.Awaitable[_sampler_service_pb2.ResumeResponse]],
     ) -> _abc.Awaitable[_sampler_service_pb2.ResumeResponse]:
-        """Resumes a paused engine. Requires SCOPE_OPERATOR."""
+        """Resumes a paused engine. An engine that sleeps continues to sleep. Requires SCOPE_OPERATOR."""
 
     @_abc_1.abstractmethod
     def Sleep(
@@ -198,6 +208,6 @@ class SamplerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sampler_service_pb2.WakeUpRequest,
         context: _aio.ServicerContext[_sampler_service_pb2.WakeUpRequest, _abc.Awaitable[_sampler_service_pb2.WakeUpResponse]],
     ) -> _abc.Awaitable[_sampler_service_pb2.WakeUpResponse]:
-        """Wakes up a sleeping engine. Requires SCOPE_OPERATOR."""
+        """Wakes up a sleeping engine. An engine that is also paused stays paused. Requires SCOPE_OPERATOR."""
 
 def add_SamplerServiceServicer_to_server(servicer: SamplerServiceServicer, server: _aio.Server) -> None: ...

@@ -178,8 +178,8 @@ class PromptProbe(_message.Message):
     TARGET_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     DRAW_COUNT_FIELD_NUMBER: _builtins.int
     draw_count: _builtins.int
-    """Number of tokens to draw at each position, 0 to 128; at most 65,536 for a prompt. They are drawn independently,
-    with replacement and at `temperature`, from all tokens of the vocabulary. Defaults to 0.
+    """Number of tokens to draw at each position, 0 to 128, and at most 65,536 at all positions of a prompt. The tokens
+    are drawn independently, with replacement and at `temperature`, from all tokens of the vocabulary. Defaults to 0.
     """
     @_builtins.property
     def target_token_ids(self) -> _tensor_pb2.Tensor:
@@ -265,7 +265,8 @@ class SamplingParams(_message.Message):
     """Value subtracted from the logit of each token for each time that it was sampled before, -2 to 2. Defaults to 0."""
     is_routed_experts_returned: _builtins.bool
     """Whether to return the experts of each token, for routing replay in training. Refused with INVALID_ARGUMENT by
-    samplers that cannot report them: vLLM, and base models that are not mixtures of experts.
+    samplers that cannot report them: those with vLLM, and those with a base model without experts or whose routers do
+    not use a softmax.
     """
     @_builtins.property
     def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
