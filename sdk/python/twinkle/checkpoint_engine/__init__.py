@@ -2,8 +2,8 @@
 
 A *state* is a single byte sequence that contains the weights of an adapter or a model and, optionally, the data that
 its trainer needs to resume. A `WeightManifest` describes a state. The checkpoint service, trainers and samplers use
-this package, which does not depend on services. Only `load_transport` imports torch, and only the transports that it
-returns open connections.
+this package, which does not depend on services. Only transports, which `load_transport` returns, use torch and open
+connections.
 """
 
 from twinkle.checkpoint_engine.assembler import Assembler, ChunkVerifier

@@ -94,7 +94,7 @@ def apply_delta(manifest: WeightManifest, base: Buffer, delta: Buffer, target: b
     """Apply a delta to `base` and write the new state to `target`. The caller must check the digest of the new state.
 
     Args:
-        manifest: describes both the base and the new state.
+        manifest: manifest of the new state, whose tensors have the same positions in the base.
         base: bytes of the state that the delta is relative to.
         delta: result of `encode_delta`, or the joined results of `encode_block`; untrusted.
         target: buffer of `manifest.size_bytes` bytes for the new state. Its content is undefined after an error.

@@ -105,6 +105,7 @@ class CheckpointEngineManager:
             ValueError: the weights do not fit the sampler's model.
             SamplerBusy: requests are running on base weights that would be replaced.
             UnknownAdapter: the trainer has no adapter of this name.
+            NotSupportedYet, InvalidArgument: no name is given, and the trainer has no adapter or several adapters.
         """
         start_seconds = time.monotonic()
         name = self._model.chosen_adapter(adapter_name=adapter_name)

@@ -69,7 +69,7 @@ class StatePlan:
         """Return the manifest of the state for a digest that is already known.
 
         Raises:
-            InvalidManifest: a name is empty, or there are no weights.
+            InvalidManifest: a name is empty or invalid, there are no weights, or the digest is malformed.
         """
         return WeightManifest(self.base_model, self.lora_config, self.entries, self.size_bytes, digest)
 
@@ -77,7 +77,7 @@ class StatePlan:
         """Copy the tensors into a new state.
 
         Raises:
-            InvalidManifest: a name is empty, or there are no weights.
+            InvalidManifest: a name is empty or invalid, or there are no weights.
         """
         data = b''.join(self.parts)
         return PackedState(self.describe(state_digest(data)), memoryview(data))
@@ -116,7 +116,7 @@ def pack_state(
         The state. Its bytes are a copy.
 
     Raises:
-        InvalidManifest: a name is empty, or there are no weights.
+        InvalidManifest: a name is empty or invalid, or there are no weights.
     """
     return plan_state(weights, base_model=base_model, lora_config=lora_config, trainer=trainer).pack()
 

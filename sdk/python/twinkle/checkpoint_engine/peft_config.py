@@ -32,7 +32,7 @@ _MAX_QUOTED = 100
 
 
 def _is_number(value: Any) -> bool:
-    """Return whether the value fits into a double; JSON's `NaN`, `Infinity` and long integers do not."""
+    """Return whether the value is a number in the range of a double; JSON's `NaN` and `Infinity` are not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
@@ -148,7 +148,7 @@ def parse_adapter_config(data: bytes, *, seed: int | None = None) -> tuple[LoraC
         )
     _check_values(fields)
     if seed is not None and seed not in _SEEDS:
-        raise ValueError('the seed does not fit into 64 bits')
+        raise ValueError(f'the seed {seed} does not fit into 64 bits')
     known = {name: fields[name] for name in (*_IS_VALID, 'target_parameters') if name in fields}
     return LoraConfig.of({**known, 'seed': seed}), str(fields.get('base_model_name_or_path') or '')
 

@@ -43,7 +43,7 @@ def write_peft_folder(
         base_model: hub id or folder of the base model.
 
     Raises:
-        InvalidManifest: `tensors` is empty, or a name is empty.
+        InvalidManifest: `tensors` is empty, or a name is empty or invalid.
         OSError: writing failed.
     """
     target = Path(path)

@@ -103,7 +103,8 @@ def _check_sizes(parsed: LoraConfig, names: list[str]) -> None:
     for name in names:
         if len(name) > _MAX_PATH or name.count('.') > _MAX_PATH_PARTS:
             raise ValueError(
-                f'the name of tensor {name[:60]!r}... has more than {_MAX_PATH} characters or {_MAX_PATH_PARTS} parts'
+                f'the name of tensor {name[:60]!r}... has more than {_MAX_PATH} characters or '
+                f'{_MAX_PATH_PARTS + 1} parts between dots'
             )
     for field, pattern in (('rank_pattern', parsed.rank_pattern), ('alpha_pattern', parsed.alpha_pattern)):
         if len(pattern) * len(names) > _MAX_COMPARISONS:
@@ -167,7 +168,7 @@ def _alpha_pattern(parsed: LoraConfig, paths: list[str], matching_seconds: float
 
 
 def _used_names(pattern: Mapping[str, _Value], paths: Iterable[str]) -> Mapping[str, _Value]:
-    """Return `pattern` without names that match no layer. PEFT ignores them, but adapters cannot have them."""
+    """Return `pattern` without names that match no layer. PEFT ignores such names, but this library refuses them."""
     used = {name for path in paths for name in endings(path) if name in pattern}
     return {name: value for name, value in pattern.items() if name in used}
 

@@ -1,4 +1,4 @@
-"""Conversion of weights to another floating-point type, because published weights may have a narrower type."""
+"""Conversion of weights to another floating-point type, for example a narrower type for published weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ def round_tensors(tensors: Mapping[str, TensorData], dtype: str) -> RoundedTenso
         dtype: one of `ROUNDED_DTYPES`.
 
     Raises:
-        WeightsOutOfRange: a finite number would become infinite.
+        WeightsOutOfRange: a number that is finite in float32 would become infinite.
     """
     changed = {name: _rounded(name, tensor, dtype) for name, tensor in tensors.items()}
     sources = {tensor.dtype for tensor in tensors.values() if tensor.dtype in FLOAT_DTYPES}

@@ -1,7 +1,7 @@
 """Reading and writing of safetensors headers.
 
 A file is `u64 length | JSON header | bytes of the tensors`. The tensors have the same layout as in a state, so a
-section of a state becomes a file by prepending the header, without copying tensors. Tests check that the safetensors
+section of a state with a header before it is a valid file, and no tensor is copied. Tests check that the safetensors
 library can open the files.
 """
 

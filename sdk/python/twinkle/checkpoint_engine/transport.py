@@ -20,6 +20,7 @@ SENDER, RECEIVER = 0, 1
 GROUP_SIZE = 2
 """Number of processes of a transfer."""
 MAX_PIECE_BYTES = 1 << 30
+"""Maximum of `TransportOptions.piece_bytes` that a receiver accepts."""
 _CLASSES = {
     'gloo': ('group_transports', 'GlooTransport'),
     'nccl': ('group_transports', 'NcclTransport'),

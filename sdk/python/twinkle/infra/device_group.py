@@ -12,7 +12,8 @@ class DeviceGroup:
     """Ranks that host the same components.
 
     Raises:
-        ValueError: a number is out of range, a rank is listed twice, or the device type is unknown.
+        ValueError: there are no ranks, a rank is listed twice, `gpus_per_worker` is below 1, or the device type is
+            unknown.
     """
 
     name: str

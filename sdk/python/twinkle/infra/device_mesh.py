@@ -63,7 +63,8 @@ class DeviceMesh:
     `RANK`, or the only rank of a one-rank mesh.
 
     Raises:
-        ValueError: an axis is unnamed or unknown, a rank appears twice, or the expert axes do not divide the ranks.
+        ValueError: an axis is unnamed, unknown or named twice; a rank is negative or appears twice; a size is below 1;
+            or the expert axes do not divide the ranks of a pipeline stage.
     """
 
     mesh: npt.NDArray[Any]
@@ -229,7 +230,7 @@ class DeviceMesh:
             rank: data rank, from 0 to `data_world_size` - 1. None: this process's data rank.
 
         Raises:
-            ValueError: a number is out of range.
+            ValueError: `total_length` is negative, or `rank` is out of range or unknown.
         """
         count, at = self.data_world_size, self.data_rank if rank is None else rank
         if total_length < 0 or not 0 <= at < count:

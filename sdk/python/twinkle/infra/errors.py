@@ -2,7 +2,7 @@
 
 
 class NotSupportedYet(NotImplementedError):
-    """A documented mode that this release does not implement. The message names an alternative."""
+    """A mode, option or call that this release does not support. The message names an alternative."""
 
 
 class WorkersLost(RuntimeError):

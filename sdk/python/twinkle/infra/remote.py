@@ -111,12 +111,13 @@ def remote_function(
     execute='all' and collect='first'. The options are stored in the method's `remote_options`.
 
     Args:
-        dispatch: how the batch, the method's first argument, and all lists of the same length are divided among the
-            workers. 'all': every worker receives all arguments. 'slice': into one part per worker. 'slice_dp': into one
-            part per data rank of the mesh; workers with the same data rank receive the same part. Workers without a
-            part are not called. 'first': the first worker receives all arguments; for the other workers, empty lists
-            replace the batch and all lists. A function `(worker_count, worker, args, named, device_mesh)` returns the
-            worker's `args` and `named`.
+        dispatch: how the arguments are divided among the workers. The batch is the method's first argument. 'all':
+            every worker receives all arguments. 'slice': the batch and all other lists, tuples and arrays, which must
+            have its length, are divided into one part per worker. 'slice_dp': they are divided into one part per data
+            rank of the mesh; workers with the same data rank receive the same part. Workers without a part are not
+            called. 'first': the first worker receives all arguments; for the other workers, empty lists replace the
+            batch and all other lists, tuples and arrays. A function `(worker_count, worker, args, named, device_mesh)`
+            returns the worker's `args` and `named`.
         execute: which workers are called: 'all', or the first one ('first' and 'peer').
         collect: how the workers' results are combined. 'none': a list. 'flatten': one list of the items of all results.
             'mean' (or 'avg') and 'sum': the mean or the sum of numbers, arrays, or mappings of them. 'first': the
@@ -150,7 +151,7 @@ def remote_function(
 
 
 def _new_here_or_in_workers(*, is_everywhere: bool, is_joined: bool) -> Callable[..., Any]:
-    """Return a `__new__` that creates the component in workers if the program has some and a group is given."""
+    """Return a `__new__` that creates the component in workers if the program has workers and a group is given."""
 
     def new(
         cls: type, *args: Any, remote_group: str | None = None, device_mesh: DeviceMesh | None = None, **named: Any

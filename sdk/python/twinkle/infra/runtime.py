@@ -100,12 +100,14 @@ def initialize(
         ray_options: options of mode 'ray'; see `RayOptions`.
 
     Raises:
-        ValueError: `mode` is unknown, an option does not apply to it, or two groups have the same name or rank; the
-            mesh does not have one rank per process; the Ray cluster does not have the resources of the groups; or
-            `full_determinism` is set before torch is imported.
-        NotSupportedYet: the mesh has an axis that is not supported, a group assigns devices to workers, `notifier` is
-            given, or `full_determinism` is set in mode 'ray'.
+        ValueError: `mode` or an option is unknown, or an option does not apply to the mode; two groups have the same
+            name or rank, or there are no groups in mode 'ray'; the mesh does not have one rank per process; the Ray
+            cluster does not have the resources of the groups; or `full_determinism` is set before torch is imported.
+        NotSupportedYet: the mesh has an axis that is not supported; a group has `visible_devices`, a device type that
+            Ray mode does not support, or several GPUs per worker in mode 'local'; `notifier` is given; or
+            `full_determinism` is set in mode 'ray'.
         ImportError: `mode` is 'ray', and Ray is not installed; the extra is 'ray'.
+        ConnectionError: the Ray cluster cannot be reached.
     """
     if mode not in ('local', 'ray'):
         raise ValueError(f"mode must be 'local' or 'ray', got {mode!r}")

@@ -48,7 +48,7 @@ def hub(ref: str) -> Kernel:
 
     Raises:
         KernelError: the reference is malformed.
-        PluginRefused: plugins are not allowed, or the plugin has no function of this name.
+        PluginRefused: see `twinkle.plugin.load_function`.
         HubError: the plugin cannot be downloaded.
     """
     plugin, _, name = ref.rpartition(':')

@@ -39,8 +39,8 @@ def kernelize(model: Any, mapping: Mapping[str, Choice] = DEFAULT_KERNEL_CONFIG)
             operation's arguments (see `KernelLayer.operation`) that autograd can differentiate.
 
     Raises:
-        KernelError: an operation or backend is unknown, the model has no such operation, a function is a torch module,
-            or the backend is not installed or does not run on the model's device.
+        KernelError: `model` is of another type, an operation or backend is unknown, the model has no such operation, a
+            function is a torch module, or the backend is not installed or does not run on the model's device.
     """
     layers = _kernel_layers(model)
     plan = [_selection(operation, choice, layers) for operation, choice in mapping.items()]
@@ -64,7 +64,11 @@ def kernelize(model: Any, mapping: Mapping[str, Choice] = DEFAULT_KERNEL_CONFIG)
 
 
 def unkernelize(model: Any) -> Any:
-    """Set every operation of a model back to its reference and return the model."""
+    """Set every operation of a model back to its reference and return the model.
+
+    Raises:
+        KernelError: `model` is not of a type that `kernelize` accepts.
+    """
     for layer in _kernel_layers(model):
         layer.kernel = None
     return model

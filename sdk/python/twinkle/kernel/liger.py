@@ -1,7 +1,7 @@
 """Kernels of liger-kernel 0.8 on a CUDA device, adapted to the arguments of this library's operations.
 
-They are written against `liger_kernel.ops` 0.8.5. The gates overwrite their saved tensors with gradients, so a graph
-supports only one backward pass, which is all that training needs.
+The functions here are written for `liger_kernel.ops` 0.8.5. The gates overwrite their saved tensors with gradients, so
+a graph supports only one backward pass, which is all that training needs.
 """
 
 from liger_kernel.ops import LigerGELUMulFunction, LigerRMSNormFunction, LigerSiLUMulFunction

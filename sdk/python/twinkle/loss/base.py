@@ -142,7 +142,8 @@ class Loss(ABC):
     required_outputs: tuple[str, ...] = ()
     """Names from `OUTPUT_NAMES` that the loss reads."""
     candidate_stream: str = ''
-    """Name of the int64 [R, K] stream whose ids `candidate_logps` belong to, if the features have it."""
+    """Name of the int64 [R, K] stream with the ids of the candidates. If the features have it, the forward pass
+    computes `candidate_logps`. Empty for losses without candidates."""
     are_candidates_targets: bool = False
     """Whether candidates replace the label, so that a batch returns their log-probabilities."""
     takes_every_label: bool = False

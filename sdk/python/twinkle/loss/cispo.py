@@ -28,7 +28,7 @@ class CISPOLoss(PolicyLoss):
         correction: see `CorrectionOptions`.
 
     Raises:
-        ValueError: an option is out of range.
+        ValueError: an option is unknown or invalid.
     """
 
     aggregation = 'token-mean'

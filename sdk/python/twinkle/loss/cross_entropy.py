@@ -24,7 +24,7 @@ class CrossEntropyLoss(Loss):
         dft: whether to scale labels by their probability.
 
     Raises:
-        ValueError: the reduction is unknown.
+        ValueError: an option is invalid.
     """
 
     def __init__(self, ignore_index: int = IGNORE_INDEX, reduction: str = 'mean', *, dft: bool = False) -> None:

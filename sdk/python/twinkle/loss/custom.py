@@ -51,8 +51,8 @@ def custom_gradients(
         ignore_index: label to ignore, in addition to `IGNORE_INDEX`.
 
     Raises:
-        InvalidLossInput: features and log-probabilities do not match, the loss is not a finite scalar that depends
-            on them, or its gradient is not finite.
+        InvalidLossInput: features and log-probabilities do not match, a feature has no labels, the loss is not a finite
+            scalar that depends on the log-probabilities, or its gradient is not finite.
     """
     if len(features) != len(logps):
         raise InvalidLossInput(f'got {len(features)} features but {len(logps)} arrays of log-probabilities')

@@ -34,7 +34,7 @@ class DRGRPOLoss(ClippedPolicyLoss):
         correction: see `CorrectionOptions`.
 
     Raises:
-        ValueError: an option is out of range.
+        ValueError: an option is unknown or invalid.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ class DROLoss(PolicyLoss):
 
     The quadratic term keeps the policy close to the policy that sampled the tokens. No probability ratio is used. The
     loss is that of arXiv 2405.19107, section 3, in the form per label of Kimi k1.5, arXiv 2501.12599, equation 3. The
-    advantage A of the first paper is the reward minus a value of the prompt.
+    advantage A of the first paper is the reward minus the value of the prompt.
 
     The divisor of the loss (`LossOutput.num_tokens`) is the number of labels if `loss_agg_mode` is 'token-mean',
     otherwise the number of sequences. The streams `advantages` and `old_logps` are required. For metrics see
@@ -26,7 +26,7 @@ class DROLoss(PolicyLoss):
         ignore_index: label value to ignore, in addition to -100.
 
     Raises:
-        ValueError: an option is out of range, or the mode is unknown.
+        ValueError: an option is invalid.
     """
 
     def __init__(

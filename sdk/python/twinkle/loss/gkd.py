@@ -23,19 +23,21 @@ class GKDLoss(Loss):
     formula is 0 for beta 0 and 1. For beta 0, the loss is KL(P | Q), which covers the teacher's modes. For beta 1, it
     is KL(Q | P), which seeks one mode.
 
-    `teacher='topk'` restricts both distributions to the teacher's K most likely tokens, at least 2, and renormalizes
-    them. It reads the streams `teacher_topk_ids`, int64 [R, K], and `teacher_topk_logps`, float32 [R, K]. 'full' uses
-    the whole vocabulary and reads the stream `teacher_logits`, float32 [R, V]. The labels only mark the positions that
-    count. With sequences sampled from the student, this is on-policy distillation.
+    `teacher='topk'` restricts both distributions to the teacher's K most likely tokens (K is at least 2) and
+    renormalizes them. It reads the streams `teacher_topk_ids`, int64 [R, K], and `teacher_topk_logps`, float32 [R, K].
+    'full' uses the whole vocabulary and reads the stream `teacher_logits`, float32 [R, V]. The labels only mark the
+    positions that count. With sequences sampled from the student, this is on-policy distillation.
 
     The divisor of the loss (`LossOutput.num_tokens`) is the number of labels. The metric `divergence` is the mean over
     the labels, in nats.
 
     Args:
         beta: in [0, 1].
-        temperature: additional to the temperature of the pass; above 0.
+        temperature: divides the scores of both models; for the student, in addition to the temperature of the pass.
+            Above 0.
         ignore_index: label value to ignore, in addition to -100.
-        chunk_size: number of rows per block with 'full'; each block is recomputed for the gradient.
+        chunk_size: number of rows per block with 'full'. If there are several blocks, each is recomputed for the
+            gradient.
         teacher: 'topk' or 'full'.
 
     Raises:

@@ -33,7 +33,7 @@ class GSPOLoss(ClippedPolicyLoss):
         correction: see `CorrectionOptions`.
 
     Raises:
-        ValueError: an option is out of range.
+        ValueError: an option is unknown or invalid.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ class ImportanceSamplingLoss(PolicyLoss):
         correction: see `CorrectionOptions`.
 
     Raises:
-        ValueError: an option is out of range, or the mode is unknown.
+        ValueError: an option is unknown or invalid.
     """
 
     def __init__(

@@ -35,13 +35,13 @@ class _Groups:
 class InfonceLoss(Loss):
     """`-log(e^(s+ / T) / sum over candidates of e^(s / T))` for each anchor, where s is the cosine of two embeddings.
 
-    arXiv 1807.03748, equation 4. s+ is the similarity of the positive, which is a candidate itself; the other
-    candidates are the anchor's negatives. `include_qq`, `include_dd` and `mask_fake_negative` are from
-    Qwen3-Embedding, arXiv 2506.05176, equation 1.
+    arXiv 1807.03748, equation 4. s+ is the similarity of the positive, which is a candidate itself. The other
+    candidates are the anchor's negatives and, with `use_batch`, the documents of the other anchors. `include_qq`,
+    `include_dd` and `mask_fake_negative` are from Qwen3-Embedding, arXiv 2506.05176, equation 1.
 
     Features are ordered as anchor, its positive, its negatives, next anchor and so on. Each feature has one counted
-    label: 1 if it is an anchor, else 0. An anchor's weight is the weight of its label. Anchors use each other's
-    documents, so a batch cannot run in parts.
+    label: 1 if it is an anchor, else 0. An anchor's weight is the weight of its label. A batch cannot run in
+    parts, because anchors use each other's documents.
 
     The divisor of the loss (`LossOutput.num_tokens`) is the number of anchors. The metrics are `accuracy` (the fraction
     of anchors whose positive is the most likely candidate), `positive_similarity` (the mean over anchors) and
@@ -61,7 +61,8 @@ class InfonceLoss(Loss):
     hard_negatives: int | None = None
     """Number of negatives used per anchor: the first ones, repeated in order if there are fewer. None uses all."""
     mask_fake_negative: bool = False
-    """Whether to exclude documents and anchors whose similarity exceeds the positive's by more than the margin."""
+    """Whether to exclude documents and other anchors whose similarity to the anchor exceeds the positive's by more than
+    the margin."""
     fake_neg_margin: float = 0.1
     """Margin as a difference of cosines, at least 0."""
     include_qq: bool = False

@@ -83,7 +83,7 @@ class PairLoss(Loss):
 
 
 def preference_nll(margins_P: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-    """Return [P], `-log sigmoid(margin)`; a fraction `label_smoothing` of the labels is treated as flipped."""
+    """Return [P], `-log sigmoid(margin)`; a fraction `label_smoothing` of the pairs counts with the opposite margin."""
     if not label_smoothing:
         return -logsigmoid(margins_P)
     return -(1.0 - label_smoothing) * logsigmoid(margins_P) - label_smoothing * logsigmoid(-margins_P)

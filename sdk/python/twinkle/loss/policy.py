@@ -20,8 +20,8 @@ AGGREGATIONS = ('token-mean', 'seq-mean-token-mean', 'seq-mean-token-sum')
 sequences; the sum over each sequence and then the mean over sequences."""
 
 LOG_RATIO_LIMIT = 20.0
-"""Limit of log ratios, beyond which the gradient is 0. float32 overflows at e^89, and a single infinite ratio would
-make the loss of the batch infinite."""
+"""Limit of the magnitude of log ratios, beyond which the gradient is 0. float32 overflows at e^89, and a single
+infinite ratio would make the loss of the batch infinite."""
 
 
 def aggregate(batch: LossBatch, loss_R: Tensor, mode: str) -> tuple[Tensor, int]:
@@ -33,14 +33,20 @@ def aggregate(batch: LossBatch, loss_R: Tensor, mode: str) -> tuple[Tensor, int]
 
 
 def log_ratio(batch: LossBatch) -> Tensor:
-    """Return [R], `log p(label) - old_logps`; without that stream the value is 0 with the gradient of `log p`."""
+    """Return [R], `log p(label) - old_logps`, clamped to `LOG_RATIO_LIMIT` in magnitude.
+
+    Without the stream `old_logps`, the value is 0 with the gradient of `log p`.
+    """
     old_R = batch.streams.get('old_logps')
     difference_R = batch.logps_R - (batch.logps_R.detach() if old_R is None else old_R)
     return difference_R.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
 def sampler_log_ratio(batch: LossBatch) -> Tensor:
-    """Return [R], `old_logps - sampler_logps` without gradient; without `old_logps`, `log p(label)` replaces it."""
+    """Return [R], `old_logps - sampler_logps` without gradient, clamped to `LOG_RATIO_LIMIT` in magnitude.
+
+    Without the stream `old_logps`, `log p(label)` is used instead.
+    """
     old_R = batch.streams.get('old_logps')
     trainer_R = batch.logps_R.detach() if old_R is None else old_R
     return (trainer_R - batch.stream('sampler_logps')).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
@@ -77,7 +83,7 @@ class PolicyLoss(Loss):
         correction: see `CorrectionOptions`.
 
     Raises:
-        ValueError: an option is unknown or out of range.
+        ValueError: an option is unknown or invalid.
     """
 
     aggregation = 'seq-mean-token-mean'
@@ -162,7 +168,7 @@ class ClippedPolicyLoss(PolicyLoss):
         correction: see `PolicyLoss`.
 
     Raises:
-        ValueError: an option is out of range.
+        ValueError: an option is unknown or invalid.
     """
 
     def __init__(

@@ -80,11 +80,12 @@ class _FunctionLoss(Loss):
 
 
 def build_loss(loss: 'str | type[Loss] | Loss | LossFunction', **options: Any) -> Loss:
-    """Return a loss for a name, class, instance or plain function.
+    """Return a loss for a name, plugin id, class, instance or plain function.
 
     Raises:
         UnknownComponent: the name is not registered.
-        InvalidComponentOptions: an option is unknown or invalid, or options are given for a function.
+        InvalidComponentOptions: an option is unknown or invalid, or options are given for an instance or a function.
+        PluginRefused, HubError: see `ComponentRegistry.build`.
     """
     if isinstance(loss, str | type | Loss):
         return LOSSES.build(loss, options)

@@ -29,7 +29,7 @@ class ReinforceLoss(PolicyLoss):
         correction: see `CorrectionOptions`.
 
     Raises:
-        ValueError: an option is out of range, or the mode is unknown.
+        ValueError: an option is unknown or invalid.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ class SAPOLoss(PolicyLoss):
         correction: see `CorrectionOptions`.
 
     Raises:
-        ValueError: an option is out of range.
+        ValueError: an option is unknown or invalid.
     """
 
     def __init__(

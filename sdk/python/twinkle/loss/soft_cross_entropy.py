@@ -20,7 +20,7 @@ class SoftCrossEntropyLoss(Loss):
         reduction: 'mean' or 'sum', see `CrossEntropyLoss`.
 
     Raises:
-        ValueError: the reduction is unknown.
+        ValueError: an option is invalid.
     """
 
     required_streams = ('target_ids', 'target_weights')

@@ -53,7 +53,7 @@ class ForwardFacts:
     label_count: int
     """Number of labels that are not ignored and whose weight is not 0."""
     token_count: int
-    """Number of computed tokens."""
+    """Number of tokens of the batch, without masked ones."""
     loss_metrics: Mapping[str, float]
     """Metrics that the loss reported."""
     labels: LabelFacts | None = None
@@ -100,7 +100,7 @@ class Metric(ABC):
 
     @abstractmethod
     def calculate(self) -> dict[str, float]:
-        """Return the values by name; empty if nothing was accumulated."""
+        """Return the values by name, without those for which nothing was accumulated."""
 
     @abstractmethod
     def reset(self) -> None:

@@ -144,7 +144,7 @@ class GRPOMetric(CountingMetric):
 
 
 def checked_range(name: str, value: float) -> float:
-    """Return an option as a float, such as a clip range.
+    """Return a positive option, such as a clip range, as a float.
 
     Raises:
         ValueError: the value is not a positive number.

@@ -132,7 +132,7 @@ class TwinkleModel(ABC):
         adapter_name: str | None = None,
         **step_options: Any,
     ) -> Any:
-        """Run clip_grad_norm, step, zero_grad and lr_step; return the result of the step."""
+        """Run clip_grad_norm, step, zero_grad and, if there is a schedule, lr_step; return the result of the step."""
 
     @abstractmethod
     def calculate_metric(self, is_training: bool = True, *, adapter_name: str | None = None) -> dict[str, float]:  # noqa: FBT001, FBT002 - an established signature

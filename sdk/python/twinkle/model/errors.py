@@ -60,7 +60,7 @@ class SnapshotMismatch(TrainerError, ValueError):
 
 
 class InvalidArgument(TrainerError, ValueError):
-    """An argument is out of range."""
+    """An argument is invalid, or cannot be used with the adapter or the model."""
 
 
 class InvalidStepOptions(InvalidArgument):

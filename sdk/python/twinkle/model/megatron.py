@@ -62,7 +62,7 @@ class MegatronModel(_MegatronNames, TransformersModel):
 
 
 class MultiLoraMegatronModel(_MegatronNames, MultiLoraTransformersModel):
-    """`MegatronModel` with limits on the number, rank and length of adapters; see `MultiLoraTransformersModel`."""
+    """`MegatronModel` with limits on adapters and on the length of examples; see `MultiLoraTransformersModel`."""
 
     _is_megatron = True
 

@@ -56,8 +56,8 @@ class Ranks(Protocol):
 def write_model_checkpoint(folder: Path, snapshot: AdapterSnapshot, *, base_folder: Path, ranks: Ranks) -> None:
     """Write a checkpoint, replacing an existing one. After an error, the existing one is unchanged.
 
-    Every rank must call it. If the snapshot has shards, each rank writes its own, and the first rank combines those of
-    the weights, one file at a time. Otherwise, the first rank writes everything.
+    Every rank must call it. If the snapshot has shards, each rank writes its shards, and the first rank combines the
+    shards of the weights, one file at a time. Otherwise, the first rank writes everything.
 
     Args:
         folder: folder to write, on a disk that all ranks share; missing parents are created.
@@ -117,7 +117,7 @@ def read_model_checkpoint(
 
     Args:
         folder: folder that `write_model_checkpoint` or an earlier release wrote, or any folder in the Hugging Face
-            layout. Another number of ranks may have written it.
+            layout. A different number of ranks may have written it.
         parameters: trained weights, by the model's parameter names; not changed.
         base_folder: folder of the base model, which must have the same architecture.
         ranks: ranks that read the same folder.

@@ -18,6 +18,9 @@ class MultiLoraTransformersModel(TransformersModel):
         max_r: maximum LoRA rank.
         max_length: maximum number of tokens per example; None uses the model's limit.
         options: arguments of `TransformersModel`.
+
+    Raises:
+        InvalidArgument: a limit is below 1; raised by methods if an adapter or an example exceeds a limit.
     """
 
     _supports_full_training = False

@@ -44,7 +44,7 @@ class TransformersModel(ConfiguringVerbs, TrainingVerbs, SteppingVerbs, SavingVe
     Raises:
         NotSupportedYet: an axis with several ranks is not supported, or an option is in `unsupported`.
         InvalidArgument: `mixed_precision` is unknown.
-        ValueError: the mesh does not have one rank per process.
+        ValueError: the mesh does not have one rank per process, or several processes are given a device with a number.
         UnsupportedModel: the model is not supported, or its weights or rows cannot be divided as the mesh describes.
         ImportError: the mesh has `tp` or `pp` ranks, and the extra 'megatron' is not installed.
         ModelNotFound: the id does not resolve to a model.

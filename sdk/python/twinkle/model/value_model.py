@@ -10,9 +10,9 @@ class TransformersValueModel(TransformersModel):
     """Causal language model with a scalar value head, the critic of PPO.
 
     Without an adapter, the whole model is trained, including the head. The first method that needs an adapter creates a
-    full-parameter adapter named 'default'. If a LoRA adapter was added before, only it and the head are trained. Both
-    kinds of critic start with `PPOValueLoss` and a head of zeros, so all initial values are 0. Every forward method
-    returns values.
+    full-parameter adapter named 'default'. If a LoRA adapter was added before, only this adapter and the head are
+    trained. Both kinds of critic start with `PPOValueLoss` and a head of zeros, so all initial values are 0. Every
+    forward method returns values.
 
     A policy and a critic of the same base model need less memory if they are two adapters of one
     `MultiLoraTransformersModel`. In this case, call `set_loss('PPOValueLoss')` for the critic.

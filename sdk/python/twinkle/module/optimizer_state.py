@@ -41,7 +41,7 @@ def load_optimizer_state(optimizer: Optimizer, state: OptimizerState) -> None:
     """Restore a state in an optimizer built with the same options over parameters of the same shapes.
 
     Raises:
-        ValueError, KeyError, TypeError: the state does not match the optimizer; nothing was changed.
+        ValueError, LookupError, TypeError: the state does not match the optimizer; nothing was changed.
     """
     entries: dict[int, dict[str, Any]] = {
         int(index): dict(values) for index, values in state.numbers['scalars'].items()

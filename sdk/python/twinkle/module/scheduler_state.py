@@ -21,7 +21,7 @@ def load_scheduler_state(scheduler: LRScheduler, state: Mapping[str, Any]) -> No
     """Restore the state of a schedule built with the same options; its rates are restored with the optimizer.
 
     Raises:
-        ValueError: the state belongs to another schedule; nothing was changed.
+        ValueError: the state belongs to another schedule, or has values other than numbers; nothing was changed.
     """
     # Private names change between torch releases; the names of a schedule's arguments do not.
     differing = sorted(name for name in scheduler_state(scheduler).keys() ^ state.keys() if name[0] != '_')

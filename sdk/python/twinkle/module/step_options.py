@@ -14,7 +14,10 @@ _NOT_FOR_ONE_STEP = frozenset({'initial_accumulator_value', 'lr', 'momentum'})
 
 
 def step_option_names(optimizer: Optimizer) -> tuple[str, ...]:
-    """Return the options that may differ for one step, sorted: numbers and tuples that do not determine its state."""
+    """Return the names of the options that may differ for one step, sorted.
+
+    These are numbers and tuples of numbers that do not determine the optimizer's state.
+    """
     return tuple(
         sorted(
             name for name, value in optimizer.defaults.items() if name not in _NOT_FOR_ONE_STEP and _is_numeric(value)

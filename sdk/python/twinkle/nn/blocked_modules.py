@@ -22,7 +22,7 @@ class _BlockedLinear(TorchFunctionMode):
 
 
 def divide_products(text: nn.Module) -> None:
-    """Divide the linear products of modules that have a matrix themselves, if their rows would depend on each other.
+    """Divide the products of modules with matrix parameters where rows of a product would depend on the other rows.
 
     Linear layers, embeddings and packed experts need no change.
     """

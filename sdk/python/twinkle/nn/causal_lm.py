@@ -90,7 +90,7 @@ class PackedCausalLM(PackedModel):
                 always float32.
             device: torch device of the model.
             is_checkpointed: whether the backward pass recomputes each layer's activations instead of storing them.
-                It costs about a third more time and the results are bitwise the same.
+                Recomputation takes about a third more time, and the results are bitwise the same.
             prepare: called with the loaded model to change it in place before it is wrapped, as `twinkle.patch` does.
             sharding: divides the weights among ranks. Every rank must call this method, and reads only its shards.
 

@@ -4,8 +4,8 @@ On Intel CPUs, MKL and oneDNN choose a kernel by the number of rows, so the bits
 strict mode of MKL's reproducible results prevents this without a measured cost. oneDNN has no such mode, but only its
 kernels for AMX depend on the number of rows; `twinkle.nn.row_products` runs them in blocks (docs/LOG.md).
 
-MKL reads its environment variable at the first product of the process. A program that has computed a product before
-keeps its setting.
+MKL reads its environment variable at the first product of the process. If the program has already computed a product,
+MKL keeps its setting.
 """
 
 import os

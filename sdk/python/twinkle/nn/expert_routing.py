@@ -37,7 +37,7 @@ class RoutingShape:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Smallest integer dtype for the index of an expert that messages support; they have no 16-bit integers."""
+        """Smallest integer dtype that fits the indexes of experts; messages do not support 16-bit integers."""
         return torch.uint8 if self.expert_count <= 1 << 8 else torch.int32
 
 

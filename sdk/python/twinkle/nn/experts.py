@@ -190,8 +190,8 @@ def _gate_of(experts: Any) -> Any:
 class _Connected(Function):
     """Identity whose result also depends on other tensors, which get no gradient.
 
-    Without it, if an adapter has no rows at the experts of a rank, the backward pass would skip the sums over all ranks
-    in the other layers, for which the other ranks wait.
+    If an adapter has no rows at the experts of a rank, the output of the rank would not depend on the adapter. The
+    backward pass would then skip sums over all ranks in other layers, for which the other ranks wait.
     """
 
     @staticmethod

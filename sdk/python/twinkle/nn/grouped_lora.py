@@ -1,8 +1,8 @@
 """Low-rank updates of all spans of a layer in six grouped matrix products, for accelerators.
 
 A loop launches six kernels per span and layer; a grouped product is one launch for any number of spans. LoRA ranks
-are padded to the largest one. Rows outside all spans belong to groups whose weights are zero. The update is rounded
-once more than in the loop, because a grouped product cannot add in place.
+are padded to a common rank. Rows outside all spans belong to groups whose weights are zero. The update is rounded once
+more than in the loop, because a grouped product cannot add in place.
 
 Legend: T rows of the pack, G groups, R padded rank, I inputs and O outputs of the layer.
 """
@@ -17,7 +17,8 @@ from twinkle.nn.active_adapters import LayerSpan
 from twinkle.nn.lora_factors import LoraFactors
 
 _RANK_MULTIPLE = 8
-"""Multiple of LoRA ranks and widths, because rows of a 16-bit matrix must start at multiples of 16 bytes."""
+"""Divisor of the widths of a layer and of padded LoRA ranks, because rows of a 16-bit matrix must start at multiples of
+16 bytes."""
 
 
 def is_groupable(spans: Sequence[LayerSpan], x_TI: Tensor) -> bool:

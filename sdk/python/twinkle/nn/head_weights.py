@@ -51,7 +51,7 @@ class HeadWeights:
         return self.capped(raw[: hidden_RD.shape[0]])
 
     def capped(self, raw_RV: Tensor) -> Tensor:
-        """Return the logits as float32, with the model's softcap if it has one."""
+        """Return the logits as float32, with the model's softcap if it has one; `raw_RV` may be overwritten."""
         logits = raw_RV.float()
         return logits if self.softcap is None else logits.div_(self.softcap).tanh_().mul_(self.softcap)
 
@@ -136,7 +136,7 @@ class HeadBlock:
         return jacobian_BD if self._temperature_B1 is None else jacobian_BD / self._temperature_B1.to(weight_VD.dtype)
 
     def by_raw_logits(self, gradient_BV: Tensor) -> Tensor:
-        """Convert the gradient of `logits_BV`, which is overwritten, to that of the raw logits."""
+        """Convert the gradient of `logits_BV` to that of the raw logits; `gradient_BV` is overwritten."""
         if self._temperature_B1 is not None:
             gradient_BV /= self._temperature_B1
         return gradient_BV if self._slope_BV is None else gradient_BV.mul_(self._slope_BV)

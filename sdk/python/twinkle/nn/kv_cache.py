@@ -25,7 +25,7 @@ class CacheSize:
         return self.bytes_per_sequence + tokens * self.bytes_per_token
 
     def longest(self, memory_bytes: int, *, limit: int) -> int:
-        """Return the length of the longest sequence that fits the memory, at most `limit` tokens."""
+        """Return the length of the longest sequence that fits in `memory_bytes`, at most `limit` tokens."""
         available = memory_bytes - self.bytes_per_sequence
         if available < 0 or self.bytes_per_token == 0:
             return 0 if available < 0 else limit

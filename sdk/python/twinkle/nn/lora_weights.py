@@ -85,7 +85,7 @@ class LoraWeights:
         """Build an adapter from tensors under peft's names; the tensors are copied.
 
         Raises:
-            UnknownTargetModules: the configuration names layers that the model does not have.
+            UnknownTargetModules, ExpertDropout: see `create`.
             ValueError: a tensor is missing, unexpected, or has another shape than the configuration requires.
         """
         weights = cls.create(layers, config, seed=config.seed or 0, device=device)
@@ -147,7 +147,7 @@ class LoraWeights:
         return factors if isinstance(factors, ExpertFactors) else None
 
     def sample_dropout(self) -> RowDropout | None:
-        """Sample the dropout of one training pass from the adapter's generator, or return None if it has none."""
+        """Sample the dropout of one training pass from the adapter's generator; return None without dropout."""
         probability = self.config.lora_dropout
         return RowDropout.sample(probability, self.dropout_generator) if probability else None
 

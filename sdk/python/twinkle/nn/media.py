@@ -143,7 +143,7 @@ class MediaInputs:
         """Return [T, D], the embeddings of the tokens, with the tower's output in the rows of media.
 
         Raises:
-            PackError: a span exceeds the rows or its image.
+            PackError: a span exceeds the rows, or the tokens of its image, video or clip.
         """
         embeddings_TD = self.language_model.embed_tokens(input_ids_T)
         for index, span in enumerate(media):

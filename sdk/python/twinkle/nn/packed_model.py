@@ -110,7 +110,7 @@ class PackedModel(ABC):
         return TargetLayers(self.layers, head=self.head_path, shape=shape, experts=self.experts)
 
     def whole_weights(self) -> AbstractContextManager[None]:
-        """Return a context in which embedding and head are whole, for passes outside of `BaseSharding.running_pass`."""
+        """Return the context of `BaseSharding.whole_weights`, for passes outside of `BaseSharding.running_pass`."""
         return nullcontext() if self.sharding is None else self.sharding.whole_weights()
 
     @property

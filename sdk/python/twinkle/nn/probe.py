@@ -7,7 +7,7 @@ shortened for the check, so that the sequences exceed them.
 
 A sequence must not depend on its neighbours in a pack: on their number, on their tokens, or on any of their values. The
 last check needs no tolerance: NaN in the neighbours' embeddings and gradients must not reach the sequence. A model
-whose sequences get other results when they share the rows of a prefix is not refused; it computes them separately.
+whose results differ when sequences share the rows of a prefix is not refused; it computes all sequences separately.
 """
 
 import logging

@@ -97,5 +97,5 @@ def fused_norm(module: nn.Module) -> FusedRMSNorm | None:
 
 
 def _has_only(module: nn.Module, weight: Tensor | None) -> bool:
-    """Return whether a module has no parameters except a weight of one axis, or none."""
+    """Return whether a module has no parameters, or only a one-dimensional weight."""
     return all(parameter is weight and parameter.dim() == 1 for parameter in module.parameters())

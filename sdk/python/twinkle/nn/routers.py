@@ -58,7 +58,7 @@ def hook_routers(text: nn.Module, active: ActiveAdapters, *, kinds: Collection[R
 
 
 class _RouterHook:
-    """Forward hook of a router, which replaces its choice and the weights that belong to it."""
+    """Forward hook of a router: records the chosen experts, or replaces them and computes new weights."""
 
     def __init__(self, layer: int, active: ActiveAdapters, *, is_normalized: bool) -> None:
         self._layer, self._active, self._is_normalized = layer, active, is_normalized

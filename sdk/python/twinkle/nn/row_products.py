@@ -15,7 +15,7 @@ from twinkle.nn.cpu_facts import cpu_text, has_amx
 from twinkle.nn.rows import pad_rows
 
 _REFERENCE_ROWS = 128
-"""Size of the blocks whose order of terms all blocks must have."""
+"""Number of rows of the reference block. Blocks of other sizes must add terms in the same order."""
 _SIZES = (1024, 512, 256, _REFERENCE_ROWS, 64, 16)
 """Possible sizes of a block. Large blocks are faster, and small ones need less padding."""
 _TESTED_SUMS = 1 << 20
@@ -44,7 +44,7 @@ class BlockedProducts:
     def add(self, y_RN: Tensor, x_RK: Tensor, weight_KN: Tensor, *, beta: float = 1.0, scaling: float = 1.0) -> None:
         """Replace `y_RN` by `beta y + scaling x W`, block by block."""
         if x_RK.stride(1) != 1:
-            # Kernels add the terms of rows with another layout in another order.
+            # Kernels add the terms of rows with a different layout in a different order.
             x_RK = x_RK.contiguous()
         limit, begin = max(x_RK.shape[0], _REFERENCE_ROWS), 0
         factors = {'beta': beta, 'alpha': scaling}

@@ -17,11 +17,11 @@ class BaseSharding(Protocol):
 
     @property
     def needs_every_rank(self) -> bool:
-        """Whether a rank without rows must run an empty pass beside the others, to gather the weights with them."""
+        """Whether a rank without a pass must repeat the pass of another rank, because all ranks gather the weights."""
         ...
 
     def whole_weights(self) -> AbstractContextManager[None]:
-        """Return a context in which the output head, and with FSDP the embedding, are whole on every rank."""
+        """Return a context in which the output head, and with FSDP all weights outside of layers, are whole."""
         ...
 
     def running_pass(self) -> AbstractContextManager[None]:

@@ -9,7 +9,7 @@ from twinkle.data_format.lora import ALL_ATTENTION, ALL_EXPERTS, ALL_LINEAR, ALL
 from twinkle.nn.errors import ExpertDropout, UnknownTargetModules
 
 _ATTENTION_MARKS = ('attn', 'attention')
-"""Substrings of the path of attention's linear layers in every architecture of transformers."""
+"""Substrings that mark the linear layers of attention: each of their paths contains one, in all of transformers."""
 Layers = Mapping[str, tuple[int, int]]
 """Module path to `(in_features, out_features)`, in the model's order."""
 

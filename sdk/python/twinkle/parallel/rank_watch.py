@@ -26,7 +26,7 @@ class RankWatch:
         rank: number of this process.
         size: number of processes.
         silence_seconds: time without a heartbeat after which a rank counts as lost.
-        on_lost: called once, in the thread of this object, with a description of the loss.
+        on_lost: called at most once, in the thread of this object, with a description of the loss.
         clock: time in seconds, for tests.
     """
 

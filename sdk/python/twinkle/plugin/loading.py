@@ -47,8 +47,8 @@ class Plugin:
             base: base class of the component, such as `twinkle.loss.Loss`.
 
         Raises:
-            PluginRefused: the plugin is not allowed here, its code does not have the required digest or contains
-                compiled files, or the plugin does not define exactly one such class.
+            PluginRefused: the plugin is not allowed here; its code does not have the required digest, or contains
+                compiled files or links to folders; or the plugin does not define exactly one such class.
             HubError: the plugin cannot be downloaded.
 
         Concurrency: safe from any thread. The same code runs once, and all callers receive the same class.

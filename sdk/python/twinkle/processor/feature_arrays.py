@@ -100,7 +100,7 @@ class FeatureReader:
 
     @property
     def _sources(self) -> set[str]:
-        """Media columns of dataset rows that are accepted: empty ones, and those whose pixels or frames are present."""
+        """Accepted media columns of dataset rows: empty ones, and those whose pixels or frames are in the feature."""
         sources = {'images': 'pixel_values', 'videos': 'pixel_values_videos', 'audios': 'input_features'}
         # A column of a dataset that mixes text and media is empty in rows without media.
         given: dict[str, Any] = {name: self.feature.get(name) for name in sources}
@@ -145,7 +145,7 @@ class FeatureReader:
         """Return [length], true where the model produced the label; all true without `completion_mask`."""
         own = np.ones(length, np.bool_)
         # The label at a token is the next token, so the mask is shifted by one. The mask has no entry for the label at
-        # the last token, which counts.
+        # the last token, so this label counts.
         own[:-1] = self._flags('completion_mask', length)[1:]
         return own
 
@@ -242,7 +242,8 @@ class FeatureReader:
             self._check_positions(positions)
             return positions
         if given.shape != (3, len(mask)):
-            raise self._error('position_ids', f'must be [3, {len(mask)}] or [{len(mask)}], got {list(given.shape)}')
+            problem = f'must have shape [3, {len(mask)}] or [{len(mask)}], got {list(given.shape)}'
+            raise self._error('position_ids', problem)
         positions = self._as_integers('position_ids', given)[:, kept]
         if positions.min() < 0 or max(positions.max(), len(kept) - 1) >= self.max_tokens:
             problem = f'must be from 0 to {self.max_tokens - 1}, for at most {self.max_tokens} tokens'

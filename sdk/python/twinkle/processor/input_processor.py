@@ -43,6 +43,7 @@ class InputProcessor:
 
     Raises:
         ValueError: an argument has an unsupported value.
+        NotSupportedYet: the mesh has several ranks.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class InputProcessor:
         needs = FeatureNeeds(ignore_index=ignore_index) if needs is None else needs
         features = self.prepare(features)
         if not features:
-            raise InvalidFeatures('is empty; give at least one feature')
+            raise InvalidFeatures('must contain at least one feature')
         readers = (
             FeatureReader(feature, index, limits.vocab_size, limits.max_tokens, needs, limits.media, limits.routing)
             for index, feature in enumerate(features)

@@ -67,7 +67,8 @@ class MediaFields:
         ]
         positions = self._array('position_ids') if found and self.spec.has_axes else np.empty((3, 0))
         if positions is None or positions.ndim != 2:
-            raise self.error('position_ids', 'must be [3, T] with images; use Template.set_mm_position_ids')
+            problem = 'must have shape [3, tokens] with images; use Template.set_mm_position_ids'
+            raise self.error('position_ids', problem)
         return tuple(sorted(found, key=lambda media: media.begin_row))
 
     def _of_kind(self, kind: MediaKind, rows: Ints, is_produced_K: npt.NDArray[np.bool_]) -> list[PackedMedia]:
@@ -97,10 +98,10 @@ class MediaFields:
         if given is None:
             return []
         if given.ndim != 2 or given.shape[1] != 3 or given.dtype.kind not in 'iu':
-            raise self.error(name, f'must be integers [N, 3], got {given.dtype} {list(given.shape)}')
+            raise self.error(name, f'must be integers in 3 columns, got {given.dtype} of shape {list(given.shape)}')
         side = self.spec.merge_size
         if given.size and ((given < 1).any() or (given > 2**15).any() or (given[:, 1:] % side).any()):
-            raise self.error(name, f'must contain at least 1 frame, and rows and columns that are multiples of {side}')
+            raise self.error(name, f'must be from 1 to {2**15}, with rows and columns that are multiples of {side}')
         return [(int(frames), int(rows), int(columns)) for frames, rows, columns in given]
 
     def _check_seconds(self, videos: int) -> None:
@@ -110,7 +111,7 @@ class MediaFields:
         if given is None:
             return
         if given.shape != (videos,) or given.dtype.kind not in 'iuf' or not (np.isfinite(given) & (given > 0)).all():
-            raise self.error(name, f'must be seconds [{videos}] above 0, got {given.dtype} {list(given.shape)}')
+            raise self.error(name, f'must be {videos} positive numbers, got {given.dtype} of shape {list(given.shape)}')
 
     def _clips(self, name: str) -> list[Grid]:
         """Return the grid of each clip: its audible frames, all frames, and 1."""
@@ -118,7 +119,8 @@ class MediaFields:
         if given is None:
             return []
         if given.ndim != 2 or given.shape[1] != count or given.dtype.kind not in 'iub':
-            raise self.error(name, f'must be integers [N, {count}], got {given.dtype} {list(given.shape)}')
+            problem = f'must be integers in {count} columns, got {given.dtype} of shape {list(given.shape)}'
+            raise self.error(name, problem)
         audible = given.astype(np.int64).sum(axis=1)
         if (given != (np.arange(count) < audible[:, None])).any() or (audible < _MIN_FRAMES).any():
             raise self.error(name, f'must have at least {_MIN_FRAMES} ones in each clip, followed only by zeros')
@@ -130,8 +132,8 @@ class MediaFields:
         if given is None and not clips:
             return np.empty((0, shape[1]), np.float32)
         if given is None or given.shape != shape or given.dtype.kind not in 'iuf':
-            found = 'nothing' if given is None else f'{given.dtype} {list(given.shape)}'
-            raise self.error(name, f'must be numbers {list(shape)}, got {found}')
+            found = 'nothing' if given is None else f'{given.dtype} of shape {list(given.shape)}'
+            raise self.error(name, f'must be numbers of shape {list(shape)}, got {found}')
         frames = np.ascontiguousarray(given.transpose(0, 2, 1), np.float32).reshape(-1, shape[1])
         if not np.isfinite(frames).all():
             raise self.error(name, 'must be finite')
@@ -145,7 +147,8 @@ class MediaFields:
                 raise self.error(name, f'is missing; give {count} patches of {width} numbers')
             return np.empty((0, width), np.float32)
         if given.shape != (count, width) or given.dtype.kind not in 'iuf':
-            raise self.error(name, f'must be numbers [{count}, {width}], got {given.dtype} {list(given.shape)}')
+            found = f'{given.dtype} of shape {list(given.shape)}'
+            raise self.error(name, f'must be numbers of shape {[count, width]}, got {found}')
         patches = np.ascontiguousarray(given, np.float32)
         if not np.isfinite(patches).all():
             raise self.error(name, 'must be finite')

@@ -1,6 +1,7 @@
-"""Helpers for programs that use the Tinker API. Existing programs import these package names, so they do not change.
+"""Helpers for programs that use the Tinker API.
 
-The services themselves are in the `services` package.
+The names of the packages are stable, because existing programs import them. The services are in the `services`
+package.
 """
 
 from twinkle.server.tinker import input_feature_to_datum

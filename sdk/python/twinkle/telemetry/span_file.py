@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 _MAX_FILE_BYTES = 32 << 20
-"""Size at which a file is renamed to `<name>.old`, replacing the previous one. A process uses at most two files."""
+"""Size at which a file is renamed to `<name>.old`, replacing an existing file. A process uses at most two files."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,6 +93,8 @@ class WorkerGroup:
     ) -> Callable[[], list[Any]]:
         """Start a call in several workers; return a function that waits for the results.
 
+        The function raises the exception of the method, TimeoutError after `timeout`, or WorkersLost if a worker ended.
+
         Args:
             number: number of the component.
             method: name of the method.

@@ -48,7 +48,12 @@ class Probe:
         return len(self._measured) == PROBE_COUNT
 
     def step(self) -> None:
-        """Make the next measurement, which takes up to a few seconds."""
+        """Make the next measurement, which takes up to a few seconds.
+
+        Raises:
+            ModelLeased: a full-parameter adapter has leased the model.
+            BatchTooLarge: memory ran out.
+        """
         shape, lora_rank = _PROBES[len(self._measured)]
         adapter = self._engine.create_adapter(_ADAPTER, LoraConfig(r=lora_rank, lora_alpha=lora_rank, seed=0))
         try:

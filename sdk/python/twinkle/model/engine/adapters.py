@@ -50,7 +50,8 @@ class AdapterTable:
         Raises:
             AdapterExists: the id is in use.
             UnknownTargetModules: the configuration names layers that the model does not have.
-            InvalidArgument: a number is out of range.
+            ExpertDropout: the configuration has dropout and targets experts.
+            InvalidArgument: `gradient_accumulation_steps` is below 1.
             ModelLeased: a full-parameter adapter has leased the model.
         """
         self._check_free(adapter_id)

@@ -1,8 +1,8 @@
 """Execution of batches of several adapters in shared passes, with results bitwise equal to running each batch alone.
 
-Passes run in rounds; with several ranks, each rank runs one pass of a round. When memory runs out, a pass of several
-adapters is divided by adapters, and a pass of one part is halved. The smaller passes belong to the same round. A batch
-with a part that cannot be divided is refused.
+Passes run in rounds; with several ranks, each rank runs one pass of a round. A pass of several adapters is divided by
+adapters when memory runs out or its backward pass fails. A pass of one part is halved when memory runs out. The smaller
+passes belong to the same round. A batch with a part that cannot be divided is refused.
 """
 
 from collections.abc import Sequence
@@ -32,10 +32,11 @@ class BatchRunner:
         self.cutter = BatchCutter(model, max_pass_tokens=max_pass_tokens)
 
     def advance(self, runs: Sequence[ItemRun]) -> None:
-        """Run one round of unfinished batches of different adapters. The `ItemRun` objects store their results.
+        """Run one round of the unfinished training batches of different adapters, and one round of their other batches.
 
-        A full-parameter run over sharded weights runs to completion. Gradients are not yet added to the adapters. After
-        an unexpected exception, all batches are refused and all adapters are unchanged.
+        The `ItemRun` objects store the results. A full-parameter run over sharded weights runs to completion. Gradients
+        are not yet added to the adapters. An unexpected exception is raised after all batches were refused; all
+        adapters are then unchanged.
         """
         try:
             for is_training in (True, False):

@@ -114,7 +114,7 @@ def total_on_owner(
 
 
 def accumulate(state: AdapterState, totals: Sequence[Tensor] | None, *, divisor: int) -> None:
-    """Count a batch and store its `total_gradient`, which only the owner of the adapter has.
+    """Count a batch, and store its `total_gradient` on the ranks that hold the adapter's gradient.
 
     Args:
         state: state of the adapter.

@@ -45,7 +45,7 @@ class PassResult:
     output: LossOutput
     """Output of the loss as plain numbers."""
     target_logps: npt.NDArray[np.float32]
-    """Log-probabilities of the batch's result: float32 [R] for R labels, or [R, K] if K candidates replace a label."""
+    """Log-probabilities to return: float32 [R] for R labels, or [R, K] if K candidates replace each label."""
     more: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
     """Other requested outputs."""
     gradient: Sequence[Tensor] | None = None
@@ -90,7 +90,8 @@ def run_joint_pass(
 
     Raises:
         BackwardFailed: the backward pass of several losses raised; run them separately.
-        RuntimeError: memory ran out.
+        RuntimeError: the pass failed, for example because memory ran out.
+        MemoryError: memory ran out.
     """
     begin = time.perf_counter()
     is_training = segments[0].purpose.is_training
@@ -126,7 +127,8 @@ def run_joint_pass(
 def has_loss(purpose: Purpose, batch: PackedBatch) -> bool:
     """Return whether the loss can be calculated on a batch.
 
-    The batch needs the required streams, and a counted label unless the loss reads embeddings.
+    The batch needs the required streams. Unless the loss reads embeddings, it also needs a counted label, or any label
+    for a loss with `takes_every_label`.
     """
     loss = purpose.loss
     if any(name not in batch.streams for name in loss.required_streams):
@@ -139,8 +141,9 @@ def loss_of(purpose: Purpose, batch: LossBatch) -> LossOutput:
     """Return the validated output of the loss.
 
     Raises:
-        LossNotFinite: the loss is not finite; names the first feature with log-probabilities that are not finite.
-        LossFailed: the loss raised, or did not return a number.
+        LossNotFinite: the loss is not finite; the error names the first feature with a log-probability that is not
+            finite, if there is one.
+        LossFailed: the loss raised, or its output is not a valid `LossOutput`.
         InvalidLossInput, InvalidFeatures: the loss refused its batch.
     """
     try:
@@ -204,9 +207,9 @@ def gradients_of(
 def completed_gradients(
     states: Sequence[AdapterState], gradients: Sequence[Sequence[Tensor]], sharding: BaseSharding
 ) -> list[Sequence[Tensor]]:
-    """Return the gradients with the parts that other ranks have computed. All ranks of the pass must call it.
+    """Return the gradients, completed with the parts that other ranks computed. All ranks of the pass must call it.
 
-    Gradients of value heads are complete.
+    The gradients of value heads are already complete and are returned unchanged.
     """
     paths = [state.weights.layer_paths for state in states]
     named = [
@@ -231,7 +234,7 @@ def _checked_value(output: LossOutput) -> Tensor:
 def _check_numbers(output: LossOutput) -> None:
     """Validate numbers per adapter that would otherwise fail when the results of the pass are combined."""
     if not 0 <= int(output.get('num_tokens', 0)) <= _MAX_DIVISOR:
-        raise ValueError('num_tokens must be from 0 to 2^40')
+        raise ValueError(f'num_tokens must be from 0 to 2^40, got {output.get("num_tokens", 0)}')
     plain_output(output)
 
 

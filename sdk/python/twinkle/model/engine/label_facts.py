@@ -41,7 +41,7 @@ def more_outputs(names: Sequence[str], outputs: SegmentOutputs) -> dict[str, npt
 
 
 def target_logps(loss: Loss, outputs: SegmentOutputs) -> npt.NDArray[np.float32]:
-    """Return the log-probabilities in a batch's result: [R], or [R, K] if candidates replace the label."""
+    """Return the log-probabilities to report for a batch: [R], or [R, K] if candidates replace the label."""
     own = outputs.loss_batch
     candidates_RK = own.candidate_logps_RK if loss.are_candidates_targets else None
     return (own.logps_R if candidates_RK is None else candidates_RK).numpy(force=True)

@@ -31,7 +31,7 @@ class EngineOptions:
     """Options of an engine on a mesh."""
 
     device: str
-    """Torch device. Several processes of one machine need 'cuda' without a number, and use one GPU each."""
+    """Torch device. Several processes need a device without a number; with 'cuda', each process uses one GPU."""
     max_pass_tokens: int
     """See `TrainerEngine`."""
     is_megatron: bool = False
@@ -52,15 +52,16 @@ def load_on_mesh(
         load_options: other arguments of `PackedCausalLM.load`.
 
     Raises:
-        ValueError: the device does not fit the processes.
-        UnsupportedModel: the model is not supported, or its weights cannot be divided as the mesh describes.
+        ValueError: the device has a number, but several processes share the model.
+        UnsupportedModel: the model is not supported, its weights cannot be divided as the mesh describes, or `prepare`
+            is given although Megatron-core runs the layers.
         NotSupportedYet: Megatron-core is required on a mesh with `fsdp` or `ulysses` ranks.
         ImportError: Megatron-core is needed and not installed; the extra is 'megatron'.
     """
     if process_count() > 1 and torch.device(options.device).index is not None:
         raise ValueError(
             f'device {options.device!r} has a number, but {process_count()} processes share the model; leave the '
-            'number out, so that each process uses another GPU'
+            'number out, so that each process uses a different GPU'
         )
     join_ranks(torch.device(options.device).type)
     _refuse_axes_of_transformers(mesh, options)

@@ -19,7 +19,7 @@ from twinkle.nn import PackedModel
 from twinkle.processor import InputLimits, InvalidFeatures, PackedBatch, PrefixTree, PrefixTreeBuilder
 
 _MAX_SHARING = 8
-"""Maximum number of tokens of a part for each row of a pass. It limits the memory for labels and for copies of keys."""
+"""Maximum ratio of a part's tokens to the rows of a pass. It limits the memory for labels and for copies of keys."""
 _MAX_LOGITS = 2**26
 """Maximum number of logits in a pass whose loss reads all of them: 256 MiB as float32."""
 
@@ -62,8 +62,9 @@ class BatchCutter:
 
         Raises:
             InvalidFeatures: a feature is invalid; the error names the feature, the field and the fix.
-            MissingStream: the features lack a stream that the loss requires.
-            InvalidArgument: the loss or the caller needs an output that the adapter or the base model does not have.
+            MissingStream: the batch is for training, and its features lack a stream that the loss requires.
+            InvalidArgument: the loss or the caller needs an output that the adapter or the base model does not have, or
+                the caller requests the experts of masked tokens.
         """
         purpose.check()
         loss = purpose.loss
@@ -94,7 +95,7 @@ class BatchCutter:
 
         Raises:
             InvalidArgument: the loss needs the whole batch in one pass, and `micro_batch_size` is smaller.
-            InvalidFeatures, MissingStream: see `pack`.
+            InvalidFeatures, MissingStream, InvalidArgument: see `pack`.
         """
         whole = self.part(purpose, features)
         max_rows, max_features = self._limit(purpose), purpose.options.micro_batch_size or len(features)
@@ -144,8 +145,8 @@ class BatchCutter:
     def _is_shared(self, purpose: Purpose) -> bool:
         """Return whether rows with equal prefixes may be computed once.
 
-        Dropout is different for each row, also for equal ones. Logits need so much memory for each label that a pass
-        has few rows.
+        With dropout they may not, because the masks of equal rows differ. If logits are needed, a pass has so few rows
+        that sharing would save little.
         """
         config = purpose.state.weights.config
         has_dropout = purpose.is_training and config is not None and config.lora_dropout > 0

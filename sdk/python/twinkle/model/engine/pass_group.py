@@ -1,4 +1,4 @@
-"""Processes that share the passes of a batch: each runs one pass of a round, and all of them receive all outcomes."""
+"""Processes that share the passes of a batch: each runs up to one pass at a time, and all receive all outcomes."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -8,7 +8,8 @@ from twinkle.model.engine.owner import AdapterOwner
 from twinkle.model.engine.pass_outputs import Segment
 
 PassOutcome = Sequence[PassResult | Exception] | None
-"""Result or refusal of each segment of a pass; None if the pass did not fit in memory and must be divided."""
+"""Result or refusal of each segment of a pass; None if the pass must be divided, because memory ran out or the backward
+pass of several adapters failed."""
 
 
 class PassGroup(Protocol):
@@ -25,21 +26,21 @@ class PassGroup(Protocol):
 
     @property
     def size(self) -> int:
-        """Number of ranks, which is the maximum number of passes of a round."""
+        """Number of ranks, which is the maximum number of passes that run at once."""
         ...
 
     def exchange(self, mine: PassOutcome, passes: Sequence[Sequence[Segment]]) -> list[PassOutcome]:
-        """Send this rank's outcome to all ranks, and return the outcomes of all passes of the round, in order.
+        """Send this rank's outcome to all ranks, and return the outcomes of all `passes`, in order.
 
-        Every rank calls it once per round, with equal `passes`.
+        Every rank calls it with equal `passes`, each time after the ranks have run them.
 
         Args:
             mine: outcome of the pass with the number of this rank; ignored if there is no such pass.
-            passes: segments of each pass, at most `size` passes.
+            passes: segments of each pass that the ranks ran at once, at most `size` passes.
 
         Returns:
             Outcomes. Gradients are in float32 on the devices of the parameters. Only the owner of an adapter receives
-            them; if it has no owner, all ranks do.
+            its gradient; if the adapter has no owner, all ranks do.
 
         Raises:
             RuntimeError: a rank was lost; the group cannot be used any longer.

@@ -28,11 +28,11 @@ class PassPlanner:
     def __init__(self, *, max_rows: int) -> None:
         self._max_rows = max_rows
         self._queue: dict[int, Sequence[int]] = {}
-        """Number of computed rows of each part, by item."""
+        """Number of rows that each part needs in a pass, by item."""
         self._next_part: dict[int, int] = {}
 
     def add(self, item: int, part_rows: Sequence[int], *, next_part: int = 0) -> None:
-        """Add a new item with the number of computed rows of each part. The first `next_part` parts have run."""
+        """Add a new item with the number of rows that each part needs. The first `next_part` parts have run."""
         self._queue[item] = part_rows
         self._next_part[item] = next_part
 

@@ -17,8 +17,8 @@ class Persistence(AdapterTable):
     def import_state(self, adapter_id: str, snapshot: AdapterSnapshot, *, is_optimizer_included: bool) -> None:
         """Replace an adapter's weights and, if requested, its optimizer, schedule, counters and random state.
 
-        Loss, processor and metrics are unchanged. The accumulated gradient is cleared. If the optimizer is included,
-        the gradient of the snapshot replaces it.
+        A value head in the snapshot is loaded in both cases. Loss, processor and metrics are unchanged. The accumulated
+        gradient is cleared, or replaced by the gradient of the snapshot if the optimizer is included.
 
         Raises:
             SnapshotMismatch: the snapshot does not match the adapter; nothing was changed.

@@ -137,7 +137,8 @@ def _check_config(state: AdapterState, snapshot: AdapterSnapshot) -> None:
     shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
     if shapes != {name: tensor.shape for name, tensor in saved.items()}:
         raise SnapshotMismatch(
-            'the checkpoint has other layers or LoRA ranks than the adapter; create an adapter with its configuration'
+            'the checkpoint has other layers or LoRA ranks than the adapter; create an adapter with '
+            'the configuration of the checkpoint'
         )
     if state.config is None:
         return
@@ -201,7 +202,7 @@ class _TrainerPart:
 
 def _count(name: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_COUNT:
-        raise ValueError(f'{name} must be an integer from 0 to 2^53')
+        raise ValueError(f'{name} must be an integer from 0 to 2^53, got {value!r}')
     return value
 
 

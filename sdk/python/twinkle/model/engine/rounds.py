@@ -120,16 +120,16 @@ class ItemRun:
 
 
 class Round:
-    """Passes that the ranks run next: one for each rank, and the halves of passes that did not fit in memory.
+    """Passes that the ranks run next: one for each rank, and the parts of passes that had to be divided.
 
-    Every rank of a group plans an equal round.
+    Every rank of a group plans the same round.
 
     Args:
         model: model of the batches; it determines whether an adapter has dropout at the output head.
         runs: unfinished batches of different adapters, all for training or none.
         cutter: divides parts that do not fit in memory.
         max_pass_tokens: maximum number of rows of a shared pass.
-        pass_count: maximum number of passes of the round, not counting halves.
+        pass_count: maximum number of passes of the round, not counting the parts of divided passes.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """An adapter's state as named tensors, without pickle. `restoring` contains the inverse functions.
 
-The trainer state consists of the optimizer's tensors, the random state, the accumulated gradient and the value head,
-and of one uint8 tensor with their numbers and names as JSON. A checkpoint omits the configuration, because it is
-loaded into a configured adapter; a whole snapshot includes it.
+The trainer state consists of the optimizer's tensors, the random state, the accumulated gradient, the value head, and
+one uint8 tensor with all numbers and names as JSON. A checkpoint is loaded into a configured adapter, so it omits the
+configuration of loss, processor and metrics; a whole snapshot includes that configuration.
 """
 
 import json

@@ -51,7 +51,7 @@ class Stepping(AdapterTable):
             The norm of the divided gradient before scaling, or None while accumulating.
 
         Raises:
-            InvalidArgument: a number is out of range.
+            InvalidArgument: a limit is not positive, or `norm_type` is below 1.
             AdapterNotReady: there is no gradient, or its norm is not finite.
         """
         limits = ClipOptions(max_grad_norm=max_grad_norm, norm_type=norm_type, max_grad_value=max_grad_value)
@@ -78,8 +78,8 @@ class Stepping(AdapterTable):
 
         Raises:
             AdapterNotReady: there is no gradient, or the schedule's learning rate is not finite.
-            InvalidArgument: the learning rate is negative or not finite as float32, or `is_health_returned` is set for
-                sharded weights.
+            InvalidArgument: the learning rate is negative, not finite as float32, or too large for the optimizer; or
+                `is_health_returned` is set for sharded weights.
             InvalidStepOptions: an option is unknown, determines the optimizer's state, or is out of range.
         """
         _check_health(self.adapter(adapter_id), is_health_returned=is_health_returned)

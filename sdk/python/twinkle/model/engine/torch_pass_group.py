@@ -44,14 +44,14 @@ class TorchPassGroup:
         self._device = 'cuda' if dist.get_backend(group) == 'nccl' else 'cpu'
 
     def exchange(self, mine: PassOutcome, passes: Sequence[Sequence[Segment]]) -> list[PassOutcome]:
-        """Send this rank's outcome to all ranks, and return the outcomes of all passes.
+        """Send this rank's outcome to all ranks, and return the outcomes of all `passes`.
 
         Raises:
             RuntimeError: a rank was lost, or made another call; the group cannot be used any longer.
         """
         names = [[segment.purpose.state.adapter_id for segment in segments] for segments in passes]
         messages: list[_Message] = all_gather(f'ran passes of {names}', _message_of(mine), group=self._group)
-        # The last round may have fewer passes than ranks.
+        # There may be fewer passes than ranks.
         return [
             self._complete(runner, message, mine, segments)
             for runner, (message, segments) in enumerate(zip(messages, passes, strict=False))

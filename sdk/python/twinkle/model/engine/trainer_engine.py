@@ -11,14 +11,15 @@ from twinkle.nn import PackedModel
 class TrainerEngine(Configuring, Training, Stepping, Persistence):
     """Many adapters on one frozen model, each with its own optimizer, schedule, loss and metrics.
 
-    Every method completes, or raises an error and changes nothing. A gradient is applied once it has
-    `gradient_accumulation_steps` batches. While it has fewer, clip_grad_norm, step, zero_grad and lr_step do nothing.
+    Every method completes, or raises an error and changes no weights, gradients or counters. A gradient is applied once
+    it has `gradient_accumulation_steps` batches. While it has fewer, clip_grad_norm, step, zero_grad and lr_step do
+    nothing.
 
     Args:
         model: model shared by all adapters.
         max_pass_tokens: maximum number of rows of one pass, which bounds memory. Batches of several adapters share a
-            pass. A larger batch whose loss is a sum over features runs in several passes with summed gradients. The
-            division of a batch depends only on this number and the batch.
+            pass. A batch with more rows runs in several passes with summed gradients, if its loss is a sum over
+            features. The division of a batch does not depend on the batches of other adapters.
         group: ranks that share the passes of each batch. Every rank must make the same calls on equal adapters. All
             ranks receive the same results, bitwise those of one process. None for this process alone.
 

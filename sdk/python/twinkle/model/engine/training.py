@@ -54,6 +54,7 @@ class Training(AdapterTable):
         Raises:
             InvalidFeatures: a feature is invalid; the error names the feature, the field and the fix.
             InvalidLossInput: the features lack a stream that the loss requires.
+            InvalidArgument: the loss learns values, and the adapter has no value head.
         """
         return self._runner.cutter.pack(Purpose(self.adapter(adapter_id), ForwardOptions(), is_training=True), features)
 
@@ -99,10 +100,11 @@ class Training(AdapterTable):
         return ItemRun(purpose, item.features, parts)
 
     def advance(self, runs: Sequence[ItemRun]) -> None:
-        """Run the next pass of each rank, which contains parts of one or more batches that are not done.
+        """Run the next pass of each rank, first for the training batches and then for the other batches.
 
-        A batch that does not fit into these passes is not changed; batches with the fewest completed parts are first.
-        After an unexpected exception, all batches are refused.
+        A pass contains parts of one or more batches that are not done. Batches with the fewest completed parts are
+        first, and a batch that does not fit into these passes is not changed. An unexpected exception is raised after
+        all batches were refused.
         """
         self._runner.advance(runs)
 
@@ -147,7 +149,7 @@ class Training(AdapterTable):
         """Return losses and log-probabilities; only the evaluation metrics are changed.
 
         If the features lack a stream that the loss requires, the loss is 0, metrics are not updated, and the result has
-        a warning. A call that computes reference log-probabilities is an example.
+        a warning. This is normal for a call that computes this stream, such as reference log-probabilities.
 
         Args:
             adapter_id: id of the adapter.
@@ -156,8 +158,10 @@ class Training(AdapterTable):
             loss: loss of this batch only. None uses the adapter's loss.
 
         Raises:
-            InvalidFeatures, InvalidLossInput: see `check_features`.
-            InvalidArgument: the loss learns values, and the adapter has no value head.
+            InvalidFeatures: see `check_features`.
+            InvalidLossInput: the loss refused the batch.
+            InvalidArgument: the loss or the options need an output that the adapter or the model does not have, or
+                `micro_batch_size` is too small for a loss that needs the whole batch in one pass.
             LossNotFinite: the loss is not finite.
             LossFailed, MetricFailed: the loss or a metric raised.
             BatchTooLarge: memory ran out.
@@ -180,8 +184,10 @@ class Training(AdapterTable):
         Batches of one step may have different losses. For arguments see `forward_only`.
 
         Raises:
-            InvalidFeatures, InvalidLossInput, LossNotFinite, LossFailed, BatchTooLarge: see `forward_only`, or the
-                batch has no counted label; no gradient was accumulated.
+            InvalidFeatures: a feature is invalid, or the batch has no counted label; no gradient was accumulated.
+            InvalidLossInput: the features lack a stream that the loss requires, or the loss refused the batch.
+            InvalidArgument: see `forward_only`, or `is_adapter_disabled` is set.
+            LossNotFinite, LossFailed, MetricFailed, BatchTooLarge: see `forward_only`; no gradient was accumulated.
         """
         item = BatchItem(
             adapter_id=adapter_id, features=features, options=options or ForwardOptions(), is_training=True, loss=loss
@@ -195,8 +201,8 @@ class Training(AdapterTable):
 
         Raises:
             InvalidFeatures, InvalidLossInput, BatchTooLarge: see `forward_backward`.
-            InvalidArgument: the weights of a full-parameter run are sharded, or `micro_batch_size` is smaller than the
-                batch.
+            InvalidArgument: see `forward_backward`, or the weights of a full-parameter run are sharded, or
+                `micro_batch_size` is smaller than the batch.
         """
         purpose = Purpose(self.adapter(adapter_id), options or ForwardOptions(), is_training=True)
         if isinstance(purpose.state.weights, FullWeights) and purpose.state.weights.is_sharded:
@@ -230,6 +236,7 @@ class Training(AdapterTable):
             AdapterNotReady: there is no pending forward pass.
             LossNotFinite: the loss is not finite.
             InvalidLossInput, LossFailed: the loss refused the batch, or raised.
+            BatchTooLarge: memory ran out.
         """
         purpose = Purpose(self.adapter(adapter_id), ForwardOptions(), is_training=True)
         pending = self._pending(purpose.state)
@@ -249,8 +256,10 @@ class Training(AdapterTable):
 
         Raises:
             AdapterNotReady: `forward` or `calculate_loss` was not called.
-            InvalidFeatures: the given gradients do not match the batch.
+            InvalidFeatures: the given gradients do not match the batch, or are not finite; nothing was changed.
             LossNotFinite: the gradient is not finite and was not accumulated; the activations are discarded.
+            BatchTooLarge, MetricFailed: memory ran out, or a metric raised; the gradient was not accumulated, and the
+                activations are discarded.
         """
         state = self.adapter(adapter_id)
         pending = self._pending(state)

@@ -40,9 +40,13 @@ class ConfiguringVerbs(ModelHandle):
 
         Raises:
             AdapterExists: the name is in use.
-            InvalidArgument: a number is out of range, or a configuration is given with `full_parameters`.
+            TypeError, ValueError: `config_or_dir` is not a supported configuration; see `LoraConfig.of`.
+            InvalidArgument: `gradient_accumulation_steps` is below 1, the configuration exceeds a limit of the trainer,
+                or it is given with `full_parameters`.
             ModelLeased: a full-parameter run has leased the model, or cannot lease it because of other adapters.
             UnknownTargetModules: the configuration names layers that the model does not have.
+            ExpertDropout: the configuration has dropout and targets experts.
+            UnsupportedModel: the model does not support `full_parameters`, for example because it is not in float32.
             SnapshotMismatch: the folder is not an adapter of this model.
         """
         if full_parameters:
@@ -118,7 +122,7 @@ class ConfiguringVerbs(ModelHandle):
         """Set the template that encodes chats, given by name, class or instance.
 
         Raises:
-            UnknownTemplate: the name is unknown.
+            UnknownTemplate, PluginRefused, TypeError: see `twinkle.template.build_template`.
         """
         name = self._adapter(adapter_name)
         if not isinstance(template_cls, Template):

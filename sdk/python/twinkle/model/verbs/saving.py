@@ -92,6 +92,7 @@ class SavingVerbs(ModelHandle):
             load_optimizer: whether to restore optimizer, schedule, counters and random state too.
 
         Raises:
+            InvalidArgument: the name is empty.
             SnapshotMismatch: the checkpoint does not match the adapter, or it is incomplete or damaged; nothing was
                 changed.
         """

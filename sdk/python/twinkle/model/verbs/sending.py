@@ -37,7 +37,8 @@ class SendingVerbs(ModelHandle):
             The weights as a packed state; its bytes are a copy.
 
         Raises:
-            UnknownAdapter: the adapter does not exist.
+            UnknownAdapter, NotSupportedYet, InvalidArgument: see `chosen_adapter`.
+            UnsupportedModel: the adapter cannot be merged, because it updates a head that is tied to the embeddings.
         """
         weights = self.engine.adapter(self._adapter(adapter_name)).weights
         if isinstance(weights, FullWeights):

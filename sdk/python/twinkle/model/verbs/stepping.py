@@ -21,7 +21,7 @@ class SteppingVerbs(ModelHandle):
         """Clip the gradient's elements to `max_grad_value`, if it is given, and then its norm.
 
         Args:
-            max_grad_norm: positive.
+            max_grad_norm: positive; infinity measures the norm without clipping.
             norm_type: p of the p-norm, at least 1.
             max_grad_value: limit of each element's magnitude, applied first; None disables it.
             adapter_name: optional while there is one adapter.
@@ -30,8 +30,8 @@ class SteppingVerbs(ModelHandle):
             The norm before it is clipped, or None while accumulating.
 
         Raises:
-            AdapterNotReady: there is no gradient.
-            InvalidArgument: a number is out of range.
+            AdapterNotReady: there is no gradient, or its norm is not finite.
+            InvalidArgument: a limit is not positive, or `norm_type` is below 1.
         """
         return self.engine.clip_grad_norm(
             self._adapter(adapter_name),
@@ -57,7 +57,8 @@ class SteppingVerbs(ModelHandle):
             adapter_name: optional while there is one adapter.
 
         Raises:
-            AdapterNotReady: there is no gradient.
+            AdapterNotReady: there is no gradient, or the schedule's learning rate is not finite.
+            InvalidArgument: the learning rate is negative or too large, or `return_health` is set for sharded weights.
             InvalidStepOptions: an option is unknown, determines the optimizer's state, or is out of range.
         """
         return self.engine.step(
@@ -92,7 +93,7 @@ class SteppingVerbs(ModelHandle):
         """Run clip_grad_norm, step, zero_grad and, if there is a schedule, lr_step.
 
         Args:
-            max_grad_norm: positive; infinity measures the norm without clipping.
+            max_grad_norm: see clip_grad_norm.
             norm_type: see clip_grad_norm.
             max_grad_value: see clip_grad_norm.
             return_health: see step.

@@ -41,7 +41,9 @@ class TrainingVerbs(ModelHandle):
 
         Raises:
             InvalidFeatures: an example is invalid; the error names the feature, the field and the fix.
-            InvalidArgument: an option is unknown or does not match the examples.
+            InvalidLossInput: the loss refused the batch.
+            InvalidArgument: an option is unknown or does not match the examples, or the loss or a metric failed.
+            LossNotFinite: the loss is not finite.
             BatchTooLarge: memory ran out.
         """
         loss = own_loss(options)
@@ -50,7 +52,7 @@ class TrainingVerbs(ModelHandle):
 
     @remote_function(dispatch='first', collect='first')
     def forward(self, inputs: Inputs, *, adapter_name: str | None = None, **options: Any) -> ModelOutput:
-        """Return log-probabilities and store the activations for `backward`; for errors see `forward_only`."""
+        """Return log-probabilities and store the activations for `backward`; for errors see `forward_backward`."""
         name, features, chosen, own = self._prepare('forward', adapter_name, inputs, options)
         return _model_output(self.engine.forward(name, features, options=chosen), own, is_loss_known=False)
 
@@ -59,18 +61,24 @@ class TrainingVerbs(ModelHandle):
 
         Raises:
             AdapterNotReady: there is no pending forward pass.
+            InvalidLossInput, InvalidArgument: the loss refused the batch, or failed.
             LossNotFinite: the loss is not finite.
         """
         return self.engine.calculate_loss(self._adapter(adapter_name)).loss
 
     @remote_function(dispatch='first', collect='first')
     def backward(self, *, logprob_gradients: Sequence[Any] | None = None, adapter_name: str | None = None) -> None:
-        """Accumulate the gradient of the last `calculate_loss` or of a custom loss; for errors see `calculate_loss`.
+        """Accumulate the gradient of the last `calculate_loss` or of a custom loss.
 
         Args:
             logprob_gradients: float [T] for each example of T tokens: derivative of a custom loss with respect to each
-                label's log-probability.
+                label's log-probability. None uses the loss of the last `calculate_loss`.
             adapter_name: optional while there is one adapter.
+
+        Raises:
+            AdapterNotReady: `forward` or `calculate_loss` was not called.
+            InvalidFeatures: the given gradients do not match the examples, or are not finite.
+            LossNotFinite: the gradient is not finite and was not accumulated.
         """
         name, gradients = self._adapter(adapter_name), None
         if logprob_gradients is not None:
@@ -85,9 +93,9 @@ class TrainingVerbs(ModelHandle):
         """Return loss and log-probabilities, and accumulate the gradient.
 
         Raises:
-            InvalidFeatures: an example is invalid; the error names the feature, the field and the fix.
-            InvalidArgument: an option is unknown or does not match the examples.
-            LossNotFinite, BatchTooLarge: no gradient was accumulated.
+            InvalidFeatures: an example is invalid, or no label counts; the error names the example and the field.
+            InvalidLossInput: the examples lack a stream that the loss requires, or the loss refused the batch.
+            InvalidArgument, LossNotFinite, BatchTooLarge: see `forward_only`; no gradient was accumulated.
         """
         loss = own_loss(options)
         name, features, chosen, own = self._prepare('forward_backward', adapter_name, inputs, options)

@@ -1,6 +1,6 @@
 """Frozen causal language model whose layers Megatron-core runs on several ranks.
 
-Legend: T rows of the pack, D hidden size.
+Legend: T rows of the pack, S rows of this rank (all rows without sequence parallelism), D hidden size, H head size.
 """
 
 import os

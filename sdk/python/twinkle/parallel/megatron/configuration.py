@@ -39,11 +39,11 @@ def check_supported(config: PreTrainedConfig, *, tensor_size: int, pipeline_size
     if any(mixtures):
         sizes['num_experts'] = config.num_experts
     if tensor_size % config.num_key_value_heads:
-        # Otherwise, each key-value head is on several ranks.
+        # If the size is a multiple of the number of key-value heads, each rank has one whole head instead.
         sizes['num_key_value_heads'] = config.num_key_value_heads
     uneven = [f'{name} ({size})' for name, size in sizes.items() if size % tensor_size]
     if uneven:
-        raise UnsupportedModel(f'tp_size {tensor_size} must divide {" and ".join(uneven)} of the model')
+        raise UnsupportedModel(f'tp_size {tensor_size} must divide {" and ".join(uneven)} of the model; change tp_size')
     if config.num_hidden_layers < pipeline_size:
         raise UnsupportedModel(
             f'pp_size {pipeline_size} is larger than the {config.num_hidden_layers} layers of the model'

@@ -73,7 +73,7 @@ class RowLayer(nn.Module):
         self._ranks = ranks
 
     def forward(self, x_T1I: Tensor) -> tuple[Tensor, None]:
-        """Return float [S, 1, O], the sum over all ranks, and None for a bias that is not added yet."""
+        """Return float [S, 1, O], the sum over all ranks plus the bias, and None for a bias that is not added yet."""
         y_S1O = sum_of_ranks(self.layer(x_T1I), self._ranks)
         return (y_S1O if self.bias is None else y_S1O + self.bias), None
 

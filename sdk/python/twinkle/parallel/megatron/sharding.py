@@ -28,7 +28,7 @@ class ShardedHead(nn.Module):
 
     Args:
         part: rows of this rank, the same number on all ranks.
-        size: number of token ids. The last rank may have more rows.
+        size: number of token ids. If the ranks have more rows in total, the additional rows are padding.
         ranks: groups of this rank.
     """
 
@@ -44,7 +44,7 @@ class ShardedHead(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """All rows in the context `whole`, otherwise those of this rank."""
+        """Rows of all token ids in the context `whole`, otherwise the rows of this rank."""
         return self._part if self._whole is None else self._whole
 
     @contextmanager

@@ -25,7 +25,8 @@ def input_feature_to_datum(input_feature: Mapping[str, Any]) -> 'tinker.Datum':
         input_feature: mapping with `input_ids` and `labels`, and optionally `loss_weights` and `attention_mask`.
 
     Raises:
-        ValueError: every label is ignored, lengths differ, or `advantages` is set, which only policy losses use.
+        ValueError: `input_ids` or `labels` is missing, every label is ignored, lengths differ, or `advantages` is set,
+            which only policy losses use.
         MissingLibrary: the Tinker SDK is not installed.
     """
     types = _tinker()
