@@ -223,7 +223,7 @@ def _archived(source: Path) -> Iterator[Path]:
         return
     missing = [name for name in (_CONFIG_FILE, _WEIGHTS_FILE) if not (source / name).is_file()]
     if missing:
-        raise ValueError(f'{source} is not a peft folder with safetensors: {", ".join(missing)} is missing')
+        raise ValueError(f'{source} is not a peft folder with safetensors: it lacks {", ".join(missing)}')
     archive = source / '.upload.tar'
     try:
         with archive.open('wb') as file:

@@ -128,7 +128,7 @@ class CheckpointLibrary:
     ) -> export_service_pb2.Export:
         """Start an export of a checkpoint to `hf://<owner>/<name>` or `file:///<folder>`.
 
-        The server runs the export. A repeated call returns the same export until it has finished.
+        The server runs the export. Until the export has ended, a repeated call with the same arguments returns it.
 
         Args:
             path: Path of the checkpoint.
@@ -138,6 +138,12 @@ class CheckpointLibrary:
 
         Returns:
             The accepted export. `get_export` returns its progress, `wait_export` waits for its end.
+
+        Raises:
+            NotFoundError: There is no checkpoint at this path.
+            UsageError: The target is malformed.
+            StateError: The gateway cannot export to the target.
+            QuotaError: The tenant has too many unfinished exports.
         """
         request = export_service_pb2.StartExportRequest(
             request_id=new_id('ex'), checkpoint_path=path, target=target, hub_token=token, is_private=is_private
@@ -155,7 +161,7 @@ class CheckpointLibrary:
 
     @remote_method
     async def wait_export(self, export_id: str, *, report: ReportBytes = ignore_progress) -> export_service_pb2.Export:
-        """Wait until an export is done, failed or cancelled, and return it.
+        """Wait until an export has finished, failed or been cancelled, and return it.
 
         Raises:
             NotFoundError: The export does not exist.

@@ -95,7 +95,7 @@ class TwinkleClient:
 
     @remote_method
     async def create_session(self, *, project_id: str = '') -> session_service_pb2.Session:
-        """Create a session and start its heartbeats; it replaces an earlier session of this client.
+        """Create a session, which replaces an earlier session of this client, and start its heartbeats.
 
         Args:
             project_id: Project of the session. Empty: the project of the API key, if it has one.

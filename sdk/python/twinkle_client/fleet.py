@@ -19,7 +19,7 @@ STATES = {
 
 
 class FleetAdministration:
-    """Lists, watches and drains replicas, and ends their leases.
+    """Lists, watches and drains replicas, ends leases of model services, and moves the runs of ended trainers.
 
     The API key needs the scope 'operator'. `client` defaults to the client initialized last.
     """

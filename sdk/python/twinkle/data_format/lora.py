@@ -109,7 +109,7 @@ class LoraConfig:
         Raises:
             TypeError: a mapping has an unknown key, or `config` has no rank `r`.
             ValueError: a value is out of range, a `peft.LoraConfig` has an unsupported setting, or `config` belongs to
-                another PEFT method; the message names it.
+                another PEFT method.
         """
         if isinstance(config, LoraConfig):
             return config

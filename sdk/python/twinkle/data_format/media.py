@@ -1,4 +1,4 @@
-"""Specifications of a model's images, videos and audio: the tokens that represent them, and their numbers."""
+"""Specifications of a model's image, video and audio input: the tokens that represent it, and their count."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -38,4 +38,4 @@ class LossOutput(TypedDict, total=False):
     metrics: dict[str, float]
     """Values to report, by name. A value is a mean unless its name ends with `:sum`, `:min` or `:max`."""
     metric_weight: float
-    """Number of items in the means. It is their weight if a batch is computed in parts. Defaults to 1."""
+    """Number of items in the means, which is the weight of the means if a batch is computed in parts. Defaults to 1."""

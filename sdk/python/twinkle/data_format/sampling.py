@@ -49,7 +49,10 @@ class StructuredOutput:
         given = [name for name in ('json_schema', 'regex', 'choices', 'grammar') if getattr(self, name) is not None]
         given += ['json_object'] if self.json_object else []
         if len(given) != 1:
-            raise ValueError(f'structured_output needs exactly one form, got {given or "none"}')
+            raise ValueError(
+                f'structured_output must set exactly one of json_schema, json_object, regex, choices and grammar, got '
+                f'{given or "none"}'
+            )
         if given[0] in {'regex', 'choices', 'grammar'} and not getattr(self, given[0]):
             raise ValueError(f'structured_output.{given[0]} must not be empty')
 
@@ -58,7 +61,7 @@ class StructuredOutput:
         """Create a form from a mapping of field names to values.
 
         Raises:
-            ValueError: a key is unknown, or not exactly one field is set.
+            ValueError: a key is unknown, not exactly one field is set, or a text or list is empty.
         """
         known = sorted(item.name for item in fields(cls))
         unknown = sorted(set(values) - set(known))

@@ -59,7 +59,8 @@ class DataLoader:
 
     Each `for` loop is one epoch. The position is a number of examples, and the order is a pure function of seed and
     epoch. Therefore a resumed run reads exactly the batches of an uninterrupted run, on any number of ranks. A row
-    that cannot be read is replaced by another row; the replacement is logged and added to `replacements`.
+    that cannot be read is replaced by another row; the replacement is logged and added to `replacements`. The loop
+    raises `BadSamples` if none of `max_retries` other rows can be read either.
 
     In mode 'ray', every loader yields whole batches, which a trainer divides among its workers. With `remote_group`,
     the first worker of the group reads the dataset; a function that returns the dataset is called there.
@@ -145,7 +146,10 @@ class DataLoader:
         state, now = consumed_train_samples, self.get_state()
         for name in ('seed', 'batch_size', 'dataset_size', 'epoch_size', 'shuffle_buffer'):
             if state.get(name, now[name]) != now[name]:
-                raise ValueError(f'the state has {name} {state[name]}, but this loader has {name} {now[name]}')
+                raise ValueError(
+                    f'the state has {name} {state[name]}, but this loader has {name} {now[name]}; create the loader as '
+                    'in the earlier run'
+                )
         self.skip_consumed_samples(int(state['consumed_train_samples']))
         if self._source.size is None and 'epoch' in state:
             self._position = Position(self._position.consumed, int(state['epoch']), int(state['epoch_samples']))

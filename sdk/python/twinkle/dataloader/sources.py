@@ -115,7 +115,7 @@ class IndexedBatches:
         if within % self._layout.batch_size:
             raise ValueError(
                 f'consumed_train_samples {consumed} is not the beginning of a batch: each epoch has {size} examples '
-                f'in batches of {self._layout.batch_size}'
+                f'in batches of {self._layout.batch_size}; pass a number from get_state()'
             )
         return Position(consumed, epoch, within)
 
@@ -197,7 +197,10 @@ class StreamedBatches:
             given = 0
             for batch in self._epoch(epoch):
                 if given < skipped < given + len(batch):
-                    raise ValueError(f'consumed_train_samples {position.consumed} is not the beginning of a batch')
+                    raise ValueError(
+                        f'consumed_train_samples {position.consumed} is not the beginning of a batch; pass a number '
+                        'from get_state()'
+                    )
                 given += len(batch)
                 if given > skipped:
                     part = [batch[index] for index in self._layout.part.of(len(batch))]

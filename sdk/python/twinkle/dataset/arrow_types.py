@@ -52,7 +52,9 @@ def json_types(schema: Any) -> tuple[Any, Any]:
     The first schema converts time zones to UTC, and the second schema converts values to texts.
 
     Raises:
-        DatasetError: two columns have the same name, or a column has a type that rows cannot have.
+        DatasetError: two columns have the same name, or a column is nested too deeply or has a type that rows cannot
+            have.
+        UnreadableFile: the name of a column is not UTF-8 text.
     """
     try:
         refuse_duplicates(schema.names)

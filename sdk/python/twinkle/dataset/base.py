@@ -123,7 +123,8 @@ class BaseDataset(ABC, Generic[RowsT]):
             PreprocessorError: the preprocessor is unknown, its arguments are wrong, or a row cannot be read.
             DatasetError: `dataset_meta` was not added, or `batched=False` was given, although functions always receive
                 columns.
-            NotReady: the rows are already encoded, or there are several datasets and `dataset_meta` is not given.
+            NotReady: the rows are already encoded, there is no dataset, or there are several datasets and
+                `dataset_meta` is not given.
         """
         check_hints('map', hints, is_batched=True)
         self._refuse_encoded('map')
@@ -151,7 +152,7 @@ class BaseDataset(ABC, Generic[RowsT]):
             PreprocessorError: the filter is unknown, its arguments are wrong, or a row cannot be read.
             DatasetError: `dataset_meta` was not added, or `batched=True` was given, although filters always receive
                 one row.
-            NotReady: there are several datasets and `dataset_meta` is not given.
+            NotReady: there is no dataset, or there are several datasets and `dataset_meta` is not given.
         """
         check_hints('filter', hints, is_batched=False)
         function = build_filter(filter_func, init_args)

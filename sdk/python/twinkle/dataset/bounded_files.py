@@ -22,7 +22,7 @@ def bounded_rows(path: Path, bounds: RowBounds, file_format: str | None = None) 
 
     Raises:
         UnreadableFile: the format is unknown, the file does not have this format, or a line is too long.
-        DatasetError: the rows have too many columns.
+        DatasetError: the file has too many columns, two columns with the same name, or a column of an unsupported type.
         Exception: `bounds` refused the rows.
     """
     chosen = file_format or format_of(path)

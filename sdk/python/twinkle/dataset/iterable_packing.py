@@ -62,7 +62,7 @@ class IterablePackingDataset(IterableDataset):
         if not self.is_encoded:
             raise NotReady('the rows are not encoded; call encode() before pack_dataset()', needs='encode')
         if self.is_packed:
-            raise NotReady('the rows are already packed')
+            raise NotReady('the rows are already packed; call pack_dataset() only once')
         if self._is_prompt:
             raise NotReady('the rows have no labels (add_generation_prompt=True); only training examples can be packed')
         capacity = self._template().max_length

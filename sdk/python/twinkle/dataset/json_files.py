@@ -32,7 +32,8 @@ def rows_of_lines(name: str, lines: Iterable[str], bounds: RowBounds | None = No
         bounds: limits, charged for a line while it is parsed. Default: no limit.
 
     Raises:
-        UnreadableFile: a line is not a JSON object, or the text is not UTF-8.
+        UnreadableFile: a line is not a JSON object, has a name twice in an object or too many levels, or is not UTF-8
+            text.
         Exception: `bounds` refused the line.
     """
     try:

@@ -28,7 +28,8 @@ def files_of(folder: Path, *, subset_name: str, split: str) -> list[Path]:
     """Return the data files of one subset and split, sorted by path.
 
     Raises:
-        DatasetError: the subset or split does not exist; the message lists the existing ones.
+        DatasetError: the subset or split does not exist (the message lists the existing ones), it has no data files, or
+            a folder that `save_to_disk` wrote is incomplete.
     """
     configs = _read_configs(folder)
     if configs:

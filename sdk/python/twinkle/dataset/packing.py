@@ -65,13 +65,13 @@ class PackingDataset(Dataset):
 
         Raises:
             NotReady: the rows are not encoded, are prompts without labels, or are already packed.
-            InvalidExample: a row has no tokens, is longer than `max_length`, has model inputs other than tokens, or has
-                a per-token field of another length.
+            InvalidExample: a row has no tokens, is longer than `max_length`, has model inputs other than tokens, has a
+                per-token field of another length, or lacks a per-token field that another row of its pack has.
         """
         if not self.is_encoded:
             raise NotReady('the rows are not encoded; call encode() before pack_dataset()', needs='encode')
         if self.is_packed:
-            raise NotReady('the rows are already packed')
+            raise NotReady('the rows are already packed; call pack_dataset() only once')
         self._replace(None, self._packed)
         self.is_packed = True
 

@@ -37,6 +37,7 @@ def counted(rows: Iterable[Row], bounds: RowBounds) -> Iterator[Row]:
 
     Raises:
         DatasetError: the rows have too many columns.
+        Exception: `bounds` refused a row.
     """
     names: set[str] = set()
     for row in rows:

@@ -13,7 +13,7 @@ from twinkle.template import EncodedChat, ExampleTooLong, InvalidTrajectory, Tem
 
 
 def map_rows(rows: Sequence[Row], function: MapFunction, *, begin: int) -> list[Row]:
-    """Return the rows that a function of columns makes from `rows`.
+    """Return the rows that a function of columns creates from `rows`.
 
     Args:
         rows: the rows of a batch.
@@ -30,7 +30,9 @@ def map_rows(rows: Sequence[Row], function: MapFunction, *, begin: int) -> list[
         raise error.at(begin + error.row_index) from error
     lengths = {name: len(values) for name, values in changed.items()}
     if len(set(lengths.values())) > 1:
-        raise DatasetError(f'the preprocessor returned columns of different lengths: {lengths}')
+        raise DatasetError(
+            f'the preprocessor returned columns of different lengths: {lengths}; return one value per row in each'
+        )
     return Preprocessor.map_col_to_row(changed)
 
 

@@ -174,7 +174,7 @@ def _rows_given(meta: DatasetMeta) -> Sequence[Row]:
 def _rows_of_columns(data: Mapping[str, Sequence[Any]]) -> list[Row]:
     lengths = {name: len(values) for name, values in data.items()}
     if len(set(lengths.values())) > 1:
-        raise DatasetError(f'data has columns of different lengths: {lengths}')
+        raise DatasetError(f'data has columns of different lengths: {lengths}; give one value per row in each')
     return [dict(zip(data, values, strict=True)) for values in zip(*data.values(), strict=True)]
 
 

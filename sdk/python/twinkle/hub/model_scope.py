@@ -44,9 +44,7 @@ def fetch(name: str, *, repo_type: str, patterns: Sequence[str] | None, check: C
     Raises:
         RepositoryMissing: the repository does not exist or is not accessible.
         ImportError: the client is not installed.
-        OSError: the download failed.
-        ValueError: the download failed.
-        RuntimeError: the download failed.
+        OSError, ValueError, RuntimeError: the download failed.
     """
     client = _client()
     # The digest includes the name, because 'a/b--c' and 'a--b/c' would otherwise share a folder.

@@ -116,7 +116,6 @@ def resolve_files(model_id: str, patterns: tuple[str, ...]) -> Path:
     The folder may also contain other files, and possibly no matching one. The caches of the hubs' clients are not
     searched, because only the clients can tell which files are complete.
 
-
     Raises:
         ModelNotFound: the id is malformed, or the repository does not exist.
         HubUnreachable: the files are not available locally, and the hub did not respond.

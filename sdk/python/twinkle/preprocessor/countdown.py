@@ -20,7 +20,7 @@ class CountdownProcessor(RowPreprocessor):
         """Return the prompt of one game.
 
         Raises:
-            InvalidRow: the target is not an integer, or `nums` is not a non-empty list.
+            InvalidRow: the target is not an integer, or `nums` is empty or not a list.
         """
         target, nums = row.get('target', row.get('response')), row.get('nums')
         if not isinstance(target, int):

@@ -20,7 +20,7 @@ class CodeExecutionReward(AnswerReward):
     """The fraction of tests that the last fenced program of a completion passes; 0 if there is no program.
 
     The ground truth contains the tests. A test is a pair `{'input': ..., 'output': ...}` of standard input and expected
-    standard output; outputs are compared without trailing spaces. A test may also be Python code such as
+    standard output; outputs are compared without trailing whitespace. A test may also be Python code such as
     `assert f(2) == 4`, which runs after the program in the same process.
 
     Each test runs in its own sandboxed process; see `run_program` for its guarantees. A program could find and

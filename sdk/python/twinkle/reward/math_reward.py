@@ -25,6 +25,7 @@ class MathReward(AnswerReward):
 
     Raises:
         MissingLibrary: math-verify is not installed; the extra `rewards` installs it.
+        InvalidRewardInput: `seconds` is not above 0.
     """
 
     def __init__(self, ground_truth_key: str = 'ground_truth', *, seconds: float = 5.0) -> None:

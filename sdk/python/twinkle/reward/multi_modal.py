@@ -16,8 +16,8 @@ class MultiModalAccuracyReward(AnswerReward):
     r"""1 if the answer matches the ground truth, else 0.
 
     The answer is the content of the last `\boxed{...}`, else of `<answer>`, else the text after the thinking. It
-    matches if the texts are equal except for case and a final period, if both name the same choice (`B`, `(B)`,
-    `B. A red car`), or if both are mathematically equal.
+    matches if the texts are equal except for case, whitespace and a final period, if both name the same choice (`B`,
+    `(B)`, `B. A red car`), or if both are mathematically equal. Two different choices never match.
 
     Args:
         ground_truth_key: key of the ground truth in `user_data`.
@@ -25,6 +25,7 @@ class MultiModalAccuracyReward(AnswerReward):
 
     Raises:
         MissingLibrary: math-verify is not installed; the extra `rewards` installs it.
+        InvalidRewardInput: `seconds` is not above 0.
     """
 
     def __init__(self, ground_truth_key: str = 'ground_truth', *, seconds: float = 5.0) -> None:

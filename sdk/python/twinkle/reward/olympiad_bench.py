@@ -29,9 +29,9 @@ class OlympiadBenchAccuracyReward(AnswerReward):
     r"""Correctness of the boxed answers, from 0 to 1.
 
     With one expected answer, the score is 1 if the last boxed answer is equal, as text without formatting or as a
-    number within the tolerance. Another number scores `near_miss * exp(-5 * relative error)`, and other text scores 0.
-    With several expected answers (`is_multiple_answer` in `user_data`), the score is the number of correct answers
-    divided by the number of expected or of given answers, whichever is larger.
+    number within the tolerance. Another number scores `near_miss * exp(-5 * relative error)`, or 0 if 0 is expected.
+    Other text scores 0. With several expected answers (`is_multiple_answer` in `user_data`), the score is the number of
+    correct answers divided by the number of expected or of given answers, whichever is larger.
 
     Args:
         ground_truth_key: key of the answers in `user_data`; several answers are separated by commas.
@@ -117,7 +117,8 @@ class OlympiadBenchFormatReward(TextReward):
     r"""Clarity of the answer, from 0 to 1.
 
     A `\boxed{...}` in the text after the thinking scores 0.4, plus 0.3 if the last one starts within the last 200
-    characters. To this score, 0.3 is added if all boxed answers are equal, or subtracted if three or more differ.
+    characters. To this score, 0.3 is added if all boxed answers are equal; 0.3 is subtracted if there are three or more
+    different answers.
     """
 
     def score(self, completion: str) -> float:
@@ -135,9 +136,9 @@ class OlympiadBenchFormatReward(TextReward):
 class OlympiadBenchQualityReward(TextReward):
     """Similarity of a completion to a derivation, from 0 to 1, regardless of its correctness.
 
-    Steps contribute 0.4: a quarter each for equations, operators, connecting words, and a conclusion with the answer. A
-    length between 300 and 1,500 characters contributes 0.3, and less outside this range. The fraction of distinct
-    four-word sequences contributes 0.3.
+    Steps contribute up to 0.4: a quarter each for equations, operators, connecting words, and a conclusion with the
+    answer. A length from 300 to 1,500 characters contributes 0.3, and other lengths contribute less. The fraction of
+    distinct four-word sequences contributes up to 0.3.
     """
 
     _SIGNS: ClassVar = (

@@ -28,9 +28,9 @@ def completion_of(trajectory: Mapping[str, Any], index: int = 0) -> str:
 
 
 def after_thinking(completion: str) -> str:
-    """Return the text after the last `</think>`, or from the start without this tag, up to the next `<think>`.
+    """Return the text after the last `</think>`, or all text if there is no such tag, up to the next `<think>`.
 
-    A thought that begins there is not closed, so it is not part of the result.
+    A thought that begins at this `<think>` is not closed, so it is not part of the result.
     """
     return completion.rpartition('</think>')[2].partition('<think>')[0]
 

@@ -64,10 +64,12 @@ class _FunctionReward(Reward):
         rewards = list(self._function(trajectories, **given))
         name = getattr(self._function, '__name__', type(self._function).__name__)
         if len(rewards) != len(trajectories):
-            raise InvalidRewardOutput(name, f'returned {len(rewards)} numbers for {len(trajectories)} trajectories')
+            raise InvalidRewardOutput(
+                name, f'must return one number per trajectory, returned {len(rewards)} for {len(trajectories)}'
+            )
         for index, reward in enumerate(rewards):
             if not isinstance(reward, numbers.Real) or not math.isfinite(reward):
-                raise InvalidRewardOutput(name, f'returned {reward!r} for trajectories[{index}]')
+                raise InvalidRewardOutput(name, f'must return finite numbers, got {reward!r} for trajectories[{index}]')
         return [float(reward) for reward in rewards]
 
 

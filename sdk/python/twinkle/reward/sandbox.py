@@ -24,7 +24,11 @@ _ENVIRONMENT = {'LANG': 'C.UTF-8', 'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxLimits:
-    """Limits of one run of a program."""
+    """Limits of one run of a program.
+
+    Raises:
+        InvalidRewardInput: a limit is not above 0 or not an integer, or a wall is unknown.
+    """
 
     seconds: float = 5.0
     """Wall-clock time in seconds, including the start of the interpreter."""

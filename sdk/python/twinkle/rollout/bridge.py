@@ -82,7 +82,10 @@ def _escape_part(part: dict[str, Any], special_texts: Iterable[str]) -> dict[str
 
 
 def without_special(text: str, special_texts: Iterable[str]) -> str:
-    """Return a text without special tokens, by inserting a space after the first character of each."""
+    """Return a text without special tokens, by inserting a space after the first character of each.
+
+    A special token of one character is kept.
+    """
     for special in sorted(special_texts, key=len, reverse=True):
         if len(special) > 1:
             text = text.replace(special, f'{special[0]} {special[1:]}')

@@ -12,7 +12,8 @@ class EnvStep:
     """An environment's response to one message of the model."""
 
     messages: Sequence[Message] = ()
-    """Messages that the model reads before its next turn. May be empty only if the chat is done."""
+    """Messages that the model reads before its next turn. May be empty only if the chat is done or this was the model's
+    last turn."""
     reward: float = 0.0
     """Reward of this message. The rewards of a chat are summed."""
     is_done: bool = False

@@ -66,7 +66,6 @@ class MultiTurnRollout:
     All chats of a call advance together, one turn at a time. Set `sampling_params.max_tokens`, because chats with
     different numbers of remaining tokens can otherwise not be sampled in one batch.
 
-
     With a seed, all results are a function of the seed, the inputs and the weights. In the first turn, chats with the
     same prompt are samples of one request, whether they come from one trajectory or several. In a later turn `t`, the
     `j`-th chat with the same prompt uses a seed that is derived from the call's seed, `t` and `j`.
@@ -134,9 +133,10 @@ class MultiTurnRollout:
             seed: seed of the call. None: `sampling_params.seed`.
 
         Raises:
-            ValueError: `trajectories` is empty, or a chat, a reply or a number is malformed.
+            ValueError: `trajectories` is empty, `num_samples` is below 1, or a chat or a reply is malformed.
             ChatCannotGoOn, TemplateError: the chat template cannot render a reply.
             CallbackFailed: a callback raised an error.
+            OSError: the trace file cannot be written.
         """
         chats: list[Any] = [trajectories] if isinstance(trajectories, Mapping) else list(trajectories)
         if not chats:
@@ -319,5 +319,5 @@ def _derived_seed(seed: int | None, *indices: int) -> int | None:
 
 def _at_least_one(name: str, value: int) -> int:
     if isinstance(value, bool) or value < 1:
-        raise ValueError(f'{name} must be at least 1, got {value!r}')
+        raise ValueError(f'{name} must be an integer of at least 1, got {value!r}')
     return value

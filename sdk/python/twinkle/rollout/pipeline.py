@@ -39,7 +39,6 @@ class AsyncPipeline(Generic[_Prompts, _Samples]):
     `max_staleness` 0, nothing runs in parallel. With 1, a step takes as long as the slower of sampling and training.
     Higher values only make samples older, unless `is_ordered` is False.
 
-
     Use it as a context manager, or call `close`.
 
     Args:
@@ -116,7 +115,7 @@ class AsyncPipeline(Generic[_Prompts, _Samples]):
             raise StopIteration
 
     def close(self) -> None:
-        """Stop the thread after the batch that is being sampled. Further calls have no effect."""
+        """Stop the thread after the batch that is being sampled. Closing again has no effect."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

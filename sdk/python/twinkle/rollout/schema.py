@@ -67,7 +67,7 @@ def check_arguments(arguments: Any, schema: Schema) -> dict[str, Any]:
     """Validate the arguments of a call and return a copy.
 
     Raises:
-        InvalidArguments: an argument does not match the schema. The message names it and the expected type.
+        InvalidArguments: an argument is unknown, missing or of the wrong type. The message names it.
     """
     if not isinstance(arguments, dict):
         raise InvalidArguments(f'arguments must be an object, got {type(arguments).__name__}')

@@ -48,7 +48,7 @@ class RolloutTracing:
         """Trace the rollouts, and return them with the fact `SUCCESS` if `is_success` is set.
 
         Raises:
-            CallbackFailed: a callback raised an error. Earlier rollouts are written and were passed to the callbacks.
+            CallbackFailed: a callback raised an error. Earlier rollouts have been written and passed to the callbacks.
             ValueError: the environment already has a fact named `SUCCESS`.
             OSError: the file cannot be written.
         """

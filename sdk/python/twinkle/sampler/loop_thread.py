@@ -41,7 +41,7 @@ class LoopThread:
             self.run(items.aclose())
 
     def close(self) -> None:
-        """Stop the thread and abandon running coroutines. Further calls have no effect."""
+        """Stop the thread and abandon running coroutines. Closing again has no effect."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()

@@ -40,7 +40,7 @@ def prompt_media(feature: InputFeature, spec: MediaSpec | None) -> PromptMedia |
         return PromptMedia(spans=tuple(spans), positions_3T=counted, has_axes=False)
     positions_3T = _integers(feature, 'position_ids', dim_count=2)
     if positions_3T.shape != (3, len(ids)) or positions_3T.min() < 0:
-        raise InvalidPrompt(f'position_ids must be integers of at least 0 with shape [3, {len(ids)}]')
+        raise InvalidPrompt(f'position_ids must contain integers >= 0 and have the shape [3, {len(ids)}]')
     return PromptMedia(spans=tuple(spans), positions_3T=positions_3T)
 
 

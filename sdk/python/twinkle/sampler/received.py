@@ -4,8 +4,8 @@
 class ReceivedAdapters:
     """Names of the adapters that a sampler received from a trainer, oldest first.
 
-    A training loop that sends a single adapter can omit its name. To sample from the base model, a call must set
-    `use_base_model`.
+    A training loop that sends a single adapter can omit the name when it samples. To sample from the base model, a call
+    must set `use_base_model`.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class ReceivedAdapters:
                 `adapter_name` is empty.
         """
         if use_base_model and adapter_name:
-            raise ValueError(f'use_base_model and adapter_name {adapter_name!r} cannot be combined')
+            raise ValueError(f'use_base_model and adapter_name {adapter_name!r} cannot be combined; pass one of them')
         if adapter_name or use_base_model or not self._names:
             return adapter_name
         if len(self._names) > 1:

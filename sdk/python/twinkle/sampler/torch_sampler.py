@@ -115,7 +115,8 @@ class TorchSampler(Sampler):
 
         Raises:
             DigestMismatch, SamplerBusy: see `Sampler.receive_weights`.
-            ValueError: see `Sampler.receive_weights`; or the state is a model's, and this sampler shares its model.
+            ValueError: see `Sampler.receive_weights`; or the state contains base weights, and this sampler was created
+                with `model`.
         """
         actual = state_digest(state.data)
         if actual != state.manifest.digest:
@@ -199,7 +200,7 @@ class TorchSampler(Sampler):
 
     def _receive_base(self, state: PackedState, adapter_name: str) -> int:
         if adapter_name:
-            raise ValueError(f'the state contains the weights of a model, not of an adapter {adapter_name!r}')
+            raise ValueError(f'adapter_name is {adapter_name!r}, but the state contains base weights; leave it out')
         if self._is_model_shared:
             raise ValueError(
                 'the base weights cannot be replaced, because this sampler was given a model that others may share; '
@@ -210,7 +211,7 @@ class TorchSampler(Sampler):
         tensors = unpack_state(state.manifest, state.data)
         missing = sorted(self._model.base_parameters.keys() - tensors.keys())
         if missing:
-            raise ValueError(f'the state is incomplete: it lacks {missing[:3]}')
+            raise ValueError(f'the state lacks weights of the model, such as {missing[:3]}; send all of them')
         replace_parameters(self._model, tensors)
         self._base_source = replace(self._base_source, digest=state.manifest.digest)
         # An adapter without layers. It only sets the version of tokens sampled with the base model.

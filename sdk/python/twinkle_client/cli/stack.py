@@ -278,7 +278,7 @@ def _run(options: StackOptions, *, is_detached: bool) -> None:
 
 
 def _stopped_trainers(state: StackState) -> list[str]:
-    """Return the names of the trainers that have a journal in the state folder but are not part of the stack."""
+    """Return the names of model services that have a journal in the state folder but are not part of the stack."""
     started = {service.name for service in state.services}
     folders = [path.parent.name for path in (state.state_dir / 'data').glob('model*-trainer-*/journal')]
     return sorted(name for name in folders if name not in started)

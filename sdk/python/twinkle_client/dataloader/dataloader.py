@@ -84,6 +84,7 @@ class DataLoader:
         Raises:
             StateError: The dataset is not encoded.
             UsageError: An option is out of range.
+            QuotaError: The tenant has too many open loaders.
         """
         return await self._opened()
 

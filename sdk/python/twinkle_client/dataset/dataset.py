@@ -39,7 +39,8 @@ _HINTS: dict[str, tuple[Any, ...]] = {
 class Dataset:
     """A dataset on the server, created by the first method call.
 
-    Each method returns when the server has applied the change.
+    Each method returns when the server has applied the change. The call that creates the dataset also raises a
+    NotFoundError if the hub has no such dataset, and a QuotaError if the tenant has too many datasets or bytes.
 
     Args:
         dataset_meta: Source of the dataset; a string is its id.
@@ -184,6 +185,7 @@ class Dataset:
         Raises:
             TypeError: The constructor arguments cannot be derived from the instance, or an option is unknown.
             UsageError: The server refused the step; the message names the row and the field.
+            StateError: The rows are already encoded, or a loader of the dataset is open.
         """
         _check_hints(options)
         name, arguments = _component(preprocess_func, init_args)
@@ -214,7 +216,7 @@ class Dataset:
             options: See `map`.
 
         Raises:
-            StateError: No template is set.
+            StateError: No template is set, or a loader of the dataset is open.
             UsageError: An example is too long or malformed; the message names the row.
         """
         _check_hints(options)
@@ -232,7 +234,7 @@ class Dataset:
         """Pack short examples into sequences of at most the template's `max_length`, without splitting examples.
 
         Raises:
-            StateError: The dataset is not encoded.
+            StateError: The dataset is not encoded, or a loader of the dataset is open.
         """
         await self._apply(dataset_pb2.DatasetStep(pack=dataset_pb2.PackStep()))
 
@@ -289,7 +291,7 @@ class Dataset:
         for part in self._parts:
             if meta is None or part.meta is meta:
                 return part
-        raise ValueError('dataset_meta was not added to this dataset')
+        raise ValueError('dataset_meta was not added to this dataset; call add_dataset() with this object first')
 
 
 @dataclass(eq=False)

@@ -140,7 +140,7 @@ async def _upload_table(connection: Connection, data: Any, selection: Any) -> da
             indexes[selection] if isinstance(selection, slice) else [row for row in selection if row in indexes]
         )
     if not len(data):
-        raise ValueError('data: there are no rows')
+        raise ValueError('data: there are no rows; pass at least one')
     with tempfile.TemporaryDirectory(prefix='twinkle-') as folder:
         path = Path(folder) / 'rows.parquet'
         data.to_parquet(str(path))
@@ -149,7 +149,7 @@ async def _upload_table(connection: Connection, data: Any, selection: Any) -> da
 
 async def _upload_lines(connection: Connection, lines: list[str]) -> dataset_pb2.DatasetSource:
     if not lines:
-        raise ValueError('data: there are no rows')
+        raise ValueError('data: there are no rows; pass at least one')
     with _temporary_file('\n'.join(lines) + '\n') as path:
         return await _upload_file(connection, path, dataset_pb2.FILE_FORMAT_JSONL)
 

@@ -63,7 +63,7 @@ class MultiLoraTransformersModel(
         Raises:
             ValueError: The configuration is not supported, or the name is taken.
             NotFoundError: The server has no such base model or checkpoint.
-            QuotaError: The tenant has reached its maximum number of adapters.
+            QuotaError: The tenant or the model service has too many adapters.
             StateError: The model service is leased to another full-parameter run, or refuses the lease for this run.
         """
         self._check_name(adapter_name)

@@ -151,7 +151,7 @@ class StreamSender:
         self._outgoing.put_nowait(None)
 
     async def _request(self, operation: Operation) -> training_service_pb2.TrainRequest | None:
-        """Return the request. If the batch cannot be uploaded, fail only this operation and return None."""
+        """Return the request; None if the operation has a result, or if its upload failed, which fails only it."""
         entry = self._pending.get(operation.sequence_number)
         if entry is None:
             return None

@@ -82,7 +82,10 @@ class TrainingVerbs(ModelHandle):
 
     @remote_method
     async def forward(self, inputs: Inputs, *, adapter_name: str | None = None, **options: Any) -> ForwardOutput:
-        """Compute log-probabilities; the server keeps the state that `calculate_loss` and `backward` need."""
+        """Compute log-probabilities; the server keeps the state that `calculate_loss` and `backward` need.
+
+        The arguments are those of `forward_backward`, without `loss` and `loss_options`.
+        """
         verb = operation_pb2.Forward(**forward_fields(inputs, options))
         return forward_output(await self._run(adapter_name, forward=verb))
 
@@ -121,8 +124,9 @@ class TrainingVerbs(ModelHandle):
             adapter_name: Unset: the only adapter.
             options: Inputs of the loss, such as `advantages`, `old_logps`, `ref_logps`, `returns`, `old_values` and
                 `loss_weights`. Each has one entry per example: a number for all its labels, one number per label,
-                or one number per token. Also `temperature`, `disable_lora` and `return_logps`; and `loss` (name or
-                class) and `loss_options`, which apply to this batch only.
+                or one number per token. Also `temperature`, `disable_lora`, `return_logps`, `return_routed_experts`
+                and `micro_batch_size` (maximum number of examples in one pass); and `loss` (name or class) and
+                `loss_options`, which apply to this batch only.
 
         Raises:
             TypeError, ValueError: An argument cannot be sent; no request was made.

@@ -32,7 +32,7 @@ class WatchingVerbs(ModelHandle):
             adapter_name: Unset: the only adapter.
 
         Raises:
-            NotFoundError: The adapter was deleted, or `after` is no longer on record.
+            NotFoundError: The adapter was deleted, or the result after `after` is no longer on record.
         """
         request = training_service_pb2.WatchOperationsRequest(
             adapter_id=self._adapter(adapter_name).adapter_id, after_sequence_number=after
@@ -56,7 +56,7 @@ class WatchingVerbs(ModelHandle):
         """Cancel an operation that waits or needs more passes; return False if it is in its last pass or has finished.
 
         The sender of a cancelled operation receives a `CancelledError`, and the adapter does not change. Later
-        operations are not affected.
+        operations still run, because the sender's handle uses the number again.
         """
         request = training_service_pb2.CancelOperationRequest(
             adapter_id=self._adapter(adapter_name).adapter_id, sequence_number=sequence_number

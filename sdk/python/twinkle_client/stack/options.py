@@ -49,7 +49,8 @@ def check_resources(resources: Mapping[str, Any]) -> None:
     """Check the resources of services on a Ray cluster.
 
     Raises:
-        ValueError: A service is not placed by resources, or a number is not positive.
+        ValueError: A service is not placed by resources, or its resources are empty or not a mapping of names to
+            positive numbers.
     """
     for service, given in resources.items():
         if service not in PLACED:
@@ -80,7 +81,7 @@ class StackOptions:
     state_dir: Path
     base_model: str = DEFAULT_MODEL
     more_models: tuple[str, ...] = ()
-    """Additional base models; each has separate trainers and samplers."""
+    """Additional base models; each has separate model services and samplers."""
     listen: str = '127.0.0.1:0'
     """gRPC address of the gateway. The other services use free ports. The default is a free port on loopback, or, on
     a Ray cluster, on the address of this machine."""
@@ -163,8 +164,7 @@ class StackOptions:
         `autoscaling`, and a mapping for each service.
 
         Raises:
-            ValueError: The file is not a YAML mapping, or it or a service's mapping has an unknown key or an invalid
-                value.
+            ValueError: The file is not a YAML mapping, or a key in it is unknown or has an invalid value.
             OSError: The file cannot be read.
         """
         try:

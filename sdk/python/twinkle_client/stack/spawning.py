@@ -267,7 +267,7 @@ def with_port(listen: str) -> str:
                 return f'{host}:{probe.getsockname()[1]}'
             except OSError as error:
                 problem = error.strerror or str(error)
-    raise StackError(f'cannot listen on {listen}: {problem}')
+    raise StackError(f'cannot listen on {listen}: {problem}; choose another address')
 
 
 def write_private(path: Path, text: str) -> None:

@@ -123,7 +123,7 @@ class Launch:
         return trainer_name(self._options, base_model, number)
 
     def _trainer_folders(self, base_model: str) -> dict[str, str]:
-        """Return the state folders of a base model's trainers by name.
+        """Return the state folders of a base model's model services (trainers) by name.
 
         Trainers of an earlier start with more trainers are included, so that an operator can move their runs.
         """

@@ -16,4 +16,5 @@ class EngineConfig:
     kv_cache_memory_bytes: int = 1 << 29
     """Memory for keys, values and the state of recurrent layers. Requests wait until enough is free."""
     max_model_len: int | None = None
-    """Maximum number of tokens of one sequence, reduced if the cache is smaller. None: the model's context length."""
+    """Maximum number of tokens of one sequence; less if the model's context or the cache is smaller. None: the model's
+    context length."""

@@ -193,7 +193,7 @@ class SamplerEngine:
         return ended
 
     def set_parked(self, request_id: str, *, is_parked: bool) -> None:
-        """Park or resume the sequences of a request. Parked sequences keep their memory but are not computed.
+        """Park or resume the sequences of a request. Parked sequences keep their memory but are not continued.
 
         Raises:
             UnknownRequest: no request with this id is running.

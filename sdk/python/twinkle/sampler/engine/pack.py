@@ -35,7 +35,7 @@ class Pack:
     input_ids: Tensor
     """int64 [T]."""
     position_ids: Tensor
-    """int64 [T], or [3, T] if a prompt has images."""
+    """int64 [T], or [3, T] if a prompt has positions on three axes."""
     sequences: list[SequenceSpan]
     adapters: list[AdapterSpan]
     media: list[MediaSpan]

@@ -1,9 +1,9 @@
 """Selection of the rows of the next step. The scheduler counts tokens and rows and does not access tensors.
 
-Groups wait in order of arrival. A group is admitted when there is a slot for each of its sequences and memory for their
-maximum number of tokens, so running sequences are never preempted. Each step continues all running sequences by one row
-and fills the remaining rows with prompt chunks. The chunk boundaries depend only on the prompt, so other requests
-do not affect its numerical results.
+Sample groups wait in order of arrival. A group is admitted when each of its sequences has a slot and memory for its
+maximum number of tokens, so running sequences are never preempted. Each step computes one row of every running sequence
+that is not parked, and fills the remaining rows with chunks, first of replayed sequences and then of prompts. The chunk
+boundaries of a prompt depend only on the prompt, so other requests do not affect its numerical results.
 """
 
 from collections import deque
@@ -36,7 +36,8 @@ class SchedulerLimits:
                 raise ValueError(f'{name} must be at least 1, got {getattr(self, name)}')
         if self.max_step_rows < self.max_sequences + self.prefill_chunk_rows:
             raise ValueError(
-                f'max_step_rows must be at least {self.max_sequences + self.prefill_chunk_rows}, so that a step has '
+                f'max_step_rows (max_batch_tokens of the engine) must be at least '
+                f'{self.max_sequences + self.prefill_chunk_rows}, so that a step has '
                 f'capacity for a prompt chunk in addition to all running sequences, got {self.max_step_rows}'
             )
 

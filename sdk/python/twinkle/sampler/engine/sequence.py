@@ -37,7 +37,7 @@ class SampleGroup:
     experts: list[Experts] = field(default_factory=list[Experts])
     """Experts of the computed tokens of the prompt, if requested; see `routed_experts.py`."""
     is_parked: bool = False
-    """Whether the sequences are parked: they keep their memory and are not computed."""
+    """Whether the sequences are parked: they keep their memory and are not continued after their first token."""
 
     @property
     def prompt_length(self) -> int:

@@ -25,5 +25,5 @@ def problem_with(folder: str, tensors: Mapping[str, TensorData]) -> str:
         if name in expected and tensor.shape != expected[name]:
             return f'{name} has shape {list(tensor.shape)}, the model has {list(expected[name])}'
         if tensor.dtype not in _FLOATS:
-            return f'{name} is {tensor.dtype}; weights must be one of {list(_FLOATS)}'
+            return f'{name} has the dtype {tensor.dtype}; use one of {list(_FLOATS)}'
     return ''

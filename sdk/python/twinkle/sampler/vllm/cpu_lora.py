@@ -1,10 +1,10 @@
 """LoRA in vLLM's layers on a CPU, for vLLM 0.32. `patches` replaces vLLM's methods with those of this module.
 
-vLLM's own methods apply the last slot's adapter to rows of the base model while every slot is in use, multiply once per
-row, and at the maximum rank. Here, the rows of an adapter are multiplied together, at the adapter's own rank. For few
-rows, as in a step that samples, one product with float32 copies of the first factors serves all parts of a layer, such
-as the projections of queries, keys and values, because torch multiplies few bfloat16 rows slowly. In bfloat16, the
-results of few rows therefore differ by rounding from those of many.
+While every slot is in use, vLLM's own methods apply the last slot's adapter to rows of the base model. They also
+multiply each row separately, at the maximum rank. Here, the rows of an adapter are multiplied together, at the
+adapter's own rank. For few rows, as in a step that samples, one product with float32 copies of the first factors serves
+all parts of a layer, such as the projections of queries, keys and values. Float32 is used, because torch multiplies few
+bfloat16 rows slowly. In bfloat16, the results of few rows therefore differ by rounding from those of many.
 """
 
 from dataclasses import dataclass
@@ -74,7 +74,7 @@ class LayerFactors:
 
 
 def own_rank(a_RI: Tensor, b_OR: Tensor) -> int:
-    """Return the rank of an adapter: the factors in its slot are filled up with zeros. It is 0 if B is 0 and A finite.
+    """Return the rank of the adapter in a slot, whose factors are padded with zeros; 0 if B is zero and A is finite.
 
     Args:
         a_RI: [maximum rank, inputs].

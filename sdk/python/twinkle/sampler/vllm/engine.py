@@ -139,7 +139,7 @@ class VllmEngine:
             DuplicateRequest: a request with this id is running.
             InvalidPrompt, ContextExceeded, InvalidSamplingParams, InvalidContinuation: the request was refused.
             UnknownAdapter: the engine does not have the version.
-            EngineFailed: the engine has failed, or could not check the structured output.
+            EngineFailed: the engine has failed, or the structured output could not be checked.
         """
         await self._is_open.wait()
         run = self._begin(request)
@@ -154,7 +154,7 @@ class VllmEngine:
             raise EngineFailed('the vLLM engine has failed; start another') from error
         except VLLMClientError as error:
             field = 'structured_output' if request.params.structured_output else 'params'
-            raise InvalidSamplingParams(field, 'is not supported by vLLM') from error
+            raise InvalidSamplingParams(field, 'vLLM does not support this value; change it') from error
         finally:
             del self._runs[request.request_id]
             self._cached_tokens += run.computed_tokens
@@ -169,8 +169,9 @@ class VllmEngine:
             owner: owner of the request. Owners take turns, so many checks of one owner do not delay those of another.
 
         Raises:
-            InvalidSamplingParams: the specification cannot be compiled within the limits.
-            EngineFailed: the process that compiles specifications did not respond.
+            InvalidSamplingParams: the specification is malformed, has features that are not supported, or cannot be
+                compiled within the limits.
+            EngineFailed: the process that compiles specifications exited or did not respond.
         """
         await self._output_checker.check(form, owner=owner)
 
@@ -203,7 +204,7 @@ class VllmEngine:
             version: version of tokens sampled from the new base model.
 
         Raises:
-            SamplerBusy: requests are running; nothing was changed.
+            SamplerBusy: requests or another replacement are running; nothing was changed.
             BaseDoesNotFit: the weights do not fit the model. The previous weights stay in use.
             EngineFailed: the replacement failed, and the state of the engine is undefined; or the engine had failed.
         """
@@ -226,7 +227,7 @@ class VllmEngine:
         self._is_paused = False
 
     async def sleep(self, level: int) -> None:
-        """Release the accelerator's memory. Cached prefixes are discarded.
+        """Release the accelerator's memory. Running requests are aborted, and cached prefixes are discarded.
 
         Args:
             level: 1 keeps the weights in host memory, 2 discards them.
@@ -234,6 +235,7 @@ class VllmEngine:
         Raises:
             SleepUnavailable: the engine runs on a CPU, `enable_sleep_mode` is not set, or level 2 would discard weights
                 that were replaced from memory.
+            EngineFailed: the engine has failed.
         """
         if not self.can_sleep:
             raise SleepUnavailable('sleeping requires an accelerator and the engine argument enable_sleep_mode')
@@ -247,7 +249,7 @@ class VllmEngine:
         """Allocate the memory again. Has no effect if the engine does not sleep.
 
         Raises:
-            EngineFailed: the weights could not be restored after level 2.
+            EngineFailed: the engine has failed, or the weights could not be restored after level 2.
         """
         level, self._sleep_level = self._sleep_level, 0
         if level:

@@ -71,12 +71,13 @@ class FormChecker:
         """Check a form and return it in vLLM's format.
 
         Args:
-            form: the form.
+            form: specification of the output.
             owner: owner of the request. Owners take turns: at most one form of each owner waits for the process.
 
         Raises:
-            InvalidSamplingParams: the form cannot be compiled within the limits.
-            EngineFailed: the process that compiles forms did not respond.
+            InvalidSamplingParams: the form is malformed, has features that are not supported, or cannot be compiled
+                within the limits.
+            EngineFailed: the process that compiles forms exited or did not respond.
         """
         if form.json_object:
             return _checked(json_object=True)
@@ -171,13 +172,13 @@ def specification(form: StructuredOutput) -> tuple[str, str]:
         raise InvalidSamplingParams(_FIELD, str(error)) from error
     if form.regex is not None:
         if '\x00' in form.regex:
-            raise InvalidSamplingParams(_FIELD, 'a regular expression must not contain NUL')
+            raise InvalidSamplingParams(_FIELD, 'the regular expression contains a NUL character; remove it')
         return 'regex', form.regex
     if form.choices is not None:
         return 'grammar', choice_as_grammar(list(form.choices))
     grammar = form.grammar or ''
     if not grammar.strip():
-        raise InvalidSamplingParams(_FIELD, 'the grammar is empty')
+        raise InvalidSamplingParams(_FIELD, 'the grammar is empty; pass at least one rule')
     return ('lark' if grammar_is_likely_lark(grammar) else 'grammar'), grammar
 
 

@@ -21,8 +21,8 @@ _OUT_OF_MEMORY = 3
 """Exit status of a fork that ran out of memory."""
 _REFUSED = 4
 """Exit status of a fork whose form xgrammar refused."""
-_PROBLEMS = {0: '', _REFUSED: 'cannot be compiled'}
-_LIMIT_PROBLEM = 'takes too much time or memory to compile'
+_PROBLEMS = {0: '', _REFUSED: 'cannot be compiled; check its syntax'}
+_LIMIT_PROBLEM = 'takes too much time or memory to compile; use a simpler format'
 
 
 def main(folder: str, vocabulary_size: int, cpu_seconds: int, memory_bytes: int) -> None:

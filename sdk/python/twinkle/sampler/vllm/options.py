@@ -19,7 +19,7 @@ from twinkle.sampler.vllm.watchdog import record_owner
 EXTENSION = 'twinkle.sampler.vllm.worker.TwinkleWorker'
 """Worker extension that vLLM imports."""
 CORE_SIDE = 'twinkle.sampler.vllm.core_side'
-"""Module that every engine core imports, even if it runs in another process than the workers."""
+"""Module that every engine core imports, even if the core runs in a separate process from the workers."""
 NEVER_EVICT = 1 << 20
 """Capacity of vLLM's adapter cache, which must not evict adapters, because evicted ones cannot be loaded again."""
 _OWNED = ('model', 'enable_lora', 'worker_extension_cls', 'logprobs_mode', 'max_cpu_loras')
@@ -67,7 +67,7 @@ def engine_args(folder: str, given: Mapping[str, Any]) -> AsyncEngineArgs:
         given: the user's arguments, by vLLM's names.
 
     Raises:
-        ValueError: an argument is unknown to vLLM or cannot be set by users.
+        ValueError: an argument is unknown to vLLM, cannot be set by users, or has a value that is not supported.
     """
     owned = sorted(set(given) & set(_OWNED))
     if owned:
@@ -100,7 +100,7 @@ def engine_args(folder: str, given: Mapping[str, Any]) -> AsyncEngineArgs:
 
 
 def engine_config(args: AsyncEngineArgs) -> VllmConfig:
-    """Return vLLM's configuration, with the penalties of continued sequences.
+    """Return vLLM's configuration, with the logits processor for penalties of continued sequences.
 
     Raises:
         ValueError: vLLM cannot run the model with these arguments; the message has one line.
@@ -115,7 +115,7 @@ def engine_config(args: AsyncEngineArgs) -> VllmConfig:
 
 
 def add_penalties(config: VllmConfig) -> None:
-    """Add the penalties of continued sequences to a configuration, in the form of its model runner.
+    """Add the logits processor of `penalties.py` that fits the model runner of a configuration.
 
     vLLM chooses the model runner from the complete configuration, so engine arguments cannot name the class.
     """

@@ -132,7 +132,7 @@ def read_layout(layout: bytes) -> tuple[dict[str, TensorLocation], LoraConfig | 
     locations: dict[str, TensorLocation] = {}
     for name, dtype, shape, offset in value['tensors']:
         if dtype not in _DTYPES:
-            raise Misfit(f'{name} is {dtype}; weights must be one of {sorted(_DTYPES)}')
+            raise Misfit(f'{name} has the dtype {dtype}; use one of {sorted(_DTYPES)}')
         locations[name] = TensorLocation(_DTYPES[dtype], tuple(shape), offset)
     config = value['config']
     return locations, None if config is None else LoraConfig.of(config), value['size_bytes']
@@ -142,8 +142,8 @@ def make_plan(manager: Any, layout: bytes) -> Plan:
     """Assign the tensors of a layout to the model's layers.
 
     Raises:
-        Misfit: the layout has no tensors or no LoRA configuration, or a tensor belongs to no layer that supports LoRA,
-            lacks its counterpart (A or B), has the wrong dtype or shape, or exceeds the maximum rank.
+        Misfit: the layout has no tensors or no LoRA configuration; or a tensor belongs to no layer that supports LoRA,
+            lacks its counterpart (A or B), is a duplicate, has the wrong dtype or shape, or exceeds the maximum rank.
     """
     locations, config, size_bytes = read_layout(layout)
     if config is None:
@@ -163,7 +163,10 @@ def make_plan(manager: Any, layout: bytes) -> Plan:
         raise Misfit('the weights contain no LoRA matrices')
     rank = max(plan.a.shape[0] for plans in modules.values() for plan in plans if plan)
     if rank > manager.lora_config.max_lora_rank:
-        raise Misfit(f'rank {rank} is above max_lora_rank {manager.lora_config.max_lora_rank}')
+        raise Misfit(
+            f'rank {rank} is above max_lora_rank {manager.lora_config.max_lora_rank}; raise max_lora_rank, or use a '
+            'lower rank'
+        )
     return Plan(size_bytes, rank, modules)
 
 

@@ -33,10 +33,10 @@ def adapter_source(folder: str, given: LoraConfig | str | PathLike[str]) -> Adap
         return AdapterSource(config=config, tensors=tensors)
     config = LoraConfig.of(given)
     if OUTPUT_HEAD in _targets_of(config):
-        raise ValueError(f'target_modules includes {OUTPUT_HEAD!r}, but vLLM does not support LoRA on the output head')
+        raise ValueError(f'target_modules includes {OUTPUT_HEAD!r}, which vLLM does not support; leave it out')
     experts = [name for name in _targets_of(config) if name == ALL_EXPERTS or is_expert_weight(name)]
     if experts:
-        raise ValueError(f'target_modules includes {experts[0]!r}, but only the torch engine supports LoRA on experts')
+        raise ValueError(f'target_modules includes {experts[0]!r}, which only the torch engine supports; leave it out')
     return AdapterSource(config=config, tensors=_zero_factors(folder, config))
 
 

@@ -141,7 +141,7 @@ class ChatMedia:
 def with_media_positions(feature: InputFeature, spec: VisionSpec) -> InputFeature:
     """Return a copy of a feature with position ids int32 [3, T] (time, height, width).
 
-    A feature without images and videos is returned itself.
+    A feature without images and videos is returned unchanged, without a copy.
 
     Raises:
         InvalidFeature: the tokens do not match the images and videos, or a field has a wrong shape or type.

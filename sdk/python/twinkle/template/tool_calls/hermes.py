@@ -26,7 +26,7 @@ class HermesQwenParser:
     name = 'hermes'
 
     def find(self, text: str, tools: Sequence[Tool]) -> Iterator[FoundCall]:
-        """Return the complete calls in `text`.
+        """Yield the complete calls in `text`.
 
         The time is linear, because each character is read at most twice. An attempt to read a JSON body ends at the
         next tag outside a string, so two attempts read the same text only if it is inside a string in one of them. For

@@ -25,7 +25,7 @@ class JsonParser:
     name = 'json'
 
     def find(self, text: str, tools: Sequence[Tool]) -> Iterator[FoundCall]:
-        """Return the complete calls in `text`; a list counts only if all its items are calls. Reads the text once."""
+        """Yield the complete calls in `text`; a list counts only if all its items are calls. Reads the text once."""
         del tools
         position = 0
         while bracket := _BRACKET.search(text, position):
