@@ -97,7 +97,7 @@ def checkpoint_record(state: PackedState, folder: str) -> Checkpoint:
 
 
 async def put_version(store: StateStore, state: PackedState, key: VersionKey = VERSION) -> AdapterVersion:
-    """Commit a state as a version."""
+    """Commit a state as a version, and return its record."""
     writer = store.begin(key, state.manifest)
     for chunk in iter_chunks(state.data, chunk_bytes=1000):
         await writer.add(chunk)
@@ -108,7 +108,7 @@ async def put_version(store: StateStore, state: PackedState, key: VersionKey = V
 
 
 async def put_checkpoint(store: StateStore, state: PackedState) -> Checkpoint:
-    """Commit a state as a checkpoint."""
+    """Commit a state as a checkpoint, and return its record."""
     writer = store.begin(CHECKPOINT, state.manifest)
     for chunk in iter_chunks(state.data, chunk_bytes=777):
         await writer.add(chunk)
@@ -253,7 +253,7 @@ async def test_marks_are_loaded(store: StateStore) -> None:
 
 
 async def test_open_readers_survive_a_deletion_and_a_new_state(store: StateStore) -> None:
-    """Two readers return the old state after it was deleted and published again."""
+    """Two open readers return the old state after its deletion and the publication of a new state."""
     old, new = make_state(1, size_bytes=1 << 16), make_state(2, size_bytes=1 << 16)
     await put_version(store, old)
     first, second = [await store.open_state(VERSION, is_adapter_only=False) for _ in range(2)]

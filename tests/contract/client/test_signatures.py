@@ -44,7 +44,7 @@ def test_every_verb_of_the_library_exists() -> None:
 
 
 def test_client_arguments_have_the_library_names() -> None:
-    """Every argument of a library verb exists in the client, except for the listed ones."""
+    """Every argument of a library verb exists in the client, except those in `RENAMED_OR_ABSENT`."""
     remote = verbs_of(RemoteModel)
     missing = {
         name: {parameter.name for parameter in parameters_of(function)}
@@ -56,7 +56,7 @@ def test_client_arguments_have_the_library_names() -> None:
 
 
 def test_client_arguments_have_the_library_defaults() -> None:
-    """Default numbers, flags and strings are equal in the library and in the client."""
+    """Defaults that are floats, booleans or strings are equal in the library and in the client."""
     remote = verbs_of(RemoteModel)
     differing = [
         (name, parameter.name)

@@ -32,7 +32,7 @@ def future_of(key: str, *, lane: str = '', position: int = 0, tenant: str = 'ali
 
 @pytest.fixture(params=['memory', 'sqlite', 'postgres'])
 async def database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Database | None]:
-    """Return an empty database; None for the store in memory."""
+    """Yield an empty database, or None for the store in memory."""
     if request.param == 'memory':
         yield None
         return
@@ -62,7 +62,7 @@ async def lane_store(store: Any, database: Database | None) -> Any:
 
 @pytest.fixture(params=['memory', 'files'])
 def payloads(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
-    """Return an empty store of payloads."""
+    """Yield an empty store of payloads."""
     if request.param == 'memory':
         yield MemoryPayloadStore()
         return
@@ -208,7 +208,7 @@ async def test_old_payloads_are_found_with_their_futures(payloads: Any) -> None:
 
 @pytest.fixture
 def files(tmp_path: Path) -> Iterator[PayloadFiles]:
-    """Return a store of files."""
+    """Yield an empty store of files."""
     store = PayloadFiles(tmp_path / 'payloads')
     yield store
     store.close()
@@ -222,7 +222,7 @@ async def test_invalid_file_name_is_refused(files: PayloadFiles, name: str) -> N
 
 
 async def test_request_above_the_free_space_of_the_disk_is_refused(files: PayloadFiles) -> None:
-    """The size of a new request is compared with the free space of the store's disk; its folder need not exist yet."""
+    """A new request is compared with the free space of the store's disk, even if the store's folder is missing."""
     await files.check_free_space(1)
     with pytest.raises(DiskFull) as refused:
         await files.check_free_space(1 << 60)
@@ -336,7 +336,7 @@ async def test_lane_has_one_owner_while_futures_wait(lane_store: Any) -> None:
 
 
 async def test_only_the_owner_numbers_and_settles(lane_store: Any) -> None:
-    """Another gateway cannot number or settle a future, and its attempt to number it raises FutureTaken."""
+    """Another gateway can neither number nor settle a future; an attempt to number the future raises FutureTaken."""
     future = await lane_store.add_if_absent(replace(future_of('one'), owner='gw-1'))
     other_owner = replace(future, owner='gw-2')
     with pytest.raises(FutureTaken):

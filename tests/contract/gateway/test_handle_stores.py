@@ -29,7 +29,7 @@ HANDLE = SamplingHandle(
 
 @pytest.fixture(params=['memory', 'sqlite', 'postgres'])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
-    """Return an empty store."""
+    """Yield an empty store."""
     if request.param == 'memory':
         yield MemoryHandleStore()
         return

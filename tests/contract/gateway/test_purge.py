@@ -92,7 +92,7 @@ async def test_stored_bytes_of_existing_checkpoints_stay(database):
 
 
 async def test_only_settled_sessions_are_removed(database):
-    """Old ended sessions are removed once they are settled, with their handles; the others stay."""
+    """Old ended sessions and their old handles are removed once the sessions are settled; the others stay."""
     ended = {'state': SessionState.FINISHED, 'finish_reason': FinishReason.SUCCESS}
     await _add_session(database, 'settled', **ended, is_settled=True)
     await _add_session(database, 'unsettled', **ended)
@@ -194,7 +194,7 @@ class FailingRows:
         self.counts: list[int] = []
 
     async def purge(self, *, before: datetime) -> int:
-        """Remove the rows, or fail."""
+        """Remove the rows and return their number, or fail."""
         self._calls += 1
         if self._calls == 2:
             raise ServiceUnreachable('database')

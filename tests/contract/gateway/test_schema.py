@@ -79,7 +79,7 @@ async def test_database_of_the_first_release_stays_usable(database_url: str) -> 
 
 @pytest.mark.parametrize('revision', ['r0004', 'r0010', 'r9999'])
 async def test_database_of_an_unknown_revision_is_refused(database_url: str, revision: str) -> None:
-    """Opening a database before r0011, or of an unknown revision, raises SchemaNotSupported, also when repeated."""
+    """Opening a database with an unknown revision, or one before r0011, always raises SchemaNotSupported."""
     database = await Database.open(database_url)
     await _set_revision(database, revision)
     for _ in range(2):

@@ -49,7 +49,7 @@ async def test_project_is_unique_within_its_tenant(owned: Any) -> None:
 
 
 async def test_replaced_key_and_its_successor_are_stored_together(owned: Any) -> None:
-    """Both keys of a rotation are stored, or neither if `rotate` raises an error."""
+    """A rotation stores the retired key and its successor; if `rotate` raises an error, it changes nothing."""
     await owned.keys.add(KEY, digest=b'a' * 32)
     successor = replace(KEY, key_id='key-2', replaces_key_id='key-1', project_id='rl')
     retired = replace(KEY, retire_time=START + timedelta(hours=1))

@@ -41,7 +41,7 @@ class Stores:
 
 @pytest.fixture(params=['memory', 'sqlite', 'postgres'])
 async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stores]:
-    """Return empty stores with the tenants alice and bob."""
+    """Yield stores without quotas and usage, for the tenants alice and bob."""
     if request.param == 'memory':
         usage = MemoryUsageStore()
         yield Stores(MemoryQuotaStore(), usage, usage)

@@ -98,7 +98,7 @@ async def test_loader_of_another_tenant_is_not_found(opened: OpenedLoader) -> No
 
 @pytest.mark.parametrize('cursor', [LoaderCursor(consumed_rows=1), LoaderCursor(consumed_rows=2, state=b'forged')])
 async def test_cursor_of_another_loader_is_refused(opened: OpenedLoader, cursor: LoaderCursor) -> None:
-    """A cursor that is not between two batches, or belongs to another loader, is refused with its field."""
+    """A cursor that is not between two batches, or belongs to another loader, is refused; the error names its field."""
     with pytest.raises(InvalidField) as refusal:
         await opened.load(cursor)
     assert refusal.value.violations[0].field.startswith('batch.loader.cursor')

@@ -101,7 +101,7 @@ async def test_accepted_operations_are_returned_in_order(reopen, length):
 
 
 async def test_recorded_outcome_is_bitwise_unchanged(reopen):
-    """A recorded outcome is bitwise unchanged, including errors and the adapter after it."""
+    """A recorded result is bitwise unchanged, an error has its code and reason, and the adapter has the last number."""
     journal = await reopen()
     adapter = await add(journal, make_adapter())
     first, second = batch_operation(1), batch_operation(2)
@@ -176,7 +176,7 @@ async def test_late_outcome_does_not_change_a_newer_adapter_record(reopen):
 
 
 async def test_amendment_is_returned_unless_a_later_operation_is_recorded(reopen):
-    """An amendment is returned unless a later operation is recorded."""
+    """An amended adapter record is returned, unless a later operation is recorded."""
     journal = await reopen()
     adapter = await add(journal, make_adapter(session_id='ses-1'))
     saved = replace(adapter, checkpoint_path='twinkle://ad-1/weights/a')

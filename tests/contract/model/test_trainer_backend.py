@@ -119,7 +119,7 @@ async def test_loading_drops_a_pending_forward(backend):
 
 
 async def test_batched_results_equal_separate_results_bitwise(backend):
-    """Losses, log-probabilities, gradients and weights do not depend on the other parts of a batch."""
+    """Losses, log-probabilities, gradients and weights do not depend on the other adapters of a pass."""
     alone = {}
     for adapter_id in BATCHES:
         alone[adapter_id] = await train_alone(backend, adapter_id)
@@ -199,7 +199,7 @@ def without_times(state):
 
 
 async def run_all(backend, adapter_id, verbs):
-    """Run verbs; return their results in a form that is equal only if they are bitwise equal."""
+    """Run verbs; return their results without times, as values that are equal only if the results are bitwise equal."""
     results = []
     for verb in verbs:
         outcome = (await backend.run(adapter_id, verb)).outcome

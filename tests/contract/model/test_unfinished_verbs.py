@@ -41,7 +41,7 @@ async def test_other_calls_run_between_the_passes_of_a_verb(backend, verb_type):
 
 
 async def test_an_abandoned_verb_changes_nothing(backend):
-    """An adapter whose verb was abandoned after a pass is as before, including its random state."""
+    """An adapter whose verb was abandoned after a pass has its previous state, including its random state."""
     expected, expected_state = await train_alone(backend, 'b')
     await backend.delete_adapter('b')
     await backend.create_adapter('b', LORA['b'], TrainingConfig())
@@ -56,7 +56,7 @@ async def test_an_abandoned_verb_changes_nothing(backend):
 
 
 async def test_a_failing_pass_ends_its_verb_only(backend):
-    """A verb that is refused beside an unfinished one does not affect it."""
+    """A refused verb does not affect an unfinished verb in the same pass."""
     for adapter_id in ('a', 'b'):
         await backend.create_adapter(adapter_id, LORA[adapter_id], TrainingConfig())
     (outcome,) = await backend.run_pass([BatchPart(adapter_id='b', verb=ForwardBackward(features=LONG))])

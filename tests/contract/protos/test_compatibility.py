@@ -1,4 +1,4 @@
-"""Incompatible changes of the contracts are found by the comparison with the released contracts."""
+"""Tests that the comparison with the released contracts finds incompatible changes."""
 
 import shutil
 import subprocess

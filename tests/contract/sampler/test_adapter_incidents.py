@@ -41,7 +41,7 @@ async def test_adapter_without_an_update_equals_the_base_model(real_engine):
 
 @pytest.mark.parametrize('real_engine', mostly_slow(['torch', 'vllm']), indirect=True)
 async def test_adapters_added_while_all_slots_run_change_no_token(real_engine):
-    """Adapters that are loaded and sampled while running requests use every slot change no token of these requests."""
+    """Loading and sampling more adapters changes no token of the running requests that use every slot."""
     keys = [VersionKey(replace(ONE.adapter, name=f'ad-{slot}'), 1) for slot in range(40, 40 + VLLM_SLOTS)]
     for number, key in enumerate(keys):
         await real_engine.load_adapter(key, lora_weights(40 + number))
@@ -65,7 +65,7 @@ SCALE = 3
 
 
 def adapter_of_scale(name: str, scale: int) -> AdapterWeights:
-    """Return an adapter whose effect does not depend on `scale`, because its second factor B is divided by `scale`."""
+    """Return an adapter whose effect does not depend on `scale`, because the factor B is divided by `scale`."""
     tensors = {
         path: TensorData.from_numpy(tensor.to_numpy() * np.float32(SCALE / scale)) if 'lora_B' in path else tensor
         for path, tensor in lora_tensors(9).items()

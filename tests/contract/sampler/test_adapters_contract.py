@@ -42,7 +42,7 @@ def oracles(tiny_llama_dir: Path) -> dict[VersionKey | None, TinyOracle]:
 
 
 def weights_of(version: int, config: LoraConfig, *, dtype: str = 'float32') -> AdapterWeights:
-    """Return the weights of a version with another configuration, optionally truncated to bfloat16."""
+    """Return the weights of a version with the given configuration, optionally truncated to bfloat16."""
     weights = replace(lora_weights(version), lora_config=config)
     if dtype == 'float32':
         return weights

@@ -1,4 +1,4 @@
-"""Contract tests of the continuation of sequences that another engine started."""
+"""Contract tests of the continuation of interrupted sequences, by the same or another engine."""
 
 import pytest
 
@@ -16,7 +16,7 @@ PRINTABLE = range(33, 127)
 
 
 async def run_rest(engine: SamplerEngine, request: GenerationRequest, so_far: SequenceSoFar) -> Sampled:
-    """Run the rest of a request with one sequence."""
+    """Run the rest of a request that has one sequence, and return the sampled rest."""
     rest = GenerationRequest(
         request_id='rest',
         prompt_token_ids=request.prompt_token_ids,
@@ -28,7 +28,7 @@ async def run_rest(engine: SamplerEngine, request: GenerationRequest, so_far: Se
 
 
 async def check_interruptions(engine: SamplerEngine, request: GenerationRequest, cuts: range) -> Sampled:
-    """Interrupt a request after each number of tokens; compare both parts with the complete run; return that run."""
+    """Interrupt a request after each number of tokens in `cuts`, compare with the complete run, and return that run."""
     events = await events_of(engine, request)
     whole = collect(events)
     for cut in cuts:
@@ -61,7 +61,7 @@ async def test_seeded_sequence_continues_bitwise(torch_engine):
     'penalty', [{'repetition_penalty': 1.3}, {'frequency_penalty': 1.5}, {'presence_penalty': 1.5}], ids=str
 )
 async def test_penalties_count_delivered_tokens(real_engine, penalty):
-    """Penalties count tokens that another engine sampled."""
+    """Penalties count the tokens that were delivered before the interruption."""
     await check_interruptions(real_engine, make_request(max_tokens=12, temperature=0, **penalty), range(1, 12, 5))
 
 

@@ -1,4 +1,4 @@
-"""Contract tests of sampling parameters: equal effects in both engines, and refusal of unsupported ones."""
+"""Contract tests of sampling parameters: equal effects in both engines, and refusals of unsupported parameters."""
 
 import json
 import re
@@ -24,7 +24,7 @@ PENALTIES = (
 @pytest.mark.parametrize('penalties', PENALTIES, ids=str)
 @pytest.mark.parametrize('key', [None, ONE])
 async def test_penalties_are_equal_in_both_engines(torch_engine, vllm_engine, penalties, key):
-    """Both engines give equal greedy tokens with a penalty, which differ from those without it."""
+    """Both engines give equal greedy tokens with a penalty, and these differ from the tokens without a penalty."""
     request = make_request(adapter=key, max_tokens=24, temperature=0, **penalties)
     first, second = [await run(engine, request) for engine in (torch_engine, vllm_engine)]
     plain = await run(torch_engine, make_request(adapter=key, max_tokens=24, temperature=0))
@@ -66,7 +66,7 @@ async def test_logprobs_are_before_temperature_and_filters(real_engine):
 
 
 async def test_stop_string_is_cut_from_the_text(real_engine):
-    """The text ends before the stop string, and the tokens begin like those of the unstopped run."""
+    """The text ends before the stop string, and the tokens are a prefix of the tokens without a stop string."""
     plain = await run(real_engine, make_request(prompt=(1, 60), max_tokens=30, temperature=0))
     begin = next(index for index in range(1, len(plain.texts[0])) if plain.texts[0][index].isascii())
     stop = plain.texts[0][begin]

@@ -30,7 +30,7 @@ SHARED_STEP_TOLERANCE = {'torch': 0.0, 'vllm': 1e-4}
 
 
 def some_targets(rows: int, columns: int = 6) -> np.ndarray:
-    """Return int32 [rows, columns] tokens. About a third are -1, which requests no token, and some rows are all -1."""
+    """Return int32 [rows, columns] tokens. About 40% are -1, which requests no token, and some rows are all -1."""
     random = np.random.default_rng(rows)
     targets = random.integers(0, 256, (rows, columns)).astype(np.int32)
     targets[random.random(targets.shape) < 0.3] = -1
@@ -39,7 +39,7 @@ def some_targets(rows: int, columns: int = 6) -> np.ndarray:
 
 
 async def oracle_of(engine: SamplerEngine, folder: Path, *, has_adapter: bool) -> TinyOracle:
-    """Return transformers' model of the base model, or of `MILD` after loading it into the engine."""
+    """Return a reference for the base model, or for the version `MILD` after loading this version into the engine."""
     if not has_adapter:
         return TinyOracle(folder)
     tensors = {name: tensor.to_numpy() * np.float32(0.2) for name, tensor in lora_tensors(MILD.version).items()}
@@ -149,7 +149,7 @@ async def test_prompt_of_one_token_has_an_empty_result(real_engine):
     ],
 )
 async def test_targets_that_do_not_fit_the_prompt_are_refused(real_engine, targets):
-    """Targets with another number of rows, or outside the vocabulary, are refused with the field's path."""
+    """Targets with another number of rows, or outside the vocabulary, are refused, and the error names the field."""
     with pytest.raises(InvalidField) as refusal:
         await probe(real_engine, prompt=PROMPT, targets=targets)
     assert refusal.value.field == 'params.prompt_probe.target_token_ids'
@@ -158,7 +158,7 @@ async def test_targets_that_do_not_fit_the_prompt_are_refused(real_engine, targe
 
 
 async def test_abort_ends_a_request_while_it_is_probed(real_engine):
-    """A request that is aborted while its prompt is probed ends, and the engine is then idle."""
+    """If a request is aborted while its prompt is probed, the request ends, and the engine is then idle."""
     wanted = PromptProbe(draw_count=128)
     request = make_request('long', prompt=LONG_PROMPT, max_tokens=300, prompt_probe=wanted)
     running = asyncio.create_task(events_of(real_engine, request))

@@ -1,4 +1,4 @@
-"""Downloads of archives, and checkpoints that expire."""
+"""Tests of archive downloads, and of the labels, expiry and publication of checkpoints."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -50,7 +50,7 @@ async def download(service: Running, offset: int = 0) -> tuple[bytes, set[str]]:
 
 
 async def test_archive_has_the_same_digest_at_every_offset(service: Running) -> None:
-    """A download has the same digest at every offset, so a resumed download can be verified."""
+    """A download reports the digest of the whole archive at every offset, so a resumed download can be verified."""
     await save(service, size_bytes=3 * MIB)
     complete, digests = await download(service)
     assert digests == {blake3(complete).hexdigest()}

@@ -38,7 +38,7 @@ FILES = (
 
 
 def flip(path: Path, place: float) -> None:
-    """Change all bits of one byte of a file; `place` is its relative position."""
+    """Change all bits of one byte of a file; `place` is the relative position of the byte."""
     content = bytearray(path.read_bytes())
     content[int(place * (len(content) - 1))] ^= 0xFF
     path.write_bytes(content)
@@ -138,7 +138,7 @@ async def test_damaged_version_is_refused(tmp_path: Path) -> None:
 
 
 async def test_damaged_mark_is_never_read_as_another_number(tmp_path: Path) -> None:
-    """A damaged newest-version mark is read as its original number, or is logged and ignored."""
+    """A damaged newest-version mark gives its original number, or is logged and ignored; a deleted one is ignored."""
     key = AdapterKey('alice', 'ad-1')
     threads = StoreThreads('store', count=1)
     store = FolderStore(open_disk(str(tmp_path)), threads)

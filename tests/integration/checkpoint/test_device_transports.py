@@ -118,7 +118,7 @@ async def test_version_survives_the_death_of_the_sender_in_the_middle(tmp_path: 
 
 
 class SlowTransport(GlooTransport):
-    """Listens only after the test has let it, like a transport that must resolve the name of its host."""
+    """Waits for the test before it listens, like a transport that must first resolve the name of its host."""
 
     has_begun: ClassVar = threading.Event()
     may_listen: ClassVar = threading.Event()
@@ -133,7 +133,7 @@ class SlowTransport(GlooTransport):
 
 
 async def test_cancelled_preparation_leaves_no_listener() -> None:
-    """A sender that is cancelled while its transport begins to listen stops listening."""
+    """If a sender is cancelled while its transport begins to listen, no listener remains."""
     devices = Devices(DevicesConfig(**GLOO), load=lambda name: SlowTransport)
     preparing = asyncio.ensure_future(devices.prepare({'gloo'}, 1))
     assert await asyncio.to_thread(SlowTransport.has_begun.wait, 60)
@@ -210,7 +210,7 @@ async def test_failed_transfer_is_replaced_by_bytes_and_never_tried_again(servic
 
 
 async def test_published_state_over_a_transport_is_refused(service: Running) -> None:
-    """Publish refuses a state that has the device encoding with UNIMPLEMENTED."""
+    """A publish whose state has the device encoding fails with UNIMPLEMENTED."""
     messages = publish_frames(STATES[0])
     messages[0].frame.header.encoding = weights_pb2.FRAME_ENCODING_DEVICE
     assert (await failure_of(service.streams.Publish(stream_of(*messages)))).code == 'UNIMPLEMENTED'

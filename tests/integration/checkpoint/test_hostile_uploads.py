@@ -174,7 +174,7 @@ UNSUITABLE: dict[str, tuple[Callable[[Adapter], None], str]] = {
 
 @pytest.mark.parametrize('case', UNSUITABLE)
 async def test_unsuitable_adapter_is_refused(service: Running, model: Path, case: str) -> None:
-    """An unsuitable adapter is refused with the offending name, and the upload can be repeated with a valid one."""
+    """The refusal of an unsuitable adapter names the cause, and the upload can be repeated with a valid adapter."""
     damage, offending_name = UNSUITABLE[case]
     adapter = Adapter(model)
     damage(adapter)

@@ -134,7 +134,7 @@ async def _check(
 def _has_no_partial_files(state_dir: Path) -> bool:
     """Return whether every folder is referenced by a record and can be loaded.
 
-    Right after a start, it can be False: versions that survived in shared memory may not be on disk yet.
+    Right after a start, the result can be False: versions that survived in shared memory may not be on disk yet.
     """
     slots = [path for path in (state_dir / 'checkpoint' / 'states').glob('*/*/*/*') if path.is_dir()]
     return all(_is_committed(slot) for slot in slots)

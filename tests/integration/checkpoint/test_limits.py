@@ -34,7 +34,7 @@ ADAPTERS = 60
 
 
 async def test_published_versions_keep_no_descriptors(tmp_path: Path) -> None:
-    """The number of open descriptors does not grow with the number of adapters that have published."""
+    """The number of open descriptors does not grow with the number of adapters that have published versions."""
     async with serving(tmp_path) as service:
         with acting_for(ALICE):
             await service.weights.publish_version('ad-0', make_state(0), version=1)

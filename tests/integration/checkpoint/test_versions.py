@@ -118,7 +118,7 @@ async def test_adapter_of_another_tenant_is_not_found(service: Running, method: 
 
 @pytest.mark.parametrize('method', [method for method in REQUESTS if method != 'ListVersions'])
 async def test_error_for_a_missing_version_contains_its_number(service: Running, method: str) -> None:
-    """The error for a missing version contains its number as metadata."""
+    """The metadata of the error for a missing version contains the number of the version."""
     failure = await failure_of(getattr(service.versions, method)(_request(method, 'ad-1', 9), metadata=ALICE_CALLS))
     assert (failure.code, failure.reason) == ('NOT_FOUND', 'VERSION_NOT_FOUND')
     assert failure.metadata == {'adapterId': 'ad-1', 'version': '9'}
@@ -127,7 +127,7 @@ async def test_error_for_a_missing_version_contains_its_number(service: Running,
 @pytest.mark.parametrize('method', REQUESTS)
 @pytest.mark.parametrize('adapter_id', ['', 'a/b', '..', 'x' * 129])
 async def test_bad_adapter_ids_name_the_field(service: Running, method: str, adapter_id: str) -> None:
-    """An adapter id that could be a path is refused, and the error names the field."""
+    """An adapter id that is empty, too long, or could be a path is refused, and the error names the field."""
     failure = await failure_of(getattr(service.versions, method)(_request(method, adapter_id, 1), metadata=ALICE_CALLS))
     assert (failure.code, failure.field) == ('INVALID_ARGUMENT', 'adapter_id')
 

@@ -244,7 +244,7 @@ async def test_state_of_another_tenant_is_not_found(service: Running) -> None:
 
 
 async def test_clients_may_not_publish_or_fetch_weights(service: Running) -> None:
-    """A client with every scope may not publish, subscribe or fetch."""
+    """A client may not publish, subscribe or fetch, even with the scopes `train`, `sample` and `data`."""
     stub = type(service.streams)(service.client_channel)
     metadata = as_tenant('alice')
     calls = [

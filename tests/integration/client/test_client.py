@@ -148,7 +148,7 @@ async def test_init_sets_the_default_client(gateway: FakeGateway) -> None:
     [('pass', 'SUCCESS'), ('raise ValueError', 'FAILED'), ('raise KeyboardInterrupt', 'INTERRUPTED')],
 )
 async def test_session_of_a_program_ends_with_its_outcome(gateway: FakeGateway, ending: str, reason: str) -> None:
-    """A program that an exception ends finishes its session without success, so that unsaved steps are saved."""
+    """The session of a program ends with SUCCESS, with FAILED after an exception, or with INTERRUPTED after Ctrl-C."""
     program = f'import twinkle_client; twinkle_client.init_twinkle_client("127.0.0.1:{gateway.port}", "{API_KEY}")'
     process = await asyncio.create_subprocess_exec(
         sys.executable, '-c', f'{program}\n{ending}', stderr=asyncio.subprocess.DEVNULL

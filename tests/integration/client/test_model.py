@@ -110,7 +110,7 @@ async def test_disposition_makes_the_query_unnecessary(
 async def test_number_used_by_another_program_is_refused_once(
     gateway: FakeGateway, client: TwinkleClient, model: MultiLoraTransformersModel
 ) -> None:
-    """A handle is refused if another handle has used its number, and then continues after the used numbers."""
+    """An operation is refused once if another handle has used the number; the next operation gets an unused number."""
     other = MultiLoraTransformersModel('tiny', client=client)
     await other.attach_adapter.aio('same', RUN_ID)
     await other.zero_grad.aio()

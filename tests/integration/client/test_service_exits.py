@@ -36,7 +36,7 @@ def test_killed_service_is_reported_with_its_signal(spawner: Spawner, tmp_path: 
 
 
 def test_killed_service_is_started_again_within_the_limit(tmp_path: Path) -> None:
-    """A killed service is started again, at its address if it was ready, until the limit of restarts is reached."""
+    """A killed service is started again, at the same address if it was ready, up to the limit of restarts."""
     restarts: list[str] = []
     limited = Spawner(tmp_path, lambda *_: None, restart_limit=2, on_restart=lambda: restarts.append('restart'))
     try:

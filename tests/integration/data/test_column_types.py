@@ -31,7 +31,7 @@ def write(path: Path, table: Any) -> None:
 
 
 async def source_of(service: RunningData, path: Path) -> dataset_pb2.DatasetSource:
-    """Upload a file and return the source that reads it; a format without uploads is read from its folder."""
+    """Return a source that reads a file. The file is uploaded, unless its format cannot be uploaded."""
     if path.suffix not in FORMATS:
         return dataset_pb2.DatasetSource(hub=dataset_pb2.HubSource(dataset_id=str(path)))
     content = await asyncio.to_thread(path.read_bytes)

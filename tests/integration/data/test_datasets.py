@@ -138,7 +138,7 @@ async def test_either_all_steps_are_applied_or_none(service: RunningData, tiny_l
 
 
 async def test_malformed_chat_is_refused_by_row_and_field(service: RunningData, tiny_llama_dir: Path) -> None:
-    """Chats in rows are validated when they are encoded, and chats in messages when they are received."""
+    """Chats in rows are checked during encoding, and chats in a request's trajectories when the request arrives."""
     good = [{'role': 'user', 'content': 'u'}, {'role': 'assistant', 'content': 'a'}]
     bad = [good[0], {'role': 'robot', 'content': 'a'}]
     source = rows(*({'messages': messages} for messages in (good, good, good, bad)))
@@ -342,7 +342,7 @@ async def test_paths_outside_the_roots_are_not_found(service: RunningData, path:
 
 
 async def test_unreadable_upload_is_refused(service: RunningData) -> None:
-    """A file that does not have the stated format is refused with the field of the upload."""
+    """A file that does not have the stated format is refused, and the error names the field of the upload."""
     parts = iterate([upload_header('u', 10), upload_chunk(0, b'{"a": 1}\n{')])
     await service.datasets.Upload(parts, metadata=service.metadata)
     for file_format in (1, 2):

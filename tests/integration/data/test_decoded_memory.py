@@ -72,7 +72,7 @@ def peak_bytes(process: psutil.Process) -> int:
 
 
 async def upload(service: RunningData, path: Path) -> dataset_pb2.DatasetSource:
-    """Upload a file and return the source that reads it; a format without uploads is read from its folder."""
+    """Return a source that reads a file. The file is uploaded, unless its format cannot be uploaded."""
     if path.suffix[1:] not in FORMATS:
         return dataset_pb2.DatasetSource(hub=dataset_pb2.HubSource(dataset_id=str(path)))
     content = await asyncio.to_thread(path.read_bytes)

@@ -46,7 +46,7 @@ Action = Callable[..., Awaitable[None]]
 
 @dataclass
 class Stored:
-    """The ids of everything that a service has stored before its disk refuses calls."""
+    """The ids of the datasets and the loader that a service has stored before its disk refuses calls."""
 
     encoded: str
     loader: str
@@ -61,7 +61,7 @@ class Stored:
 
 
 async def fill(service: RunningData, model: Path) -> Stored:
-    """Store an encoded dataset with a loader, a raw dataset, and an upload."""
+    """Store an encoded dataset with a loader, a raw dataset, and an upload; return the ids except the upload's."""
     answers = chats(*(chat('u', f'answer {index}') for index in range(3)))
     encoded = await service.create(answers, set_template(model), ENCODE)
     loader = await service.open(encoded.dataset_id, 2)

@@ -35,7 +35,7 @@ async def service(tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[Running
 
 
 async def create(service: RunningData, source: Any, *steps: Any) -> dataset_pb2.Dataset:
-    """Create a lazy dataset."""
+    """Create a lazy dataset and return it."""
     request = dataset_service_pb2.CreateDatasetRequest(
         request_id=new_request_id(), source=source, steps=steps, is_lazy=True
     )

@@ -53,7 +53,7 @@ ROUTES_WITHOUT_IDS = {
 }
 """Routes without an id in their path or body; all others must return 404 for another tenant's id."""
 CHOSEN_ALTERNATIVES = {'header', 'operation', 'clip_grad_and_step', 'step', 'lora_config'}
-"""The field that is set in each message that has alternatives (`oneof`)."""
+"""Names of the fields that are set in messages with alternatives (`oneof`)."""
 OMITTED = {'full_parameters', 'training_config'}
 """Fields that would be refused before any id is looked up."""
 CREATING_METHODS = {'SessionService/CreateSession'}
@@ -294,7 +294,7 @@ async def test_every_method_needs_a_valid_key(deployment: TwoTenants) -> None:
 
 
 async def test_every_method_and_route_needs_its_scope(deployment: TwoTenants) -> None:
-    """A key that lacks only the required scope is refused by every method, and by every route but signed links."""
+    """A key that lacks only the required scope is refused by every method, and by every route except signed links."""
     secrets = {
         scope: (await deployment.gateway.make_key('bob', scopes=tuple(set(EVERY_SCOPE) - {number}))).secret
         for number, scope in enumerate(Scope, 1)

@@ -1,4 +1,4 @@
-"""Tests that batches by handle are metered like inline batches and send far fewer bytes through the gateway."""
+"""Tests that batches by handle are metered like inline batches, and that far fewer bytes pass through the gateway."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

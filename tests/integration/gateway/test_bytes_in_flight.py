@@ -19,7 +19,7 @@ BODY = b'{"model_id": "none", "seq_id": 1, "pad": "' + b'x' * (20 * MIB - 44) + 
 LIMIT = 64 * MIB
 """Memory in bytes for the bodies of one tenant."""
 MAX_GROWTH = 400 * MIB
-"""Limit of the memory growth in bytes, for bodies, parsed values and connection buffers; all bodies are 3.9 GiB."""
+"""Limit of the memory growth in bytes, for bodies, parsed values and buffers. All bodies together have 3.9 GiB."""
 
 
 @pytest.fixture

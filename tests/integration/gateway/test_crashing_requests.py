@@ -1,4 +1,4 @@
-"""Requests that crash every sampler that runs them, while other tenants send requests."""
+"""Requests that crash every sampler that runs them, while other requests run on the same samplers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ from twinkle.api.sampler.v1 import sampling_pb2
 POISON = 13
 """First token of a prompt that makes a sampler crash."""
 SUBMISSIONS = 12
-"""Number of times that a client sends the request, more than the permitted number of lost samplers."""
+"""Number of times that a client sends the crashing request, more than the permitted number of lost samplers."""
 PATIENT = FleetConfig(begin_wait=timedelta(seconds=60))
 """Configuration with which the gateway waits for a replacement, because one may join late on a busy machine."""
 

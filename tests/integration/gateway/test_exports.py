@@ -265,7 +265,7 @@ async def test_exports_of_another_tenant_are_not_found(deployment: Deployment) -
 
 
 async def test_repeated_request_succeeds_after_the_checkpoint_is_deleted(tmp_path: Path, checkpoints: Running) -> None:
-    """Repeating a request returns its export, even if the checkpoint was deleted since."""
+    """Repeating a request returns its export, even if the checkpoint has been deleted."""
     async with exporting(tmp_path / 'gateway', checkpoints, at_once=0) as deployment:
         started_export = (await deployment.start()).export
         deletion = checkpoint_service_pb2.DeleteCheckpointRequest(checkpoint_path=PATH)

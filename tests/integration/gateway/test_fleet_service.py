@@ -152,7 +152,7 @@ async def test_replicas_are_listed_in_pages_and_watched(tmp_path: Path) -> None:
 
 
 async def test_weights_are_relayed_along_a_tree(tmp_path: Path) -> None:
-    """A fan-out of one makes each sampler fetch weights from the previous one."""
+    """A fan-out of one makes each sampler except the first fetch weights from the previous one."""
     samplers = [FakeSampler() for _ in range(3)]
     async with running_fleet(tmp_path, *samplers, fleet=FleetConfig(relay_fan_out=1)) as fleet:
         reports = [await lease.report() for lease in fleet.leases]

@@ -59,7 +59,7 @@ def checkpoint_event(name: str, *, tenant_id: str = 'default') -> Any:
 
 
 async def wait_until(call: Callable[[], Awaitable[Any]], is_accepted: Callable[[Any], bool]) -> Any:
-    """Repeat a call until its result is accepted; the time limit of the test bounds the wait."""
+    """Repeat a call until its result is accepted, and return the result; the test's time limit bounds the wait."""
     while True:
         response = await call()
         if is_accepted(response):

@@ -48,7 +48,7 @@ async def gateway_process(state_dir: Path, upstream: str) -> AsyncIterator[tuple
     process = _start(command)
     try:
         while not address_file.exists():
-            assert process.poll() is None, 'the gateway process exited'
+            assert process.poll() is None, 'the gateway process exited before it wrote its address'
             await asyncio.sleep(0)
         async with grpc.aio.insecure_channel(json.loads(address_file.read_text())['address']) as channel:
             yield process, channel

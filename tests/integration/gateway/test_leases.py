@@ -65,7 +65,7 @@ class Deployment:
     gateway: RunningGateway
 
     async def tenant(self, tenant_id: str, scopes: tuple[int, ...]) -> Tenant:
-        """Create a key with these scopes, and a session."""
+        """Create a key with these scopes and a session, and return them as a `Tenant`."""
         key = bearer((await self.gateway.make_key(tenant_id, scopes=scopes)).secret)
         sessions = session_service_pb2_grpc.SessionServiceStub(self.gateway.channel)
         request = session_service_pb2.CreateSessionRequest(request_id='session')

@@ -151,7 +151,7 @@ async def test_unknown_models_and_those_of_other_tenants_are_not_found(running: 
 
 
 async def test_wrong_names_of_tinker_are_refused(running: OpenAiGateway) -> None:
-    """A malformed path, weights saved for training and weights of another base model are refused with the reason."""
+    """The error for a malformed path, for weights saved for training, or for another base model states the cause."""
     path = f'tinker://{RUN}/sampler_weights/best'
     problems = {
         'tinker://': 'must be tinker://{run}/{kind}/{name}',
@@ -258,7 +258,7 @@ async def test_bodies_that_are_too_large_return_413(running: OpenAiGateway) -> N
 
 
 async def test_unsupported_body_types_are_refused(running: OpenAiGateway) -> None:
-    """A form and a compressed body are refused with the name of the header."""
+    """A form and a compressed body are refused, and the error names the header."""
     for header, value in (('content-type', 'application/x-www-form-urlencoded'), ('content-encoding', 'gzip')):
         response = await running.post('/completions', {'model': 'tiny', 'prompt': 'a'}, headers={header: value})
         assert (response.status_code, response.json()['error']['param']) == (400, header)

@@ -1,4 +1,4 @@
-"""Tests quotas and usage through both APIs, with a real model service, a tiny model and a checkpoint service."""
+"""Tests quotas and usage through the gRPC and Tinker APIs, with real model and checkpoint services."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

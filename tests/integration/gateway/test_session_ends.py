@@ -48,7 +48,7 @@ ACTIVE = session_service_pb2.SESSION_STATE_ACTIVE
 
 @dataclass
 class Deployment:
-    """A gateway with a model service, and clients of both APIs."""
+    """A gateway with a model service, and clients of the gateway's gRPC and Tinker APIs."""
 
     model: RunningModel
     gateway: RunningGateway
@@ -77,7 +77,7 @@ class Deployment:
         return (await self.sessions.Heartbeat(request, metadata=ADMIN)).session
 
     async def create_adapter(self, session_id: str, request_id: str, **fields: Any) -> str:
-        """Create an adapter in a session."""
+        """Create an adapter in a session, and return its id."""
         request = adapter_service_pb2.CreateAdapterRequest(
             request_id=request_id, base_model=self.model.base_model, session_id=session_id, **fields
         )

@@ -62,7 +62,7 @@ async def test_every_route_requires_a_valid_key(api: TinkerCatalogue, key: str |
 
 
 async def test_items_of_another_tenant_are_not_found(api: TinkerCatalogue) -> None:
-    """Requests for another tenant's items fail like those for missing ones, and change none of its checkpoints."""
+    """Requests for another tenant's items fail like requests for missing items, and change no checkpoint."""
     session_id = await _create_session(api)
     for method, path, body in OWNED_ROUTES:
         foreign = await api.call(method, path.replace('SESSION', session_id), key='bob', json=body)

@@ -44,7 +44,7 @@ class TinkerApi:
 
 @pytest.fixture
 async def api(tmp_path: Path, tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TinkerApi]:
-    """A gateway and a sampler on the torch engine, with a context of 128 tokens."""
+    """A gateway, and a sampler on the torch engine with a tiny model."""
     monkeypatch.setenv('TINKER_TELEMETRY', '0')
     engine = make_torch_engine(tiny_llama_dir, max_sequences=64, max_batch_tokens=512)
     upstream = Upstream()
@@ -240,7 +240,7 @@ async def test_client_of_an_older_sdk_reads_json(api: TinkerApi) -> None:
         'response = client.sample(prompt, 2, params, include_prompt_logprobs=True, topk_prompt_logprobs=2).result();'
         'assert [len(s.tokens) == len(s.logprobs) for s in response.sequences] == [True, True];'
         'print(response.prompt_logprobs, response.topk_prompt_logprobs, flush=True);'
-        # As above, the process exits right after the result.
+        # CPython 3.11 may abort at exit while threads of the SDK run, so the process exits right after the result.
         'os._exit(0)'
     )
     sdk = Path(sys.prefix) / 'tinker-sdks' / '0.16.1'

@@ -34,7 +34,7 @@ class Client:
     count: int = 0
 
     async def post(self, path: str, body: Any = None, **fields: Any) -> httpx.Response:
-        """Post `body` as JSON, or the bytes in `content`."""
+        """Post `body` as JSON, or the bytes in `content`, and return the response."""
         given = {'content': fields['content']} if 'content' in fields else {'json': body or {}}
         return await self.http.post(f'/api/v1/{path}', headers=fields.get('headers', {}), **given)
 
@@ -46,7 +46,7 @@ class Client:
         return done
 
     async def run(self, route: str, /, **body: Any) -> dict[str, Any]:
-        """Run the next operation of the model."""
+        """Run the next operation of the model, and return its outcome."""
         self.count += 1
         response = await self.post(route, {'model_id': self.model_id, 'seq_id': self.count, **body})
         return (await self.outcome(response)).json()

@@ -51,7 +51,7 @@ def archive(tmp_path: Path) -> bytes:
 async def put(
     api: TinkerCatalogue, data: bytes, *, query: str = 'base_model=org/tiny', **fields: Any
 ) -> httpx.Response:
-    """Send a body as the upload 'mine'."""
+    """Send a body as the upload 'mine', and return the response."""
     return await api.call('PUT', f'uploads/mine?{query}', content=data, **fields)
 
 

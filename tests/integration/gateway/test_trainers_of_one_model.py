@@ -88,13 +88,13 @@ class Deployment:
         return self.adapters.CreateAdapter(request, metadata=ADMIN)
 
     async def created(self, request_ids: Iterator[str]) -> str:
-        """Create an adapter, with another request after each refusal; return its id."""
+        """Create an adapter with the first request id that is not refused, and return the adapter's id."""
         for request_id in request_ids:
             try:
                 return (await self.create(request_id)).adapter.adapter_id
             except grpc.aio.AioRpcError as error:
                 assert error.code() is grpc.StatusCode.UNAVAILABLE  # noqa: PT017 (other attempts follow)
-        raise AssertionError
+        raise AssertionError('every creation failed with UNAVAILABLE')
 
     def execute(self, adapter_id: str, number: int) -> Any:
         """Start a training operation: a batch for odd numbers, a step for even ones."""

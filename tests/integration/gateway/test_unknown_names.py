@@ -142,8 +142,8 @@ async def test_calls_without_a_valid_key_leave_no_line_in_logs_and_traces(tmp_pa
         await _call_all(gateway.channel, client, range(100, 101), secret=secret)
         gateway.process.terminate()
         gateway.process.wait()
-    # The tenant's calls came after the refused calls. Their spans and log lines are written, so those of the refused
-    # calls would be written too.
+    # The tenant's calls came after the refused calls. Because the spans and log lines of the tenant's calls are
+    # written, those of the refused calls would be written too.
     ids = {span['attributes'].get('twinkle.request_id', '') for span in _spans(traces)}
     assert {name for name in ids if name.startswith(MARK)} == {f'{MARK}100'}
     assert f'{MARK}100' in log.read_text()

@@ -38,13 +38,13 @@ UNTRUSTED = {'no certificate', 'certificate of a foreign authority', 'plaintext'
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder of the deployment's certificates."""
+    """Return a folder with the deployment's certificates."""
     return make_authority(tmp_path_factory.mktemp('tls'), services=(*EVERY_SERVICE, 'stranger'))
 
 
 @pytest.fixture(scope='module')
 def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder of certificates with equal names from another authority."""
+    """Return a folder with certificates of another authority for equal names."""
     return make_authority(tmp_path_factory.mktemp('foreign'))
 
 
@@ -162,7 +162,7 @@ async def test_calls_of_a_service_are_encrypted(folder: Path) -> None:
 
 
 async def test_renewed_certificate_is_shown_without_a_restart(tmp_path: Path) -> None:
-    """New connections receive a renewed certificate, never one with incomplete files, and an open channel continues."""
+    """New connections get a renewed certificate, but never one from incomplete files, and an open channel continues."""
     make_authority(tmp_path, services=('data', 'gateway'))
     gateway_tls = tls_of(tmp_path, 'gateway')
     async with (

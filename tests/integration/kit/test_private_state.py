@@ -44,7 +44,7 @@ async def _run_until_ready(service: str, state_dir: Path, *settings: str) -> Non
     ended = asyncio.ensure_future(process.wait())
     try:
         while not (state_dir / 'address.json').exists():
-            assert not ended.done(), 'the service ended'
+            assert not ended.done(), 'the service exited before it wrote its address'
             await asyncio.wait([ended], timeout=0.05)
         process.terminate()
         await ended

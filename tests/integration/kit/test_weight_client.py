@@ -100,7 +100,7 @@ async def client_of(servicer: FakeStreams, *, attempts: int = 3) -> AsyncIterato
 
 @pytest.mark.parametrize('attempts', [1, 3])
 async def test_fetch_resumes_at_the_first_missing_byte(attempts: int) -> None:
-    """Received bytes are not requested again after a broken stream or a damaged chunk, even in a single attempt."""
+    """Received bytes are not requested again after a broken stream or a damaged chunk, even with `attempts=1`."""
     fake = FakeStreams(
         lambda request: [*frames(STATE)[:3], Draining()],
         lambda request: [*frames(STATE, offset=request.offset)[:2], damaged_chunk(request.offset + CHUNK_BYTES)],

@@ -155,7 +155,7 @@ def shared(state: PackedState, version: int, segment: weights_pb2.SharedSegment)
 
 
 async def follow_states(client: WeightClient, count: int) -> list[ReceivedState]:
-    """Return the first states that a follower receives."""
+    """Return the states among the first `count` events that a follower receives."""
     async with aclosing(client.follow('ad-1')) as events:
         states = [await anext(events) for _ in range(count)]
     return [state for state in states if isinstance(state, ReceivedState)]

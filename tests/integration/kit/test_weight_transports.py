@@ -29,7 +29,7 @@ IMPATIENT = replace(OPTIONS, timeout=timedelta(seconds=0.5))
 
 
 class ThreadTransport(MemoryTransport):
-    """A memory transport for the threads of one process, which checks the order of fills and reads."""
+    """A memory transport for the threads of one process, which share its buffers."""
 
     name = 'thread'
     buffers: ClassVar[dict[int, np.ndarray]] = {}
@@ -59,7 +59,7 @@ def kind(request: pytest.FixtureRequest) -> type[WeightTransport]:
 
 
 def send(transport: WeightTransport, rendezvous: Rendezvous, data: bytes) -> None:
-    """Send all pieces, as the sender does."""
+    """Send data in pieces, and close the transport."""
     try:
         transport.init_process_group(rendezvous)
         for begin in range(0, len(data), transport.options.piece_bytes):
@@ -70,7 +70,7 @@ def send(transport: WeightTransport, rendezvous: Rendezvous, data: bytes) -> Non
 
 
 def receive(transport: WeightTransport, rendezvous: Rendezvous, size_bytes: int) -> bytes:
-    """Return the bytes that a receiver gets."""
+    """Return the bytes that a receiver gets, and close the transport."""
     data = np.zeros(size_bytes, np.uint8).data
     try:
         transport.init_process_group(rendezvous)
@@ -89,7 +89,7 @@ def send_and_finalize(transport: WeightTransport, piece: bytes) -> None:
 
 
 def in_thread(function: Callable[..., Any], *args: Any) -> 'Future[Any]':
-    """Run a side of a transfer in another thread."""
+    """Run one side of a transfer in another thread, and return its future."""
     executor = ThreadPoolExecutor(max_workers=1)
     future = executor.submit(function, *args)
     executor.shutdown(wait=False)
@@ -108,7 +108,7 @@ def test_bytes_arrive_unchanged(kind: type[WeightTransport], size_bytes: int) ->
 
 
 def test_stranger_is_turned_away_and_the_receiver_is_served(kind: type[WeightTransport]) -> None:
-    """A program without the secret gets no weights and does not prevent their transfer to the receiver."""
+    """A program without the secret gets no weights and does not prevent the transfer to the receiver."""
     sender = kind(OPTIONS)
     rendezvous = sender.prepare()
     host, _, port = rendezvous.address.rpartition(':')

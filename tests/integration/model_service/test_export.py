@@ -10,7 +10,7 @@ from twinkle.api.model.v1 import operation_pb2 as wire
 
 
 async def test_a_merged_model_is_written_below_the_state_folder(service, tmp_path):
-    """ExportMerged writes a plain model folder in which adapted weights differ; a repeat has the recorded result."""
+    """ExportMerged writes a model folder in which only adapted weights differ; a repeat returns the recorded result."""
     adapter = await service.create(lora_config={'lora_rank': 4})
     await service.result(adapter.adapter_id, 1, forward_backward=forward_backward([draw_example()]))
     await service.result(adapter.adapter_id, 2, clip_grad_and_step=wire.ClipGradAndStep())

@@ -25,7 +25,7 @@ RATE = {'optimizer': {'name': 'AdamW', 'learning_rate': 1e-3}}
 
 
 async def test_base_model_is_trained_exported_and_restored(tmp_path: Path) -> None:
-    """Training reduces the loss, the exported model has that loss, and an adapter then repeats its results bitwise."""
+    """Training reduces the loss, the exported model has the reduced loss, and the base model is restored bitwise."""
     folder = build_tiny_model(tmp_path / 'model')
     async with serving_model(folder, tmp_path / 'state', full_parameters=True) as running:
         lora = (await running.create(request_id='lora', lora_config={'seed': 3})).adapter_id
@@ -79,7 +79,8 @@ async def test_published_weights_are_complete_models(tmp_path: Path) -> None:
 async def test_saved_run_continues_bitwise(tmp_path: Path) -> None:
     """A run that loads its checkpoint, and a new run that starts from it, repeat the training bitwise.
 
-    The checkpoint contains the whole model, even if only some weights are trained. An adapter cannot start from it.
+    The checkpoint contains the whole model, even if only some weights are trained. A LoRA adapter cannot start from the
+    checkpoint, and a run that trains fewer weights cannot load the optimizer of the checkpoint.
     """
     folder = build_tiny_model(tmp_path / 'model')
     chosen = {'target_modules': ['mlp', 'embed_tokens']}
@@ -130,7 +131,7 @@ async def test_second_full_parameter_run_is_refused(tmp_path: Path) -> None:
 
 
 async def test_estimate_is_exact_and_allocates_nothing(tmp_path: Path) -> None:
-    """The estimate equals the created adapter's size and creates no adapter; a request above the limits is refused."""
+    """An estimate creates no adapter, and has the parameter count of one created later; excessive sizes are refused."""
     async with serving_model(build_tiny_model(tmp_path / 'model'), tmp_path / 'state') as running:
         request = adapter_service_pb2.EstimateRequest(
             base_model=running.base_model,

@@ -119,7 +119,7 @@ RESTORE_KILLS = [
 
 
 async def test_adapter_whose_restores_are_killed_is_damaged(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """The service serves after five kills during the restore of an adapter, which alone is reported as damaged."""
+    """The service starts after five kills during restores of an adapter, and reports only this adapter as damaged."""
     async with killed_model(tiny_llama_dir, tmp_path, RESTORE_KILLS) as (service, channel):
         clients = [PersistentClient(channel, str(tiny_llama_dir), tenant=tenant) for tenant in ('mallory', 'alice')]
         culprit, innocent = await clients[0].create('culprit'), await clients[1].create('innocent')

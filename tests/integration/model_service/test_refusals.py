@@ -177,7 +177,7 @@ async def test_bad_operations_are_refused_and_leave_their_number_free(service):
 
 
 async def test_a_batch_above_the_limit_is_too_large(tiny_llama_dir, tmp_path):
-    """A batch above the token limit is refused with its size and the limit, and the number stays free."""
+    """The refusal of a batch above the token limit contains its size and the limit, and the number stays free."""
     async with serving_model(tiny_llama_dir, tmp_path, max_batch_tokens=20) as service:
         adapter_id = (await service.create()).adapter_id
         large = forward_backward([draw_example(12), draw_example(9)])
@@ -188,7 +188,7 @@ async def test_a_batch_above_the_limit_is_too_large(tiny_llama_dir, tmp_path):
 
 
 async def test_a_batch_with_too_many_examples_is_refused(tiny_llama_dir, tmp_path):
-    """A batch with too many examples is refused with its field, and the number of the operation stays free."""
+    """A batch with too many examples is refused, the error names the field, and the operation's number stays free."""
     async with serving_model(tiny_llama_dir, tmp_path, max_batch_examples=2) as service:
         adapter_id = (await service.create()).adapter_id
         many = forward_backward([draw_example()] * 3)

@@ -84,7 +84,7 @@ async def test_cursor_is_loaded_only_with_the_optimizer(service):
 
 
 async def test_a_cursor_without_an_optimizer_is_refused(service):
-    """A save with a cursor and without the optimizer is refused with the field's name, and its number stays free."""
+    """A save with a cursor but no optimizer is refused, the error names the field, and the number stays free."""
     adapter = await service.create(lora_config=LORA)
     with pytest.raises(grpc.aio.AioRpcError, match='consumed_train_samples') as refusal:
         await service.execute(adapter.adapter_id, 1, save=wire.Save(name='a', consumed_train_samples=3))

@@ -22,7 +22,7 @@ RECORDED = {'return_routed_experts': True}
 
 
 def with_experts(experts) -> list[dict]:
-    """Return the features with the experts of each."""
+    """Return the features, each with its experts."""
     return [{**feature, 'routed_experts': own} for feature, own in zip(FEATURES, experts, strict=True)]
 
 
@@ -78,7 +78,7 @@ async def test_experts_survive_a_restart(tmp_path: Path) -> None:
     ],
 )
 async def test_wrong_experts_are_refused_by_name(tmp_path: Path, change, problem: str) -> None:
-    """Experts of a wrong shape, out of range or listed twice are refused with their field; the number can be reused."""
+    """Experts of a wrong shape, out of range or listed twice are refused, and the error names their field."""
     folder = build_mixture(tmp_path / 'mixture')
     async with serving_model(folder, tmp_path) as model:
         adapter_id = (await model.create(lora_config=LORA)).adapter_id

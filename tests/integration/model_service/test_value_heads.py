@@ -49,7 +49,10 @@ def learn_in_process(folder: Path, steps: int) -> list[np.ndarray]:
 
 
 async def test_values_equal_those_of_the_library(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """Values are bitwise those of the library and zero before training; they are returned only with a head."""
+    """Values are bitwise those of the library, and zero before training.
+
+    An adapter without a value head, and a request without log-probabilities, return no values.
+    """
     async with serving_model(tiny_llama_dir, tmp_path) as model:
         critic = (await model.create(lora_config=LORA, training_config=TRAINING)).adapter_id
         seen = await learn(model, critic, first=1, steps=4)

@@ -29,7 +29,7 @@ def test_sharded_runs_agree_with_one_process(tmp_path: Path) -> None:
     """Losses, norms and gradients agree within rounding, and a repeated run on the same mesh is bitwise equal.
 
     Each rank holds its share of weights, gradients and moments. Checkpoints of one process, of three ranks with uneven
-    shares, and of two replicas of two shards can be resumed on meshes of each other, with bitwise equal weights.
+    shares, and of two replicas of two shards can be resumed on each other's meshes, with bitwise equal weights.
     Snapshots as in the journal of a model service continue bitwise like checkpoints.
     """
     model_dir = build_tiny_model(tmp_path / 'model', family='qwen3')

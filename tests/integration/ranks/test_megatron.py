@@ -84,9 +84,9 @@ def test_program_saves_an_adapter_for_every_other_trainer(model_dir: Path, tmp_p
     assert done.returncode == 0, done.stderr[-4000:]
     found = [json.loads((tmp_path / f'rank-{rank}.json').read_text()) for rank in range(4)]
     assert [rank['sizes'] for rank in found] == [[4, 4]] * 4, 'ranks that differ in tp read the same examples'
-    assert found[0]['logps'] == found[1]['logps'], 'their results are equal'
+    assert found[0]['logps'] == found[1]['logps'], 'ranks that differ in tp have equal results'
     assert all('must pass the same examples' in rank['refusal'] for rank in found)
-    assert all('only on one rank' in rank['failure'] for rank in found), 'the other ranks do not wait for it'
+    assert all('only on one rank' in rank['failure'] for rank in found), 'all ranks report the failure of one rank'
     example = megatron_user_program.EXAMPLE
     plain = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation='eager')
     with torch.no_grad():

@@ -72,7 +72,7 @@ def test_lost_worker_ends_its_group(found: dict[str, Any]) -> None:
 
 
 def test_placement_report_lists_the_workers(found: dict[str, Any]) -> None:
-    """The placement report has one line for each worker, and marks the groups that were lost."""
+    """The placement report has a line for each process, including the program, and marks the groups that were lost."""
     assert 'model: 2 workers on cpu' in found['placement']
     assert found['placement'].count(' process ') == 3, 'two workers of the group, and the program'
     assert 'lost' in found['placement'].partition('other: 2 workers')[2]

@@ -66,7 +66,7 @@ def test_bits_depend_only_on_the_number_of_row_ranks(model_dir: Path) -> None:
 
 @pytest.mark.slow
 def test_every_mesh_is_close_to_one_process(model_dir: Path) -> None:
-    """Four ranks copy key-value heads; recomputed activations, sharded weights and bfloat16 are supported."""
+    """Four row ranks, recomputed activations, sharded weights and bfloat16 give nearly the results of one process."""
     found = _run(model_dir, 'ulysses 4', 'dp x ulysses', 'dp x ulysses, recomputed', 'fsdp x ulysses', 'bfloat16')
     for name, line in found.items():
         _check_close(line, is_half=name == 'bfloat16')
@@ -111,9 +111,9 @@ def test_program_saves_an_adapter_for_every_other_trainer(model_dir: Path, tmp_p
     assert done.returncode == 0, done.stderr[-4000:]
     found = [json.loads((tmp_path / f'rank-{rank}.json').read_text()) for rank in range(4)]
     assert [rank['sizes'] for rank in found] == [[4, 4]] * 4, 'ranks that differ in ulysses read the same examples'
-    assert found[0]['logps'] == found[1]['logps'], 'their results are equal'
+    assert found[0]['logps'] == found[1]['logps'], 'ranks that differ in ulysses have equal results'
     assert all('must pass the same examples' in rank['refusals']['examples'] for rank in found)
-    assert all('only on one rank' in rank['refusals']['loss'] for rank in found), 'the other ranks do not wait for it'
+    assert all('only on one rank' in rank['refusals']['loss'] for rank in found), 'all ranks report the failure'
     assert all('does not support ulysses_size' in rank['refusals']['full parameters'] for rank in found)
     example = row_ranks_program.EXAMPLE
     plain = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation='eager')

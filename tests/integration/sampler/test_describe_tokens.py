@@ -24,7 +24,7 @@ async def test_tokens_are_described_in_order(tmp_path: Path) -> None:
     [('tiny', [], 'INVALID_FIELD'), ('tiny', [-1], 'INVALID_FIELD'), ('other', [1], 'BASE_MODEL_NOT_FOUND')],
 )
 async def test_invalid_requests_are_refused(tmp_path: Path, base_model: str, token_ids: list[int], reason: str) -> None:
-    """A request without tokens, with an unknown token or for another model is refused with its reason."""
+    """A request without tokens or with a negative token is invalid, and another base model is not found."""
     async with serving_sampler(FakeSamplerEngine(), FakeWeightSource(), tmp_path) as sampler:
         request = wire.DescribeTokensRequest(base_model=base_model, token_ids=ints(token_ids))
         failure = await failure_of(sampler.stub.DescribeTokens(request, metadata=tenant('alice')))

@@ -152,7 +152,7 @@ async def yield_leased_version(versions, choice: AdapterChoice):
 
 
 async def test_adapter_version_of_a_full_run_is_refused(torch_engine, tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """A LoRA version of the run is refused with its reason, and the old version serves until the next valid one."""
+    """A LoRA version of the run is refused, and the old version serves until the next version of the whole model."""
     async with following(torch_engine, tmp_path) as both:
         await publish(both, tiny_llama_dir, 1)
         before = await answer_of(both)

@@ -122,7 +122,7 @@ class Deployment:
                 await WeightClient(channel).publish_version(RUN, state, version=version)
 
     async def publish_partially(self, version: int, messages: int) -> None:
-        """Kill a process while it publishes a version, after it has sent some messages."""
+        """Run a process that kills itself after it has sent the first messages of a publish."""
         arguments = (self.checkpoint.address, self.model, version, factor_of(version), messages)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, '-m', 'fixtures.whole_publisher'),
@@ -132,7 +132,7 @@ class Deployment:
         assert await process.wait() == -signal.SIGKILL
 
     async def start_sampler(self, armed: str = '') -> SamplerProcess:
-        """Start the next process of the sampler."""
+        """Start the next process of the sampler, and return it."""
         self.sampler = await SamplerProcess.start(self.folder / 'sampler', self.settings, armed=armed)
         return self.sampler
 
@@ -229,7 +229,7 @@ def check_version(answer: Answer, version: int, oracle: Oracle) -> None:
 
 
 def check_received(deployment: Deployment, oracle: Oracle, versions: Sequence[int]) -> None:
-    """Check that each response belongs to one version: the reported one, or any one if it was interrupted."""
+    """Check that each response belongs to one version: the reported one, or any one if no version was reported."""
     assert deployment.received
     for received in deployment.received:
         tokens = tuple(received.tokens)

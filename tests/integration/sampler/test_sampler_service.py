@@ -276,7 +276,7 @@ async def test_invalid_sample_request_is_refused_with_its_field(sampler, fields,
 
 
 async def test_invalid_requests_of_other_methods_are_refused_with_their_field(sampler):
-    """Invalid requests of the other methods are refused with their field."""
+    """Invalid requests of the other methods are refused, and the error names the field."""
     stub = sampler.stub
     good, bad = sampling_pb2.Prompt(token_ids=ints(PROMPT)), sampling_pb2.Prompt(token_ids=ints([999]))
     scores = wire.ComputeLogprobsRequest(base_model='tiny', token_ids=[ints(PROMPT), ints([999])])

@@ -81,7 +81,7 @@ async def sampler(engine: TorchEngine, checkpoint: Running, tmp_path: Path) -> A
 
 
 def serving_at(address: str, engine: TorchEngine, tmp_path: Path) -> Any:
-    """Serve with weights from the checkpoint service at `address`."""
+    """Return a context in which a sampler serves with weights from the checkpoint service at `address`."""
 
     async def open_sampler(stack: AsyncExitStack) -> RunningSampler:
         channel = open_channel(address)

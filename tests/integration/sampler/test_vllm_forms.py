@@ -1,4 +1,4 @@
-"""Structured outputs are validated by compiling them; compilation is bounded, fair between tenants, and cached."""
+"""Forms (structured outputs) are validated by compiling them, which is bounded, fair between tenants, and cached."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -76,7 +76,7 @@ async def test_hundred_versions_do_not_interrupt_streams(real_engine, oracle, tm
         for version in range(2, VERSIONS + 1):
             await running.publish(version)
             if version % 20 == 0:
-                # Publishing is faster than sampling: without a wait all samples would belong to the first version.
+                # Publishing is faster than sampling: without a wait, all samples would belong to the first version.
                 is_sample_finished.clear()
                 await is_sample_finished.wait()
         is_done.set()
