@@ -1,4 +1,4 @@
-"""Memory, threads, descriptors and disk of every service under mixed load with churn.
+"""Memory, threads, descriptors and disk of every service under a mixed load in which adapters and clients come and go.
 
 Each tenant has a client process that creates, trains, publishes, samples, saves and deletes adapters without a pause.
 From time to time a client is killed, so that its session ends without a request, and another client replaces it.

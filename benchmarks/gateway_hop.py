@@ -109,7 +109,7 @@ def running_process(module: str, state_dir: Path, settings: dict[str, str]) -> I
             deadline = time.monotonic() + START_SECONDS
             while not address_file.exists():
                 if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f'{module} did not start')
+                    raise RuntimeError(f'{module} exited or did not start within {START_SECONDS} s; read its output')
                 time.sleep(0.02)
             yield json.loads(address_file.read_text(encoding='utf-8'))['address']
         finally:

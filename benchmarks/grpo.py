@@ -201,7 +201,7 @@ def _running_trl(settings: dict[str, Any]) -> Iterator[_Trl]:
         raise RuntimeError(f'{_TRL} does not exist: start this benchmark with ./run bench grpo, which installs TRL')
     paths = os.pathsep.join(map(str, (_TRL, _ROOT / 'sdk/python', _ROOT)))
     process = subprocess.Popen(
-        # TRL warns of the version of vLLM, which it does not use here.
+        # TRL warns about the version of vLLM, which it does not use here.
         [sys.executable, '-W', 'ignore', '-m', 'benchmarks.trl_worker', json.dumps(settings)],
         cwd=_ROOT,
         env={**os.environ, 'PYTHONPATH': paths, 'OMP_NUM_THREADS': str(settings['threads'])},
@@ -217,7 +217,7 @@ def _running_trl(settings: dict[str, Any]) -> Iterator[_Trl]:
 
 
 def _cpu_seconds(processes: Mapping[str, int]) -> dict[str, float]:
-    """Return the CPU time of each process and its descendants, which for the client are the other processes."""
+    """Return the CPU time of each process with its descendants. The client counts alone: it started the others."""
     return {
         name: busy_seconds([psutil.Process(pid)] if name == 'client' else with_children(pid))
         for name, pid in processes.items()

@@ -1,4 +1,4 @@
-"""The task of the GRPO benchmark, which both programs train: prompts, and a reward for completions."""
+"""The task of the GRPO benchmark, on which both programs train: prompts, and a reward for completions."""
 
 import random
 from collections.abc import Mapping

@@ -38,7 +38,7 @@ def running_stack(
         base_model: Hub id, alias or folder of the base model.
         engine: Sampling engine, 'torch', 'vllm' or 'auto'.
         sampler_count: Number of samplers at the start.
-        dtype: Data type of the base model; 'float32' by default, as that of the programs it is compared with.
+        dtype: Data type of the base model; 'float32' by default, as in the programs for comparison.
         threads: Number of threads of the model service and of each sampling engine; None for the defaults of `up`.
         services: Configuration fields by service. A field given here replaces the one that sets the threads.
     """

@@ -1,4 +1,4 @@
-"""Delay of another tenant by a client whose operations have thousands of tokens, in passes of the trainer."""
+"""Delay of a tenant, in passes of the trainer, while another client runs operations of thousands of tokens."""
 
 import argparse
 import threading
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
         pass_seconds = _pass_seconds(busy, examples)
         alone = _delays(other, options.model, rounds=options.rounds)
         with _repeated(busy, examples):
-            # The first operation is in a pass by then.
+            # Wait until the first operation is in the middle of a pass.
             time.sleep(pass_seconds / 2)
             beside = _delays(other, options.model, rounds=options.rounds)
     return {
@@ -73,7 +73,7 @@ def _repeated(model: MultiLoraTransformersModel, examples: Sequence[InputFeature
 
 
 def _delays(client: TwinkleClient, base_model: str, *, rounds: int) -> dict[str, Spread]:
-    """Return the durations of a creation, and of a batch of 64 tokens with a step, for new adapters."""
+    """Return the durations, one per round, of the creation of an adapter and of its first step on 64 tokens."""
     model = MultiLoraTransformersModel(base_model, client=client)
     creations, steps = list[float](), list[float]()
     for index in range(rounds):

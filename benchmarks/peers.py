@@ -132,7 +132,7 @@ class _Ours:
         _train(self._model, tokens, weights)
 
     def samplers(self, count: int) -> list[tinker.SamplingClient]:
-        """Return sampling clients of `count` new adapters, after one step, because a new adapter changes nothing."""
+        """Return sampling clients of `count` adapters, each trained for one step so that it changes the model."""
         models = [self._new_model(seed=seed).result() for seed in range(count)]
         tokens = np.random.default_rng(2).integers(100, 40_000, (1, PROMPT_TOKENS + 1))
         for model in models:
@@ -140,7 +140,7 @@ class _Ours:
         return [model.save_weights_and_get_sampling_client().result() for model in models]
 
     def sample(self, samplers: Sequence[tinker.SamplingClient], prompts: list[list[int]]) -> None:
-        """Continue all prompts at once, in turn with each of the adapters."""
+        """Continue all prompts at once; the prompts use the adapters in turn."""
         params = tinker.SamplingParams(max_tokens=NEW_TOKENS, temperature=1.0)
         calls = [
             samplers[index % len(samplers)].sample(tinker.ModelInput.from_ints(prompt), 1, params)
@@ -174,7 +174,7 @@ class _Plain:
         self._optimizer = torch.optim.AdamW(trainable, lr=1e-4)
 
     def train(self, tokens: np.ndarray, weights: np.ndarray) -> None:
-        """Take one step on int64 [B, T + 1] tokens; those with weight 0 have no loss."""
+        """Take one step on int64 [B, T + 1] tokens; targets with weight 0 have no loss, all others have weight 1."""
         self._bare.model.train()
         labels = np.where(weights > 0, tokens[:, 1:], IGNORE_INDEX)
         self._bare.backward(

@@ -1,7 +1,8 @@
 """The performance table in the documentation: ratios to other programs, and to the same work without an optimization.
 
 `./run bench table` measures every row, and writes `benchmarks/recorded.json` and `docs/performance.md`. With `--check`,
-it writes nothing, and reports the ratios that have fallen by more than 5 % below the recorded ones.
+it writes nothing, and reports the ratios that are more than 5 % below the recorded ones; on another machine, it
+compares nothing.
 """
 
 import argparse
@@ -66,7 +67,7 @@ ROWS = (
 
 
 def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
-    """Measure all rows; write the table, or compare with the recorded one. Return the ratios."""
+    """Measure all rows and write the table, or compare with the recorded ratios; return the record or the report."""
     parser = argparse.ArgumentParser(prog='./run bench table')
     parser.add_argument('--check', action='store_true', help='compare with the recorded ratios, and write nothing')
     options = parser.parse_args(arguments)
@@ -107,7 +108,7 @@ def _spread(ratio: Any) -> dict[str, float]:
 
 
 def difference_of_machines(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> str:
-    """Return why the ratios of two machines cannot be compared; empty if the machines are equal."""
+    """Return why the ratios of two machines cannot be compared; empty if processors and accelerators are equal."""
     for fact in ('processor', 'cores', 'accelerators'):
         if recorded[fact] != current[fact]:
             values = f'{recorded[fact] or "none"} in the record, and {current[fact] or "none"} here'

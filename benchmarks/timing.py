@@ -57,7 +57,7 @@ def time_alternately(
 
 
 def ratio_by_round(above: Spread, below: Spread) -> dict[str, float]:
-    """Return the median, minimum and maximum of the ratios within each round."""
+    """Return the median, minimum and maximum over the rounds of the ratio of `above` to `below`."""
     ratios = [a / b for a, b in zip(above.seconds, below.seconds, strict=True)]
     return {
         'median': round(statistics.median(ratios), 4),

@@ -76,7 +76,7 @@ def chunk_of(tokens: list[int]) -> dict[str, Any]:
 
 
 def batch_of(tokens: list[int]) -> dict[str, Any]:
-    """Return a batch of one example with a cross-entropy loss on every token."""
+    """Return a batch of one example with a cross-entropy loss on every token but the first."""
     inputs = {
         'target_tokens': {'data': tokens[1:], 'dtype': 'int64', 'shape': [len(tokens) - 1]},
         'weights': {'data': [1.0] * (len(tokens) - 1), 'dtype': 'float32', 'shape': [len(tokens) - 1]},

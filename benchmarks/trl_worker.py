@@ -19,12 +19,12 @@ _MAX_STEPS = 1_000_000
 
 
 class _Gate(TrainerCallback):
-    """Waits for a line of input before each optimizer step, and prints the number of sampled tokens after it."""
+    """Prints the number of tokens that the last step sampled, and waits for a line of input, before each step."""
 
     token_count = 0
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Wait for permission; the end of the input stops the training."""
+        """Print the count, and wait for a line of input; the end of the input ends the process."""
         _print({'token_count': self.token_count})
         self.token_count = 0
         if not sys.stdin.readline():

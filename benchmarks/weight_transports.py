@@ -46,7 +46,10 @@ async def _measure() -> dict[str, Any]:
 
 
 async def _fetch(client: WeightClient, adapter_id: str) -> tuple[str, float]:
-    """Return the encoding and the best rate in GB/s, including the verification of the digest."""
+    """Return the name of the figure, which contains the encoding, and the best rate in GB/s.
+
+    The time includes the verification of the digest.
+    """
     seconds: list[float] = []
     for _ in range(ROUNDS):
         begin = time.perf_counter()

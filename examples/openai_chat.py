@@ -13,7 +13,7 @@ from openai import OpenAI
 
 
 def main(base_url: str, model: str, question: str) -> None:
-    """Ask one question, and print the streamed answer and the version that generated it."""
+    """Ask one question; print the streamed answer, the version that generated it, and the numbers of tokens."""
     with OpenAI(base_url=base_url, api_key=os.environ['TWINKLE_API_KEY']) as client:
         stream = client.chat.completions.create(
             model=model,

@@ -5,7 +5,7 @@ GRPO to write letters, and samples from every version. D only computes log-proba
 client and thread; the services compute their batches in shared passes.
 
 The recipe runs all four tenants at the same time, and then each tenant alone. Losses, log-probabilities, samples and
-the digests of the final weights must be bitwise equal. `--solo B` runs only tenant B, alone.
+the digests of the final weights must be bitwise equal. `--solo B` runs tenant B alone.
 
 The recipe connects to running services (TWINKLE_SERVER_URL or `twinkle up`), or starts them for the run.
 """

@@ -12,11 +12,11 @@ from twinkle.rollout import staleness_of
 from twinkle.sampler import Sampler, TorchSampler, vLLMSampler
 
 DIAGNOSTICS = ('train/approx_kl', 'train/token_ratio_mean', 'train/token_ratio_max', 'train/clip_ratio', 'grad_norm')
-"""Recorded metrics of the training. They exclude times, so a seed always gives the same curve."""
+"""Recorded metrics of the training. They contain no times, so that a seed always gives the same curves."""
 
 
 def build_sampler(model: TransformersModel, engine: str, *, lora_rank: int, stack: ExitStack) -> Sampler:
-    """Return the sampler; `stack` closes it.
+    """Return the sampler; `stack` closes a vLLM sampler.
 
     Args:
         model: Model in training. The torch engine shares its base weights and its device.
@@ -36,7 +36,7 @@ def build_sampler(model: TransformersModel, engine: str, *, lora_rank: int, stac
 def held_out_answers(
     sampler: Sampler, held_out: Dataset, params: SamplingParams, *, completions: int
 ) -> tuple[list[InputFeature], list[InputFeature]]:
-    """Answer the held-out prompts, by sampling with fixed seeds and by greedy decoding.
+    """Answer the held-out prompts by sampling with fixed seeds and by greedy decoding; return the features of each.
 
     Args:
         sampler: Sampler with the weights to evaluate.

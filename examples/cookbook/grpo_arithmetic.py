@@ -4,8 +4,8 @@ A model and a sampler run in one process, and the sampler loads the model's adap
 engine uses the model's base weights; vLLM loads a second copy. The expected answer to `7 + 2` is
 `<answer>9</answer>`; every chat starts with one such example. The reward in [0, 1] is the mean of two parts: the answer
 is a number in tags, and the number is correct. Held-out sums are answered every few steps, by sampling with fixed seeds
-(`held_out_reward`) and by greedy decoding (`held_out_greedy_reward`). The recipe does not read the clock, so a seed
-always gives the same curve.
+(`held_out_reward`) and by greedy decoding (`held_out_greedy_reward`). The curves contain no times, so that a seed
+always gives the same curves on one machine.
 """
 
 import random

@@ -4,7 +4,7 @@ A game has two numbers and a target: the expected answer to `Make 8 of 3, 5` is 
 reward in [0, 1] is the mean of three parts: the answer is in tags, it uses each number once, and it reaches the target
 (this part is `CountDownAccuracy`). Advantages are relative to the rest of the group (RLOO), and the upper clip range is
 wider than the lower one (DAPO). Held-out games are played every few steps; their mean reward is `held_out_reward`. The
-recipe does not read the clock, so a seed always gives the same curve.
+curves contain no times, so that a seed always gives the same curves on one machine.
 """
 
 import random

@@ -95,16 +95,16 @@ def endless(batches: Iterable[Batch]) -> Iterator[Batch]:
             has_batches = True
             yield batch
         if not has_batches:
-            raise ValueError('an epoch has no batch: there are fewer examples than the batch size')
+            raise ValueError('an epoch has no batch: there are fewer examples than the batch size; use a smaller batch')
 
 
 def non_negative_int(text: str) -> int:
-    """Convert the value of an option; argparse shows this function's name in its error messages."""
+    """Convert the value of an option, and check its sign; argparse shows this function's name in its error messages."""
     return _checked(int(text))
 
 
 def non_negative_float(text: str) -> float:
-    """Convert the value of an option; argparse shows this function's name in its error messages."""
+    """Convert the value of an option, and check its sign; argparse shows this function's name in its error messages."""
     return _checked(float(text))
 
 

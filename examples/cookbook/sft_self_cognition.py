@@ -5,7 +5,7 @@ fraction of answers with the name, for other questions, before and after the tra
 
 `--where services` runs the same loop on running services (TWINKLE_SERVER_URL or `twinkle up`), or on services that it
 starts. `teach` is the same in both cases: `in_process` and `services` import the same names from different packages.
-With the reference engines, both give bitwise the same losses.
+On the same device with the same data type, both give bitwise the same losses.
 """
 
 from collections.abc import Iterator

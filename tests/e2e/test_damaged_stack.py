@@ -180,7 +180,7 @@ def _check(killed: Any, folder: Path, names: list[str]) -> None:
 
 @pytest.mark.slow
 def test_damaged_files_of_a_killed_stack_are_reported(killed: Any, tmp_path: Path) -> None:
-    """Damage to the write-ahead log of a database is reported with the file's name or changes nothing."""
+    """Damage to a write-ahead log is reported at the start with the database's name, or by a call, or has no effect."""
     names = [name for name in _state_files(killed[0]) if name.endswith('-wal')]
     assert len(names) == 2
     _check(killed, tmp_path / 'stack', names)

@@ -2,8 +2,9 @@
 
 A small number means that an engineer can follow the call; a budget must not be raised. Each warm flow is recorded
 several times, and only functions that are in all recordings count. Functions that idle processes enter (leases, feeds,
-heartbeats) are subtracted. They differ between runs and machines, so the numbers vary by a few. The gateway's copy of a
-run follows a call through a feed at any time after the call, so its functions are subtracted by name.
+heartbeats) are subtracted. The idle functions differ between runs and machines, so the numbers vary by a few. After a
+call, the gateway copies the changed run from a feed at an arbitrary time; the functions of this copy are subtracted by
+name.
 """
 
 import gc
@@ -45,7 +46,7 @@ QUIET_READS = 12
 RECORDINGS = 3
 """Number of recordings of each flow."""
 MOST_RECORDINGS = 10
-"""Number of recordings while a flow exceeds its budget: on a busy machine, calls enter a few more functions."""
+"""Maximum number of recordings if a flow exceeds its budget: on a busy machine, calls enter a few more functions."""
 SESSIONS = {'heartbeat_interval': 600, 'session_lifetime': 1200}
 """Settings of the gateway, in seconds, with which no heartbeat of the client falls into a recording."""
 IDLE_READS = 150
@@ -67,7 +68,7 @@ Entered = frozenset[tuple[str, str]]
 
 @pytest.fixture(scope='module', autouse=True)
 def _collect_sdk_connections() -> Iterator[None]:
-    """Collect connections that the SDK leaves open while its warnings are still ignored."""
+    """Collect the SDK's open connections at the end of this module, which ignores their warnings."""
     yield
     gc.collect()
 

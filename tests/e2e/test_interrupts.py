@@ -98,7 +98,7 @@ def _pause_while_running(process: subprocess.Popen[bytes]) -> None:
 
 
 def _wait_for_service(process: subprocess.Popen[bytes], folder: Path, name: str, *, unlike: int | None) -> int:
-    """Wait until the stack is up with another process of a service, and return its id."""
+    """Wait until the stack is up and a service has a process other than `unlike`; return the id of this process."""
     while True:
         state = StackState.load(folder)
         if state is not None and state.is_running() and (pid := _pids(folder).get(name)) not in {None, unlike}:

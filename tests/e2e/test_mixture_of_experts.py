@@ -30,7 +30,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
 
 
 def test_policy_trains_with_the_experts_of_its_samples(stack: StackState) -> None:
-    """Samples of a published adapter of experts contain their experts, and the trainer's pass uses these."""
+    """Samples of a published adapter contain the experts that each token used, and the trainer uses the same ones."""
     with TwinkleClient(stack.address, stack.read_api_key()) as client:
         model, sampler = (
             MultiLoraTransformersModel(stack.base_model, client=client),

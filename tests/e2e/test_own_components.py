@@ -74,7 +74,7 @@ def test_custom_advantage_subtracts_the_median() -> None:
 
 
 def test_custom_preprocessor_converts_rows() -> None:
-    """The custom preprocessor turns rows into chats when given as class, object or name."""
+    """The custom preprocessor turns rows into chats when given as class, object or function."""
     assert set(run('preprocessor').values()) == {str(['Translate "cat" into French.', 'chat'])}
 
 

@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.timeout(300), *SDK_MARKS]
 
 @pytest.fixture(scope='module', autouse=True)
 def _collect_sdk_connections() -> Iterator[None]:
-    """Delete the connections that the SDK leaves open while the resulting warnings are still ignored."""
+    """Collect the SDK's open connections at the end of this module, which ignores their warnings."""
     yield
     gc.collect()
 

@@ -35,7 +35,7 @@ CHATS = [
 
 @pytest.fixture(scope='module')
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
-    """Running stack with a tiny model, and the engine that starts faster."""
+    """Running stack with a tiny model and the torch engine, which starts faster than vLLM."""
     model = build_tiny_model(tmp_path_factory.mktemp('model'))
     folder = tmp_path_factory.mktemp('stack')
     options = StackOptions(state_dir=folder, base_model=str(model), engine='torch')
@@ -210,7 +210,7 @@ def test_pipelined_steps_equal_sequential_steps(stack: StackState, client: Twink
 
 
 def test_refused_operation_leaves_the_adapter_usable(stack: StackState, client: TwinkleClient) -> None:
-    """A refused batch names its field and uses no sequence number, and the next operation succeeds."""
+    """The refusal of a batch names the field and uses no sequence number, and the next operation succeeds."""
     model = MultiLoraTransformersModel(stack.base_model, client=client)
     model.add_adapter_to_model('x')
     with pytest.raises(UsageError) as caught:

@@ -30,7 +30,7 @@ EXAMPLES = [tokens_of(seed) for seed in range(3)]
 
 @pytest.fixture(scope='module', autouse=True)
 def _collect_sdk_connections() -> Iterator[None]:
-    """Collect connections that the SDK leaves open while its warnings are still ignored."""
+    """Collect the SDK's open connections at the end of this module, which ignores their warnings."""
     yield
     gc.collect()
 

@@ -33,7 +33,7 @@ def trainer_scores(trainer: TransformersModel, **options: bool) -> np.ndarray:
 @pytest.mark.slow
 @pytest.mark.parametrize('tensor_parallel_size', [1, 2])
 def test_vllm_agrees_with_the_trainer_after_every_sync(tmp_path: Path, tensor_parallel_size: int) -> None:
-    """Samples of vLLM agree with the trainer within 1e-4 after each kind of sync, without older cache entries."""
+    """Samples of vLLM agree with the trainer within 1e-4 after each kind of sync; old cache entries are not used."""
     folder = build_tiny_model(tmp_path / 'model')
     trainer = TransformersModel(str(folder))
     trainer.add_adapter_to_model('policy', LoraConfig(r=4, seed=1))

@@ -1,4 +1,4 @@
-"""Each extra of the distribution lists the imports of its service, so that services install separately."""
+"""Each extra of the distribution lists the imports of its service, so that services can be installed separately."""
 
 import importlib.metadata
 import re
@@ -92,7 +92,7 @@ def _libraries(package: str) -> set[str]:
 
 
 def _declared(extra: str) -> set[str]:
-    """Return the canonical names that the distribution requires with `extra`, nested extras resolved."""
+    """Return the canonical names that the distribution requires with `extra`, including those of nested extras."""
     lines = PROJECT['dependencies'] + (PROJECT['optional-dependencies'][extra] if extra else [])
     names: set[str] = set()
     for requirement in map(Requirement, lines):

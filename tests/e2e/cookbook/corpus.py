@@ -1,9 +1,9 @@
 """Small generated datasets in the formats that the recipes of tinker-cookbook read.
 
-The recipes load datasets from a hub by name; folders of these names in the working directory replace them. The data
-are so simple that a model of 135 million parameters learns from them on a CPU within a few dozen steps: conversations
-that answer sums or say that they do not know, problems with one-digit answers, pairs of polite and rude answers, and
-questions whose answer is in the material.
+The recipes load datasets from a hub by name; folders with these names in the working directory replace the datasets of
+the hub. The data are so simple that a model of 135 million parameters learns from them on a CPU within a few dozen
+steps: conversations that end with the correct answer or with `UNKNOWN`, problems with one-digit answers, pairs of
+polite and rude answers, and yes-or-no questions whose answer is in the material.
 """
 
 import csv

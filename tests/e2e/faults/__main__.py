@@ -40,8 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nargs='?',
         const='sharded',
         choices=MESH_PLANS,
-        help='kill and stop processes of a mesh: sharded weights (default), pipeline stages, tensor parallelism, or a '
-        'mesh on a Ray cluster of two nodes in network namespaces, which requires root',
+        help='kill and stop processes of a mesh: sharded weights (default), pipeline stages, tensor parallelism, ranks '
+        'that divide rows, or a mesh on a Ray cluster of two nodes in network namespaces, which requires root',
     )
     options = parser.parse_args(arguments)
     only = options.seed

@@ -41,13 +41,13 @@ class Observation:
 
 
 def describe_result(name: str, result: operation_result_pb2.OperationResult) -> str:
-    """Return a result as text that is equal only for bitwise equal results."""
+    """Return a result as text that is equal only for bitwise equal results, without fields that vary between runs."""
     outcome = operation_result_pb2.OperationResult()
     outcome.CopyFrom(result)
     for transient in ('adapter_id', 'receipt', 'is_replayed'):
         outcome.ClearField(transient)
     if outcome.HasField('save'):
-        # The path contains the id of the run. The size depends on that id too, because files in the folder contain it.
+        # The path contains the id of the run. The size depends on the id too, because some files contain the id.
         outcome.save.Clear()
     if outcome.HasField('metric'):
         for metric in TIME_METRICS:

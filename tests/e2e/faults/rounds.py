@@ -1,4 +1,4 @@
-"""Runs the same plans once without faults, and once with kills, full disks and a faulty proxy, and compares them."""
+"""Runs the same plans once without faults, and once with kills, full disks and a faulty proxy; compares the results."""
 
 import asyncio
 import random
@@ -23,7 +23,7 @@ _ROUND_LIMIT_SECONDS = 600
 """Time limit for a round; a round that exceeds it has hung."""
 
 BUSY = {'max_resident_adapters': 6, 'snapshot_operations': 6, 'idle_seconds': 0.5}
-"""Settings with which the service constantly snapshots adapters and pages them out."""
+"""Settings with which the service constantly takes snapshots of adapters and parks them."""
 
 Key = tuple[int, int]
 """A seed, and the index of one of its adapters."""
@@ -226,7 +226,10 @@ class Harness:
         return {key: observation for key, (_, observation) in zip(plans, work.result(), strict=True)}
 
     async def check_adapters(self) -> list[str]:
-        """Return violations that concern several adapters: different responses to a request, unexpected adapters."""
+        """Delete all adapters; return the violations other than differences from the undisturbed run.
+
+        They are different responses to a repeated request, and missing or unexpected adapters.
+        """
         lines = [line for line in map(_contradiction, self.proxy.repeated_requests) if line]
         for name, tenant in self._tenants.items():
             if await tenant.adapter_ids() != sorted(self._created[name]):
@@ -266,7 +269,10 @@ async def running_harness(
 
 
 def _contradiction(repeated: RepeatedRequest) -> str:
-    """Return the difference between the two responses to a repeated request; empty if they are equal."""
+    """Return the difference between the two responses to a repeated Execute request; empty if they are equal.
+
+    Other requests are not compared, and the result is empty for them.
+    """
     if not repeated.method.endswith('/Execute'):
         return ''
     operation = training_service_pb2.ExecuteRequest.FromString(repeated.request).operation

@@ -1,8 +1,8 @@
 """Weight transfers from a trainer to a sampler with faults: killed processes, cut connections and full disks.
 
-Each seed publishes one version. After a number of bytes, the trainer, the checkpoint service or the sampler is killed,
-a connection is cut, or the disk of the service is full for a moment. Other seeds kill the service at a failpoint. The
-version must arrive nevertheless.
+Each seed publishes one version with one fault. After a number of bytes, the trainer, the checkpoint service or the
+sampler is killed, a connection is cut, or the disk of the service is full for a moment; or the service is killed at a
+failpoint. The version must arrive nevertheless.
 """
 
 import asyncio
@@ -110,9 +110,9 @@ class TransferReport:
     arrivals: dict[str, int] = field(default_factory=dict[str, int])
     """Number of received versions by encoding."""
     cut_at_bytes: int = 0
-    """Sum of the positions of all cuts: the number of bytes that complete restarts would send again."""
+    """Sum of the positions of all cuts of the sampler's connection: the bytes that complete restarts would resend."""
     resent_bytes: int = 0
-    """Number of bytes that were sent again after cuts, including overhead."""
+    """Number of bytes that were sent again to the sampler after these cuts, including overhead."""
 
     def add(self, seed: int, line: str) -> None:
         self.violations.setdefault(seed, []).append(line)
@@ -262,7 +262,7 @@ class TransferHarness:
             self.report.add(seed, f'the stored state of version {version} differs from the published state')
 
     async def _stop(self, seed: int) -> None:
-        """Stop all processes, and check that no shared memory of killed processes remains."""
+        """Stop all processes; check the exit statuses of the service, and that no segment remains in shared memory."""
         await self.trainer.end()
         await self.sampler.end()
         await self.publishing.stop()

@@ -1,4 +1,7 @@
-"""Every recipe of the cookbook runs two steps on a tiny model; the slow tests check that the recipes learn."""
+"""Every recipe of the cookbook except `four_tenants` runs two steps on a tiny model.
+
+The slow tests check that the recipes learn.
+"""
 
 import json
 import math

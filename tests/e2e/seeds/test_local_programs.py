@@ -1,4 +1,4 @@
-"""Quick-start programs that need no services run; only parts that need several devices are replaced."""
+"""Tests of the quick-start programs that need no services; parts that need several devices are replaced."""
 
 from pathlib import Path
 

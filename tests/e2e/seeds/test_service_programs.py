@@ -1,4 +1,4 @@
-"""Quick-start programs that train with the services run on a stack.
+"""Tests of the quick-start programs that train with the services, on a running stack.
 
 Only the address, the key and, in the older program, the model are replaced by those of the stack.
 """

@@ -1,4 +1,4 @@
-"""Program of an older SDK that uses the stack in its environment and prints its results as JSON.
+"""Program for older SDKs. It uses the stack that its environment variables name, and prints its results as JSON.
 
 Run it in a separate process: `python older_program.py BASE_MODEL`. It uses only features of every SDK since 0.16.
 """

@@ -1,4 +1,4 @@
-"""Unmodified programs of older SDKs, each in a separate process, train, save, continue and sample."""
+"""One program trains, saves, continues and samples with each of several older SDKs, in separate processes."""
 
 import json
 from pathlib import Path

@@ -121,7 +121,7 @@ def test_inflight_clients_follow_the_model(training: tinker.TrainingClient) -> N
 
 
 def test_seed_repeats_and_several_samples_differ(named: tinker.SamplingClient) -> None:
-    """A seed is reproducible, and the samples of one request differ from each other."""
+    """Requests with the same seed give the same samples, and the samples of one request differ from each other."""
     first, again, other = (draw(named, 4, seed=seed) for seed in (3, 3, 4))
     tokens = [[tuple(sequence.tokens) for sequence in answer.sequences] for answer in (first, again, other)]
     assert tokens[0] == tokens[1] != tokens[2]
@@ -227,7 +227,7 @@ def test_sampler_is_known_by_its_handle(
 def test_wrong_requests_are_refused_at_once(
     service: tinker.ServiceClient, named: tinker.SamplingClient, trained: tinker.TrainingClient
 ) -> None:
-    """Invalid prompts and temperatures, and missing or unsuitable weights, raise the error of their kind."""
+    """Invalid prompts or temperatures and unsuitable weights are bad requests; missing weights are not found."""
     with pytest.raises(tinker.BadRequestError):
         draw(named, tokens=[3] * (MAX_POSITIONS - 2))
     with pytest.raises(tinker.BadRequestError):

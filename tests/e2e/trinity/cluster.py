@@ -1,4 +1,4 @@
-"""A Ray cluster on this machine, which is started and stopped by handle."""
+"""A Ray cluster on this machine, whose processes a test starts and stops."""
 
 import os
 import re

@@ -16,7 +16,7 @@ from fixtures.source_tree import ROOT
 _RUN_SECONDS = 400.0
 """Time limit of a run, which takes a minute on two idle cores, most of it for the start of Trinity's actors."""
 _LOG_CHARACTERS = 8000
-"""Length of a log in the message of a failed run."""
+"""Maximum length of a log in the message of a failed run."""
 _CONFIG = ROOT / 'tests' / 'e2e' / 'trinity' / 'config.yaml'
 _OTHER_SETTINGS = ('TINKER_', 'TRINITY_', 'RAY_', 'HF_', 'WANDB_')
 """Prefixes of the user's environment variables that a run does not inherit."""
@@ -71,7 +71,9 @@ class Project:
         """Run explorer and trainer on a new Ray cluster, and return the trainer's metrics of each step of this run.
 
         Raises:
-            RunFailedError: The trainer did not reach `total_steps`; the message contains the end of the output.
+            FileNotFoundError: Trinity is not installed.
+            RunFailedError: The command failed, or the trainer did not reach `total_steps`; the message contains the end
+                of the output.
         """
         log = self.job / 'log' / 'trainer.log'
         begin = log.stat().st_size if log.exists() else 0
