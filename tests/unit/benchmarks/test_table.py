@@ -49,7 +49,7 @@ def test_rows_name_benchmarks_that_exist() -> None:
 
 
 def test_a_fall_of_more_than_five_percent_is_reported(recorded: dict[str, Any]) -> None:
-    """The report names the row that has fallen, but no row that has fallen less, has risen, or is new, in any order."""
+    """The report names only rows that have fallen by more than 5 %; the order of the rows does not matter."""
     factors = [0.94, 0.96, *[1.5] * (len(ROWS) - 2)]
     measured = [
         {**ratio, 'median': ratio['median'] * factor} for ratio, factor in zip(recorded['ratios'], factors, strict=True)
@@ -70,7 +70,7 @@ def test_equal_ratios_are_reported_as_such(recorded: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(('fact', 'value'), [('processor', 'Z80'), ('cores', 1024), ('accelerators', ['X, 1 MiB'])])
 def test_other_machines_are_not_compared(recorded: dict[str, Any], fact: str, value: Any) -> None:
-    """A run on another machine reports the fact that differs."""
+    """A run on another machine reports the property that differs, with its value."""
     hardware = recorded['hardware']
     assert difference_of_machines(hardware, hardware) == ''
     report = difference_of_machines(hardware, {**hardware, fact: value})

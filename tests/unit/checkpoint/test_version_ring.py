@@ -85,7 +85,7 @@ def test_get_returns_a_version_by_number_or_the_newest() -> None:
 
 @pytest.mark.parametrize(('number', 'digest'), [(5, 'other'), (4, 'd'), (1, 'd')])
 def test_version_numbers_must_increase(number: int, digest: str) -> None:
-    """A number that is used by another state, or is lower than the newest, is refused."""
+    """A number that another state uses, and an unused number lower than the newest, are refused."""
     with pytest.raises(VersionConflict):
         make_ring(3, 5).match(number, digest, is_pinned=False)
 

@@ -73,13 +73,13 @@ def sharded(tmp_path_factory, family):
 
 @pytest.fixture(scope='module')
 def base(tmp_path_factory):
-    """Return a model with tied embeddings and biases."""
+    """Return the folder of a model with tied embeddings and biases."""
     return sharded(tmp_path_factory, 'qwen2')
 
 
 @pytest.fixture(scope='module', params=['llama', 'qwen2', 'qwen3'])
 def any_base(request, tmp_path_factory):
-    """Return a model with tied (llama, qwen2) or untied embeddings."""
+    """Return the folder of a model with tied (llama, qwen2) or untied embeddings."""
     return sharded(tmp_path_factory, request.param)
 
 
@@ -278,7 +278,7 @@ def broken_bases():
 
 @pytest.mark.parametrize('name', broken_bases())
 def test_an_invalid_base_folder_is_refused(tmp_path, name):
-    """A damaged base folder raises InvalidModelFolder that names the file, and nothing is written."""
+    """A damaged base folder raises an InvalidModelFolder that names the file, and nothing is written."""
     folder = build_tiny_model(tmp_path / 'base')
     broken_bases()[name](folder)
     with pytest.raises(InvalidModelFolder) as refusal:
@@ -324,7 +324,7 @@ def test_full_weights_replace_those_of_the_base_model(tmp_path_factory, tmp_path
 
 
 def test_full_weights_that_do_not_fit_are_refused(tmp_path_factory, tmp_path):
-    """An unknown name or a wrong shape raises AdapterMismatch that names the weight, and nothing is written."""
+    """An unknown name or a wrong shape raises an AdapterMismatch that names the weight, and nothing is written."""
     base = sharded(tmp_path_factory, 'llama')
     for name, shape in (('model.nothing.weight', (4,)), ('model.norm.weight', (4,))):
         state = {name: TensorData('float32', shape, bytes(16))}

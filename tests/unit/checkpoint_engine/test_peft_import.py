@@ -261,7 +261,7 @@ def test_names_that_match_no_layer_are_dropped():
     ],
 )
 def test_numbers_out_of_range_are_refused(field, value):
-    """A number out of range raises ValueError with the field's name and a shortened value."""
+    """A number out of range or of a wrong type raises a ValueError with the field's name and a shortened value."""
     with pytest.raises(ValueError, match=f'^{field} = .{{1,150}}$'):
         import_adapter(json.dumps({**CONFIG, field: value}).encode(), SHAPES)
 

@@ -336,13 +336,13 @@ def test_stack_keeps_the_dtype_of_its_adapters(
 
 
 def test_unknown_dtype_is_refused(tmp_path: Path) -> None:
-    """The error names the field and the possible values."""
+    """The error for an unknown dtype names the field and the possible values."""
     with pytest.raises(ValueError, match='dtype must be one of auto, float32'):
         StackOptions(state_dir=tmp_path, dtype='bf16')
 
 
 def test_threads_are_a_share_of_the_cores_unless_the_user_sets_them() -> None:
-    """One process gets all cores, several divide them, and OMP_NUM_THREADS counts for each process."""
+    """One process gets all cores, several divide them, and OMP_NUM_THREADS, if set, is the number for each process."""
     cores = len(os.sched_getaffinity(0))
     assert threads_of_each(1, {}) == cores
     assert threads_of_each(2 * cores, {'OMP_NUM_THREADS': ''}) == 1

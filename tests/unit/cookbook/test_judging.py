@@ -53,7 +53,7 @@ def test_constant_curve_is_not_learning() -> None:
 
 
 def test_short_curve_is_refused() -> None:
-    """A curve of eight steps raises an error, and a recipe with a short curve has not learned."""
+    """A curve of eight steps raises an error, and a recipe with a short curve has not passed."""
     with pytest.raises(ValueError, match='8 steps'):
         judge([3.0, 2.0, 1.0, 0.5, 0.1, 0.1, 0.1, 0.1], is_rising=False)
     short = Result(recipe='sl_loop', status=0, seconds=1.0, engine='torch', metric='loss', curve=[3.0, 1.0])

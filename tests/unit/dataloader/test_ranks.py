@@ -34,7 +34,7 @@ def test_batches_for_other_processes_are_refused() -> None:
 
 
 def test_batches_that_cannot_be_divided_are_refused() -> None:
-    """Sizes that leave a rank without examples and ranks outside the mesh are refused."""
+    """A batch size that ranks cannot share equally, a minimum below the rank count and an unknown rank are refused."""
     mesh = DeviceMesh.from_sizes(dp_size=3)
     for options in ({'batch_size': 4}, {'batch_size': 6, 'min_batch_size': 2}):
         with pytest.raises(ValueError, match='batch_size'):

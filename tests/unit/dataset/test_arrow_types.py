@@ -1,4 +1,4 @@
-"""Every type of an Arrow column becomes JSON values in the rows of a bounded file, or is refused by name."""
+"""Arrow columns of each type are read as JSON values, or refused by an error that names the column."""
 
 import json
 from collections.abc import Callable
@@ -197,7 +197,7 @@ def test_text_that_is_not_utf8_is_refused_by_name(
     ],
 )
 def test_csv_keeps_dates_as_they_are_written(tmp_path: Path, text: str, expected: Any) -> None:
-    """Only numbers, truth values and missing values are recognized; dates and times stay texts."""
+    """Only numbers, truth values and missing values are recognized; dates and times stay text."""
     path = tmp_path / 'rows.csv'
     path.write_text(f'x,n\n{text},1\n')
     assert rows_of(path) == [{'x': expected, 'n': 1}]

@@ -103,7 +103,7 @@ def test_check_removes_unusable_rows(tiny_llama_dir: Path) -> None:
 
 
 def test_steps_out_of_order_are_refused(tiny_llama_dir: Path) -> None:
-    """The error of a step that is called too early names the missing step."""
+    """A step that is called too early is refused with the missing step, and a step after `encode` is refused."""
     with pytest.raises(NotReady, match='set_template'):
         Dataset(chats('a')).encode()
     with pytest.raises(NotReady, match='add_dataset'):

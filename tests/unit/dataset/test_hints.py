@@ -50,7 +50,7 @@ def test_options_without_effect_are_logged(hint: Any, warnings: pytest.LogCaptur
 
 
 def test_wrong_batched_options_are_refused() -> None:
-    """A value of `batched` that contradicts the function's arguments and an unknown option are refused."""
+    """An unknown option is refused, and so is a value of `batched` that contradicts the function's arguments."""
     dataset = Dataset(DatasetMeta(data=ROWS))
     with pytest.raises(DatasetError):
         dataset.map(unchanged, batched=False)

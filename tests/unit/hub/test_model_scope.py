@@ -119,7 +119,7 @@ def test_missing_repositories_are_not_found(hub: FakeModelScope) -> None:
 
 
 def test_background_pushes_are_awaited_together(hub: FakeModelScope, folder: Path) -> None:
-    """`wait_for` raises a failure after all pushes are done and removes them; it returns results of later pushes."""
+    """`wait_for` raises a failure once all pushes are done; its next call returns only results of later pushes."""
     pushes = [
         MSHub.async_push_to_hub('org/one', folder, token=TOKEN),
         HubOperation.async_push_to_hub('ms://other/two', folder, token=TOKEN),

@@ -66,7 +66,7 @@ def test_expert_axes_divide_the_ranks_of_a_stage() -> None:
 
 
 def test_this_process_has_the_rank_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Properties of one rank read `RANK`, and raise ValueError if it is unset or out of range."""
+    """Properties of a rank read `RANK`; if a mesh has several ranks, an unset or invalid `RANK` raises ValueError."""
     mesh = DeviceMesh.from_sizes(dp_size=2, tp_size=2)
     monkeypatch.delenv('RANK', raising=False)
     with pytest.raises(ValueError, match='rank'):

@@ -18,7 +18,7 @@ def test_mesh_from_sizes_multiplies_its_axes() -> None:
 
 
 def test_dp_takes_the_remaining_ranks() -> None:
-    """A world size without dp_size is filled by data parallelism."""
+    """If dp_size is unset, the axis dp gets the ranks that the other axes leave."""
     mesh = twinkle.DeviceMesh.from_sizes(world_size=8, tp_size=2)
     assert (mesh.axis_size('dp'), mesh.axis_size('tp')) == (4, 2)
 
@@ -48,7 +48,7 @@ def test_impossible_sizes_are_refused(sizes: dict[str, int]) -> None:
     ],
 )
 def test_unsuitable_meshes_are_refused(sizes: dict[str, Any], error: type[Exception], message: str) -> None:
-    """A mesh without one rank per process, or with an unsupported option, is refused before a model is loaded."""
+    """A mesh with more ranks than processes, or with an unsupported option, is refused before a model is loaded."""
     before, mesh = runtime(), twinkle.DeviceMesh.from_sizes(**sizes)
     with pytest.raises(error, match=message):
         twinkle.initialize(global_device_mesh=mesh)

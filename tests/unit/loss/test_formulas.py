@@ -63,7 +63,7 @@ def test_gradient_equals_finite_differences_of_the_formula(case):
 
 @every_case
 def test_a_separable_loss_is_the_sum_of_its_parts(case):
-    """Loss, divisor and metrics of a separable batch are the sums over its parts, if no group is divided."""
+    """The parts of a separable batch give its loss and divisor when added, and its metrics when merged."""
     loss, arrays = case.loss, case.arrays(seed=5)
     whole = loss(arrays.torch())
     cuts = [(0, 2, 6), (0, 4, 6), (0, 2, 4, 6)] if loss.group_size == 2 else [(0, 1, 6), (0, 3, 6), tuple(range(7))]

@@ -48,7 +48,7 @@ def test_gspo_clips_to_its_default_bounds(options, advantage):
     """A clip bound of gspo that is neither an option nor a stream defaults to the bound of `GSPOLoss`."""
     high, low = options.get('clip_high_threshold', 1 + 4e-4), options.get('clip_low_threshold', 1 - 3e-4)
     # The ratio of both labels is e for a positive advantage and 1/e for a negative one, which is beyond all bounds
-    # but a high one of 3.
+    # except the upper bound of 3.
     old = [-1.0 - advantage, -2.0 - advantage]
     batch = batch_of([-1.0, -2.0], advantages=[advantage] * 2, old_logps=old, sequence_ratio_mask=[1.0, 1.0])
     ratio = min(math.e, high) if advantage > 0 else max(1 / math.e, low)

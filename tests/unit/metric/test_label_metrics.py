@@ -169,7 +169,7 @@ def test_equal_returns_have_no_explained_variance():
 
 
 def test_preferences_sum_over_whole_responses():
-    """Preference metrics sum over a response's labels and average over pairs, the chosen one first."""
+    """Preference metrics sum over a response's labels and average over pairs, in which the chosen response is first."""
     found = report('DPOMetric', *FACTS, beta=0.5)
     sums, refs = {}, {}
     for row in rows(*FACTS):

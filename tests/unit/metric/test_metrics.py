@@ -24,7 +24,7 @@ def test_the_loss_is_the_mean_over_labels_of_all_batches():
 
 
 def test_rates_cover_the_time_since_the_last_report():
-    """Throughput is measured since the last reset, which keeps the last step's learning rate and number."""
+    """Throughput is measured since the last reset; a reset keeps the last learning rate and step count."""
     now = [100.0]
     metric = TrainMetric(clock=lambda: now[0])
     metric.accumulate(forward(1.0, 5))

@@ -41,7 +41,7 @@ def engine(folder: Path) -> TrainerEngine:
 
 
 def features(**more) -> list[InputFeature]:
-    """Return features of 20 and 7 tokens, with the given field of each."""
+    """Return features of 20 and 7 tokens; each keyword argument has one value per feature."""
     rng = np.random.default_rng(0)
     found = []
     for index, length in enumerate((20, 7)):

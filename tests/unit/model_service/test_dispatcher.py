@@ -110,7 +110,7 @@ async def test_a_defect_of_the_dispatcher_fails_waiting_verbs() -> None:
 
 
 async def test_a_cancelled_verb_never_reaches_the_engine() -> None:
-    """A cancelled waiting verb never reaches the engine, but the adapter's next verb does; a last pass completes."""
+    """A cancelled waiting verb never reaches the engine, but its adapter's next verb does; a running pass completes."""
     harness = Harness()
     running, waiting = await harness.adapters(2)
     harness.trainer.gate.clear()
@@ -318,7 +318,7 @@ async def test_the_wait_for_absent_adapters_is_short() -> None:
 
 
 async def test_durations_of_passes_limit_the_next_one() -> None:
-    """Durations of earlier passes limit those that two tenants share; verbs that do not fit run after them."""
+    """Durations of earlier passes limit the size of later passes of two tenants; verbs that do not fit run later."""
     harness = Harness(Scheduler(batch_tokens=1024), batch_seconds=2.0)
     adapters = [*await harness.adapters(20), *await harness.adapters(20, tenant='bob')]
     await _run_timed(harness, adapters, seconds=5.0, pause_seconds=0.0)

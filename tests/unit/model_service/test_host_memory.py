@@ -18,7 +18,7 @@ from twinkle.nn import BaseSharding, PackedCausalLM
 
 
 class FullEngine(TrainerEngine):
-    """Engine whose memory runs out whenever a state is created, copied or restored."""
+    """Engine without memory for creating, copying or restoring a state while `is_full` is set."""
 
     is_full = False
 

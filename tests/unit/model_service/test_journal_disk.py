@@ -66,7 +66,7 @@ async def test_unsynced_snapshot_is_not_used(tmp_path: Path):
 
 
 async def test_full_disk_refuses_an_operation_and_keeps_outcomes(tmp_path: Path):
-    """A full disk refuses an operation; recorded outcomes are written once there is space."""
+    """The journal refuses an operation while the disk is full, and writes recorded outcomes once there is space."""
     journal = await open_journal(tmp_path)
     adapter = await add(journal, make_adapter())
     await journal.accept(batch_operation(1))

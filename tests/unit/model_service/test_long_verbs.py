@@ -15,7 +15,7 @@ from services.model.domain.scheduler import Scheduler
 
 
 class LongVerb:
-    """A verb of 200 tokens on an engine whose passes run 64 tokens, stopped in its first pass, and other adapters."""
+    """A verb of 200 tokens that is stopped in its first pass of 64 tokens, and two other adapters."""
 
     def __init__(self, harness: Harness, adapters: list[Adapter]) -> None:
         self.harness = harness

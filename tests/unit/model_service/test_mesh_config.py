@@ -13,7 +13,7 @@ REQUIRED = {'base_model': 'org/tiny', 'checkpoint_address': 'localhost:1', 'list
 
 
 def test_counts_of_processes_and_passes() -> None:
-    """All ranks of a mesh are processes; those that divide layers or rows among them run one pass together."""
+    """All ranks of a mesh are processes; ranks that divide layers or rows among themselves run one pass together."""
     config = ModelConfig(**REQUIRED, backend='megatron', mesh={'dp': 2, 'tp': 3, 'pp': 2})
     assert (config.mesh.process_count, config.mesh.pass_count) == (12, 2)
     config = ModelConfig(**REQUIRED, mesh={'dp': 2, 'fsdp': 2, 'ulysses': 4})

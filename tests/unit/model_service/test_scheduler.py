@@ -247,7 +247,7 @@ def test_predicted_positions_are_exact(items: list[ReadyVerb], chosen: int) -> N
 
 
 def test_one_large_verb_of_a_tenant_runs_at_a_time() -> None:
-    """A tenant's next large verb begins after its last one, so that few adapters are in the middle of a verb."""
+    """A tenant's next large verb begins after its previous one, so that few adapters are in the middle of a verb."""
     scheduler = Scheduler(batch_tokens=BUDGET)
     for name, tenant in (('a0', 'alice'), ('a1', 'alice'), ('b0', 'bob'), ('b1', 'bob')):
         scheduler.add(ready_verb(name, 3 * BUDGET, tenant=tenant))
@@ -259,7 +259,7 @@ def test_one_large_verb_of_a_tenant_runs_at_a_time() -> None:
 
 
 def test_a_tenant_pays_only_for_passes_that_ran() -> None:
-    """A large verb that ends after one pass, and one whose pass ran few tokens, delay their tenant by these only."""
+    """A large verb that ends early, or whose pass runs few tokens, delays its tenant only for the tokens that ran."""
     scheduler = Scheduler(batch_tokens=BUDGET)
     scheduler.add(ready_verb('bob', 64, tenant='bob', key='evaluate'))
     scheduler.add(ready_verb('ended', 100 * BUDGET))

@@ -23,7 +23,7 @@ BOB = Caller(tenant_id='bob', key_id='k', scopes=frozenset({'train'}))
 
 
 class Uploads:
-    """Both use cases over a folder and a clock."""
+    """The operations that upload and read batches, over a folder and a clock."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.clock = root, FakeClock()
@@ -33,7 +33,7 @@ class Uploads:
 
 @pytest.fixture
 def uploads(tmp_path: Path) -> Uploads:
-    """The use cases over an empty store."""
+    """The operations over an empty store."""
     return Uploads(tmp_path)
 
 

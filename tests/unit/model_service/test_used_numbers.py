@@ -1,4 +1,4 @@
-"""The later of two operations with one number waits for the earlier one, and is refused if that succeeds."""
+"""Other content under the number of a running operation waits, and is refused if the running operation succeeds."""
 
 import asyncio
 

@@ -72,7 +72,7 @@ def ids_of(seed: int) -> Tensor:
 
 
 def packed_logits(model: PackedCausalLM, adapters: Sequence[LoraWeights]) -> Tensor:
-    """Return [T, V] of one pass with a sequence of each adapter."""
+    """Return the logits [T, V] of one pass with a sequence of each adapter."""
     borders = [*range(0, LENGTH * len(adapters) + 1, LENGTH)]
     sequences = [SequenceSpan(begin, end) for begin, end in pairwise(borders)]
     spans = [

@@ -62,7 +62,7 @@ def test_sizes_do_not_depend_on_the_first_weights() -> None:
 
 
 class _SizedKernel:
-    """A kernel whose sums are those of blocks of 128 rows for some sizes of a block, and others for the rest."""
+    """A kernel that is correct for blocks of 128 rows and of the given sizes; other blocks get one wrong result."""
 
     def __init__(self, right_sizes: set[int]) -> None:
         self.right_sizes = right_sizes | {128}

@@ -128,7 +128,7 @@ def test_masked_numbers_have_no_effect(data):
 
 
 def test_labels_count_only_for_tokens_the_model_produced():
-    """A label counts if the mask marks its token, which is the next one; the last label has none and always counts."""
+    """A label counts if the mask marks the next token, which it predicts. The last label always counts."""
     feature = {'input_ids': [1, 2, 3, 4], 'labels': [2, 3, 4, 5], 'completion_mask': [0, 0, 1, 0]}
     assert pack(feature).offsets_R.tolist() == [1, 3]
     assert pack({**feature, 'completion_mask': [1, 1, 1, 1]}).offsets_R.tolist() == [0, 1, 2, 3]

@@ -29,7 +29,7 @@ class Sums:
 
 
 class Puzzles(Sums):
-    """Tasks with many correct answers that do not list one."""
+    """Tasks that have many correct answers and list none of them."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {**super().__getitem__(index), 'answer': None}
@@ -77,7 +77,7 @@ def test_a_chat_without_a_task_is_refused(data):
 
 @pytest.mark.skipif(importlib.util.find_spec('reasoning_gym') is not None, reason='reasoning-gym is installed')
 def test_a_missing_library_is_reported():
-    """Loading tasks without reasoning-gym raises MissingLibrary that names it."""
+    """Loading tasks without reasoning-gym raises a MissingLibrary that names the library."""
     with pytest.raises(MissingLibrary) as caught:
         load_tasks('leg_counting', size=1, seed=1)
     assert caught.value.library == 'reasoning-gym'

@@ -75,7 +75,7 @@ def test_experts_are_those_of_the_computed_tokens(model):
 
 
 def test_request_for_experts_does_not_change_samples(model):
-    """Tokens and log-probabilities are bitwise the same, also of a request beside it, which reports no experts."""
+    """A request for experts, and a request beside it that asks for none, get bitwise the samples of a plain request."""
     adapter = make_adapter(model, 'a', 0)
     plain = SamplingParams(max_tokens=6, seed=1, num_samples=2, ignore_eos=True)
     alone, none = sampled(model, plain)

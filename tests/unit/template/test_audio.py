@@ -101,7 +101,7 @@ def test_an_adapter_learns_to_distinguish_sounds(template, folder):
 
 
 def test_trainer_and_sampler_logprobs_agree(folder):
-    """The trainer computes the same log probabilities as the sampler for the tokens sampled after a clip."""
+    """The trainer computes the same log-probabilities as the sampler for the tokens sampled after a clip."""
     prompt_chat = {'messages': [{'role': 'user', 'content': '<audio>?'}], 'audios': [wav(sound(1.0))]}
     params = SamplingParams(max_tokens=8, temperature=1.0, seed=1, logprobs=0)
     feature = TorchSampler(str(folder)).sample(prompt_chat, params)[0].sequences[0].new_input_feature

@@ -71,7 +71,7 @@ def test_inconsistent_tensor_is_refused(dtype: str, shape: tuple[int, ...], size
     ],
 )
 def test_sampling_params_out_of_range_are_refused(values: dict[str, float]) -> None:
-    """An invalid sampling parameter raises ValueError that names the field."""
+    """An invalid sampling parameter raises a ValueError that names the field."""
     with pytest.raises(ValueError, match=next(iter(values))):
         SamplingParams.from_dict(values)
 
@@ -97,7 +97,7 @@ def test_lora_config_reads_a_peft_like_object() -> None:
 
 @pytest.mark.parametrize('values', [{'r': 0}, {'lora_dropout': 1.0}, {'lora_alpha': 0}, {'target_modules': ()}])
 def test_lora_config_out_of_range_is_refused(values: dict[str, object]) -> None:
-    """An invalid LoRA setting raises ValueError that names the field."""
+    """An invalid LoRA setting raises a ValueError that names the field."""
     with pytest.raises(ValueError, match=next(iter(values))):
         LoraConfig.of(values)
 

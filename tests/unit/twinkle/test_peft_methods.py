@@ -37,7 +37,7 @@ def test_other_method_is_refused_by_name(config_class: type[peft.PeftConfig], re
 @pytest.mark.parametrize('name', OTHER_CLASSES)
 @pytest.mark.parametrize('read', [LoraConfig.of, lora_config], ids=['in process', 'client'])
 def test_configuration_without_a_method_is_refused_by_name(name: str, read: Any) -> None:
-    """A base class, or the configuration of a part of LoRA, is no configuration of an adapter."""
+    """A base class and the configuration of a part of LoRA are refused, and the error names the class."""
     config_class = getattr(peft, name)
     with pytest.raises((TypeError, ValueError), match=name):
         read(config_class.__new__(config_class))

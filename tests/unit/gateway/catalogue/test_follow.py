@@ -118,7 +118,7 @@ async def test_second_snapshot_within_a_stream_is_recognized() -> None:
 
 @pytest.mark.parametrize('error', [ServiceUnreachable('model'), InvalidField('resume_token', 'is too old')])
 async def test_stream_without_events_is_followed_by_a_snapshot(error: Exception) -> None:
-    """The follower requests a snapshot after the service was unreachable or refused the token."""
+    """The follower requests a snapshot after a stream failed before its first event."""
     runs = MemoryRunStore()
     feed = ScriptedFeed(
         [changed('old', '6'), SnapshotComplete(resume_token='7')], [error], [SnapshotComplete(resume_token='1')]

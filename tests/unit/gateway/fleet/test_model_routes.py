@@ -265,7 +265,7 @@ async def test_adapter_is_found_at_the_service_that_has_it() -> None:
 
 
 async def test_adapter_of_an_ended_service_is_unreachable_until_another_one_has_it() -> None:
-    """The adapter is never reported as absent, and is found after a takeover that no feed has reported yet."""
+    """An adapter of an unreachable service is never reported as absent, and is found once another service has it."""
     services, runs = Services(one={'tiny'}, two={'tiny'}), MemoryRunStore()
     await runs.save(_run('ad-1', 'tiny'))
     services.adapters['one'].add(('alice', 'ad-1'))

@@ -89,7 +89,7 @@ async def test_requests_in_memory_are_bounded_by_their_bytes() -> None:
 
 
 def test_capacity_counts_each_future_once() -> None:
-    """A future that was added twice occupies one place, which is freed only after it was removed twice.
+    """A future that was added twice counts once, until it was removed twice.
 
     An accepted future is never refused.
     """

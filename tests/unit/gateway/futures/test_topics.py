@@ -18,7 +18,7 @@ OVERLAP = 101
 
 
 def _finish_some(gateway: GatewayFutures, count: int, *, name: str = 'f', step: timedelta = STEP) -> list[str]:
-    """Finish `count` futures of alice in the topic, and return their ids in that order."""
+    """Finish `count` futures of alice in the topic, and return their ids in the order of their finish times."""
     ids = list[str]()
     for number in range(count):
         request = FutureRequest(kind='k', key=f'{name}-{number}', payload=b'', session_id='', topic='talk')

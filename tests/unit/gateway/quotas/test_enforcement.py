@@ -74,13 +74,13 @@ class FakeCensus:
 
 
 def saving(name: str, *, limit: int | None = None) -> bytes:
-    """Return a serialized save operation, with the limit that marks it as refused."""
+    """Return a serialized save operation; a limit marks it as refused."""
     operation = operation_pb2.Operation(save=operation_pb2.Save(name=name, stored_bytes_limit=limit))
     return training_service_pb2.ExecuteRequest(operation=operation).SerializeToString()
 
 
 def creation(request_id: str, *, limit: int | None = None) -> bytes:
-    """Return a serialized request for an adapter, with the limit that marks it as refused."""
+    """Return a serialized request for an adapter; a limit marks it as refused."""
     request = adapter_service_pb2.CreateAdapterRequest(request_id=request_id, adapters_limit=limit)
     return request.SerializeToString()
 

@@ -76,7 +76,7 @@ class LostSamplers:
     call_count = 0
 
     async def load(self, dispatch: Dispatch, kind: str) -> None:
-        """Load an adapter: in a single call, or to resolve the version of a batch if `kind` is 'version'."""
+        """Load an adapter in a single call, or resolve the version of a batch if `kind` is 'version'."""
         samplers: Any = self
         if kind == 'version':
             request = BatchRequest(message=b'batch', keys=(KEY,), is_version_open=True)

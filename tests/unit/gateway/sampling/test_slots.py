@@ -78,7 +78,7 @@ def test_tenant_without_slots_is_not_locked_out() -> None:
 
 
 def test_cancelled_item_does_not_count_as_service() -> None:
-    """A tenant that cancels a waiting item keeps its place before tenants that came later."""
+    """A tenant that cancels a waiting item is still served before tenants that came later."""
     slots = FairSlots[str]()
     for tenant, item in (('a', 'a-1'), ('a', 'a-2'), ('b', 'b-1')):
         slots.add(tenant, item)
