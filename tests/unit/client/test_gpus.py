@@ -77,7 +77,7 @@ def test_added_samplers_use_the_gpu_with_the_fewest_processes() -> None:
     [({}, ('0', '1', '2')), ({'CUDA_VISIBLE_DEVICES': '2,0'}, ('2', '0')), ({'CUDA_VISIBLE_DEVICES': ''}, ())],
 )
 def test_visible_gpus_are_listed(environment: dict[str, str], expected: tuple[str, ...], tmp_path: Path) -> None:
-    """The GPUs are those that the driver lists, or those of the user's variable; without a driver, the list is empty."""
+    """The GPUs are those that the driver lists, or the user's variable; without a driver, the list is empty."""
     program = tmp_path / 'nvidia-smi'
     program.write_text('#!/bin/sh\nprintf "0\\n1\\n2\\n"\n')
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
