@@ -70,9 +70,12 @@ class Versions:
         adapter = AdapterKey(caller.tenant_id, adapter_id)
 
         async def change() -> None:
-            key = VersionKey(adapter, version)
-            if not self._registry.catalogue.is_damaged(key):
-                key = self._registry.catalogue.ring(adapter).check_removable(version).key
+            key, catalogue = VersionKey(adapter, version), self._registry.catalogue
+            if catalogue.is_damaged(key):
+                # A damaged version may have the highest number, which must not be used again after a restart.
+                await self._registry.store.mark_newest(NewestMark(adapter, catalogue.highest_version(adapter)))
+            else:
+                catalogue.ring(adapter).check_removable(version)
             await self._registry.store.delete(key)
             self._registry.catalogue.remove_version(key)
 

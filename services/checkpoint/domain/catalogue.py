@@ -161,6 +161,11 @@ class Catalogue:
         ring = self._rings.get(key.adapter)
         return ring is not None and ring.is_damaged(key.version)
 
+    def highest_version(self, adapter: AdapterKey) -> int:
+        """Return the highest version number that an adapter has used; 0 if it has used none."""
+        ring = self._rings.get(adapter)
+        return 0 if ring is None else ring.highest
+
     def remove_version(self, key: VersionKey) -> None:
         """Remove a version, damaged or not; its number is not reused."""
         self._rings[key.adapter].remove(key.version)

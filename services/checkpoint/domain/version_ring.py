@@ -38,6 +38,11 @@ class VersionRing:
         """Undamaged version with the highest number; None if the ring has no undamaged version."""
         return self._versions[max(self._versions)] if self._versions else None
 
+    @property
+    def highest(self) -> int:
+        """Highest version number that was ever used; 0 if none was."""
+        return self._highest
+
     def all_newest_first(self) -> list[AdapterVersion]:
         """Return all undamaged versions, highest number first."""
         return [self._versions[number] for number in sorted(self._versions, reverse=True)]

@@ -137,6 +137,25 @@ async def test_damaged_version_is_refused(tmp_path: Path) -> None:
                 assert not (state_dir / 'checkpoint' / 'states' / 'alice' / 'ad-1' / 'versions' / '1').exists()
 
 
+@pytest.mark.parametrize('first', [1, 2])
+async def test_number_of_a_deleted_damaged_version_is_not_used_again(first: int, tmp_path: Path) -> None:
+    """After a restart, the number of a deleted version is refused, although it was the newest one, or the only one."""
+    async with serving(tmp_path) as service:
+        with acting_for(ALICE):
+            for version in range(first, 3):
+                await service.weights.publish_version('ad-1', make_state(version), version=version)
+    flip(tmp_path / 'checkpoint' / 'states' / 'alice' / 'ad-1' / 'versions' / '2' / 'record.json', 0.5)
+    async with serving(tmp_path) as service:
+        request = version_service_pb2.DeleteVersionRequest(adapter_id='ad-1', version=2)
+        await service.versions.DeleteVersion(request, metadata=as_tenant('alice'))
+    async with serving(tmp_path) as service:
+        with acting_for(ALICE):
+            with pytest.raises(DomainError) as refused:
+                await service.weights.publish_version('ad-1', make_state(9), version=2)
+            assert refused.value.reason == 'VERSION_CONFLICT'
+            await service.weights.publish_version('ad-1', make_state(3), version=3)
+
+
 async def test_damaged_mark_is_never_read_as_another_number(tmp_path: Path) -> None:
     """A damaged newest-version mark gives its original number, or is logged and ignored; a deleted one is ignored."""
     key = AdapterKey('alice', 'ad-1')

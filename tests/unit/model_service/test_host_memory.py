@@ -39,7 +39,8 @@ class FullEngine(TrainerEngine):
 
     def _check(self) -> None:
         if self.is_full:
-            raise MemoryError('no memory is left')
+            # The message that torch's CPU allocator gives; torch has no class for it.
+            raise RuntimeError('DefaultCPUAllocator: not enough memory: you tried to allocate 1 bytes.')
 
 
 def create(host: EngineHost, state: AdapterState) -> None:

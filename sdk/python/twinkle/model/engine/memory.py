@@ -7,7 +7,10 @@ _ALLOCATOR = 'DefaultCPUAllocator'
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an allocation failed, on any device."""
+    """Return whether an allocation failed, on any device, in a process that can continue."""
+    if isinstance(error, OutOfMemoryInShardedPass):
+        # Its message contains that of the allocator.
+        return False
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and _ALLOCATOR in str(error)
     )
