@@ -58,8 +58,7 @@ def make_certificates(
 ) -> list[IssuedCertificate]:
     """Create a certificate and key for the authority (`ca.crt`, `ca.key`) and for each service, unless they exist.
 
-    Only the owner can read the new files. Without `is_forced`, an existing certificate is kept, even if its key is
-    missing.
+    Only the owner can read the new files. A certificate of a service whose key is missing is replaced.
 
     Args:
         folder: Folder of the files; created if it does not exist.
@@ -88,7 +87,7 @@ def make_certificates(
     for service, hosts in services.items():
         wanted = tuple(dict.fromkeys((service, *_LOOPBACK, *hosts, f'twinkle://{service}')))
         path = folder / f'{service}.crt'
-        is_new = is_forced or not path.exists()
+        is_new = is_forced or not path.exists() or not path.with_suffix('.key').exists()
         if is_new:
             previous = names_in(_load(path)) if path.exists() else ()
             _make_service(folder, service, tuple(dict.fromkeys((*wanted, *previous))), now)

@@ -38,6 +38,17 @@ def test_command_creates_missing_certificates_and_keeps_the_rest(tmp_path: Path)
     assert unchanged == {'ca.crt', 'ca.key'}
 
 
+def test_certificate_without_its_key_is_replaced(tmp_path: Path) -> None:
+    """A service whose key was lost gets a new pair with the same hosts, and no other file changes."""
+    assert _certs(str(tmp_path), '--host', 'model=10.0.0.5')[0] == 0
+    before = _contents(tmp_path)
+    (tmp_path / 'model.key').unlink()
+    code, output = _certs(str(tmp_path))
+    assert (code, '10.0.0.5' in output) == (0, True)
+    after = _contents(tmp_path)
+    assert {name for name in before if after[name] != before[name]} == {'model.crt', 'model.key'}
+
+
 def test_command_refuses_new_hosts_and_unknown_services(tmp_path: Path) -> None:
     """A host that is missing from an existing certificate, or an unknown service, is refused, and no file changes."""
     assert _certs(str(tmp_path))[0] == 0
