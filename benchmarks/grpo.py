@@ -85,7 +85,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument('--threads', type=int, default=1)
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument(
-        '--cpu-seconds', action='store_true', help='compare CPU time, if other work runs on the machine'
+        '--cpu-seconds',
+        action='store_true',
+        help='compare CPU time, for a machine with other work',
     )
     return parser.parse_args(arguments)
 
@@ -217,7 +219,7 @@ def _running_trl(settings: dict[str, Any]) -> Iterator[_Trl]:
 
 
 def _cpu_seconds(processes: Mapping[str, int]) -> dict[str, float]:
-    """Return the CPU time of each process with its descendants. The client counts alone: it started the others."""
+    """Return the CPU time of each process with its descendants; of the client without those, which are the others."""
     return {
         name: busy_seconds([psutil.Process(pid)] if name == 'client' else with_children(pid))
         for name, pid in processes.items()

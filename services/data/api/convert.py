@@ -189,8 +189,10 @@ def _rows_from_proto(source: dataset_pb2.RowSource) -> list[dict[str, Any]]:
     if not rows:
         raise InvalidField('source.rows.rows', 'must have at least one row')
     for index, row in enumerate(rows):
-        if not row or set(row) != set(rows[0]):
-            keys = ', '.join(sorted(rows[0])) or 'at least one key'
+        if not row:
+            raise InvalidField(f'source.rows.rows[{index}]', 'must have at least one key')
+        if set(row) != set(rows[0]):
+            keys = ', '.join(sorted(rows[0]))
             raise InvalidField(f'source.rows.rows[{index}]', f'must have the same keys as the first row: {keys}')
     return rows
 

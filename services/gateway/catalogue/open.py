@@ -26,7 +26,7 @@ class Catalogue:
 
 
 def open_catalogue(database: Database, client: GrpcCheckpoints, *, clock: Clock) -> Catalogue:
-    """Return the catalogue in `database`, which changes checkpoints through `client`."""
+    """Return the catalogue that is stored in `database` and changes checkpoints through `client`."""
     checkpoints = Checkpoints(client, SqlCheckpointStore(database), clock=clock)
     return Catalogue(Runs(SqlRunStore(database)), checkpoints, client)
 
@@ -34,7 +34,7 @@ def open_catalogue(database: Database, client: GrpcCheckpoints, *, clock: Clock)
 def checkpoint_jobs(
     database: Database, channel: grpc.aio.Channel | None, *, clock: Clock
 ) -> list[Callable[[], Coroutine[Any, Any, Any]]]:
-    """Return the job that copies checkpoints to the catalogue; empty without a channel to the checkpoint service."""
+    """Return a list of the job that copies checkpoints to the catalogue; the list is empty without a `channel`."""
     if channel is None:
         return []
     feed, store = GrpcCheckpointFeed(channel), SqlCheckpointStore(database)

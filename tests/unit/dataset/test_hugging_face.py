@@ -92,7 +92,7 @@ def test_formats_are_applied_and_transforms_refused() -> None:
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_methods_give_the_same_rows_as_for_a_list(kind: Any, tiny_llama_dir: Path) -> None:
-    """Mixed, mapped, filtered and encoded rows equal those of the same rows in a list."""
+    """Mixing, mapping, filtering and encoding give the same rows as for a list with the same data."""
     encoded = []
     for data in (CHATS, hf_dataset()):
         dataset = kind(DatasetMeta(data=data))
@@ -177,7 +177,7 @@ def test_a_saved_split_is_checked(tmp_path: Path) -> None:
 
 
 def test_damaged_folders_are_refused(tmp_path: Path) -> None:
-    """A saved folder without rows is refused, and one with a missing or invalid file is refused with its name."""
+    """A saved folder without rows is refused, and one with a missing or invalid file with an error that names the file."""
     hf_dataset().save_to_disk(tmp_path / 'one')
     file = next((tmp_path / 'one').glob('*.arrow'))
     file.write_bytes(b'nothing of the kind')

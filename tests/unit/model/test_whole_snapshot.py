@@ -1,4 +1,4 @@
-"""Tests that an adapter restored from a whole snapshot continues bitwise, from any point of any run."""
+"""Tests that an adapter restored from a whole snapshot continues with bitwise equal results, from any point of any run."""
 
 import random
 
@@ -83,7 +83,7 @@ def random_operation(rng, make_feature):
 
 @pytest.mark.parametrize('seed', range(8))
 def test_restored_adapter_continues_bitwise(model, make_feature, seed):
-    """A copy restored from a snapshot between random operations gives bitwise the same further results."""
+    """A copy restored from a snapshot between random operations gives bitwise equal results from then on."""
     rng = random.Random(seed)
     operations = [random_operation(rng, make_feature) for _ in range(12)]
     original = TrainerEngine(model)

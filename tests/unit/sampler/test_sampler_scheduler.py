@@ -130,6 +130,6 @@ def test_parked_sequences_keep_their_memory_and_are_not_computed():
 
 
 def test_limits_that_starve_prompts_are_refused():
-    """Limits without rows for a prompt chunk besides all running sequences raise ValueError."""
+    """Limits that leave too few rows for a prompt chunk while all sequences run raise ValueError."""
     with pytest.raises(ValueError, match='max_step_rows'):
         SchedulerLimits(max_sequences=8, max_step_rows=10, prefill_chunk_rows=4, cache_budget_bytes=64)

@@ -85,7 +85,7 @@ class GlooTransport(_GroupTransport):
 
     def _make_group(self, store: Store, rank: int) -> Any:
         gloo = cast('Any', dist.ProcessGroupGloo)
-        options = gloo._Options()  # noqa: SLF001 (torch has no public way to make a group from its own store)
+        options = gloo._Options()  # noqa: SLF001 (torch has no public way to make a group from a given store)
         options._devices = [gloo.create_device(hostname=self.options.host)]  # noqa: SLF001
         options._timeout = self.options.timeout  # noqa: SLF001
         options._threads = 1  # noqa: SLF001

@@ -22,7 +22,7 @@ SINGLE_FILE = 'model.safetensors'
 """Weights file of a model with a single shard."""
 
 _LENGTH_BYTES = 8
-"""Size of the number before a safetensors header, which is the header's length."""
+"""Size of the field before a safetensors header that contains the header's length."""
 _COMPANIONS = ('*.json', '*.txt', '*.model', '*.jinja', 'LICENSE*')
 """Patterns of the files that `ModelFolder.companions` lists."""
 
@@ -106,7 +106,7 @@ def _shard_names(folder: Path) -> tuple[list[str], bool]:
         raise InvalidModelFolder(
             SINGLE_FILE, 'is missing; pickled weights (*.bin) are not supported, save the model as safetensors'
         )
-    raise InvalidModelFolder(SINGLE_FILE, 'is missing')
+    raise InvalidModelFolder(SINGLE_FILE, 'is missing; check the folder, or save the model as safetensors')
 
 
 def _read_shard(path: Path) -> Shard:

@@ -88,12 +88,16 @@ def _download_hugging_face(
         )
     except client.errors.RepositoryNotFoundError as error:
         missing = ModelNotFound if kind == 'models' else DatasetNotFound
-        problem = f'Hugging Face has no accessible {kind.removesuffix("s")} {hub_id.name}'
-        raise missing(problem) from error
+        raise missing(_absent('Hugging Face', hub_id, kind)) from error
     except (OSError, ValueError, RuntimeError) as error:
         reason = f'downloading from Hugging Face failed ({type(error).__name__})'
         raise _unreachable(hub_id, kind, reason) from error
     return Path(folder)
+
+
+def _absent(hub: str, hub_id: HubId, kind: Kind) -> str:
+    cure = 'check the name, or log in if it is private or gated'
+    return f'{hub} has no {kind.removesuffix("s")} {hub_id.name} that you can access; {cure}'
 
 
 def _download_model_scope(hub_id: HubId, kind: Kind, patterns: tuple[str, ...] | None, limit_bytes: int | None) -> Path:
@@ -105,7 +109,7 @@ def _download_model_scope(hub_id: HubId, kind: Kind, patterns: tuple[str, ...] |
         return model_scope.fetch(hub_id.name, repo_type=kind.removesuffix('s'), patterns=patterns, check=check)
     except model_scope.RepositoryMissing as error:
         missing = ModelNotFound if kind == 'models' else DatasetNotFound
-        raise missing(f'ModelScope has no accessible {kind.removesuffix("s")} {hub_id.name}') from error
+        raise missing(_absent('ModelScope', hub_id, kind)) from error
     except ImportError as error:
         reason = f"its client is not installed (pip install '{model_scope.INSTALL}')"
         raise _unreachable(hub_id, kind, reason) from error

@@ -35,7 +35,7 @@ class AsyncPipeline(Generic[_Prompts, _Samples]):
     first batch and after the last.
 
     By default, batch `n` is sampled with the weights after exactly `max(0, n - max_staleness)` trained batches,
-    independent of timing, so a seeded loop is reproducible. A sync waits until running sampling ends. With
+    independent of timing, so a seeded loop is reproducible. A sync waits until the sampling in progress has ended. With
     `max_staleness` 0, nothing runs in parallel. With 1, a step takes as long as the slower of sampling and training.
     Higher values only make samples older, unless `is_ordered` is False.
 

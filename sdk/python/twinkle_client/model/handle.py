@@ -48,8 +48,11 @@ class ModelHandle:
     def adapter_id(self, adapter_name: str | None = None) -> str:
         """Return an adapter's id, which is also the id of its run.
 
+        Args:
+            adapter_name: Name of the adapter. None: the only adapter.
+
         Raises:
-            KeyError: No adapter has this name.
+            KeyError: No adapter has this name, or the name is None and there is not exactly one adapter.
         """
         return self._adapter(adapter_name).adapter_id
 
@@ -59,7 +62,8 @@ class ModelHandle:
             return next(iter(self._adapters.values()))
         if adapter_name not in self._adapters:
             known = ', '.join(map(repr, self._adapters)) or 'none; call add_adapter_to_model first'
-            raise KeyError(f'adapter_name {adapter_name!r} is unknown; known adapters: {known}')
+            problem = 'is missing' if adapter_name is None else f'{adapter_name!r} is unknown'
+            raise KeyError(f'adapter_name {problem}; known adapters: {known}')
         return self._adapters[adapter_name]
 
     def _check_name(self, adapter_name: str) -> None:

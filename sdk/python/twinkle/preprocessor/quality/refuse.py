@@ -54,12 +54,12 @@ class RefuseFilter(QualityFilter):
             phrases: additional beginnings of refusals, case-insensitive. Default: none.
 
         Raises:
-            InvalidArguments: `turns` has another value, `phrases` is not a list, or a phrase is empty.
+            InvalidArguments: `turns` has another value, `phrases` is a string, or a phrase is empty.
         """
         if turns not in {'any', 'last'}:
             raise InvalidArguments(f"turns must be 'any' or 'last', got {turns!r}")
         if isinstance(phrases, str) or not all(phrase.strip() for phrase in phrases):
-            raise InvalidArguments('phrases must be a list of non-empty texts')
+            raise InvalidArguments('phrases must be a list of non-empty strings')
         self.turns: Literal['any', 'last'] = turns
         self.phrases = list(phrases)
         self._beginnings = tuple(_plain(phrase) for phrase in phrases)

@@ -2,7 +2,8 @@
 
 Sample groups wait in order of arrival. A group is admitted when each of its sequences has a slot and memory for its
 maximum number of tokens, so running sequences are never preempted. Each step computes one row of every running sequence
-that is not parked, and fills the remaining rows with chunks, first of replayed sequences and then of prompts. The chunk
+that is neither parked nor replayed, and fills the remaining rows with chunks, first of replayed sequences and then of
+prompts. The chunk
 boundaries of a prompt depend only on the prompt, so other requests do not affect its numerical results.
 """
 
@@ -53,7 +54,7 @@ class PrefillChunk:
 
 @dataclass(frozen=True)
 class ReplayChunk:
-    """The next tokens to compute of a sequence that another engine started: at least one, but not its newest token."""
+    """One or more tokens of a sequence that another engine started, which are computed again; never its newest token."""
 
     sequence: Sequence
     row_count: int

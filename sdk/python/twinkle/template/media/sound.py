@@ -48,12 +48,12 @@ def sound_of_array(given: Any, field_path: str) -> Sound | None:
     try:
         samples = np.asarray(fields['array'])
     except (ValueError, TypeError, RuntimeError):
-        raise InvalidTrajectory(field_path, 'must be a one-dimensional array of finite floats, and not empty') from None
+        raise InvalidTrajectory(field_path, 'must be a non-empty one-dimensional array of finite floats') from None
     if samples.ndim != 1 or samples.dtype.kind != 'f' or not len(samples) or not np.isfinite(samples).all():
-        problem = f'one-dimensional array of finite floats, and not empty; got {samples.dtype} {list(samples.shape)}'
+        problem = f'non-empty one-dimensional array of finite floats, got {samples.dtype} {list(samples.shape)}'
         raise InvalidTrajectory(field_path, f'must be a {problem}')
     if np.abs(samples).max() > _MAX_AMPLITUDE:
-        problem = f'must be floats in -1 to 1, got an amplitude of {np.abs(samples).max():.3g}; scale them'
+        problem = f'must be floats between -1 and 1, got an amplitude of {np.abs(samples).max():.3g}; scale them'
         raise InvalidTrajectory(field_path, problem)
     if not isinstance(rate, int | np.integer) or isinstance(rate, bool) or rate < 1:
         problem = f'must be an integer number of samples per second, at least 1, got {rate!r}'
@@ -65,7 +65,7 @@ def sound_of_wav(content: bytes, field_path: str) -> Sound:
     """Return the clip in a WAV file; several channels are averaged to one.
 
     Raises:
-        InvalidTrajectory: the content is not a WAV file of 8, 16 or 32 bit PCM samples, or has no samples.
+        InvalidTrajectory: the content is not a WAV file of 8, 16 or 32 bit PCM samples, has no samples, or no sampling rate.
     """
     try:
         with wave.open(io.BytesIO(content)) as file:
@@ -75,8 +75,10 @@ def sound_of_wav(content: bytes, field_path: str) -> Sound:
         raise InvalidTrajectory(
             field_path, 'is not a WAV file of PCM samples; other formats are not supported'
         ) from None
-    if width not in _WIDTHS or rate < 1:
-        raise InvalidTrajectory(field_path, f'has {8 * width} bit samples at rate {rate}; use 8, 16 or 32 bits')
+    if width not in _WIDTHS:
+        raise InvalidTrajectory(field_path, f'has samples of {8 * width} bits; use 8, 16 or 32 bits')
+    if rate < 1:
+        raise InvalidTrajectory(field_path, f'must have at least 1 sample per second, its header has {rate}')
     whole = len(frames) // (width * channels) * (width * channels)
     numbers = np.frombuffer(frames[:whole], _WIDTHS[width]).reshape(-1, channels).astype(np.float64)
     if not len(numbers):

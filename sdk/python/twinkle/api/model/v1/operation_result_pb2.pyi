@@ -57,7 +57,7 @@ class ForwardResult(_message.Message):
     loss: _builtins.float
     """Loss of the batch, as the loss defines it: a weighted sum, unless its reduction is MEAN."""
     label_count: _builtins.int
-    """Number of labels that count."""
+    """Number of labels that contribute to the loss."""
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Tensor]:
         """Log-probability of each label: float32 [T] for each example, or [T, K] if the loss has K targets per position. 0.0
