@@ -139,7 +139,7 @@ async def test_damaged_version_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('first', [1, 2])
 async def test_number_of_a_deleted_damaged_version_is_not_used_again(first: int, tmp_path: Path) -> None:
-    """After a restart, the number of a deleted version is refused, although it was the newest one, or the only one."""
+    """The number of a deleted version is refused after a restart, although it was the newest one, or the only one."""
     async with serving(tmp_path) as service:
         with acting_for(ALICE):
             for version in range(first, 3):

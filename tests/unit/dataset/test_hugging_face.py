@@ -177,7 +177,7 @@ def test_a_saved_split_is_checked(tmp_path: Path) -> None:
 
 
 def test_damaged_folders_are_refused(tmp_path: Path) -> None:
-    """A saved folder without rows is refused, and one with a missing or invalid file with an error that names the file."""
+    """A saved folder without rows is refused; for a missing or invalid file, the error names the file."""
     hf_dataset().save_to_disk(tmp_path / 'one')
     file = next((tmp_path / 'one').glob('*.arrow'))
     file.write_bytes(b'nothing of the kind')

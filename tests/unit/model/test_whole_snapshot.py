@@ -1,4 +1,4 @@
-"""Tests that an adapter restored from a whole snapshot continues with bitwise equal results, from any point of any run."""
+"""Tests that an adapter restored from a whole snapshot continues with bitwise equal results, from any point."""
 
 import random
 

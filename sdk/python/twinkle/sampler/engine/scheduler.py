@@ -54,7 +54,7 @@ class PrefillChunk:
 
 @dataclass(frozen=True)
 class ReplayChunk:
-    """One or more tokens of a sequence that another engine started, which are computed again; never its newest token."""
+    """Tokens of a sequence that another engine started, which are computed again; never its newest token."""
 
     sequence: Sequence
     row_count: int

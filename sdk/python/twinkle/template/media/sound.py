@@ -65,7 +65,7 @@ def sound_of_wav(content: bytes, field_path: str) -> Sound:
     """Return the clip in a WAV file; several channels are averaged to one.
 
     Raises:
-        InvalidTrajectory: the content is not a WAV file of 8, 16 or 32 bit PCM samples, has no samples, or no sampling rate.
+        InvalidTrajectory: the content is not a WAV file of 8, 16 or 32 bit PCM samples, or has no samples or rate.
     """
     try:
         with wave.open(io.BytesIO(content)) as file:
