@@ -6,10 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from fixtures.postgres import empty_database, postgres_url
 from fixtures.tiny_model import build_tiny_model
+
+# Times depend on the other work of the machine, so they never make a test fail.
+hypothesis.settings.register_profile(
+    'without times', deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile('without times')
 
 
 @pytest.fixture(scope='session')

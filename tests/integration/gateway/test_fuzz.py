@@ -41,7 +41,6 @@ ROUNDS = max(1, COUNT // 900)
 """Number of rounds. Each round starts with an empty state, because checking the state takes longer as it grows."""
 many_examples = settings(
     max_examples=-(-COUNT // (TESTS * ROUNDS)),
-    deadline=None,
     database=None,
     derandomize=not REQUESTED_COUNT,
     phases=[Phase.explicit, Phase.generate],

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from twinkle.dataloader import DataLoader
@@ -49,7 +49,6 @@ def joined(parts: list[list[list[int]]]) -> list[list[int]]:
     return [list(chain.from_iterable(batch)) for batch in zip(*parts, strict=True)]
 
 
-@settings(deadline=None)
 @given(
     kind=st.sampled_from(['lazy', 'stream']),
     size=st.integers(1, 40),
@@ -94,7 +93,6 @@ def test_resumed_ranks_get_the_remaining_batches(
                 assert second.get_state()['consumed_train_samples'] >= states[-1]['consumed_train_samples']
 
 
-@settings(deadline=None)
 @given(
     size=st.integers(0, 40), per_rank=st.integers(1, 4), ranks=st.integers(1, 4), is_stream=st.booleans(),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from twinkle.dataset import (
@@ -49,7 +49,6 @@ def transformed_rows(dataset: BaseDataset[Any], other: DatasetMeta, *, interleav
     return list(dataset)
 
 
-@settings(deadline=None)
 @given(sizes=st.tuples(st.integers(0, 250), st.integers(0, 250)), interleave=st.booleans())
 def test_stream_equals_dataset(sizes: tuple[int, int], interleave: bool) -> None:  # noqa: FBT001
     """`map`, `mix_dataset`, `filter` and `cast_column` give the same rows in the same order, in every iteration."""

@@ -41,7 +41,6 @@ def log_normal(count: int, *, seed: int, capacity: int) -> npt.NDArray[np.int64]
     return np.clip(sampled.astype(np.int64), 1, capacity)
 
 
-@settings(deadline=None)
 @given(lengths=st.lists(st.integers(1, 60), max_size=150), interval=st.integers(1, 40))
 def test_every_sample_is_in_one_pack_and_separate(lengths: list[int], interval: int) -> None:
     """Each sample is in one pack, its positions restart at 0, and its last label is ignored."""
@@ -60,7 +59,7 @@ def test_every_sample_is_in_one_pack_and_separate(lengths: list[int], interval: 
     assert sorted(found) == list(range(len(lengths)))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_waste_on_realistic_lengths_is_small(seed: int) -> None:
     """All packs together are at least 97 % full, for a dataset and for a stream with an interval of 128."""

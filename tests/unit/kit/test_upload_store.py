@@ -84,7 +84,7 @@ def announced(tmp_path: Path) -> Storage:
     return Storage(tmp_path, ANNOUNCED)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(size=st.integers(1, 60), chunk_bytes=st.integers(1, 60), cuts=st.lists(st.integers(0, 60), max_size=4))
 def test_an_upload_resumes_after_any_cut(size: int, chunk_bytes: int, cuts: list[int]) -> None:
     """An upload that is interrupted at any byte and resumed has unchanged bytes, and is readable only when complete."""

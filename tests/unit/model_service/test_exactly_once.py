@@ -225,7 +225,7 @@ async def test_the_journal_on_disk_survives_the_same_crashes(tmp_path: Path):
             await journal.close()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(
     script=st.lists(st.sampled_from(sorted(VERBS)), min_size=1, max_size=20),
     crashes=st.lists(st.integers(1, 60), max_size=4),

@@ -34,7 +34,7 @@ actions = st.lists(st.one_of(ready_verbs, st.just('next'), st.integers(0, 40).ma
 """A ReadyVerb is added, 'next' takes a batch, an adapter's id cancels its verb, and a number or None sets the limit."""
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(actions, st.dictionaries(st.sampled_from(['alice', 'bob']), st.floats(0.01, 100.0)))
 def test_no_verb_is_lost_or_duplicated(actions: list[ReadyVerb | str | int | None], weights: dict[str, float]) -> None:
     """All tokens of each verb are scheduled once, unless it is cancelled, and every batch respects the rules."""
@@ -224,7 +224,7 @@ def test_every_verb_is_served_within_a_bound(seed: int) -> None:
     assert len(batches) - heavy <= QUICK_RUN * (heavy + 1)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(ready_verbs, max_size=60, unique_by=lambda item: item.adapter_id), st.integers(0, 59))
 def test_predicted_positions_are_exact(items: list[ReadyVerb], chosen: int) -> None:
     """Exactly the predicted passes run first if no more verbs arrive, and predicting changes nothing."""

@@ -83,7 +83,7 @@ def test_a_new_pass_ignores_earlier_rows() -> None:
     assert len(dedup.split(rows('a', 'b'))[0]) == 2
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.text(max_size=40), max_size=12))
 def test_every_text_is_kept_once(texts: list[str]) -> None:
     """Every distinct text is kept exactly once."""
@@ -95,7 +95,7 @@ def test_every_text_is_kept_once(texts: list[str]) -> None:
     assert set(kept_texts) == {' '.join(text.split()) for text in texts}
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.text(max_size=300), st.text(max_size=300))
 def test_similarity_estimates_the_jaccard_similarity(one: str, other: str) -> None:
     """The estimate is symmetric, is 1 for equal texts, and is close to the Jaccard similarity."""

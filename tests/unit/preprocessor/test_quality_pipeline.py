@@ -94,7 +94,7 @@ def _has_a_question(row: Row) -> bool:
     return row['messages'][0]['content'] > ''
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(ROWS)
 def test_every_row_is_kept_or_removed_with_a_reason(rows: list[dict[str, Any]]) -> None:
     """No row raises an error, and each row is kept or removed with a reason, in order."""
@@ -104,7 +104,7 @@ def test_every_row_is_kept_or_removed_with_a_reason(rows: list[dict[str, Any]]) 
     assert all(row.drop.reason and row.stage for row in dropped)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(ROWS)
 def test_every_filter_accepts_any_row(rows: list[dict[str, Any]]) -> None:
     """No filter raises an error for any row, and a second iteration gives the same result."""
@@ -116,7 +116,7 @@ def test_every_filter_accepts_any_row(rows: list[dict[str, Any]]) -> None:
             assert repr(quality.split(rows)) == repr(first)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(ROWS, st.integers(1, 4))
 def test_batches_do_not_change_the_result(rows: list[dict[str, Any]], size: int) -> None:
     """Rows in several batches give the same result as in a single batch."""
@@ -128,7 +128,7 @@ def test_batches_do_not_change_the_result(rows: list[dict[str, Any]], size: int)
     assert streamed.end_pass() == whole.end_pass()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(ROWS)
 def test_a_second_run_removes_nothing(rows: list[dict[str, Any]]) -> None:
     """A second run over the kept rows changes and removes nothing."""

@@ -19,14 +19,14 @@ def has_run(text: str) -> bool:
     return False
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.text(alphabet='ab', max_size=150))
 def test_a_run_is_found_if_and_only_if_there_is_one(text: str) -> None:
     """The result equals that of an exhaustive search."""
     assert (find_run(text, min_characters=MIN_CHARACTERS, min_repeats=MIN_REPEATS) is not None) == has_run(text)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.text(alphabet='xyz ', max_size=80),
     st.text(alphabet='ab', min_size=1, max_size=30),

@@ -113,7 +113,7 @@ def test_one_turn_gives_the_feature_of_the_sampler(tiny_llama_dir):
     )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     turns=st.lists(st.tuples(st.text('abé<', max_size=5), st.text('xy\n', max_size=5)), min_size=1, max_size=4),
     limit=st.integers(20, 200),

@@ -103,7 +103,7 @@ OPTIONS = (
 )
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     prompt=st.sampled_from([*PROMPTS, LONG]),
     given_params=st.builds(

@@ -194,7 +194,7 @@ def test_context_ends_a_sequence_without_max_tokens(model):
     assert result.reasons == [StopReason.LENGTH]
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     plan=st.lists(
         st.tuples(st.integers(0, 4), st.integers(0, 8), st.integers(1, 3), st.sampled_from([None, 2])), max_size=8

@@ -12,6 +12,7 @@ from twinkle.sampler.vllm.cpu_lora import (
     add_lora_linear,
     discard_factors,
     own_rank,
+    set_rows,
 )
 
 MAX_RANK, INPUTS, WIDTHS = 4, 6, (5, 3)
@@ -21,7 +22,7 @@ class Wrapper:
     """The part of vLLM's LoRA wrapper that the module uses."""
 
     def __init__(self, slots_T: torch.Tensor) -> None:
-        self.twinkle_rows = adapter_rows(slots_T)
+        set_rows(self, slots_T)
 
 
 def stacks(
@@ -77,6 +78,69 @@ def test_each_row_gets_the_update_of_its_adapter(slots: list[int], dtype: torch.
     assert torch.equal(y[slots_T < 0], before[slots_T < 0])
 
 
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    'slots', [[0, 1, 2, 3], [3, -1, 0, 1, 0, 3, 1, 2], [2, 2, 1, 1, 3, -1, 3, 0], [0, 0, 1, 1, 2, 3]]
+)
+def test_several_adapters_share_batched_products(slots: list[int], dtype: torch.dtype):
+    """Adapters of equal shapes are multiplied together, and each row gets the update that it gets alone."""
+    a, b = stacks(3, 3, 3, 3, dtype=dtype)
+    slots_T = torch.tensor(slots)
+    x, y = torch.randn(len(slots), INPUTS).to(dtype), torch.randn(len(slots), sum(WIDTHS)).to(dtype)
+    separate, before = y.clone(), y.clone()
+    wrapper = Wrapper(slots_T)
+    add_lora_linear(wrapper, y, x, a, b, 1.0, WIDTHS)
+    assert [stack is not None for stack in wrapper.twinkle_stacks.values()] == [True]
+    for slot in set(slots) - {-1}:
+        add_lora_linear(Wrapper(torch.where(slots_T == slot, slot, -1)), separate, x, a, b, 1.0, WIDTHS)
+    tolerance = 1e-6 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(y, separate, rtol=tolerance, atol=tolerance)
+    assert torch.equal(y[slots_T < 0], before[slots_T < 0])
+
+
+def test_adapters_that_finish_leave_the_others_stacked():
+    """The adapters that remain in a batch keep their copies, and a new adapter joins with its factors."""
+    a, b = stacks(2, 2, 2, 2, 2, 2)
+    wrapper = Wrapper(torch.arange(5))
+    kept: list[object] = []
+    for slots in ([0, 1, 2, 3, 4], [3, 1, 4, 0], [0, 1, 2, 3, 4, 5], [5, 5, 0, 0, 2, 2, 1, 1]):
+        set_rows(wrapper, torch.tensor(slots))
+        y, x = torch.zeros(len(slots), sum(WIDTHS)), torch.randn(len(slots), INPUTS)
+        add_lora_linear(wrapper, y, x, a, b, 1.0, WIDTHS)
+        expected = expected_of(torch.zeros_like(y), x, torch.tensor(slots), a, b)
+        torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-5)
+        kept.append(next(iter(wrapper.twinkle_stacks.values())))
+    assert kept[0] is kept[1]
+    assert kept[1] is not kept[2]
+
+
+def test_unequal_adapters_are_multiplied_separately():
+    """Adapters of other ranks or parts, few adapters, and unequal numbers of rows use no batched product."""
+    a, b = stacks(3, 2, 3, 3, 3, 3)
+    b[1][3].zero_()
+    for slots in ([0, 1, 2, 4], [0, 2, 3, 4], [0, 2, 4], [0] * 9 + [2, 4, 5]):
+        wrapper = Wrapper(torch.tensor(slots))
+        y, x = torch.zeros(len(slots), sum(WIDTHS)), torch.randn(len(slots), INPUTS)
+        add_lora_linear(wrapper, y, x, a, b, 1.0, WIDTHS)
+        assert [stack for stack in wrapper.twinkle_stacks.values() if stack is not None] == []
+        expected = expected_of(torch.zeros_like(y), x, torch.tensor(slots), a, b)
+        torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_values_of_an_adapter_reach_no_other_adapter():
+    """NaN in the factors or inputs of an adapter makes its own rows NaN only, also if rows fill up those of others."""
+    a, b = stacks(2, 2, 2, 2)
+    a[0][1] = float('nan')
+    slots = torch.tensor([1, 0, 2, 3, 0, 2])
+    x = torch.randn(6, INPUTS)
+    x[0] = float('inf')
+    y = torch.zeros(6, sum(WIDTHS))
+    add_lora_linear(Wrapper(slots), y, x, a, b, 1.0, WIDTHS)
+    assert y[0].isnan().any()
+    expected = expected_of(torch.zeros_like(y), x, torch.where(slots == 1, -1, slots), a, b)
+    torch.testing.assert_close(y[1:].double(), expected[1:], rtol=1e-5, atol=1e-5)
+
+
 def test_few_bfloat16_rows_are_rounded_once():
     """The update of few bfloat16 rows is computed in float32, so it differs from the exact one by one rounding."""
     a, b = stacks(MAX_RANK, dtype=torch.bfloat16)
@@ -113,20 +177,21 @@ def test_values_that_are_not_finite_are_not_hidden(value: float, factor: str):
     assert y[1].isfinite().all()
 
 
-def test_copies_are_discarded_with_the_content_of_a_slot():
+@pytest.mark.parametrize('slots', [[0, 1], [0, 1, 2, 3]])
+def test_copies_are_discarded_with_the_content_of_a_slot(slots: list[int]):
     """Rows get the update of the adapter that a slot contains now, after one slot or all slots were filled again."""
-    a, b = stacks(2, 2)
-    slots = torch.tensor([0, 1])
-    wrapper = Wrapper(slots)
+    a, b = stacks(2, 2, 2, 2)
+    slots_T = torch.tensor(slots)
+    wrapper = Wrapper(slots_T)
     manager = SimpleNamespace(punica_wrapper_mapping={'model': wrapper})
-    x = torch.randn(2, INPUTS)
+    x = torch.randn(len(slots), INPUTS)
     for slot in (0, None):
-        add_lora_linear(wrapper, torch.zeros(2, sum(WIDTHS)), x, a, b, 1.0, WIDTHS)
+        add_lora_linear(wrapper, torch.zeros(len(slots), sum(WIDTHS)), x, a, b, 1.0, WIDTHS)
         discard_factors(manager, slot)
         a[0][0] *= 2
-        y = torch.zeros(2, sum(WIDTHS))
+        y = torch.zeros(len(slots), sum(WIDTHS))
         add_lora_linear(wrapper, y, x, a, b, 1.0, WIDTHS)
-        torch.testing.assert_close(y.double(), expected_of(torch.zeros_like(y), x, slots, a, b), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(y.double(), expected_of(torch.zeros_like(y), x, slots_T, a, b), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize('rank', range(MAX_RANK + 1))

@@ -52,7 +52,7 @@ def key_of(text: str, *, adapter: AdapterRequest | None = None, weight: int = 1)
 
 
 @given(st.integers(2, 12), st.integers(0, 1 << 30))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_open_requests_spread_evenly(count: int, seed: int) -> None:
     """No replica has more open requests than 1.25 times the average plus two, although prompts repeat."""
     router, generator = Router(), random.Random(seed)
@@ -66,7 +66,7 @@ def test_open_requests_spread_evenly(count: int, seed: int) -> None:
 
 
 @given(st.integers(2, 10))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_only_keys_of_a_joining_or_leaving_replica_are_rerouted(count: int) -> None:
     """When a replica joins or leaves, only its keys are rerouted, at most 2.5 times its fair share."""
     members = [replica(f'r{index}') for index in range(count + 1)]
@@ -79,7 +79,7 @@ def test_only_keys_of_a_joining_or_leaving_replica_are_rerouted(count: int) -> N
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.sampled_from(list(ReplicaState))), min_size=1, max_size=8), st.text())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_full_and_draining_replicas_are_not_chosen_while_another_is_free(
     members: list[tuple[int, ReplicaState]], text: str
 ) -> None:

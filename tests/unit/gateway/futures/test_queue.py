@@ -61,7 +61,7 @@ def test_tenant_of_weight_three_starts_three_times_as_often(total: int, lengths:
     assert 2.7 <= counts['heavy'] / counts['light'] <= 3.3, counts
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(weights=st.lists(st.integers(1, 10), min_size=2, max_size=6), total=st.integers(1, 9))
 def test_every_tenant_gets_about_its_weighted_share(weights: list[int], total: int) -> None:
     """A tenant's starts differ from its weighted share by at most two plus its weight divided by the smallest one."""

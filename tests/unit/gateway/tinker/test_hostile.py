@@ -54,7 +54,7 @@ VALUES = st.recursive(
     max_leaves=20,
 )
 BODIES = st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=8)
-MANY_EXAMPLES = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+MANY_EXAMPLES = settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture

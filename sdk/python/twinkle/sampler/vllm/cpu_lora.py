@@ -3,8 +3,9 @@
 While every slot is in use, vLLM's own methods apply the last slot's adapter to rows of the base model. They also
 multiply each row separately, at the maximum rank. Here, the rows of an adapter are multiplied together, at the
 adapter's own rank. For few rows, as in a step that samples, one product with float32 copies of the first factors serves
-all parts of a layer, such as the projections of queries, keys and values. Float32 is used, because torch multiplies few
-bfloat16 rows slowly. In bfloat16, the results of few rows therefore differ by rounding from those of many.
+all parts of a layer, such as the projections of queries, keys and values, and several adapters share batched products.
+Float32 is used, because torch multiplies few bfloat16 rows slowly. In bfloat16, the results of few rows therefore
+differ by rounding from those of many.
 """
 
 from dataclasses import dataclass
@@ -16,6 +17,11 @@ from vllm.lora.punica_wrapper import punica_cpu
 
 FEW_ROWS = 64
 """Number of rows of an adapter up to which its float32 copies are faster than its factors in the model's type."""
+
+_MIN_STACKED = 4
+"""Number of adapters from which on a batched product is faster than a product for each adapter."""
+_MAX_PADDING = 1.5
+"""Maximum number of rows of a batched product, relative to the adapters' rows."""
 
 _stock_update_metadata = punica_cpu.PunicaWrapperCPU.update_metadata
 
@@ -73,6 +79,92 @@ class LayerFactors:
             y[rows] = sums.to(y.dtype)
 
 
+@dataclass(frozen=True)
+class StackedRows:
+    """Rows of several adapters in batched products, in which each adapter has equally many rows.
+
+    Legend: N adapters, M rows of each adapter, R all rows of the adapters in the step.
+    """
+
+    slots: tuple[int, ...]
+    """Slot of each of the N adapters; some may have no rows in this step."""
+    inputs: Tensor
+    """int64 [N * M], the input of each row. Rows that only fill up those of an adapter repeat an input."""
+    used_R: Tensor | None
+    """Positions of the step's rows among the N * M rows; None if all of them are rows of the step."""
+    targets_R: 'Tensor | slice'
+    """Index of each row in the step."""
+
+    @classmethod
+    def of(cls, groups: 'list[tuple[int, int, slice | Tensor]]', earlier: tuple[int, ...]) -> 'StackedRows | None':
+        """Return the rows of a step; None if a product for each adapter is faster.
+
+        Args:
+            groups: result of `adapter_rows`.
+            earlier: slots of the previous batched products, which are kept if they include those of this step.
+        """
+        counts = {slot: count for slot, count, _ in groups}
+        total, most = sum(counts.values()), max(counts.values(), default=0)
+        if len(counts) < _MIN_STACKED or total > FEW_ROWS:
+            return None
+        is_kept = counts.keys() <= set(earlier) and len(earlier) * most <= _MAX_PADDING * total
+        slots = earlier if is_kept else tuple(counts)
+        if len(slots) * most > _MAX_PADDING * total:
+            return None
+        inputs_NM = torch.zeros(len(slots), most, dtype=torch.long)
+        for slot, count, rows in groups:
+            indices = torch.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+            inputs_NM[slots.index(slot), :count] = indices
+        inputs = inputs_NM.flatten()
+        counts_N1 = torch.tensor([[counts.get(slot, 0)] for slot in slots])
+        used_R = (torch.arange(most) < counts_N1).flatten().nonzero().squeeze(1)
+        targets_R = inputs[used_R]
+        begin = int(targets_R[0])
+        is_ordered = torch.equal(targets_R, torch.arange(begin, begin + total))
+        return cls(
+            slots,
+            inputs,
+            used_R if total < len(inputs) else None,
+            slice(begin, begin + total) if is_ordered else targets_R,
+        )
+
+
+@dataclass(frozen=True)
+class StackedFactors:
+    """Float32 copies of the factors of N adapters in one layer, which change the same parts at the same ranks."""
+
+    a_NIK: Tensor
+    parts: tuple[_Part, ...]
+    """Parts of the first adapter."""
+    b_NKO: tuple[Tensor, ...]
+    """Second factors of each part."""
+
+    @classmethod
+    def of(cls, factors: list[LayerFactors]) -> 'StackedFactors | None':
+        """Return the stacked factors of several adapters; None if their shapes differ, or if they change nothing."""
+        shapes = {tuple((part.columns.start, part.ranks.start, part.ranks.stop) for part in f.parts) for f in factors}
+        if len(shapes) != 1 or not factors[0].parts:
+            return None
+        seconds = zip(*(one.parts for one in factors), strict=True)
+        return cls(
+            torch.stack([one.a_IK for one in factors]),
+            factors[0].parts,
+            tuple(torch.stack([part.b_KO for part in parts]) for parts in seconds),
+        )
+
+    def add_to(self, y: Tensor, x: Tensor, rows: StackedRows, *, scale: float) -> None:
+        """Add the updates to the adapters' rows of `y`, in float32."""
+        x_NMI = x[rows.inputs].float().view(len(rows.slots), -1, x.shape[1])
+        products_NMK = x_NMI @ self.a_NIK
+        target = y[rows.targets_R]
+        sums = target.float()
+        for part, b_NKO in zip(self.parts, self.b_NKO, strict=True):
+            update = (products_NMK[:, :, part.ranks] @ b_NKO).flatten(0, 1)
+            sums[:, part.columns].add_(update if rows.used_R is None else update[rows.used_R], alpha=scale)
+        if sums is not target or not isinstance(rows.targets_R, slice):
+            y[rows.targets_R] = sums.to(y.dtype)
+
+
 def own_rank(a_RI: Tensor, b_OR: Tensor) -> int:
     """Return the rank of the adapter in a slot, whose factors are padded with zeros; 0 if B is zero and A is finite.
 
@@ -90,6 +182,8 @@ def discard_factors(manager: Any, slot: int | None = None) -> None:
     """Discard the copies of a slot's factors, or of all slots; call it before a slot is filled."""
     for wrapper in manager.punica_wrapper_mapping.values():
         copies: dict[int, Any] = getattr(wrapper, 'twinkle_factors', {})
+        stacks: dict[int, Any] = getattr(wrapper, 'twinkle_stacks', {})
+        stacks.clear()
         if slot is None:
             copies.clear()
         else:
@@ -99,7 +193,18 @@ def discard_factors(manager: Any, slot: int | None = None) -> None:
 def update_metadata(self: Any, *args: Any, **kwargs: Any) -> None:
     """Compute the rows of each adapter once per step, for use by all layers."""
     _stock_update_metadata(self, *args, **kwargs)
-    self.twinkle_rows = adapter_rows(self.token_lora_indices)
+    set_rows(self, self.token_lora_indices)
+
+
+def set_rows(self: Any, slots_T: Tensor) -> None:
+    """Set the rows of a step in vLLM's wrapper, from the slot of each of the T rows, -1 for the base model."""
+    if not hasattr(self, 'twinkle_factors'):
+        self.twinkle_factors, self.twinkle_stacks, self.twinkle_stacked_slots = {}, {}, ()
+    self.twinkle_rows = adapter_rows(slots_T)
+    self.twinkle_stacked = StackedRows.of(self.twinkle_rows, self.twinkle_stacked_slots)
+    if self.twinkle_stacked and self.twinkle_stacked.slots != self.twinkle_stacked_slots:
+        self.twinkle_stacked_slots = self.twinkle_stacked.slots
+        self.twinkle_stacks.clear()
 
 
 def adapter_rows(slots_T: Tensor) -> list[tuple[int, int, 'slice | Tensor']]:
@@ -137,6 +242,9 @@ def add_lora_linear(
         return
     scale, widths = rest[:2]
     y, x = y.view(-1, y.shape[-1]), x.view(-1, x.shape[-1])
+    if stack := _stack(self, a_stacked, b_stacked, widths):
+        stack.add_to(y, x, self.twinkle_stacked, scale=scale)
+        return
     for slot, count, rows in self.twinkle_rows:
         factors = _factors(self, slot, a_stacked, b_stacked, widths)
         if not factors.parts:
@@ -152,10 +260,20 @@ def add_lora_linear(
             y[rows, part.columns] += (update_RO * scale if scale != 1.0 else update_RO).to(y.dtype)
 
 
+def _stack(self: Any, a_stacked: Any, b_stacked: Any, widths: Any) -> StackedFactors | None:
+    """Return the stacked copies of the step's adapters in one layer; None if they are multiplied separately."""
+    if self.twinkle_stacked is None:
+        return None
+    stacks: dict[int, StackedFactors | None] = self.twinkle_stacks
+    layer = a_stacked[0].data_ptr()
+    if layer not in stacks:
+        slots = self.twinkle_stacked.slots
+        stacks[layer] = StackedFactors.of([_factors(self, slot, a_stacked, b_stacked, widths) for slot in slots])
+    return stacks[layer]
+
+
 def _factors(self: Any, slot: int, a_stacked: Any, b_stacked: Any, widths: Any) -> LayerFactors:
     """Return the copies of a slot's factors in one layer; make them at their first use."""
-    if not hasattr(self, 'twinkle_factors'):
-        self.twinkle_factors = {}
     layers: dict[int, LayerFactors] = self.twinkle_factors.setdefault(slot, {})
     layer = a_stacked[0].data_ptr()
     if layer not in layers:
