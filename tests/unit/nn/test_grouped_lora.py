@@ -1,7 +1,10 @@
 """Compares the grouped products for accelerators with the loop over spans."""
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from twinkle.nn import LayerDropout, LoraFactors
 from twinkle.nn.active_adapters import LayerSpan
@@ -53,6 +56,30 @@ def assert_near(own: list[torch.Tensor], expected: list[torch.Tensor], *, tolera
 def test_grouped_products_equal_the_loop(dtype, tolerance):
     """Grouped products equal the loop for mixed ranks, gaps, dropout and scaling, forward and backward."""
     assert_near(run(GroupedLora(), dtype), run(SpanLoop(), dtype), tolerance=tolerance)
+
+
+class _FromHost(TorchDispatchMode):
+    """Counts the tensors that are created from values of the host; each creation waits for an accelerator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten.lift_fresh.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_layers_of_a_pass_share_the_end_rows() -> None:
+    """The first layer copies the end rows of the groups to the device, and later layers with the same spans do not."""
+    counts = []
+    for end in (53, 53, 52):
+        factors = LoraFactors(random_tensor(8, INPUTS, seed=1), random_tensor(OUTPUTS, 8, seed=2), scaling=2.0)
+        x, y = random_tensor(ROWS, INPUTS, seed=3), random_tensor(ROWS, OUTPUTS, seed=4)
+        with _FromHost() as created, torch.no_grad():
+            GroupedLora().add_output([LayerSpan(1, end, factors, None)], x, y)
+        counts.append(created.count)
+    assert counts == [1, 0, 1]
 
 
 @pytest.mark.gpu

@@ -9,6 +9,7 @@ Legend: T rows of the pack, G groups, R padded rank, I inputs and O outputs of t
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -89,10 +90,13 @@ class _Groups:
         padded = -(-max(ranks) // _RANK_MULTIPLE) * _RANK_MULTIPLE
         a_GRI = x_TI.new_zeros((len(ends), padded, x_TI.shape[1]))
         b_GOR = x_TI.new_zeros((len(ends), spans[0].update.b.shape[0], padded))
-        for index, rank, span in zip(indices, ranks, spans, strict=True):
-            a_GRI[index, :rank] = span.update.a
-            torch.mul(span.update.b, span.update.scaling, out=b_GOR[index, :, :rank])
-        return cls(a_GRI, b_GOR, torch.tensor(ends, dtype=torch.int32, device=x_TI.device), indices)
+        updates = [span.update for span in spans]
+        places = [*zip(indices, ranks, strict=True)]
+        b = [update.b.detach() for update in updates]
+        scaled = torch._foreach_mul(b, [update.scaling for update in updates])  # noqa: SLF001 - torch has no public name
+        torch._foreach_copy_([a_GRI[index, :rank] for index, rank in places], [update.a.detach() for update in updates])
+        torch._foreach_copy_([b_GOR[index, :, :rank] for index, rank in places], scaled)
+        return cls(a_GRI, b_GOR, _ends_on(x_TI.device, tuple(ends)), indices)
 
     def product(self, left: Tensor, right: Tensor) -> Tensor:
         """Return the products of all groups.
@@ -101,6 +105,12 @@ class _Groups:
         two-dimensional `right`, the group's columns of `left` are multiplied by the group's rows of `right`.
         """
         return torch.nn.functional.grouped_mm(left, right, offs=self.ends_G)
+
+
+@lru_cache(maxsize=16)
+def _ends_on(device: torch.device, ends: tuple[int, ...]) -> Tensor:
+    """Return the end rows on a device. All layers of a pass have the same ones, and each copy waits for the device."""
+    return torch.tensor(ends, dtype=torch.int32, device=device)
 
 
 def _dropped(spans: Sequence[LayerSpan], x_TI: Tensor) -> Tensor:
