@@ -213,7 +213,8 @@ def replay_environment(config: ModelConfig) -> ReplayEnvironment:
 def engine_name(config: ModelConfig, *, dtype: str) -> str:
     """Return the name of the engine; a journal can be replayed only on an engine of the same name."""
     patches = [f'{name} {json.dumps(dict(options), sort_keys=True)}' for name, options in config.patches.items()]
-    return ' with '.join([f'{config.base_model} in {dtype}', *patches])
+    quantized = [] if config.quantization is None else [f'weights in {config.quantization}']
+    return ' with '.join([f'{config.base_model} in {dtype}', *quantized, *patches])
 
 
 async def load_backend(config: ModelConfig) -> GroupBackend:
@@ -259,6 +260,7 @@ def load_options(config: ModelConfig) -> LoadOptions:
         is_checkpointed=size.is_checkpointed,
         gpu_memory_share=config.gpu_memory_share,
         is_tf32_allowed=config.allow_tf32,
+        quantization=config.quantization,
         lora_rank=config.max_lora_rank,
         loss_plugins=config.loss_plugins,
         patches=config.patches,

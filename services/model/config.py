@@ -71,6 +71,10 @@ class ModelConfig(ServiceConfig):
     """Data type of the frozen weights; adapters are always float32. 'auto' selects bfloat16 if the model is stored in
     half precision and the device multiplies bfloat16 faster than float32. `twinkle up` sets 'auto'. The samplers of the
     same base model need the same type. A journal with adapters requires the type with which they were trained."""
+    quantization: Literal['nf4'] | None = None
+    """'nf4' stores the frozen weights of linear layers in four bits (QLoRA), with the extra 'nf4'. They are restored in
+    `dtype` for a product. The samplers keep their weights, so their log-probabilities differ from those of training. It
+    does not compose with `fsdp`, `tp`, `pp` and full-parameter training."""
     device: str = 'cpu'
     """Torch device, such as 'cpu' or 'cuda:0'; for several processes, 'cuda' without a number. `twinkle up` sets 'cuda'
     on a machine with GPUs."""
@@ -192,6 +196,10 @@ class ModelConfig(ServiceConfig):
             'full_parameters': self.full_parameters,
         }
         names = [name for name, is_set in refused.items() if is_set]
+        if self.quantization and (is_megatron or self.mesh.fsdp > 1 or self.full_parameters):
+            raise ValueError(
+                'quantization: not supported with full_parameters, mesh.fsdp and Megatron; remove one of them'
+            )
         if is_megatron and names:
             raise ValueError(f"{' and '.join(names)}: not supported with backend: 'megatron'; remove the setting")
         return self

@@ -11,8 +11,9 @@ from twinkle.model.base import TwinkleModel
 from twinkle.model.engine.mesh_engine import EngineOptions, load_on_mesh
 from twinkle.model.errors import InvalidArgument
 from twinkle.model.verbs import ConfiguringVerbs, SavingVerbs, SendingVerbs, SteppingVerbs, TrainingVerbs
+from twinkle.nn.four_bit import NF4
 
-_DTYPES = {'no': 'float32', 'bf16': 'bfloat16'}
+_DTYPES = {'no': 'float32', 'bf16': 'bfloat16', NF4: 'bfloat16'}
 """Dtype of the frozen weights, by the value of `mixed_precision`."""
 
 
@@ -33,7 +34,8 @@ class TransformersModel(ConfiguringVerbs, TrainingVerbs, SteppingVerbs, SavingVe
             one copy of the frozen weights. `ulysses` ranks divide the rows of each pass. `tp` ranks divide each layer
             and `pp` ranks the layers, as in `MegatronModel`. None: the mesh of `initialize`, or `dp` over all
             processes.
-        mixed_precision: 'no' loads the frozen weights in float32, 'bf16' in bfloat16; adapters are float32.
+        mixed_precision: 'no' loads the frozen weights in float32, 'bf16' in bfloat16, and 'nf4' in four bits where
+            layers are linear, otherwise in bfloat16 (QLoRA; extra 'nf4'). Adapters are float32.
         device: torch device; None uses 'cuda' if it is available, else 'cpu'. Processes of one
             machine use different GPUs if there are enough.
         activation_checkpointing: whether to recompute activations in the backward pass, which needs less memory and
@@ -44,7 +46,8 @@ class TransformersModel(ConfiguringVerbs, TrainingVerbs, SteppingVerbs, SavingVe
     Raises:
         NotSupportedYet: an axis with several ranks is not supported, or an option is in `unsupported`.
         InvalidArgument: `mixed_precision` is unknown.
-        ValueError: the mesh does not have one rank per process, or several processes are given a device with a number.
+        ValueError: the mesh does not have one rank per process, several processes are given a device with a number, or
+            'nf4' is combined with `fsdp` ranks.
         UnsupportedModel: the model is not supported, or its weights or rows cannot be divided as the mesh describes.
         ImportError: the mesh has `tp` or `pp` ranks, and the extra 'megatron' is not installed.
         ModelNotFound: the id does not resolve to a model.
@@ -74,6 +77,7 @@ class TransformersModel(ConfiguringVerbs, TrainingVerbs, SteppingVerbs, SavingVe
             device=device or ('cuda' if torch.cuda.is_available() else 'cpu'),
             max_pass_tokens=max_pass_tokens,
             is_megatron=self._is_megatron,
+            quantization=NF4 if mixed_precision == NF4 else None,
         )
         dtype = _DTYPES[mixed_precision]
         engine = load_on_mesh(folder, mesh, options, dtype=dtype, is_checkpointed=activation_checkpointing)

@@ -14,6 +14,7 @@ from twinkle.nn.attention import SEQUENCES_ARGUMENT
 from twinkle.nn.blocked_modules import divide_products
 from twinkle.nn.checkpointing import checkpoint_layers
 from twinkle.nn.errors import UnsupportedModel
+from twinkle.nn.four_bit import quantized_count
 from twinkle.nn.fused_layers import fuse_layers, pack_layers, replace_module
 from twinkle.nn.kernel_layer import KernelLayer
 from twinkle.nn.lora_linear import LoraLinear
@@ -65,7 +66,9 @@ class PackedCausalLM(PackedModel):
             self.media = self._media.spec
         self._generation_config = model.generation_config
         self._parameter_owners = _owners_of(model, names)
-        self._parameter_count = sum(parameter.numel() for parameter in model.parameters())
+        quantized = quantized_count(model)
+        self.is_quantized = quantized > 0
+        self._parameter_count = sum(parameter.numel() for parameter in model.parameters()) + quantized
         model.requires_grad_(False)
         self._backbone = model.eval().base_model if self._media is None else text
         if is_checkpointed:

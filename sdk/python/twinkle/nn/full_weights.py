@@ -32,12 +32,14 @@ class FullWeights:
     Raises:
         UnknownParameters: a name matches no parameter.
         UnsupportedModel: the weights are not float32, `tp` or `pp` ranks divide the layers, `ulysses` ranks divide the
-            rows, or the model has a vision or audio tower.
+            rows, or the model has quantized weights or a vision or audio tower.
     """
 
     def __init__(self, model: PackedModel, target_modules: Sequence[str] = (), *, seed: int = 0) -> None:
         if model.media is not None:
             raise UnsupportedModel('full-parameter training supports only text models; give a LoraConfig')
+        if model.is_quantized:
+            raise UnsupportedModel('weights in four bits cannot be trained; load the model without quantization')
         if model.row_ranks is not None:
             raise UnsupportedModel('full-parameter training does not support ulysses_size; use dp_size and fsdp_size')
         chosen = select_parameters(model.base_parameters, target_modules)

@@ -14,6 +14,7 @@ from torch.autograd import Function
 
 from twinkle.nn.active_adapters import ActiveAdapters, LayerSpan
 from twinkle.nn.errors import UnsupportedModel
+from twinkle.nn.four_bit import FourBitWeight, frozen_weight
 from twinkle.nn.layer_shard import LayerShard
 from twinkle.nn.row_products import needs_blocks, product
 from twinkle.nn.span_kernels import kernel_for
@@ -23,7 +24,7 @@ class LoraLinear(nn.Module):
     """`y[t] = W x[t] + update(x[t])`, with the update of the adapter of row t.
 
     Args:
-        base: frozen layer; its weight is shared, not copied.
+        base: frozen layer, whose weight is shared, not copied; it may be a `FourBitLinear`.
         path: module path of the layer in the model.
         layer: index of the layer in the model, which selects its dropout masks.
         active: holder of the running pass's adapters.
@@ -48,7 +49,8 @@ class LoraLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return `y [..., O]` for `x [..., I]`; the leading axes are the rows of the pack."""
         spans = self._active.spans_at(self._path, layer=self._layer)
-        if not spans and not needs_blocks(x):
+        weight = frozen_weight(self.base)
+        if not spans and not needs_blocks(x) and isinstance(weight, Tensor):
             return self.base(x)
         row_count = x.numel() // x.shape[-1]
         if spans and row_count != self._active.row_count:
@@ -59,36 +61,45 @@ class LoraLinear(nn.Module):
             spans = [self._shard.span(span) for span in spans]
         parameters = [tensor for span in spans for tensor in span.update.parameters()]
         x_TI = x.reshape(row_count, -1)
-        y_TO: Tensor = AdaptedLinear.apply(x_TI, self.base.weight, self.base.bias, spans, *parameters)
+        y_TO: Tensor = AdaptedLinear.apply(x_TI, weight, self.base.bias, spans, *parameters)
         # Some models change the result in place, which autograd forbids for a view that the function made itself.
         return y_TO.view(*x.shape[:-1], -1)
 
 
 class AdaptedLinear(Function):
-    """`LoraLinear` as one autograd node, with or without spans. The frozen weight has no gradient."""
+    """`LoraLinear` as one autograd node, with or without spans. The frozen weight has no gradient.
+
+    A weight in four bits is restored in both passes, and not kept between them.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
         x_TI: Tensor,
-        weight_OI: Tensor,
+        weight: Tensor | FourBitWeight,
         bias_O: Tensor | None,
         spans: Sequence[LayerSpan],
         *parameters: Tensor,
     ) -> Tensor:
-        y_TO = product(x_TI, weight_OI.t(), bias_O)
+        y_TO = product(x_TI, _restored(weight).t(), bias_O)
         ctx.kernel = kernel_for(spans, x_TI)
         saved = ctx.kernel.add_output(spans, x_TI, y_TO)
         ctx.spans, ctx.saved_count = spans, len(saved)
         # Without updates, the backward pass does not read the input.
-        ctx.save_for_backward(x_TI if spans else x_TI[:0], weight_OI, *saved, *parameters)
+        ctx.four_bit = None if isinstance(weight, Tensor) else weight
+        kept = weight if isinstance(weight, Tensor) else x_TI[:0]
+        ctx.save_for_backward(x_TI if spans else x_TI[:0], kept, *saved, *parameters)
         return y_TO
 
     @staticmethod
     def backward(ctx: Any, dy_TO: Tensor) -> tuple[Tensor | None, ...]:
-        x_TI, weight_OI, *saved = ctx.saved_tensors
+        x_TI, kept, *saved = ctx.saved_tensors
         # In other layouts, the rounding of products depends on the number of rows.
         dy_TO = dy_TO.contiguous()
-        dx_TI = product(dy_TO, weight_OI) if ctx.needs_input_grad[0] else None
+        dx_TI = product(dy_TO, _restored(ctx.four_bit or kept)) if ctx.needs_input_grad[0] else None
         gradients = ctx.kernel.add_gradient(ctx.spans, x_TI, dy_TO, dx_TI, saved[: ctx.saved_count])
         return (dx_TI, None, None, None, *gradients)
+
+
+def _restored(weight: Tensor | FourBitWeight) -> Tensor:
+    return weight if isinstance(weight, Tensor) else weight.restored()

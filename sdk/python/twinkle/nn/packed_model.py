@@ -49,6 +49,8 @@ class PackedModel(ABC):
     """Specification of the images, videos or audio that the model reads; None for a text model."""
     experts: Mapping[str, tuple[int, int, int]] = MappingProxyType({})
     """Path to `(experts, in_features, out_features)` of each stacked weight of experts that accepts adapters."""
+    is_quantized: bool = False
+    """Whether the weights of linear layers are stored in four bits, and are not among `base_parameters`."""
     routing: RoutingShape | None = None
     """Sizes of the routing of tokens to experts; None if it can be neither recorded nor replaced."""
 

@@ -41,6 +41,8 @@ class LoadOptions:
     """Whether the backward pass recomputes each layer's activations."""
     gpu_memory_share: float = 1.0
     """Share of the memory of a GPU that this process may use after the model is loaded."""
+    quantization: str | None = None
+    """'nf4' stores the weights of linear layers in four bits."""
     is_tf32_allowed: bool = False
     """Whether float32 products on a GPU round their inputs to TF32."""
     lora_rank: int = 256
@@ -79,7 +81,12 @@ def load_engine(options: LoadOptions) -> TrainerEngine:
     engine = load_on_mesh(
         resolve_model(options.base_model),
         mesh,
-        EngineOptions(device=options.device, max_pass_tokens=options.pass_tokens, is_megatron=options.is_megatron),
+        EngineOptions(
+            device=options.device,
+            max_pass_tokens=options.pass_tokens,
+            is_megatron=options.is_megatron,
+            quantization=options.quantization,
+        ),
         dtype=options.dtype,
         is_checkpointed=options.is_checkpointed,
         prepare=(lambda model: apply_patches(model, list(options.patches.items()))) if options.patches else None,

@@ -15,6 +15,7 @@ from twinkle.infra import DeviceMesh, NotSupportedYet, process_count
 from twinkle.model.engine.torch_pass_group import TorchPassGroup
 from twinkle.model.engine.trainer_engine import TrainerEngine
 from twinkle.nn import PackedCausalLM, UnsupportedModel
+from twinkle.nn.four_bit import NF4, quantize
 from twinkle.parallel import (
     FsdpSharding,
     axis_group,
@@ -36,6 +37,8 @@ class EngineOptions:
     """See `TrainerEngine`."""
     is_megatron: bool = False
     """Whether Megatron-core runs the layers, also on a mesh without `tp` and `pp` ranks."""
+    quantization: str | None = None
+    """'nf4' stores the weights of linear layers in four bits; see `twinkle.nn.four_bit`."""
 
 
 def load_on_mesh(
@@ -67,6 +70,7 @@ def load_on_mesh(
     _refuse_axes_of_transformers(mesh, options)
     if options.is_megatron or (mesh is not None and mesh.is_model_parallel):
         return _load_megatron(folder, mesh or DeviceMesh.from_sizes(dp_size=1), options, **load_options)
+    load_options = _with_quantization(load_options, options, is_divided=mesh is not None and mesh.fsdp_world_size > 1)
     row_ranks = 1 if mesh is None else mesh.ulysses_world_size
     if row_ranks > 1:
         check_divisible(folder, row_ranks)
@@ -79,6 +83,24 @@ def load_on_mesh(
     if mesh is not None and mesh.data_world_size > 1:
         group = TorchPassGroup(equal_group(mesh, 'ulysses') if row_ranks > 1 else None)
     return TrainerEngine(model, max_pass_tokens=options.max_pass_tokens, group=group)
+
+
+def _with_quantization(load_options: dict[str, Any], options: EngineOptions, *, is_divided: bool) -> dict[str, Any]:
+    """Return the load options of a model whose weights are quantized after the other changes of `prepare`."""
+    if options.quantization is None:
+        return load_options
+    if options.quantization != NF4:
+        raise ValueError(f"quantization must be '{NF4}' or None, got {options.quantization!r}")
+    if is_divided:
+        raise ValueError('quantization does not compose with fsdp; use data parallelism, or leave quantization out')
+    first: Any = load_options.get('prepare')
+
+    def prepare(model: Any) -> None:
+        if first is not None:
+            first(model)
+        quantize(model, torch.device(options.device))
+
+    return {**load_options, 'prepare': prepare}
 
 
 def _sharding_of(mesh: DeviceMesh | None, device: str) -> FsdpSharding | None:
@@ -103,6 +125,8 @@ def _load_megatron(
     folder: str | os.PathLike[str], mesh: DeviceMesh, options: EngineOptions, **load_options: Any
 ) -> TrainerEngine:
     """Load this rank's part of a model that Megatron-core runs."""
+    if options.quantization is not None:
+        raise UnsupportedModel('the Megatron backend does not support quantization; leave it out')
     if load_options.pop('prepare', None) is not None:
         raise UnsupportedModel('the Megatron backend does not support patches; leave them out')
     library = _import_megatron()
