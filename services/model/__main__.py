@@ -201,6 +201,7 @@ def replay_environment(config: ModelConfig) -> ReplayEnvironment:
         FULL_GRADIENT_SUM: f'dp {config.mesh.dp}, fsdp {config.mesh.fsdp}' if is_sum_by_mesh else TREE_SUM,
         'gradient_sum': f'{TREE_SUM}, rows of common prefixes once',
         'layer_parts': config.mesh.tp,
+        'float32_products': 'TF32' if config.allow_tf32 and config.device.startswith('cuda') else 'float32',
         'pass_tokens': pass_size_of(config).row_count,
         'row_parts': config.mesh.ulysses,
         # torchrun sets OMP_NUM_THREADS, which determines the default of torch.
@@ -232,10 +233,14 @@ def pass_size_of(config: ModelConfig) -> PassSize:
     rows, is_checkpointed, chosen = config.pass_tokens, config.activation_checkpointing, PASS_ON_A_CPU
     is_complete = rows is not None and is_checkpointed is not None
     if not is_complete and config.device.startswith('cuda'):
-        parts = config.mesh.fsdp * config.mesh.tp * config.mesh.pp
-        folder = resolve_model(config.base_model)
+        # Full-parameter training also has gradients and two moments. In four bits, a weight takes 0.57 bytes.
+        copies = 4.0 if config.full_parameters else 0.35 if config.quantization else 1.0
         chosen = fitting_pass(
-            folder, dtype=dtype_of(config), device=config.device, memory_share=config.gpu_memory_share, parts=parts
+            resolve_model(config.base_model),
+            dtype=dtype_of(config),
+            device=config.device,
+            memory_share=config.gpu_memory_share,
+            copies=copies / (config.mesh.fsdp * config.mesh.tp * config.mesh.pp),
         )
     return PassSize(
         row_count=chosen.row_count if rows is None else rows,

@@ -122,7 +122,7 @@ class Versions:
         ]
         if ring.newest in deleted:
             # Written before the deletion: version numbers must not restart if the service crashes in between.
-            await store.mark_newest(NewestMark(adapter, ring.newest.version))
+            await store.mark_newest(NewestMark(adapter, ring.highest))
         for version in reversed(deleted):
             await store.delete(version.key)
             ring.remove(version.version)

@@ -148,6 +148,9 @@ async def test_number_of_a_deleted_damaged_version_is_not_used_again(first: int,
     async with serving(tmp_path) as service:
         request = version_service_pb2.DeleteVersionRequest(adapter_id='ad-1', version=2)
         await service.versions.DeleteVersion(request, metadata=as_tenant('alice'))
+        with acting_for(ALICE):
+            internal = version_service_pb2_grpc.VersionServiceStub(service.channel)
+            await internal.DeleteVersions(version_service_pb2.DeleteVersionsRequest(adapter_id='ad-1'))
     async with serving(tmp_path) as service:
         with acting_for(ALICE):
             with pytest.raises(DomainError) as refused:

@@ -27,6 +27,7 @@ SHAPE: dict[str, Any] = {
     'pad_token_id': 0,
 }
 QWEN3_8B = {
+    'model_type': 'qwen3',
     'hidden_size': 4096,
     'intermediate_size': 12288,
     'num_hidden_layers': 36,
@@ -64,18 +65,20 @@ def test_estimate_covers_the_measured_memory_of_a_row(config: Any, dtype: str, t
 
 
 def _memory(
-    folder: Path, config: dict[str, Any], *, weight_bytes: int, dtype: str = 'bfloat16', parts: int = 1
+    folder: Path, config: dict[str, Any], *, weight_bytes: int, dtype: str = 'bfloat16', copies: float = 1.0
 ) -> PassMemory:
     (folder / 'config.json').write_text(json.dumps(config))
     with (folder / 'model.safetensors').open('wb') as file:
         file.truncate(weight_bytes)
-    return PassMemory.of(folder, dtype=dtype, parts=parts)
+    return PassMemory.of(folder, dtype=dtype, copies=copies)
 
 
 def test_passes_grow_with_the_memory(tmp_path: Path) -> None:
-    """An 8B model recomputes activations on a GPU of 80 GiB, not on a larger one, and does not fit on a small one."""
+    """An 8B model recomputes activations on a GPU of 80 GiB, not on a larger one, and is refused on a small one."""
     memory = _memory(tmp_path, QWEN3_8B, weight_bytes=16 * GIB)
-    assert memory.pass_size(8 * GIB) == PassSize(MIN_ROWS, is_checkpointed=True)
+    with pytest.raises(ValueError, match=r'need 2\d\.\d GiB on the GPU; this process has 8\.0 GiB'):
+        memory.pass_size(8 * GIB)
+    assert memory.pass_size(24 * GIB) == PassSize(MIN_ROWS, is_checkpointed=True)
     assert memory.pass_size(28 * GIB) == PassSize(4096, is_checkpointed=True)
     assert memory.pass_size(80 * GIB) == PassSize(MAX_ROWS, is_checkpointed=True)
     assert not memory.pass_size(400 * GIB).is_checkpointed
@@ -85,7 +88,7 @@ def test_weights_count_in_their_type_and_part(tmp_path: Path) -> None:
     """Weights that are loaded in float32 take twice the memory of stored bfloat16, and divided weights half of it."""
     stored = _memory(tmp_path, QWEN3_8B, weight_bytes=16 * GIB).fixed
     doubled = _memory(tmp_path, QWEN3_8B, weight_bytes=16 * GIB, dtype='float32').fixed
-    divided = _memory(tmp_path, QWEN3_8B, weight_bytes=16 * GIB, parts=2).fixed
+    divided = _memory(tmp_path, QWEN3_8B, weight_bytes=16 * GIB, copies=0.5).fixed
     assert doubled - stored == 16 * GIB
     assert stored - divided == 8 * GIB
 
@@ -93,6 +96,14 @@ def test_weights_count_in_their_type_and_part(tmp_path: Path) -> None:
 def test_only_the_experts_of_a_row_count(tmp_path: Path) -> None:
     """A mixture of experts takes the activations of the chosen experts, and a nested text configuration is read."""
     mixture = {**QWEN3_8B, 'intermediate_size': 1, 'moe_intermediate_size': 768, 'num_experts_per_tok': 8}
+    mixture['model_type'] = 'qwen3_moe'
     dense = {**QWEN3_8B, 'intermediate_size': 6144}
-    folders = [_memory(tmp_path, config, weight_bytes=1) for config in (mixture, dense, {'text_config': dense})]
-    assert folders[0].stored == folders[1].stored == folders[2].stored
+    nested = {'model_type': 'gemma3', 'text_config': {**dense, 'model_type': 'gemma3_text'}}
+    stored = {_memory(tmp_path, config, weight_bytes=1).stored for config in (mixture, dense, nested)}
+    assert len(stored) == 1
+
+
+def test_defaults_of_the_configuration_count(tmp_path: Path) -> None:
+    """Sizes that config.json leaves out have the values that transformers gives them."""
+    config = {name: value for name, value in QWEN3_8B.items() if name != 'vocab_size'}
+    assert _memory(tmp_path, config, weight_bytes=1) == _memory(tmp_path, QWEN3_8B, weight_bytes=1)

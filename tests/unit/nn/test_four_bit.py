@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from pydantic import ValidationError
 from torch import nn
 
@@ -75,6 +76,26 @@ def test_results_of_an_adapter_do_not_depend_on_the_pass(tiny_qwen3_dir: Path) -
     assert list(itertools.chain.from_iterable(isolation.violations(model, seed, longest=60) for seed in range(2))) == []
 
 
+def test_isolation_holds_for_widths_without_whole_vectors(tmp_path: Path) -> None:
+    """Passes are padded by the widths of weights in four bits, too, so that no tensor ends in a scalar tail."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=72,
+        intermediate_size=100,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        head_dim=24,
+        vocab_size=333,
+        max_position_embeddings=256,
+        pad_token_id=0,
+    )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    original, quantized = PackedCausalLM.load(tmp_path), _loaded(tmp_path)
+    assert quantized.padded_count(17) == original.padded_count(17)
+    assert list(isolation.violations(quantized, 0, longest=60)) == []
+
+
 def test_restored_weights_are_not_kept_for_the_backward_pass() -> None:
     """A product stores its weight in four bits only, and the gradient of its input is that of the restored weight."""
     layer = nn.Linear(64, 32)
@@ -119,3 +140,13 @@ def test_components_load_weights_in_four_bits(tiny_qwen3_dir: Path) -> None:
     model = TransformersModel(str(tiny_qwen3_dir), mixed_precision='nf4', device='cpu').engine.model
     assert model.is_quantized
     assert model.dtype_name == 'bfloat16'
+
+
+def test_weights_in_four_bits_are_not_exported(tiny_qwen3_dir: Path) -> None:
+    """The base model and merged weights are refused; the adapter alone is exported."""
+    model = TransformersModel(str(tiny_qwen3_dir), mixed_precision='nf4', device='cpu')
+    model.add_adapter_to_model('a', LoraConfig(r=2, seed=0))
+    for export in (model.export_base, partial(model.export_weights, merge_lora=True)):
+        with pytest.raises(UnsupportedModel, match='weights in four bits cannot be exported'):
+            export()
+    assert model.export_weights().manifest.tensors

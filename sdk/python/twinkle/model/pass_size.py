@@ -1,18 +1,18 @@
 """The number of rows of a pass that fits into the memory of a GPU, estimated from the shape of the model.
 
-The estimate depends only on the model and on the total memory, so every start of a service gives the same number:
-another number would change the order in which gradients are added.
+The estimate depends on the model and on the share of the GPU's memory, not on the memory that is free at the moment, so
+every start of a service gives the same number. Another number would change the order in which gradients are added.
 
 Legend: D hidden size, F intermediate size of the active experts or of the layer, V vocabulary size.
 """
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoConfig
 
 from twinkle.nn.precision import chosen_dtype, declared_dtype
 
@@ -44,7 +44,7 @@ PASS_ON_A_CPU = PassSize(1024, is_checkpointed=False)
 
 
 def fitting_pass(
-    folder: str | os.PathLike[str], *, dtype: str, device: str, memory_share: float, parts: int = 1
+    folder: str | os.PathLike[str], *, dtype: str, device: str, memory_share: float, copies: float
 ) -> PassSize:
     """Return the size of passes for a GPU of this machine.
 
@@ -53,15 +53,15 @@ def fitting_pass(
         dtype: data type of the frozen weights, or 'auto'.
         device: torch device of the GPU.
         memory_share: share of the GPU's memory that may be used.
-        parts: number of processes among which the weights are divided.
+        copies: memory of the weights of this process, relative to that of all weights in `dtype`.
 
     Raises:
         OSError: the folder has no config.json.
-        ValueError: a size is missing in it, or torch finds no GPU.
+        ValueError: it is not a decoder's, torch finds no GPU, or the model does not fit.
     """
     if not torch.cuda.is_available():
         raise ValueError(f"device {device!r}: torch finds no GPU on this machine; use device 'cpu'")
-    memory = PassMemory.of(folder, dtype=chosen_dtype(dtype, folder, device=device), parts=parts)
+    memory = PassMemory.of(folder, dtype=chosen_dtype(dtype, folder, device=device), copies=copies)
     return memory.pass_size(int(memory_share * torch.cuda.get_device_properties(device).total_memory))
 
 
@@ -77,20 +77,19 @@ class PassMemory:
     """Weights, and one block of the output head."""
 
     @classmethod
-    def of(cls, folder: str | os.PathLike[str], *, dtype: str, parts: int = 1) -> 'PassMemory':
+    def of(cls, folder: str | os.PathLike[str], *, dtype: str, copies: float = 1.0) -> 'PassMemory':
         """Estimate the memory of a model.
 
         Args:
             folder: folder of the model in the Hugging Face layout.
             dtype: data type of the loaded weights.
-            parts: number of processes among which the weights are divided.
+            copies: memory of the weights of this process, relative to that of all weights in `dtype`.
 
         Raises:
             OSError: the folder has no config.json.
-            ValueError: a size is missing in it.
+            ValueError: it is not the configuration of a decoder.
         """
-        config = json.loads((Path(folder) / 'config.json').read_text())
-        config = {**config, **(config.get('text_config') or {})}
+        config = AutoConfig.from_pretrained(folder).get_text_config()
         layer_count, hidden, vocabulary = (_size(config, name) for name in _SIZES)
         # Norms, queries, keys, values, the attention's output and residuals, and the tensors of the gated layer.
         layer = round((12 * hidden + 4 * _intermediate(config)) * _BYTES[dtype] * _MARGIN)
@@ -101,29 +100,40 @@ class PassMemory:
             stored=layer_count * layer,
             # The gradients of one layer's activations exist beside them.
             recomputed=layer_count * hidden * _BYTES[dtype] + 2 * layer,
-            fixed=weights // parts + head,
+            fixed=int(weights * copies) + head,
         )
 
     def pass_size(self, memory_bytes: int) -> PassSize:
-        """Return the size of passes for a GPU with `memory_bytes`; the smallest one if no pass fits."""
+        """Return the size of passes for a GPU with `memory_bytes`.
+
+        Raises:
+            ValueError: no pass fits.
+        """
         free = memory_bytes - memory_bytes // 10 - _RESERVED_BYTES - self.fixed
         if self.stored * _ROWS_WITHOUT_RECOMPUTING <= free:
             return PassSize(_power_of_two(free // self.stored), is_checkpointed=False)
+        if self.recomputed * MIN_ROWS > free:
+            needed = memory_bytes - free + self.recomputed * MIN_ROWS
+            raise ValueError(
+                f'the model and a pass of {MIN_ROWS} rows need {needed / 2**30:.1f} GiB on the GPU; this process has '
+                f"{memory_bytes / 2**30:.1f} GiB; use more GPUs, a larger memory share, quantization or device 'cpu'"
+            )
         return PassSize(_power_of_two(free // self.recomputed), is_checkpointed=True)
 
 
-def _size(config: dict[str, Any], name: str) -> int:
-    if not isinstance(size := config.get(name), int):
-        raise ValueError(f'config.json of the model has no {name}; set pass_tokens and activation_checkpointing')
+def _size(config: Any, name: str) -> int:
+    if not isinstance(size := getattr(config, name, None), int):
+        raise ValueError(f'the configuration of the model has no {name}; set pass_tokens and activation_checkpointing')
     return size
 
 
-def _intermediate(config: dict[str, Any]) -> int:
+def _intermediate(config: Any) -> int:
     """Return the intermediate size of a layer, or of all experts that a row uses."""
-    dense = int(config.get('intermediate_size') or 4 * _size(config, 'hidden_size'))
-    expert = int(config.get('moe_intermediate_size') or 0)
-    chosen = int(config.get('num_experts_per_tok') or 0)
-    shared = int(config.get('shared_expert_intermediate_size') or 0)
+    given = getattr(config, 'intermediate_size', None) or 4 * _size(config, 'hidden_size')
+    dense = max(given) if isinstance(given, list | tuple) else int(given)
+    expert = int(getattr(config, 'moe_intermediate_size', None) or 0)
+    chosen = int(getattr(config, 'num_experts_per_tok', None) or 0)
+    shared = int(getattr(config, 'shared_expert_intermediate_size', None) or 0)
     return max(dense, expert * chosen + shared) if expert else dense * max(chosen, 1)
 
 

@@ -14,7 +14,7 @@ from twinkle.nn.attention import SEQUENCES_ARGUMENT
 from twinkle.nn.blocked_modules import divide_products
 from twinkle.nn.checkpointing import checkpoint_layers
 from twinkle.nn.errors import UnsupportedModel
-from twinkle.nn.four_bit import quantized_count
+from twinkle.nn.four_bit import FourBitLinear, quantized_count
 from twinkle.nn.fused_layers import fuse_layers, pack_layers, replace_module
 from twinkle.nn.kernel_layer import KernelLayer
 from twinkle.nn.lora_linear import LoraLinear
@@ -193,8 +193,11 @@ def _owners_of(model: nn.Module, names: Mapping[nn.Parameter, str]) -> dict[str,
 
 def _widths_of(text: nn.Module, *, head: nn.Module) -> set[int]:
     """Return the column counts of the matrix products of a pass, including those of routers."""
-    products = (module for module in text.modules() if module is not head and not isinstance(module, nn.Embedding))
-    return {
+    products = [module for module in text.modules() if module is not head and not isinstance(module, nn.Embedding)]
+    # Weights in four bits are no parameters.
+    layers = (module for module in products if isinstance(module, FourBitLinear))
+    quantized = {width for layer in layers for width in (layer.in_features, layer.out_features)}
+    return quantized | {
         width
         for module in products
         for parameter in module.parameters(recurse=False)

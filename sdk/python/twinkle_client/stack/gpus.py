@@ -3,14 +3,18 @@
 import itertools
 import os
 import subprocess
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from twinkle_client.stack.hosts import StackError
+
 _USED_SHARE = 0.9
 """Share of a GPU's memory that its processes may use; the rest is for CUDA contexts and fragments."""
+_MIN_SHARE = 0.1
+"""Smallest share of a GPU's memory with which a sampler is added."""
 _LIST = ('--query-gpu=index', '--format=csv,noheader')
 _LIST_SECONDS = 30.0
 
@@ -28,7 +32,9 @@ def local_gpus(environment: Mapping[str, str] = os.environ, *, program: str = 'n
     except (OSError, subprocess.SubprocessError):
         return ()
     given = environment.get('CUDA_VISIBLE_DEVICES')
-    return tuple((listing if given is None else given.replace(',', '\n')).split())
+    names = (listing if given is None else given.replace(',', '\n')).split()
+    # As in CUDA, an invalid id such as -1 ends the list.
+    return tuple(itertools.takewhile(lambda name: name[0].isalpha() or name in listing.split(), names))
 
 
 def usable_gpus() -> tuple[str, ...]:
@@ -68,34 +74,84 @@ class GpuShare:
         return {'gpus': list(self.gpus), 'vllm': {'engine_args': {'gpu_memory_utilization': self.memory}}}
 
 
-def divided(gpus: Sequence[str], needs: Mapping[str, int]) -> dict[str, GpuShare]:
+@dataclass(frozen=True)
+class GpuNeed:
+    """GPUs that a process needs."""
+
+    count: int
+    given: tuple[str, ...] = ()
+    """Ids of the GPUs that the user has chosen; empty: any."""
+
+
+def divided(gpus: Sequence[str], needs: Mapping[str, GpuNeed]) -> dict[str, GpuShare]:
     """Assign GPUs to processes in turn. Processes that share a GPU get equal shares of its memory.
 
     Args:
         gpus: Ids of the GPUs.
-        needs: Number of GPUs of each process, by its name. A process that needs more GPUs than there are gets all, and
-            refuses to start.
+        needs: Needs of the processes, by their names. A process that needs more GPUs than there are gets all, and
+            refuses to start. GPUs that the user has chosen for a process are given to others only if there are no more.
 
     Returns:
         The share of each process; empty if there are no GPUs.
+
+    Raises:
+        StackError: A chosen GPU does not exist.
     """
+    given = {gpu for need in needs.values() for gpu in need.given}
+    if gpus and (absent := given - {*gpus}):
+        raise StackError(f'gpus: there is no GPU {", ".join(sorted(absent))}; this machine has {", ".join(gpus)}')
     if not gpus:
         return {}
-    turns = itertools.cycle(gpus)
-    assigned = {name: tuple(itertools.islice(turns, min(count, len(gpus)))) for name, count in needs.items()}
+    free = [gpu for gpu in gpus if gpu not in given] or gpus
+    turns = itertools.cycle(free)
+    assigned = {
+        name: need.given or tuple(itertools.islice(turns, min(need.count, len(free)))) for name, need in needs.items()
+    }
     users = Counter(itertools.chain.from_iterable(assigned.values()))
     return {
         name: GpuShare(mine, round(_USED_SHARE / max(users[gpu] for gpu in mine), 2)) for name, mine in assigned.items()
     }
 
 
-def least_used(gpus: Sequence[str], used: Iterable[Sequence[str]], count: int) -> list[str]:
-    """Return the `count` GPUs that the fewest processes use.
+def unused_share(gpus: Sequence[str], services: Iterable[Mapping[str, Any]], count: int) -> GpuShare:
+    """Return the `count` GPUs with the least assigned memory, and the share of it that is left.
 
     Args:
         gpus: Ids of the GPUs.
-        used: GPUs of each running process.
+        services: Configurations of the running services.
         count: Number of GPUs.
+
+    Raises:
+        StackError: Less than a tenth of their memory is left.
     """
-    users = Counter(itertools.chain.from_iterable(used))
-    return sorted(gpus, key=lambda gpu: users[gpu])[:count]
+    used = defaultdict[str, float](float)
+    for settings in services:
+        for gpu in settings.get('gpus', ()):
+            used[gpu] += _share_of(settings)
+    chosen = sorted(gpus, key=lambda gpu: used[gpu])[:count]
+    left = round(_USED_SHARE - max(used[gpu] for gpu in chosen), 2)
+    if left < _MIN_SHARE:
+        raise StackError(
+            'no GPU has memory for another sampler: start the stack with more samplers, which divides it further, or '
+            'set gpu_memory_share and gpu_memory_utilization'
+        )
+    return GpuShare(tuple(chosen), left)
+
+
+def _share_of(settings: Mapping[str, Any]) -> float:
+    """Return the share of a GPU's memory that a service may use, from its configuration."""
+    if 'engine' not in settings:
+        return float(settings.get('gpu_memory_share', _USED_SHARE))
+    arguments: Mapping[str, Any] = settings.get('vllm', {}).get('engine_args', {})
+    # The torch engine allocates memory as it needs it.
+    return float(arguments.get('gpu_memory_utilization', _USED_SHARE)) if settings['engine'] == 'vllm' else _MIN_SHARE
+
+
+def with_gpus(sampler: Mapping[str, Any], share: GpuShare) -> dict[str, Any]:
+    """Return the configuration of a sampler with its GPUs."""
+    engine = sampler['engine']
+    settings = share.sampler_settings(engine)
+    merged: dict[str, Any] = {**sampler.get(engine, {}), **settings[engine]}
+    if engine == 'vllm':
+        merged['engine_args'] = {**sampler.get(engine, {}).get('engine_args', {}), **settings[engine]['engine_args']}
+    return {**sampler, **settings, engine: merged}

@@ -7,7 +7,7 @@ from typing import Any
 
 from twinkle.data_format import base_model_id
 from twinkle_client.errors import Error, RetryableError
-from twinkle_client.stack.gpus import least_used, usable_gpus
+from twinkle_client.stack.gpus import unused_share, usable_gpus, with_gpus
 from twinkle_client.stack.hosts import Place, StackError, open_host
 from twinkle_client.stack.joining import wait_until_joined
 from twinkle_client.stack.spawning import (
@@ -146,8 +146,8 @@ def _settings_of_new(state: StackState, spawner: Spawner, engine: str, base_mode
     settings = {**settings, 'base_model': base_model, 'engine': engine or settings['engine']}
     if not (gpus := settings.get('gpus')):
         return settings
-    used = [spawner.settings_of(item.name).get('gpus', []) for item in state.services if item.is_running()]
-    return {**settings, 'gpus': least_used(usable_gpus() or gpus, used, len(gpus))}
+    running = (spawner.settings_of(item.name) for item in state.services if item.is_running())
+    return with_gpus(settings, unused_share(usable_gpus() or gpus, running, len(gpus)))
 
 
 def _spawn_sampler(spawner: Spawner, state_dir: Path, settings: dict[str, Any], place: Place) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from twinkle.data_format import base_model_id
 from twinkle_client.stack.certificates import renewed_certificates, tls_settings
-from twinkle_client.stack.gpus import GpuShare, can_sample_on_gpu, divided, usable_gpus
+from twinkle_client.stack.gpus import GpuNeed, can_sample_on_gpu, divided, usable_gpus, with_gpus
 from twinkle_client.stack.hosts import FREE_PORT, StackError, find_cluster, open_host
 from twinkle_client.stack.joining import wait_until_joined
 from twinkle_client.stack.options import SERVICES, StackOptions
@@ -43,12 +43,14 @@ class Launch:
         self._spawner = Spawner(
             self._folder, report, host=self._host, restart_limit=_START_RESTARTS, on_restart=self._save
         )
-        # Ray assigns the GPUs of a cluster.
-        self._shares = {} if self._placement else divided(usable_gpus(), gpu_needs(options))
         # Trainer and samplers must load the same model, so both get the patches and the dtype.
         self._patches = {'patches': dict(options.patches)} if options.patches else {}
         was_started = self._spawner.config_path('model').exists()
-        self._dtype = dtype_of(options, earlier=self._spawner.settings_of('model') if was_started else None)
+        earlier = self._spawner.settings_of('model') if was_started else None
+        self._dtype = dtype_of(options, earlier=earlier)
+        # Ray assigns the GPUs of a cluster.
+        gpus = () if self._placement else usable_gpus()
+        self._shares = divided(gpus, gpu_needs(options, earlier=earlier))
 
     def run(self) -> StackState:
         """Start all services, record the stack and return it.
@@ -145,10 +147,17 @@ class Launch:
         sampler = {**sampler, 'torch': torch, 'vllm': vllm}
         if index == 0:
             # Samplers that are added later use this configuration, even if the stack starts without samplers.
-            self._spawner.configure('sampler', self._settings('sampler', sampler))
+            template = self._shares.get('sampler')
+            self._spawner.configure(
+                'sampler', self._settings('sampler', with_gpus(sampler, template) if template else sampler)
+            )
         for number in range(index * options.sampler_count, (index + 1) * options.sampler_count):
             name = numbered('sampler', number + 1)
-            self._start(name, _on_gpus(sampler, self._shares.get(name)))
+            share = self._shares.get(name)
+            self._start(name, with_gpus(sampler, share) if share else sampler)
+            if share:
+                # vLLM also expects that no other process on its GPU allocates memory while it starts.
+                self._spawner.wait_for(name)
 
     def _has_gpu(self, service: str) -> bool:
         return self._placement is not None and bool(self._placement.resources[service].get('GPU'))
@@ -275,32 +284,37 @@ def trainer_name(options: StackOptions, base_model: str, number: int) -> str:
     return f'{first}-trainer-{number + 1}' if number else first
 
 
-def gpu_needs(options: StackOptions) -> dict[str, int]:
-    """Return the number of GPUs of each process, without processes whose device the user has configured."""
+def gpu_needs(options: StackOptions, *, earlier: Mapping[str, Any] | None = None) -> dict[str, GpuNeed]:
+    """Return the GPUs that each process needs, without processes that run on another device.
+
+    Args:
+        options: Options of the stack.
+        earlier: Configuration of the model service at the last start of this stack. Model services that trained on the
+            CPU stay there, because the type of their weights may depend on the device.
+    """
     model, sampler = options.services.get('model', {}), options.services.get('sampler', {})
-    needs: dict[str, int] = {}
-    if not {'device', 'gpus'} & {*model}:
+    needs: dict[str, GpuNeed] = {}
+    was_on_cpu = earlier is not None and not str(earlier.get('device', 'cpu')).startswith('cuda')
+    if model.get('device', 'cpu' if was_on_cpu and 'gpus' not in model else 'cuda') == 'cuda':
+        need = GpuNeed(mesh_size(model), tuple(model.get('gpus', ())))
         names = itertools.product(range(options.trainer_count), options.base_models)
-        needs = {trainer_name(options, name, number): mesh_size(model) for number, name in names}
-    if 'gpus' in sampler or 'device' in sampler.get('torch', {}):
-        return needs
+        needs = {trainer_name(options, name, number): need for number, name in names}
     sizes: Mapping[str, Any] = sampler.get('vllm', {}).get('engine_args', {})
     size = math.prod(int(sizes.get(f'{axis}_parallel_size', 1)) for axis in ('tensor', 'pipeline', 'data'))
     for index, base_model in enumerate(options.base_models):
         engine = options.engine_of(base_model)
-        for number in range(index * options.sampler_count, (index + 1) * options.sampler_count):
-            if can_sample_on_gpu(engine):
-                needs[numbered('sampler', number + 1)] = size if engine == 'vllm' else 1
+        if not can_sample_on_gpu(engine) or (engine == 'torch' and _torch_device(sampler) != 'cuda'):
+            continue
+        # Without samplers at the start, memory is left for one that is added later.
+        first, count = index * options.sampler_count, options.sampler_count or int(index == 0)
+        for number in range(first, first + count):
+            need = GpuNeed(size if engine == 'vllm' else 1, tuple(sampler.get('gpus', ())))
+            needs[numbered('sampler', number + 1)] = need
     return needs
 
 
-def _on_gpus(sampler: Mapping[str, Any], share: GpuShare | None) -> dict[str, Any]:
-    """Return the configuration of a sampler with its GPUs."""
-    if share is None:
-        return dict(sampler)
-    engine = sampler['engine']
-    settings = share.sampler_settings(engine)
-    return {**sampler, **settings, engine: _with_defaults(sampler[engine], settings[engine])}
+def _torch_device(sampler: Mapping[str, Any]) -> str:
+    return sampler.get('torch', {}).get('device', 'cuda')
 
 
 def threads_of_each(process_count: int, environment: Mapping[str, str]) -> int:
@@ -311,8 +325,17 @@ def threads_of_each(process_count: int, environment: Mapping[str, str]) -> int:
     """
     if (given := environment.get('OMP_NUM_THREADS', '')).isdecimal():
         return max(1, int(given))
+    return max(1, _core_count() // process_count)
+
+
+def _core_count() -> int:
+    """Return the number of cores that this process may use, within the quota of its container."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
-    return max(1, cores // process_count)
+    try:
+        quota, period = Path('/sys/fs/cgroup/cpu.max').read_text().split()
+        return cores if quota == 'max' else min(cores, math.ceil(int(quota) / int(period)))
+    except (OSError, ValueError):
+        return cores
 
 
 def _tokenizers(base_models: Sequence[str]) -> dict[str, str]:

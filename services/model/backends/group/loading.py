@@ -92,12 +92,12 @@ def load_engine(options: LoadOptions) -> TrainerEngine:
         prepare=(lambda model: apply_patches(model, list(options.patches.items()))) if options.patches else None,
     )
     if torch.device(options.device).type == 'cuda':
-        _configure_gpu(options)
+        _configure_gpu(options, engine.model.device)
     return engine
 
 
-def _configure_gpu(options: LoadOptions) -> None:
-    torch.cuda.set_per_process_memory_fraction(options.gpu_memory_share)
+def _configure_gpu(options: LoadOptions, device: torch.device) -> None:
+    torch.cuda.set_per_process_memory_fraction(options.gpu_memory_share, device)
     if options.is_tf32_allowed:
         # The model is loaded before, because its check compares float32 results with smaller tolerances.
         torch.set_float32_matmul_precision('high')

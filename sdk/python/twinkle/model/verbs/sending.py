@@ -2,7 +2,7 @@
 
 from twinkle.checkpoint_engine import BaseSource, PackedState, pack_state
 from twinkle.model.verbs.handle import ModelHandle
-from twinkle.nn import FullWeights, merged_parameters, tensor_view_of
+from twinkle.nn import FullWeights, UnsupportedModel, merged_parameters, tensor_view_of
 
 
 class SendingVerbs(ModelHandle):
@@ -38,12 +38,14 @@ class SendingVerbs(ModelHandle):
 
         Raises:
             UnknownAdapter, NotSupportedYet, InvalidArgument: see `chosen_adapter`.
-            UnsupportedModel: the adapter cannot be merged, because it updates a head that is tied to the embeddings.
+            UnsupportedModel: the adapter cannot be merged, because it updates a head that is tied to the embeddings,
+                or because the weights of the base model are stored in four bits.
         """
         weights = self.engine.adapter(self._adapter(adapter_name)).weights
         if isinstance(weights, FullWeights):
             return self.export_base()
         if merge_lora:
+            self._check_exportable()
             tensors, config = merged_parameters(self.engine.model, weights), None
         else:
             tensors, config = weights.peft_state(), weights.config
@@ -54,6 +56,14 @@ class SendingVerbs(ModelHandle):
         """Copy all current weights of the base model, tied ones once.
 
         If the base model is sharded, every process must call it.
+
+        Raises:
+            UnsupportedModel: the weights are stored in four bits.
         """
+        self._check_exportable()
         views = {name: tensor_view_of(tensor) for name, tensor in self.engine.model.base_state()}
         return pack_state(views, base_model=self.model_id, lora_config=None)
+
+    def _check_exportable(self) -> None:
+        if self.engine.model.is_quantized:
+            raise UnsupportedModel('weights in four bits cannot be exported; load the model without quantization')
