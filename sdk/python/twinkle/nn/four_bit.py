@@ -97,11 +97,6 @@ def quantize(model: PreTrainedModel, device: torch.device) -> None:
         raise UnsupportedModel(_NOT_INSTALLED) from None
 
 
-def frozen_weight(layer: nn.Linear) -> 'Tensor | FourBitWeight':
-    """Return the weight of a layer as it is stored."""
-    return layer.packed if isinstance(layer, FourBitLinear) else layer.weight
-
-
 def quantized_count(model: nn.Module) -> int:
     """Return the number of weights in NF4, which are no parameters."""
     layers = (module for module in model.modules() if isinstance(module, FourBitLinear))

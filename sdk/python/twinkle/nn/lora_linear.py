@@ -14,7 +14,7 @@ from torch.autograd import Function
 
 from twinkle.nn.active_adapters import ActiveAdapters, LayerSpan
 from twinkle.nn.errors import UnsupportedModel
-from twinkle.nn.four_bit import FourBitWeight, frozen_weight
+from twinkle.nn.four_bit import FourBitLinear, FourBitWeight
 from twinkle.nn.layer_shard import LayerShard
 from twinkle.nn.row_products import needs_blocks, product
 from twinkle.nn.span_kernels import kernel_for
@@ -49,7 +49,7 @@ class LoraLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return `y [..., O]` for `x [..., I]`; the leading axes are the rows of the pack."""
         spans = self._active.spans_at(self._path, layer=self._layer)
-        weight = frozen_weight(self.base)
+        weight = self.base.packed if isinstance(self.base, FourBitLinear) else self.base.weight
         if not spans and not needs_blocks(x) and isinstance(weight, Tensor):
             return self.base(x)
         row_count = x.numel() // x.shape[-1]
@@ -81,7 +81,8 @@ class AdaptedLinear(Function):
         spans: Sequence[LayerSpan],
         *parameters: Tensor,
     ) -> Tensor:
-        y_TO = product(x_TI, _restored(weight).t(), bias_O)
+        weight_OI = weight if isinstance(weight, Tensor) else weight.restored()
+        y_TO = product(x_TI, weight_OI.t(), bias_O)
         ctx.kernel = kernel_for(spans, x_TI)
         saved = ctx.kernel.add_output(spans, x_TI, y_TO)
         ctx.spans, ctx.saved_count = spans, len(saved)
@@ -96,10 +97,7 @@ class AdaptedLinear(Function):
         x_TI, kept, *saved = ctx.saved_tensors
         # In other layouts, the rounding of products depends on the number of rows.
         dy_TO = dy_TO.contiguous()
-        dx_TI = product(dy_TO, _restored(ctx.four_bit or kept)) if ctx.needs_input_grad[0] else None
+        weight_OI = kept if ctx.four_bit is None else ctx.four_bit.restored()
+        dx_TI = product(dy_TO, weight_OI) if ctx.needs_input_grad[0] else None
         gradients = ctx.kernel.add_gradient(ctx.spans, x_TI, dy_TO, dx_TI, saved[: ctx.saved_count])
         return (dx_TI, None, None, None, *gradients)
-
-
-def _restored(weight: Tensor | FourBitWeight) -> Tensor:
-    return weight if isinstance(weight, Tensor) else weight.restored()
