@@ -219,7 +219,7 @@ def _running_trl(settings: dict[str, Any]) -> Iterator[_Trl]:
 
 
 def _cpu_seconds(processes: Mapping[str, int]) -> dict[str, float]:
-    """Return the CPU time of each process with its descendants; of the client without those, which are the others."""
+    """Return the CPU time of each process and its descendants; for the client, only that of the client itself."""
     return {
         name: busy_seconds([psutil.Process(pid)] if name == 'client' else with_children(pid))
         for name, pid in processes.items()

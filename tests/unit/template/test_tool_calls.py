@@ -295,7 +295,7 @@ def test_calls_inside_a_thought_opened_by_the_prompt_are_ignored(build: Build) -
 
 
 def test_the_parser_is_chosen_by_chat_template_or_option(build: Build) -> None:
-    """The chat template or the class determines the parser; the option overrides it, unless it is unknown."""
+    """The chat template or the class determines the parser, an option overrides it, and unknown ones are refused."""
     assert build('tagged').tool_call_parser.name == 'hermes'
     assert build('chatml').tool_call_parser.name == 'json'
     assert build('chatml', kind=Qwen3_5Template).tool_call_parser.name == 'hermes'

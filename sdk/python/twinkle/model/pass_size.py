@@ -2,8 +2,6 @@
 
 The estimate depends on the model and on the share of the GPU's memory, not on the memory that is free at the moment, so
 every start of a service gives the same number. Another number would change the order in which gradients are added.
-
-Legend: D hidden size, F intermediate size of the active experts or of the layer, V vocabulary size.
 """
 
 import os

@@ -76,7 +76,7 @@ class FourBitLinear(nn.Linear):
 def quantize(model: PreTrainedModel, device: torch.device) -> None:
     """Replace the linear layers of the model by layers with weights in NF4 on a device, in place.
 
-    The embedding, the output head, routers and packed experts keep their weights.
+    The embedding, the output head and packed experts keep their weights.
 
     Raises:
         UnsupportedModel: bitsandbytes is not installed, or the model has no linear layer.

@@ -52,7 +52,7 @@ class ModelHandle:
             adapter_name: Name of the adapter. None: the only adapter.
 
         Raises:
-            KeyError: No adapter has this name, or there is no only adapter.
+            KeyError: No adapter has this name; or no name is given, and there is not exactly one adapter.
         """
         return self._adapter(adapter_name).adapter_id
 

@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from twinkle_client.stack.hosts import StackError
+from twinkle_client.stack.sections import with_defaults
 
 _USED_SHARE = 0.9
 """Share of a GPU's memory that its processes may use; the rest is for CUDA contexts and fragments."""
@@ -151,7 +152,4 @@ def with_gpus(sampler: Mapping[str, Any], share: GpuShare) -> dict[str, Any]:
     """Return the configuration of a sampler with its GPUs."""
     engine = sampler['engine']
     settings = share.sampler_settings(engine)
-    merged: dict[str, Any] = {**sampler.get(engine, {}), **settings[engine]}
-    if engine == 'vllm':
-        merged['engine_args'] = {**sampler.get(engine, {}).get('engine_args', {}), **settings[engine]['engine_args']}
-    return {**sampler, **settings, engine: merged}
+    return {**sampler, **settings, engine: with_defaults(sampler.get(engine, {}), settings[engine])}

@@ -73,3 +73,11 @@ def _models_in(annotation: Any) -> Iterator[Any]:
         yield annotation
     for argument in get_args(annotation):
         yield from _models_in(argument)
+
+
+def with_defaults(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the user's settings of a sampler's engine, with defaults for absent settings and engine arguments."""
+    merged = {**defaults, **own}
+    if 'engine_args' in defaults and isinstance(merged['engine_args'], Mapping):
+        merged['engine_args'] = {**defaults['engine_args'], **merged['engine_args']}
+    return merged

@@ -16,6 +16,7 @@ from twinkle_client.stack.gpus import GpuNeed, can_sample_on_gpu, divided, usabl
 from twinkle_client.stack.hosts import FREE_PORT, StackError, find_cluster, open_host
 from twinkle_client.stack.joining import wait_until_joined
 from twinkle_client.stack.options import SERVICES, StackOptions
+from twinkle_client.stack.sections import with_defaults
 from twinkle_client.stack.spawning import Report, Spawner, mesh_size, read_address, service_of, with_port, write_private
 from twinkle_client.stack.state import StackState, key_path, reachable, read_secret
 
@@ -115,21 +116,18 @@ class Launch:
         model = {**model, 'full_parameters': True} if options.full_parameters else model
         # A process that reserves a GPU of a cluster runs on this GPU.
         model = {**model, 'device': 'cuda'} if self._has_gpu('model') else model
-        if share := self._shares.get(self._trainer_name(base_model, number)):
+        if share := self._shares.get(trainer_name(self._options, base_model, number)):
             model = {**model, **share.trainer_settings}
         peers = self._trainer_folders(base_model)
         model = {**model, 'peer_trainers': peers} if len(peers) > 1 else model
-        self._start(self._trainer_name(base_model, number), model)
-
-    def _trainer_name(self, base_model: str, number: int) -> str:
-        return trainer_name(self._options, base_model, number)
+        self._start(trainer_name(self._options, base_model, number), model)
 
     def _trainer_folders(self, base_model: str) -> dict[str, str]:
         """Return the state folders of a base model's model services (trainers) by name.
 
         Trainers of an earlier start with more trainers are included, so that an operator can move their runs.
         """
-        names = (self._trainer_name(base_model, number) for number in itertools.count())
+        names = (trainer_name(self._options, base_model, number) for number in itertools.count())
         folders = ((name, _data_folder(self._folder, name)) for name in names)
         started = itertools.islice(folders, self._options.trainer_count)
         earlier = itertools.takewhile(lambda item: item[1].exists(), folders)
@@ -209,7 +207,7 @@ class Launch:
         telemetry = {'trace_dir': str(self._folder / 'traces'), **own.pop('telemetry', {})}
         for engine in ('torch', 'vllm'):
             if engine in settings and engine in own:
-                own[engine] = _with_defaults(settings[engine], own[engine])
+                own[engine] = with_defaults(settings[engine], own[engine])
         return {
             'listen': FREE_PORT,
             **service_paths(self._folder, self._spawner, name),
@@ -267,14 +265,6 @@ def dtype_of(options: StackOptions, *, earlier: Mapping[str, Any] | None) -> str
         return 'float32'
     # The adapters of a stack need the type with which they were trained. Earlier versions of this program set none.
     return 'auto' if earlier is None else earlier.get('dtype', 'float32')
-
-
-def _with_defaults(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the user's settings of a sampler's engine, with defaults for absent settings and engine arguments."""
-    merged = {**defaults, **own}
-    if 'engine_args' in defaults and isinstance(merged['engine_args'], Mapping):
-        merged['engine_args'] = {**defaults['engine_args'], **merged['engine_args']}
-    return merged
 
 
 def trainer_name(options: StackOptions, base_model: str, number: int) -> str:
