@@ -65,6 +65,49 @@ def test_tinkers_losses_return_labels_of_weight_0(engine, make_feature):
     assert engine.clip_grad_and_step('a', max_grad_norm=math.inf).grad_norm == 0.0
 
 
+@pytest.mark.parametrize('is_shared', [False, True])
+def test_labels_of_weight_0_only_add_log_probabilities(engine, make_feature, is_shared):
+    """Labels of weight 0 have the bits of a pass that weights all labels; the gradient is that of ignored labels."""
+    engine.create_adapter('b', LoraConfig(r=4, lora_alpha=8, seed=3))
+    engine.create_adapter('c', LoraConfig(r=4, lora_alpha=8, seed=9))
+    for adapter in 'abc':
+        _step(engine, adapter, make_feature(20, 7))
+    loss, length = build_loss('cross_entropy'), 60
+    whole = make_feature(length, 2)
+    counted = np.arange(length) % 3 != 0
+    partly = {**whole, 'loss_weights': counted.astype(np.float32)}
+    ignored = {**whole, 'labels': np.where(counted, whole['labels'], -100)}
+    every = engine.forward_only('a', [whole], loss=loss)
+    items = [BatchItem(adapter_id='a', features=[partly], is_training=True, loss=loss)]
+    if is_shared:
+        items.append(BatchItem(adapter_id='c', features=[make_feature(30, 5)], is_training=True))
+    result, *_ = engine.run_batch(items)
+    expected = engine.forward_backward('b', [ignored], loss=loss)
+    np.testing.assert_array_equal(result.logps[0], every.logps[0])
+    assert np.count_nonzero(result.logps[0][~counted]) > 0
+    assert result.loss == expected.loss
+    assert gradient_of(engine) == gradient_of(engine, 'b')
+
+
+def test_given_gradients_reach_labels_of_weight_0(engine, make_feature):
+    """Gradients of a caller's own loss count for labels of weight 0 too."""
+    engine.set_loss('a', 'cross_entropy')
+    gradients = [np.r_[np.zeros(4, np.float32), np.linspace(-1, 1, 8, dtype=np.float32)]]
+    found = []
+    for weight in (1.0, 0.0):
+        engine.forward('a', [make_feature(loss_weights=np.full(12, weight, np.float32))])
+        engine.backward('a', logprob_gradients=gradients)
+        found.append(gradient_of(engine))
+        engine.zero_grad('a')
+    assert found[0] == found[1]
+    assert any(np.frombuffer(item, np.float32).any() for item in found[0])
+
+
+def _step(engine, adapter, feature):
+    engine.forward_backward(adapter, [feature])
+    engine.clip_grad_and_step(adapter)
+
+
 def test_batch_without_labels_is_refused_for_tinkers_losses(engine, make_feature):
     """A batch whose labels are all masked is refused by Tinker's `cross_entropy`."""
     with pytest.raises(InvalidFeatures):

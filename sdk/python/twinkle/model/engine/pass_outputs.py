@@ -23,6 +23,7 @@ from twinkle.nn import (
     AdapterSpan,
     ExpertRouting,
     HeadAdapter,
+    HeadOutputs,
     MediaSpan,
     PackedModel,
     RoutingShape,
@@ -64,6 +65,13 @@ class Segment:
     tree: PrefixTree
     """Rows of the batch that the pass computes."""
     dropout: SegmentDropout
+    is_gradient_given: bool = False
+    """Whether the caller computes the gradients of the log-probabilities, which may include labels of weight 0."""
+
+    @property
+    def learned(self) -> npt.NDArray[np.bool_]:
+        """Whether each label's log-probability can have a gradient, bool [R]; losses do not read labels of weight 0."""
+        return np.full(self.batch.label_count, True) if self.is_gradient_given else self.batch.weights_R != 0
 
     @property
     def candidate_ids(self) -> npt.NDArray[np.int64] | None:
@@ -189,16 +197,23 @@ def _head_outputs(
     counts = [segment.batch.label_count for segment in segments]
     temperatures = [segment.purpose.options.temperature for segment in segments]
     is_entropy_needed, candidate_count = segments[0].head_needs
-    outputs = model.head_outputs(
-        torch.cat(list(hiddens)),
-        to_device(np.concatenate([segment.batch.labels_R for segment in segments])),
-        temperature=to_device(np.repeat(np.array(temperatures, np.float32), counts)),
-        is_entropy_needed=is_entropy_needed,
-        candidate_ids_RK=to_device(np.concatenate([segment.candidate_ids for segment in segments]))
-        if candidate_count
-        else None,
-        adapter=adapter,
-    )
+    hidden_RD = torch.cat(list(hiddens))
+    labels_R = to_device(np.concatenate([segment.batch.labels_R for segment in segments]))
+    temperature_R = to_device(np.repeat(np.array(temperatures, np.float32), counts))
+    if adapter is None and not is_entropy_needed and not candidate_count:
+        is_learned_R = np.concatenate([segment.learned for segment in segments])
+        outputs = HeadOutputs(_label_logps(model, hidden_RD, labels_R, temperature_R, is_learned_R=is_learned_R))
+    else:
+        outputs = model.head_outputs(
+            hidden_RD,
+            labels_R,
+            temperature=temperature_R,
+            is_entropy_needed=is_entropy_needed,
+            candidate_ids_RK=to_device(np.concatenate([segment.candidate_ids for segment in segments]))
+            if candidate_count
+            else None,
+            adapter=adapter,
+        )
     named = {
         'logps_R': outputs.logps_R,
         'entropies_R': outputs.entropies_R,
@@ -207,6 +222,32 @@ def _head_outputs(
     # Views of one split refuse in-place writes, so a loss cannot modify another adapter's rows.
     parts = {name: tensor.split(counts) for name, tensor in named.items() if tensor is not None}
     return [{name: tensors[index] for name, tensors in parts.items()} for index in range(len(segments))]
+
+
+def _label_logps(
+    model: PackedModel,
+    hidden_RD: Tensor,
+    labels_R: Tensor,
+    temperature_R: Tensor,
+    *,
+    is_learned_R: npt.NDArray[np.bool_],
+) -> Tensor:
+    """Return float32 [R], the log-probability of each label, with a gradient for the learned labels only.
+
+    In training, the head prepares the gradient of each row in its forward pass, at the cost of a second product with
+    the model's largest matrix. Rows without a gradient are computed separately, without this product. The
+    log-probabilities have the same bits, because the results of a row do not depend on the other rows.
+    """
+    if not torch.is_grad_enabled() or is_learned_R.all():
+        return model.head_outputs(hidden_RD, labels_R, temperature=temperature_R).logps_R
+    to_device = _copier(model)
+    rows = [np.flatnonzero(is_learned_R), np.flatnonzero(~is_learned_R)]
+    parts: list[Tensor] = []
+    for is_learned, own in zip((True, False), map(to_device, rows), strict=True):
+        with torch.set_grad_enabled(is_learned):
+            outputs = model.head_outputs(_select_rows(hidden_RD, own), labels_R[own], temperature=temperature_R[own])
+        parts.append(outputs.logps_R)
+    return _select_rows(torch.cat(parts), to_device(np.argsort(np.concatenate(rows))))
 
 
 def _other_outputs(model: PackedModel, segment: Segment, hidden_RD: Tensor, hidden_MD: Tensor) -> dict[str, Tensor]:

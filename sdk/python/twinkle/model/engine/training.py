@@ -220,7 +220,8 @@ class Training(AdapterTable):
         random_state = generator.get_state()
         try:
             with torch.enable_grad():
-                segment = Segment(purpose, batch, part.tree, SegmentDropout.sample(purpose, self.model))
+                dropout = SegmentDropout.sample(purpose, self.model)
+                segment = Segment(purpose, batch, part.tree, dropout, is_gradient_given=True)
                 outputs = self._run_on_all_ranks(lambda: forward_outputs(self.model, [segment])[0], batch)
         except BaseException:
             generator.set_state(random_state)
