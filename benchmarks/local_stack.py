@@ -38,11 +38,10 @@ def running_stack(
         base_model: Hub id, alias or folder of the base model.
         engine: Sampling engine, 'torch', 'vllm' or 'auto'.
         sampler_count: Number of samplers at the start.
-        dtype: Data type of the base model; 'float32' by default, as in the programs for comparison.
+        dtype: Data type of the base model; 'float32' by default, as in the programs that it is compared with.
         threads: Number of threads of the model service and of each sampling engine; None for the defaults of `up`.
-        services: Configuration fields by service. A field given here replaces the one that sets the threads.
+        services: Configuration fields by service, added to those that set the threads.
     """
-    overrides = services or {}
     count = {} if threads is None else {'thread_count': threads}
     defaults = {'model': count, 'sampler': {'torch': count, 'vllm': count}}
     with tempfile.TemporaryDirectory(prefix='twinkle-bench-') as folder:
@@ -52,7 +51,7 @@ def running_stack(
             engine=engine,
             sampler_count=sampler_count,
             dtype=dtype,
-            services={name: {**defaults.get(name, {}), **overrides.get(name, {})} for name in {*defaults, *overrides}},
+            services=_merged(defaults, services or {}),
         )
         state = start_stack(options, report=_ignore_report)
         try:
@@ -75,6 +74,16 @@ def stopwatch() -> Iterator[list[float]]:
     begin = time.perf_counter()
     yield seconds
     seconds.append(time.perf_counter() - begin)
+
+
+def _merged(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults with `own` values, which replace them field by field at every level."""
+    nested = {
+        name: _merged(value, own[name])
+        for name, value in defaults.items()
+        if name in own and isinstance(value, Mapping)
+    }
+    return {**defaults, **own, **nested}
 
 
 def _ignore_report(service: str, event: str) -> None:

@@ -1,7 +1,8 @@
 """Tokens per second that are streamed through the gateway, compared with a second vLLM engine that is called directly.
 
-Both engines have the same arguments and alternate within one run; an idle engine uses no CPU. Through the gateway, a
-token is sent from the engine through the sampler service and the gateway to the client, each in a separate process.
+Both engines have the same arguments, data type and number of threads, and alternate within one run; an idle engine uses
+no CPU. Through the gateway, a token is sent from the engine through the sampler service and the gateway to the client,
+each in a separate process.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ import numpy as np
 from vllm import SamplingParams as VllmParams
 from vllm.sampling_params import RequestOutputKind
 
-from benchmarks.local_stack import running_stack
+from benchmarks.local_stack import THREADS, running_stack
 from services.kit.rpc.tensors import tensor_to_proto
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampler_service_pb2_grpc, sampling_pb2
@@ -29,6 +30,7 @@ CONCURRENCIES = (1, 8, 32)
 ROUNDS = 5
 PROMPT_TOKENS = 32
 NEW_TOKENS = 48
+DTYPE = 'float32'
 ENGINE_ARGS: dict[str, Any] = {'max_num_seqs': 32, 'max_model_len': 512, 'enable_prefix_caching': False}
 """Arguments of both engines. The prefix cache is disabled, so that each round computes all tokens."""
 
@@ -38,12 +40,12 @@ Run = Callable[[list[int], int], Awaitable[int]]
 def main() -> dict[str, Any]:
     """Run the comparison and return its figures."""
     services = {'sampler': {'vllm': {'engine_args': ENGINE_ARGS}}}
-    with running_stack(engine='vllm', services=services) as stack:
+    with running_stack(engine='vllm', dtype=DTYPE, services=services) as stack:
         return asyncio.run(_measure(stack))
 
 
 async def _measure(stack: StackState) -> dict[str, Any]:
-    engine = make_async_llm(str(resolve_model(DEFAULT_MODEL)), ENGINE_ARGS)
+    engine = make_async_llm(str(resolve_model(DEFAULT_MODEL)), {**ENGINE_ARGS, 'dtype': DTYPE}, thread_count=THREADS)
     try:
         async with grpc.aio.insecure_channel(stack.address) as channel:
             methods: dict[str, Run] = {
