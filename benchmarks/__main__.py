@@ -26,7 +26,7 @@ BENCHMARKS = {
     'publish_while_sampling': 'gaps in streams while versions are published; takes options',
     'sampling_throughput': 'tokens per second through the gateway against the same vLLM engine in process',
     'tinker_load': 'the Tinker API with a different number of clients per tenant: times, shares, memory; takes options',
-    'fleet': 'tokens per second of two samplers against one, and the gap in a stream after its sampler is killed',
+    'fleet': 'tokens per second of one, two and four samplers, and the gap in a stream after its sampler is killed',
     'start_and_memory': 'time from `up` to the first token, and memory per service',
     'lora_kernel': 'time of shared training passes against separate ones, and against transformers + peft',
     'train_throughput': 'trained tokens per second against a loop with transformers + peft on the same batches',
@@ -38,6 +38,7 @@ BENCHMARKS = {
     'journal_overhead': 'time of steps through the model service with and without its journal; takes options',
     'churn': 'memory, threads, descriptors and disk while adapters and clients come and go; takes options',
     'adapter_memory': 'memory of active, idle and parked adapters, and of a thousand adapters; takes options',
+    'scale': 'control operations and memory with 10, 100 and 1,000 adapters; takes options',
     'table': 'a table of ratios for the documentation; runs several benchmarks above; takes options',
 }
 """Modules and descriptions of the benchmarks, in the order in which they run."""
@@ -51,6 +52,7 @@ WITH_OPTIONS = (
     'long_operations',
     'peers',
     'publish_while_sampling',
+    'scale',
     'shared_prompts',
     'table',
     'tinker_load',

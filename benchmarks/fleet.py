@@ -1,7 +1,7 @@
-"""Throughput of two samplers against one, and the gap in a stream whose sampler is killed.
+"""Throughput of one, two and four samplers, and the gap in a stream whose sampler is killed.
 
-The first part measures tokens per second of many streams through the gateway, with one sampler and with two in the same
-run. In the second part, the sampler of a single stream is killed with `kill -9` after some tokens, and the stream
+The first part measures tokens per second of many streams through the gateway, with each number of samplers in one run.
+In the second part, the sampler of a single stream is killed with `kill -9` after some tokens, and the stream
 continues on the other sampler.
 """
 
@@ -25,6 +25,7 @@ from twinkle_client.fleet import FleetAdministration
 from twinkle_client.stack import StackState, add_sampler, revive_stack
 
 STREAMS = 16
+SAMPLERS = (1, 2, 4)
 NEW_TOKENS = 32
 ROUNDS = 3
 KILLS = 3
@@ -36,22 +37,28 @@ JOIN_SECONDS = 120.0
 def main() -> dict[str, Any]:
     """Run the comparison and return its figures."""
     with running_stack(engine='torch') as stack:
-        one = asyncio.run(_rates(stack))
-        add_sampler(stack.state_dir, engine='', report=_ignore_report)
-        _wait_for_replicas(stack, 2)
-        two = asyncio.run(_rates(stack))
+        rates = {count: _rate_with(stack, count) for count in SAMPLERS}
         gaps = [asyncio.run(_gap(stack)) for _ in range(KILLS)]
     return {
         'engine': 'torch',
         'streams': STREAMS,
-        'one_sampler_tokens_per_second': round(one, 1),
-        'two_samplers_tokens_per_second': round(two, 1),
-        'two_against_one': round(two / one, 2),
+        'tokens_per_second': {str(count): round(rate, 1) for count, rate in rates.items()},
+        'against_one_sampler': {str(count): round(rate / rates[1], 2) for count, rate in rates.items()},
         'failover': {
             'longest_gap_seconds': [round(gap, 3) for gap, _ in gaps],
             'usual_gap_seconds': round(statistics.median(usual for _, usual in gaps), 3),
         },
     }
+
+
+def _rate_with(stack: StackState, count: int) -> float:
+    """Start samplers until there are `count`, and return their tokens per second."""
+    with connected(stack) as client:
+        existing = len(FleetAdministration(client=client).list_replicas())
+    for _ in range(existing, count):
+        add_sampler(stack.state_dir, engine='', report=_ignore_report)
+    _wait_for_replicas(stack, count)
+    return asyncio.run(_rates(stack))
 
 
 async def _rates(stack: StackState) -> float:
@@ -79,7 +86,7 @@ async def _gap(stack: StackState) -> tuple[float, float]:
         raise RuntimeError(f'received {len(times)} tokens instead of {TOKENS_OF_KILLED_STREAM}')
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     await asyncio.to_thread(revive_stack, stack.state_dir, report=_ignore_report)
-    await asyncio.to_thread(_wait_for_replicas, stack, 2)
+    await asyncio.to_thread(_wait_for_replicas, stack, max(SAMPLERS))
     return max(gaps), statistics.median(gaps)
 
 

@@ -1,4 +1,4 @@
-"""The data type in which frozen weights are loaded."""
+"""The device and the data type in which frozen weights are loaded."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from twinkle.nn import chosen_dtype
+from twinkle.nn import PackedCausalLM, chosen_dtype
 from twinkle.nn.cpu_facts import cpu_text, has_fast_bfloat16
 from twinkle.nn.precision import declared_dtype
 
@@ -60,3 +60,10 @@ def test_auto_is_bfloat16_for_half_precision_on_fast_hardware(tmp_path: Path, st
     folder = folder_of(tmp_path, dtype=stored)
     assert chosen_dtype('auto', folder, device='cpu') == ('bfloat16' if is_fast else 'float32')
     assert chosen_dtype('auto', folder, device='meta') == 'float32'
+
+
+@pytest.mark.parametrize('device', ['auto', 'gpu', 'cpu:x', ''])
+def test_unknown_devices_are_refused_before_the_weights_are_read(tmp_path: Path, device: str) -> None:
+    """A device that torch does not know is refused by name, even if the folder has no model."""
+    with pytest.raises(ValueError, match=f"device '{device}' is not known to torch; use 'cpu'"):
+        PackedCausalLM.load(tmp_path, device=device)

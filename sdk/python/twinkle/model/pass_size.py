@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
-from twinkle.nn.precision import chosen_dtype, declared_dtype
+from twinkle.nn.precision import chosen_dtype, declared_dtype, torch_device
 
 MIN_ROWS, MAX_ROWS = 1024, 16_384
 """Limits of the number of rows. More rows than the maximum do not make products of a pass faster."""
@@ -57,8 +57,7 @@ def fitting_pass(
         OSError: the folder has no config.json.
         ValueError: it is not a decoder's, torch finds no GPU, or the model does not fit.
     """
-    if not torch.cuda.is_available():
-        raise ValueError(f"device {device!r}: torch finds no GPU on this machine; use device 'cpu'")
+    torch_device(device)
     memory = PassMemory.of(folder, dtype=chosen_dtype(dtype, folder, device=device), copies=copies)
     return memory.pass_size(int(memory_share * torch.cuda.get_device_properties(device).total_memory))
 

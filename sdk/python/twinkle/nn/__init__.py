@@ -32,7 +32,7 @@ from twinkle.nn.peft_files import (
     tensor_of,
     tensor_view_of,
 )
-from twinkle.nn.precision import chosen_dtype
+from twinkle.nn.precision import chosen_dtype, torch_device
 from twinkle.nn.row_layout import RowLayout, RowRanks
 from twinkle.nn.sharding import BaseSharding
 from twinkle.nn.spans import AdapterSpan, SequenceSpan
@@ -80,4 +80,5 @@ __all__ = [
     'tensor_data_of',
     'tensor_of',
     'tensor_view_of',
+    'torch_device',
 ]

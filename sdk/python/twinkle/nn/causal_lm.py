@@ -20,7 +20,7 @@ from twinkle.nn.kernel_layer import KernelLayer
 from twinkle.nn.lora_linear import LoraLinear
 from twinkle.nn.media import MediaInputs, MediaSpan, load_pretrained
 from twinkle.nn.packed_model import PackedModel
-from twinkle.nn.precision import chosen_dtype
+from twinkle.nn.precision import chosen_dtype, torch_device
 from twinkle.nn.probe import check_configuration, check_packed, reference_of, refusing
 from twinkle.nn.routers import RouterKind, hook_routers, router_kinds
 from twinkle.nn.rows import pad_rows
@@ -101,7 +101,9 @@ class PackedCausalLM(PackedModel):
             UnsupportedModel: the architecture has layers that cannot run packed sequences, or the results of a few
                 sequences differ from those of transformers; see `twinkle.nn.probe`.
             OSError: the folder does not contain a model.
+            ValueError: torch does not know the device, or finds no GPU.
         """
+        torch_device(device)
         divide = None if sharding is None else sharding.divide
         dtype = chosen_dtype(dtype, path, device=device)
         model = load_pretrained(path, dtype=getattr(torch, dtype), divide=divide)

@@ -1,4 +1,4 @@
-"""Data types of frozen weights that suit the hardware."""
+"""Devices by name, and the data types of frozen weights that suit them."""
 
 import json
 import os
@@ -9,6 +9,23 @@ import torch
 from twinkle.nn.cpu_facts import cpu_text, has_fast_bfloat16
 
 _HALF = ('bfloat16', 'float16')
+
+
+def torch_device(name: str) -> torch.device:
+    """Return the device with this name.
+
+    Raises:
+        ValueError: torch does not know the name, or it names a GPU and torch finds none.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(
+            f"device {name!r} is not known to torch; use 'cpu', 'cuda' or, for example, 'cuda:0'"
+        ) from error
+    if device.type == 'cuda' and not torch.cuda.is_available():
+        raise ValueError(f"device {name!r}: torch finds no GPU on this machine; use device 'cpu'")
+    return device
 
 
 def chosen_dtype(dtype: str, folder: str | os.PathLike[str], *, device: str) -> str:

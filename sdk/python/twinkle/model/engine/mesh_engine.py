@@ -14,7 +14,7 @@ from torch.distributed import device_mesh as torch_meshes
 from twinkle.infra import DeviceMesh, NotSupportedYet, process_count
 from twinkle.model.engine.torch_pass_group import TorchPassGroup
 from twinkle.model.engine.trainer_engine import TrainerEngine
-from twinkle.nn import PackedCausalLM, UnsupportedModel
+from twinkle.nn import PackedCausalLM, UnsupportedModel, torch_device
 from twinkle.nn.four_bit import NF4, quantize
 from twinkle.parallel import (
     FsdpSharding,
@@ -55,18 +55,20 @@ def load_on_mesh(
         load_options: other arguments of `PackedCausalLM.load`.
 
     Raises:
-        ValueError: the device has a number, but several processes share the model.
+        ValueError: torch does not know the device or finds no GPU, or the device has a number, but several processes
+            share the model.
         UnsupportedModel: the model is not supported, its weights cannot be divided as the mesh describes, or `prepare`
             is given although Megatron-core runs the layers.
         NotSupportedYet: Megatron-core is required on a mesh with `fsdp` or `ulysses` ranks.
         ImportError: Megatron-core is needed and not installed; the extra is 'megatron'.
     """
-    if process_count() > 1 and torch.device(options.device).index is not None:
+    device = torch_device(options.device)
+    if process_count() > 1 and device.index is not None:
         raise ValueError(
             f'device {options.device!r} has a number, but {process_count()} processes share the model; leave the '
             'number out, so that each process uses a different GPU'
         )
-    join_ranks(torch.device(options.device).type)
+    join_ranks(device.type)
     _refuse_axes_of_transformers(mesh, options)
     if options.is_megatron or (mesh is not None and mesh.is_model_parallel):
         return _load_megatron(folder, mesh or DeviceMesh.from_sizes(dp_size=1), options, **load_options)
