@@ -26,10 +26,10 @@ if _version_not_supported:
 
 
 class CheckpointServiceStub:
-    """Manages durable checkpoints. A checkpoint belongs to the tenant that saved it. All methods return NOT_FOUND
-    (ERROR_REASON_CHECKPOINT_NOT_FOUND) for a checkpoint of another tenant, unless it is public and the method only reads
-    it. A checkpoint whose record is damaged can only be deleted; other methods that name it return DATA_LOSS
-    (ERROR_REASON_CHECKPOINT_DAMAGED). Methods that store a state return UNAVAILABLE with a retry time
+    """Manages durable checkpoints. A checkpoint belongs to the tenant that saved it. All methods that name a checkpoint
+    return NOT_FOUND (ERROR_REASON_CHECKPOINT_NOT_FOUND) for a checkpoint of another tenant, unless it is public and the
+    method only reads it. A checkpoint whose record is damaged can only be deleted; other methods that name it return
+    DATA_LOSS (ERROR_REASON_CHECKPOINT_DAMAGED). Methods that store a state return UNAVAILABLE with a retry time
     (ERROR_REASON_DISK_FULL, ERROR_REASON_STORE_UNAVAILABLE) if the disk cannot store it. Clients need SCOPE_TRAIN.
     """
 
@@ -92,10 +92,10 @@ class CheckpointServiceStub:
 
 
 class CheckpointServiceServicer:
-    """Manages durable checkpoints. A checkpoint belongs to the tenant that saved it. All methods return NOT_FOUND
-    (ERROR_REASON_CHECKPOINT_NOT_FOUND) for a checkpoint of another tenant, unless it is public and the method only reads
-    it. A checkpoint whose record is damaged can only be deleted; other methods that name it return DATA_LOSS
-    (ERROR_REASON_CHECKPOINT_DAMAGED). Methods that store a state return UNAVAILABLE with a retry time
+    """Manages durable checkpoints. A checkpoint belongs to the tenant that saved it. All methods that name a checkpoint
+    return NOT_FOUND (ERROR_REASON_CHECKPOINT_NOT_FOUND) for a checkpoint of another tenant, unless it is public and the
+    method only reads it. A checkpoint whose record is damaged can only be deleted; other methods that name it return
+    DATA_LOSS (ERROR_REASON_CHECKPOINT_DAMAGED). Methods that store a state return UNAVAILABLE with a retry time
     (ERROR_REASON_DISK_FULL, ERROR_REASON_STORE_UNAVAILABLE) if the disk cannot store it. Clients need SCOPE_TRAIN.
     """
 
@@ -251,10 +251,10 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CheckpointService:
-    """Manages durable checkpoints. A checkpoint belongs to the tenant that saved it. All methods return NOT_FOUND
-    (ERROR_REASON_CHECKPOINT_NOT_FOUND) for a checkpoint of another tenant, unless it is public and the method only reads
-    it. A checkpoint whose record is damaged can only be deleted; other methods that name it return DATA_LOSS
-    (ERROR_REASON_CHECKPOINT_DAMAGED). Methods that store a state return UNAVAILABLE with a retry time
+    """Manages durable checkpoints. A checkpoint belongs to the tenant that saved it. All methods that name a checkpoint
+    return NOT_FOUND (ERROR_REASON_CHECKPOINT_NOT_FOUND) for a checkpoint of another tenant, unless it is public and the
+    method only reads it. A checkpoint whose record is damaged can only be deleted; other methods that name it return
+    DATA_LOSS (ERROR_REASON_CHECKPOINT_DAMAGED). Methods that store a state return UNAVAILABLE with a retry time
     (ERROR_REASON_DISK_FULL, ERROR_REASON_STORE_UNAVAILABLE) if the disk cannot store it. Clients need SCOPE_TRAIN.
     """
 

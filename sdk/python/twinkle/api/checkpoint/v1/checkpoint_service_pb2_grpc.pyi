@@ -13,10 +13,10 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class CheckpointServiceStub:
-    """Manages durable checkpoints. A checkpoint belongs to the tenant that saved it. All methods return NOT_FOUND
-    (ERROR_REASON_CHECKPOINT_NOT_FOUND) for a checkpoint of another tenant, unless it is public and the method only reads
-    it. A checkpoint whose record is damaged can only be deleted; other methods that name it return DATA_LOSS
-    (ERROR_REASON_CHECKPOINT_DAMAGED). Methods that store a state return UNAVAILABLE with a retry time
+    """Manages durable checkpoints. A checkpoint belongs to the tenant that saved it. All methods that name a checkpoint
+    return NOT_FOUND (ERROR_REASON_CHECKPOINT_NOT_FOUND) for a checkpoint of another tenant, unless it is public and the
+    method only reads it. A checkpoint whose record is damaged can only be deleted; other methods that name it return
+    DATA_LOSS (ERROR_REASON_CHECKPOINT_DAMAGED). Methods that store a state return UNAVAILABLE with a retry time
     (ERROR_REASON_DISK_FULL, ERROR_REASON_STORE_UNAVAILABLE) if the disk cannot store it. Clients need SCOPE_TRAIN.
     """
 
@@ -69,10 +69,10 @@ class CheckpointServiceStub:
     """
 
 class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Manages durable checkpoints. A checkpoint belongs to the tenant that saved it. All methods return NOT_FOUND
-    (ERROR_REASON_CHECKPOINT_NOT_FOUND) for a checkpoint of another tenant, unless it is public and the method only reads
-    it. A checkpoint whose record is damaged can only be deleted; other methods that name it return DATA_LOSS
-    (ERROR_REASON_CHECKPOINT_DAMAGED). Methods that store a state return UNAVAILABLE with a retry time
+    """Manages durable checkpoints. A checkpoint belongs to the tenant that saved it. All methods that name a checkpoint
+    return NOT_FOUND (ERROR_REASON_CHECKPOINT_NOT_FOUND) for a checkpoint of another tenant, unless it is public and the
+    method only reads it. A checkpoint whose record is damaged can only be deleted; other methods that name it return
+    DATA_LOSS (ERROR_REASON_CHECKPOINT_DAMAGED). Methods that store a state return UNAVAILABLE with a retry time
     (ERROR_REASON_DISK_FULL, ERROR_REASON_STORE_UNAVAILABLE) if the disk cannot store it. Clients need SCOPE_TRAIN.
     """
 

@@ -94,7 +94,9 @@ class SubscribeRequest(_message.Message):
     adapter_id: _builtins.str
     """Id of the adapter. Required."""
     held_version: _builtins.int
-    """Version that the subscriber has, or 0 for none. Only newer versions are sent, possibly as a delta to this version."""
+    """Version that the subscriber has, or 0 for none. Only newer versions are sent, possibly as a delta against this
+    version.
+    """
     resume_version: _builtins.int
     """Version whose transfer was interrupted, or 0 for none. It is sent first if it still exists."""
     resume_offset: _builtins.int
@@ -192,7 +194,9 @@ class FetchRequest(_message.Message):
     """
     @_builtins.property
     def version(self) -> Global___VersionRef:
-        """An adapter version that the server still has. The checkpoint service keeps only the newest and pinned versions."""
+        """An adapter version that the server still has. The checkpoint service keeps only the newest unpinned versions, by
+        default 4, and the pinned versions.
+        """
 
     @_builtins.property
     def accepted_transports(self) -> _containers.RepeatedScalarFieldContainer[_weights_pb2.DeviceTransport.ValueType]:

@@ -62,8 +62,8 @@ class _FrameEncodingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FrameEn
     FRAME_ENCODING_WHOLE: _FrameEncoding.ValueType  # 1
     """The chunks contain the unchanged bytes of the state."""
     FRAME_ENCODING_DELTA_XOR_ZSTD: _FrameEncoding.ValueType  # 2
-    """The chunks contain a lossless delta to a base version: byte planes that are XORed with those of the base version
-    and compressed with zstd. docs/weights.md describes the layout.
+    """The chunks contain a lossless delta against a base version: byte planes that are XORed with those of the base
+    version and compressed with zstd. docs/weights.md describes the layout.
     """
     FRAME_ENCODING_SHARED_MEMORY: _FrameEncoding.ValueType  # 3
     """There are no chunks, and the commit follows the header. The bytes are in a shared-memory segment that both ends can
@@ -82,8 +82,8 @@ FRAME_ENCODING_UNSPECIFIED: FrameEncoding.ValueType  # 0
 FRAME_ENCODING_WHOLE: FrameEncoding.ValueType  # 1
 """The chunks contain the unchanged bytes of the state."""
 FRAME_ENCODING_DELTA_XOR_ZSTD: FrameEncoding.ValueType  # 2
-"""The chunks contain a lossless delta to a base version: byte planes that are XORed with those of the base version
-and compressed with zstd. docs/weights.md describes the layout.
+"""The chunks contain a lossless delta against a base version: byte planes that are XORed with those of the base
+version and compressed with zstd. docs/weights.md describes the layout.
 """
 FRAME_ENCODING_SHARED_MEMORY: FrameEncoding.ValueType  # 3
 """There are no chunks, and the commit follows the header. The bytes are in a shared-memory segment that both ends can

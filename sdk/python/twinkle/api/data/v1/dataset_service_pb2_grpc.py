@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class DatasetServiceStub:
-    """Manages datasets. Clients need SCOPE_DATA. A dataset belongs to the tenant that created it. All methods return
-    NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND) for a dataset of another tenant, and DATA_LOSS
+    """Manages datasets. Clients need SCOPE_DATA. A dataset belongs to the tenant that created it. All methods that name a
+    dataset return NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND) for a dataset of another tenant, and DATA_LOSS
     (ERROR_REASON_STORED_DATA_DAMAGED) if a dataset or an upload that they read is damaged. The changes and exports of a
     tenant run one after the other; RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL, with a retry time) means that too many
     of them are waiting. Methods that store data return UNAVAILABLE with a retry time (ERROR_REASON_STORE_UNAVAILABLE) if
@@ -88,8 +88,8 @@ class DatasetServiceStub:
 
 
 class DatasetServiceServicer:
-    """Manages datasets. Clients need SCOPE_DATA. A dataset belongs to the tenant that created it. All methods return
-    NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND) for a dataset of another tenant, and DATA_LOSS
+    """Manages datasets. Clients need SCOPE_DATA. A dataset belongs to the tenant that created it. All methods that name a
+    dataset return NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND) for a dataset of another tenant, and DATA_LOSS
     (ERROR_REASON_STORED_DATA_DAMAGED) if a dataset or an upload that they read is damaged. The changes and exports of a
     tenant run one after the other; RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL, with a retry time) means that too many
     of them are waiting. Methods that store data return UNAVAILABLE with a retry time (ERROR_REASON_STORE_UNAVAILABLE) if
@@ -232,8 +232,8 @@ def add_DatasetServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DatasetService:
-    """Manages datasets. Clients need SCOPE_DATA. A dataset belongs to the tenant that created it. All methods return
-    NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND) for a dataset of another tenant, and DATA_LOSS
+    """Manages datasets. Clients need SCOPE_DATA. A dataset belongs to the tenant that created it. All methods that name a
+    dataset return NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND) for a dataset of another tenant, and DATA_LOSS
     (ERROR_REASON_STORED_DATA_DAMAGED) if a dataset or an upload that they read is damaged. The changes and exports of a
     tenant run one after the other; RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL, with a retry time) means that too many
     of them are waiting. Methods that store data return UNAVAILABLE with a retry time (ERROR_REASON_STORE_UNAVAILABLE) if

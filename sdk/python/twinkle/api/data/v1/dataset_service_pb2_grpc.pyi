@@ -13,8 +13,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class DatasetServiceStub:
-    """Manages datasets. Clients need SCOPE_DATA. A dataset belongs to the tenant that created it. All methods return
-    NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND) for a dataset of another tenant, and DATA_LOSS
+    """Manages datasets. Clients need SCOPE_DATA. A dataset belongs to the tenant that created it. All methods that name a
+    dataset return NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND) for a dataset of another tenant, and DATA_LOSS
     (ERROR_REASON_STORED_DATA_DAMAGED) if a dataset or an upload that they read is damaged. The changes and exports of a
     tenant run one after the other; RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL, with a retry time) means that too many
     of them are waiting. Methods that store data return UNAVAILABLE with a retry time (ERROR_REASON_STORE_UNAVAILABLE) if
@@ -65,8 +65,8 @@ class DatasetServiceStub:
     """
 
 class DatasetServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Manages datasets. Clients need SCOPE_DATA. A dataset belongs to the tenant that created it. All methods return
-    NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND) for a dataset of another tenant, and DATA_LOSS
+    """Manages datasets. Clients need SCOPE_DATA. A dataset belongs to the tenant that created it. All methods that name a
+    dataset return NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND) for a dataset of another tenant, and DATA_LOSS
     (ERROR_REASON_STORED_DATA_DAMAGED) if a dataset or an upload that they read is damaged. The changes and exports of a
     tenant run one after the other; RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL, with a retry time) means that too many
     of them are waiting. Methods that store data return UNAVAILABLE with a retry time (ERROR_REASON_STORE_UNAVAILABLE) if

@@ -38,8 +38,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     Metadata: sizeBytes, limitBytes.
     """
     ERROR_REASON_BATCH_TOO_LARGE: _ErrorReason.ValueType  # 3
-    """INVALID_ARGUMENT. A batch needs more memory than the replica has, even if it is split. Metadata: tokenCount,
-    tokenLimit.
+    """INVALID_ARGUMENT. A batch has more tokens than the replica accepts, or needs more memory than the replica has, even
+    if it is split. Metadata: tokenCount, tokenLimit.
     """
     ERROR_REASON_CONTEXT_EXCEEDED: _ErrorReason.ValueType  # 4
     """INVALID_ARGUMENT. The prompt and the requested tokens exceed the model's context. Metadata: promptTokens,
@@ -64,7 +64,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     checkpointPath.
     """
     ERROR_REASON_VERSION_NOT_FOUND: _ErrorReason.ValueType  # 31
-    """NOT_FOUND. The adapter has no such version, or the version was evicted from the ring. Metadata: adapterId, version."""
+    """NOT_FOUND. The adapter has no such version or no published version, or the version was evicted from the ring.
+    Metadata: adapterId; for one version, also version.
+    """
     ERROR_REASON_CHECKPOINT_NOT_FOUND: _ErrorReason.ValueType  # 32
     """NOT_FOUND. The checkpoint does not exist, or the caller may not read it. Metadata: checkpointId."""
     ERROR_REASON_DATASET_NOT_FOUND: _ErrorReason.ValueType  # 33
@@ -180,8 +182,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     full or read-only. Nothing was stored. Metadata: problem.
     """
     ERROR_REASON_DISK_FULL: _ErrorReason.ValueType  # 99
-    """UNAVAILABLE with RetryInfo. The disk of the service has too little free space for an upload or a state, which was
-    checked before anything was stored. Metadata: freeBytes, neededBytes.
+    """UNAVAILABLE with RetryInfo. The disk of the service has too little free space for an upload, a state or a request,
+    which was checked before anything was stored. Metadata: freeBytes, neededBytes.
     """
     ERROR_REASON_CHUNK_CORRUPT: _ErrorReason.ValueType  # 100
     """DATA_LOSS. A chunk does not match its checksum. Send it again. Metadata: offset."""
@@ -279,8 +281,8 @@ ERROR_REASON_MESSAGE_TOO_LARGE: ErrorReason.ValueType  # 2
 Metadata: sizeBytes, limitBytes.
 """
 ERROR_REASON_BATCH_TOO_LARGE: ErrorReason.ValueType  # 3
-"""INVALID_ARGUMENT. A batch needs more memory than the replica has, even if it is split. Metadata: tokenCount,
-tokenLimit.
+"""INVALID_ARGUMENT. A batch has more tokens than the replica accepts, or needs more memory than the replica has, even
+if it is split. Metadata: tokenCount, tokenLimit.
 """
 ERROR_REASON_CONTEXT_EXCEEDED: ErrorReason.ValueType  # 4
 """INVALID_ARGUMENT. The prompt and the requested tokens exceed the model's context. Metadata: promptTokens,
@@ -305,7 +307,9 @@ trained. `setting` is the name of the model service's setting that limits the ti
 checkpointPath.
 """
 ERROR_REASON_VERSION_NOT_FOUND: ErrorReason.ValueType  # 31
-"""NOT_FOUND. The adapter has no such version, or the version was evicted from the ring. Metadata: adapterId, version."""
+"""NOT_FOUND. The adapter has no such version or no published version, or the version was evicted from the ring.
+Metadata: adapterId; for one version, also version.
+"""
 ERROR_REASON_CHECKPOINT_NOT_FOUND: ErrorReason.ValueType  # 32
 """NOT_FOUND. The checkpoint does not exist, or the caller may not read it. Metadata: checkpointId."""
 ERROR_REASON_DATASET_NOT_FOUND: ErrorReason.ValueType  # 33
@@ -421,8 +425,8 @@ ERROR_REASON_STORE_UNAVAILABLE: ErrorReason.ValueType  # 98
 full or read-only. Nothing was stored. Metadata: problem.
 """
 ERROR_REASON_DISK_FULL: ErrorReason.ValueType  # 99
-"""UNAVAILABLE with RetryInfo. The disk of the service has too little free space for an upload or a state, which was
-checked before anything was stored. Metadata: freeBytes, neededBytes.
+"""UNAVAILABLE with RetryInfo. The disk of the service has too little free space for an upload, a state or a request,
+which was checked before anything was stored. Metadata: freeBytes, neededBytes.
 """
 ERROR_REASON_CHUNK_CORRUPT: ErrorReason.ValueType  # 100
 """DATA_LOSS. A chunk does not match its checksum. Send it again. Metadata: offset."""

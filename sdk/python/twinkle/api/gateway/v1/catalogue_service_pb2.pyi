@@ -472,7 +472,7 @@ Global___GetUsageRequest: _TypeAlias = GetUsageRequest  # noqa: Y015
 @_typing.final
 class Usage(_message.Message):
     """Usage of one run by a tenant. Work is counted once, when it finishes, even if the request was repeated. Recent work
-    may appear only after some seconds.
+    may appear only after a few seconds.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -26,9 +26,10 @@ if _version_not_supported:
 
 
 class ExportServiceStub:
-    """Exports checkpoints. Exports survive restarts, are retried while the hub is unavailable, and are deleted some days
-    after they end. Clients need SCOPE_TRAIN. An export belongs to the tenant that requested it. All methods return
-    NOT_FOUND (ERROR_REASON_EXPORT_NOT_FOUND) for an export of another tenant.
+    """Exports checkpoints. Exports survive restarts and are retried while the hub is unavailable. They are deleted 30 days
+    after they end, unless the operator configures a different time. Clients need SCOPE_TRAIN. An export belongs to the
+    tenant that requested it. All methods that name an export return NOT_FOUND (ERROR_REASON_EXPORT_NOT_FOUND) for an
+    export of another tenant.
     """
 
     def __init__(self, channel):
@@ -60,9 +61,10 @@ class ExportServiceStub:
 
 
 class ExportServiceServicer:
-    """Exports checkpoints. Exports survive restarts, are retried while the hub is unavailable, and are deleted some days
-    after they end. Clients need SCOPE_TRAIN. An export belongs to the tenant that requested it. All methods return
-    NOT_FOUND (ERROR_REASON_EXPORT_NOT_FOUND) for an export of another tenant.
+    """Exports checkpoints. Exports survive restarts and are retried while the hub is unavailable. They are deleted 30 days
+    after they end, unless the operator configures a different time. Clients need SCOPE_TRAIN. An export belongs to the
+    tenant that requested it. All methods that name an export return NOT_FOUND (ERROR_REASON_EXPORT_NOT_FOUND) for an
+    export of another tenant.
     """
 
     def StartExport(self, request, context):
@@ -71,7 +73,7 @@ class ExportServiceServicer:
         (ERROR_REASON_CHECKPOINT_NOT_FOUND); INVALID_ARGUMENT if the target or the token is invalid; FAILED_PRECONDITION
         (ERROR_REASON_NOT_SUPPORTED_HERE) if the gateway cannot export to the target; RESOURCE_EXHAUSTED
         (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many unfinished exports; ABORTED
-        (ERROR_REASON_REQUEST_ID_REUSED).
+        (ERROR_REASON_REQUEST_ID_REUSED); UNAVAILABLE if the checkpoint service cannot be reached.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -130,9 +132,10 @@ def add_ExportServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ExportService:
-    """Exports checkpoints. Exports survive restarts, are retried while the hub is unavailable, and are deleted some days
-    after they end. Clients need SCOPE_TRAIN. An export belongs to the tenant that requested it. All methods return
-    NOT_FOUND (ERROR_REASON_EXPORT_NOT_FOUND) for an export of another tenant.
+    """Exports checkpoints. Exports survive restarts and are retried while the hub is unavailable. They are deleted 30 days
+    after they end, unless the operator configures a different time. Clients need SCOPE_TRAIN. An export belongs to the
+    tenant that requested it. All methods that name an export return NOT_FOUND (ERROR_REASON_EXPORT_NOT_FOUND) for an
+    export of another tenant.
     """
 
     @staticmethod

@@ -13,9 +13,10 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ExportServiceStub:
-    """Exports checkpoints. Exports survive restarts, are retried while the hub is unavailable, and are deleted some days
-    after they end. Clients need SCOPE_TRAIN. An export belongs to the tenant that requested it. All methods return
-    NOT_FOUND (ERROR_REASON_EXPORT_NOT_FOUND) for an export of another tenant.
+    """Exports checkpoints. Exports survive restarts and are retried while the hub is unavailable. They are deleted 30 days
+    after they end, unless the operator configures a different time. Clients need SCOPE_TRAIN. An export belongs to the
+    tenant that requested it. All methods that name an export return NOT_FOUND (ERROR_REASON_EXPORT_NOT_FOUND) for an
+    export of another tenant.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -25,7 +26,7 @@ class ExportServiceStub:
     (ERROR_REASON_CHECKPOINT_NOT_FOUND); INVALID_ARGUMENT if the target or the token is invalid; FAILED_PRECONDITION
     (ERROR_REASON_NOT_SUPPORTED_HERE) if the gateway cannot export to the target; RESOURCE_EXHAUSTED
     (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many unfinished exports; ABORTED
-    (ERROR_REASON_REQUEST_ID_REUSED).
+    (ERROR_REASON_REQUEST_ID_REUSED); UNAVAILABLE if the checkpoint service cannot be reached.
     """
     GetExport: _aio.UnaryUnaryMultiCallable[_export_service_pb2.GetExportRequest, _export_service_pb2.GetExportResponse]
     """Gets an export."""
@@ -35,9 +36,10 @@ class ExportServiceStub:
     """Cancels an export. Files that the hub has already received are not deleted."""
 
 class ExportServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Exports checkpoints. Exports survive restarts, are retried while the hub is unavailable, and are deleted some days
-    after they end. Clients need SCOPE_TRAIN. An export belongs to the tenant that requested it. All methods return
-    NOT_FOUND (ERROR_REASON_EXPORT_NOT_FOUND) for an export of another tenant.
+    """Exports checkpoints. Exports survive restarts and are retried while the hub is unavailable. They are deleted 30 days
+    after they end, unless the operator configures a different time. Clients need SCOPE_TRAIN. An export belongs to the
+    tenant that requested it. All methods that name an export return NOT_FOUND (ERROR_REASON_EXPORT_NOT_FOUND) for an
+    export of another tenant.
     """
 
     @_abc_1.abstractmethod
@@ -51,7 +53,7 @@ class ExportServiceServicer(metaclass=_abc_1.ABCMeta):
         (ERROR_REASON_CHECKPOINT_NOT_FOUND); INVALID_ARGUMENT if the target or the token is invalid; FAILED_PRECONDITION
         (ERROR_REASON_NOT_SUPPORTED_HERE) if the gateway cannot export to the target; RESOURCE_EXHAUSTED
         (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many unfinished exports; ABORTED
-        (ERROR_REASON_REQUEST_ID_REUSED).
+        (ERROR_REASON_REQUEST_ID_REUSED); UNAVAILABLE if the checkpoint service cannot be reached.
         """
 
     @_abc_1.abstractmethod

@@ -79,7 +79,7 @@ class FleetServiceServicer:
     def Lease(self, request_iterator, context):
         """Keeps a replica in the fleet while the stream is open. When the stream ends, a draining replica leaves the fleet,
         and any other replica is considered lost. Errors: NOT_FOUND (ERROR_REASON_REPLICA_NOT_FOUND) if the replica has not
-        registered, or if the stream names another replica.
+        registered, or if a later message names a different replica.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -25,7 +25,7 @@ class FleetServiceStub:
     Lease: _aio.StreamStreamMultiCallable[_fleet_service_pb2.LeaseRequest, _fleet_service_pb2.LeaseResponse]
     """Keeps a replica in the fleet while the stream is open. When the stream ends, a draining replica leaves the fleet,
     and any other replica is considered lost. Errors: NOT_FOUND (ERROR_REASON_REPLICA_NOT_FOUND) if the replica has not
-    registered, or if the stream names another replica.
+    registered, or if a later message names a different replica.
     """
     Drain: _aio.UnaryUnaryMultiCallable[_fleet_service_pb2.DrainRequest, _fleet_service_pb2.DrainResponse]
     """Instructs a replica to finish its requests and leave the fleet. Errors: NOT_FOUND (ERROR_REASON_REPLICA_NOT_FOUND)
@@ -61,7 +61,7 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _abc.AsyncIterator[_fleet_service_pb2.LeaseResponse]:
         """Keeps a replica in the fleet while the stream is open. When the stream ends, a draining replica leaves the fleet,
         and any other replica is considered lost. Errors: NOT_FOUND (ERROR_REASON_REPLICA_NOT_FOUND) if the replica has not
-        registered, or if the stream names another replica.
+        registered, or if a later message names a different replica.
         """
 
     @_abc_1.abstractmethod

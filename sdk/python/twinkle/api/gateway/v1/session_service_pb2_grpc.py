@@ -27,9 +27,9 @@ if _version_not_supported:
 
 class SessionServiceStub:
     """Manages sessions. Clients may use any valid API key. A session belongs to the tenant that created it. All methods
-    return NOT_FOUND (ERROR_REASON_SESSION_NOT_FOUND) for a session of another tenant. A session that has ended stays
-    listed for 30 days after its last heartbeat, and longer while one of its runs is listed. After that, all methods
-    return NOT_FOUND for it.
+    that name a session return NOT_FOUND (ERROR_REASON_SESSION_NOT_FOUND) for a session of another tenant. A session that
+    has ended stays listed for 30 days after its last heartbeat, and longer while one of its runs is listed. After that,
+    these methods return NOT_FOUND for it.
     """
 
     def __init__(self, channel):
@@ -67,9 +67,9 @@ class SessionServiceStub:
 
 class SessionServiceServicer:
     """Manages sessions. Clients may use any valid API key. A session belongs to the tenant that created it. All methods
-    return NOT_FOUND (ERROR_REASON_SESSION_NOT_FOUND) for a session of another tenant. A session that has ended stays
-    listed for 30 days after its last heartbeat, and longer while one of its runs is listed. After that, all methods
-    return NOT_FOUND for it.
+    that name a session return NOT_FOUND (ERROR_REASON_SESSION_NOT_FOUND) for a session of another tenant. A session that
+    has ended stays listed for 30 days after its last heartbeat, and longer while one of its runs is listed. After that,
+    these methods return NOT_FOUND for it.
     """
 
     def CreateSession(self, request, context):
@@ -148,9 +148,9 @@ def add_SessionServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class SessionService:
     """Manages sessions. Clients may use any valid API key. A session belongs to the tenant that created it. All methods
-    return NOT_FOUND (ERROR_REASON_SESSION_NOT_FOUND) for a session of another tenant. A session that has ended stays
-    listed for 30 days after its last heartbeat, and longer while one of its runs is listed. After that, all methods
-    return NOT_FOUND for it.
+    that name a session return NOT_FOUND (ERROR_REASON_SESSION_NOT_FOUND) for a session of another tenant. A session that
+    has ended stays listed for 30 days after its last heartbeat, and longer while one of its runs is listed. After that,
+    these methods return NOT_FOUND for it.
     """
 
     @staticmethod

@@ -14,9 +14,9 @@ GRPC_VERSION: str
 
 class SessionServiceStub:
     """Manages sessions. Clients may use any valid API key. A session belongs to the tenant that created it. All methods
-    return NOT_FOUND (ERROR_REASON_SESSION_NOT_FOUND) for a session of another tenant. A session that has ended stays
-    listed for 30 days after its last heartbeat, and longer while one of its runs is listed. After that, all methods
-    return NOT_FOUND for it.
+    that name a session return NOT_FOUND (ERROR_REASON_SESSION_NOT_FOUND) for a session of another tenant. A session that
+    has ended stays listed for 30 days after its last heartbeat, and longer while one of its runs is listed. After that,
+    these methods return NOT_FOUND for it.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -38,9 +38,9 @@ class SessionServiceStub:
 
 class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
     """Manages sessions. Clients may use any valid API key. A session belongs to the tenant that created it. All methods
-    return NOT_FOUND (ERROR_REASON_SESSION_NOT_FOUND) for a session of another tenant. A session that has ended stays
-    listed for 30 days after its last heartbeat, and longer while one of its runs is listed. After that, all methods
-    return NOT_FOUND for it.
+    that name a session return NOT_FOUND (ERROR_REASON_SESSION_NOT_FOUND) for a session of another tenant. A session that
+    has ended stays listed for 30 days after its last heartbeat, and longer while one of its runs is listed. After that,
+    these methods return NOT_FOUND for it.
     """
 
     @_abc_1.abstractmethod

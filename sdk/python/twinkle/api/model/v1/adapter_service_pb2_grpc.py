@@ -99,7 +99,8 @@ class AdapterServiceServicer:
         does not exist, or if a repeated request's adapter was deleted; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if
         the tenant or the service has too many adapters; FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED while a
         full-parameter run leases the replica, and ERROR_REASON_REQUEST_CRASHED if the service crashed each time it created
-        the adapter); DATA_LOSS (ERROR_REASON_CHECKPOINT_DAMAGED); ABORTED (ERROR_REASON_REQUEST_ID_REUSED).
+        the adapter); DATA_LOSS (ERROR_REASON_CHECKPOINT_DAMAGED); ABORTED (ERROR_REASON_REQUEST_ID_REUSED). The fields
+        `full_parameters` and `adapter_id` document further errors.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -113,7 +114,8 @@ class AdapterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListAdapters(self, request, context):
-        """Lists the caller's adapters, newest first. Adapters whose records are damaged are not listed.
+        """Lists the caller's adapters, newest first. Adapters whose records are damaged are not listed. Errors: UNAVAILABLE
+        (ERROR_REASON_SERVICE_UNREACHABLE) if one of several model services cannot be reached.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -143,7 +145,7 @@ class AdapterServiceServicer:
         """Ends the lease of a replica: parks the full-parameter run that has the lease, once its running operation has
         finished. Operations of the run are then refused (ERROR_REASON_REPLICA_IN_USE) for as long as an adapter must be
         idle before the service parks it. Requires SCOPE_OPERATOR instead of SCOPE_TRAIN. Errors: NOT_FOUND if no replica
-        serves the base model.
+        serves the base model; UNAVAILABLE if a replica of the base model cannot be reached and no other one is leased.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

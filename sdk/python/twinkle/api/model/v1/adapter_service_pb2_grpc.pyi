@@ -26,12 +26,15 @@ class AdapterServiceStub:
     does not exist, or if a repeated request's adapter was deleted; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if
     the tenant or the service has too many adapters; FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED while a
     full-parameter run leases the replica, and ERROR_REASON_REQUEST_CRASHED if the service crashed each time it created
-    the adapter); DATA_LOSS (ERROR_REASON_CHECKPOINT_DAMAGED); ABORTED (ERROR_REASON_REQUEST_ID_REUSED).
+    the adapter); DATA_LOSS (ERROR_REASON_CHECKPOINT_DAMAGED); ABORTED (ERROR_REASON_REQUEST_ID_REUSED). The fields
+    `full_parameters` and `adapter_id` document further errors.
     """
     GetAdapter: _aio.UnaryUnaryMultiCallable[_adapter_service_pb2.GetAdapterRequest, _adapter_service_pb2.GetAdapterResponse]
     """Gets an adapter, including its configuration."""
     ListAdapters: _aio.UnaryUnaryMultiCallable[_adapter_service_pb2.ListAdaptersRequest, _adapter_service_pb2.ListAdaptersResponse]
-    """Lists the caller's adapters, newest first. Adapters whose records are damaged are not listed."""
+    """Lists the caller's adapters, newest first. Adapters whose records are damaged are not listed. Errors: UNAVAILABLE
+    (ERROR_REASON_SERVICE_UNREACHABLE) if one of several model services cannot be reached.
+    """
     DeleteAdapter: _aio.UnaryUnaryMultiCallable[_adapter_service_pb2.DeleteAdapterRequest, _adapter_service_pb2.DeleteAdapterResponse]
     """Deletes an adapter, even if its record is damaged, and its versions that are not pinned. Waiting operations of the
     adapter fail with NOT_FOUND, and the call waits for a running one. Deleting an adapter again returns NOT_FOUND.
@@ -48,7 +51,7 @@ class AdapterServiceStub:
     """Ends the lease of a replica: parks the full-parameter run that has the lease, once its running operation has
     finished. Operations of the run are then refused (ERROR_REASON_REPLICA_IN_USE) for as long as an adapter must be
     idle before the service parks it. Requires SCOPE_OPERATOR instead of SCOPE_TRAIN. Errors: NOT_FOUND if no replica
-    serves the base model.
+    serves the base model; UNAVAILABLE if a replica of the base model cannot be reached and no other one is leased.
     """
     TakeOver: _aio.UnaryUnaryMultiCallable[_adapter_service_pb2.TakeOverRequest, _adapter_service_pb2.TakeOverResponse]
     """Moves all runs of an ended trainer to another trainer of the same base model, from the journal on shared storage.
@@ -87,7 +90,8 @@ class AdapterServiceServicer(metaclass=_abc_1.ABCMeta):
         does not exist, or if a repeated request's adapter was deleted; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if
         the tenant or the service has too many adapters; FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED while a
         full-parameter run leases the replica, and ERROR_REASON_REQUEST_CRASHED if the service crashed each time it created
-        the adapter); DATA_LOSS (ERROR_REASON_CHECKPOINT_DAMAGED); ABORTED (ERROR_REASON_REQUEST_ID_REUSED).
+        the adapter); DATA_LOSS (ERROR_REASON_CHECKPOINT_DAMAGED); ABORTED (ERROR_REASON_REQUEST_ID_REUSED). The fields
+        `full_parameters` and `adapter_id` document further errors.
         """
 
     @_abc_1.abstractmethod
@@ -104,7 +108,9 @@ class AdapterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _adapter_service_pb2.ListAdaptersRequest,
         context: _aio.ServicerContext[_adapter_service_pb2.ListAdaptersRequest, _abc.Awaitable[_adapter_service_pb2.ListAdaptersResponse]],
     ) -> _abc.Awaitable[_adapter_service_pb2.ListAdaptersResponse]:
-        """Lists the caller's adapters, newest first. Adapters whose records are damaged are not listed."""
+        """Lists the caller's adapters, newest first. Adapters whose records are damaged are not listed. Errors: UNAVAILABLE
+        (ERROR_REASON_SERVICE_UNREACHABLE) if one of several model services cannot be reached.
+        """
 
     @_abc_1.abstractmethod
     def DeleteAdapter(
@@ -139,7 +145,7 @@ class AdapterServiceServicer(metaclass=_abc_1.ABCMeta):
         """Ends the lease of a replica: parks the full-parameter run that has the lease, once its running operation has
         finished. Operations of the run are then refused (ERROR_REASON_REPLICA_IN_USE) for as long as an adapter must be
         idle before the service parks it. Requires SCOPE_OPERATOR instead of SCOPE_TRAIN. Errors: NOT_FOUND if no replica
-        serves the base model.
+        serves the base model; UNAVAILABLE if a replica of the base model cannot be reached and no other one is leased.
         """
 
     @_abc_1.abstractmethod

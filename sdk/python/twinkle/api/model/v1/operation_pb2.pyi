@@ -158,7 +158,9 @@ class Batch(_message.Message):
     SAMPLES_FIELD_NUMBER: _builtins.int
     TRAJECTORIES_FIELD_NUMBER: _builtins.int
     upload_id: _builtins.str
-    """Examples that were uploaded with TrainingService.UploadBatch."""
+    """Examples that were uploaded with TrainingService.UploadBatch. Errors: NOT_FOUND (ERROR_REASON_UPLOAD_NOT_FOUND)
+    if the upload is incomplete or expired, or belongs to another tenant.
+    """
     @_builtins.property
     def features(self) -> _input_feature_pb2.FeatureBatch:
         """Examples in the message."""
@@ -874,10 +876,8 @@ class Operation(_message.Message):
     """Number of the operation within the adapter, counted from 1. Operations run in this order: an operation waits for
     all operations with lower numbers. Repeating a number with the same content returns the recorded result. Repeating
     it with other content fails with ABORTED (ERROR_REASON_SEQUENCE_REUSED). A number is used up once its operation is
-    accepted, even if the operation fails. An operation that fails with CANCELLED, INVALID_ARGUMENT, NOT_FOUND,
-    ALREADY_EXISTS, PERMISSION_DENIED, RESOURCE_EXHAUSTED, UNAUTHENTICATED, UNAVAILABLE or UNIMPLEMENTED changes
-    nothing and leaves its number free. The disposition of the error also states this
-    (twinkle.api.error.v1.Disposition).
+    accepted, even if the operation fails. An operation that fails with the disposition REFUSED or RETRYABLE
+    (twinkle.api.error.v1.Disposition) changes nothing and leaves its number free.
     """
     @_builtins.property
     def forward_only(self) -> Global___ForwardOnly:

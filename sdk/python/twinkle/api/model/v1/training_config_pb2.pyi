@@ -405,7 +405,7 @@ class TrainingConfig(_message.Message):
 
     @_builtins.property
     def template(self) -> Global___ComponentConfig:
-        """Replaces the template for batches of chats."""
+        """Template for batches of chats, which are not implemented: it is stored, has no effect, and causes a warning."""
 
     @_builtins.property
     def metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___ComponentConfig]:
@@ -413,7 +413,7 @@ class TrainingConfig(_message.Message):
 
     @_builtins.property
     def patches(self) -> _containers.RepeatedCompositeFieldContainer[Global___ComponentConfig]:
-        """Applies model patches."""
+        """Must be empty, because all tenants share the base model. The operator chooses its patches."""
 
     @_builtins.property
     def evaluation_metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___ComponentConfig]:

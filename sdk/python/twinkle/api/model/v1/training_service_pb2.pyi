@@ -406,8 +406,8 @@ class BatchHeader(_message.Message):
     digest: _builtins.str
     """blake3 digest of the serialized batch, as 64 lower-case hexadecimal characters. Required."""
     adapter_id: _builtins.str
-    """Adapter that will use the batch. Required if the gateway serves several base models, because their model services
-    store uploads separately. Otherwise it has no effect.
+    """Adapter that will use the batch. Required if the gateway has several model services, because each of them stores
+    its uploads separately. Otherwise it has no effect.
     """
     def __init__(
         self,

@@ -88,19 +88,21 @@ class TrainingServiceServicer:
         """Runs one operation and returns its result. Errors: INVALID_ARGUMENT, which names the field, or with
         ERROR_REASON_BATCH_TOO_LARGE; ABORTED (ERROR_REASON_SEQUENCE_REUSED); FAILED_PRECONDITION
         (ERROR_REASON_SEQUENCE_GAP, ERROR_REASON_ADAPTER_NOT_READY, ERROR_REASON_LOSS_NOT_FINITE,
-        ERROR_REASON_OPERATION_CRASHED, and ERROR_REASON_REPLICA_LEASED while a full-parameter run leases the replica);
-        RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL); ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS) for Save; CANCELLED;
-        UNAVAILABLE (ERROR_REASON_JOURNAL_UNAVAILABLE). Verbs document further errors.
+        ERROR_REASON_OPERATION_CRASHED, ERROR_REASON_REPLICA_LEASED while a full-parameter run leases the replica, and
+        ERROR_REASON_REPLICA_IN_USE if the full-parameter run of the operation cannot lease the replica);
+        RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL, and ERROR_REASON_QUOTA_EXCEEDED if the tenant's token rate is used
+        up); ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS) for Save; CANCELLED; UNAVAILABLE
+        (ERROR_REASON_JOURNAL_UNAVAILABLE). Verbs and batches document further errors.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Train(self, request_iterator, context):
-        """Runs a stream of operations on any of the caller's adapters that have the base model and, if several trainers serve
-        this base model, the trainer of the first one. The results of one adapter are returned in the order of its
-        operations. A full queue slows the stream down. A failed operation is reported in its result, and the stream
-        continues.
+        """Runs a stream of operations. All adapters in the stream must belong to the same model service: they have the same
+        base model and, if several trainers serve this base model, the same trainer. The results of one adapter are
+        returned in the order of its operations. A full queue slows the stream down. A failed operation is reported in its
+        result, and the stream continues.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -108,13 +110,13 @@ class TrainingServiceServicer:
 
     def UploadBatch(self, request_iterator, context):
         """Uploads a batch that is too large for one message. If a stream is interrupted, the received bytes remain stored; a
-        stream with only the header returns the offset at which to resume. An upload is deleted about an hour after it was
-        last sent or used. An accepted operation no longer needs its upload. Errors: INVALID_ARGUMENT if the header differs
-        from that of an earlier stream, or a chunk exceeds the announced size; ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER)
-        for a gap; FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends the upload; RESOURCE_EXHAUSTED
-        (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many uploads or bytes; DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT,
-        ERROR_REASON_DIGEST_MISMATCH) for damaged bytes; UNAVAILABLE with a retry time (ERROR_REASON_DISK_FULL,
-        ERROR_REASON_STORE_UNAVAILABLE).
+        stream with only the header returns the offset at which to resume. By default, an upload is deleted about an hour
+        after it was last sent or used. An accepted operation no longer needs its upload. Errors: INVALID_ARGUMENT if the
+        header differs from that of an earlier stream, or a chunk exceeds the announced size; ABORTED
+        (ERROR_REASON_STREAM_OUT_OF_ORDER) for a gap; FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends
+        the upload; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many uploads or bytes; DATA_LOSS
+        (ERROR_REASON_CHUNK_CORRUPT, ERROR_REASON_DIGEST_MISMATCH) for damaged bytes; UNAVAILABLE with a retry time
+        (ERROR_REASON_DISK_FULL, ERROR_REASON_STORE_UNAVAILABLE).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

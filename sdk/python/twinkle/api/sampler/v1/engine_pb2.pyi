@@ -124,7 +124,7 @@ class EngineLoad(_message.Message):
     kv_usage: _builtins.float
     """Fraction of the key-value cache that is in use, 0 to 1."""
     tokens_per_second: _builtins.float
-    """Number of tokens per second, averaged over the last seconds."""
+    """Number of tokens per second, averaged over the last few seconds."""
     prefix_hit_rate: _builtins.float
     """Fraction of prompt tokens that were found in the prefix cache, 0 to 1."""
     is_paused: _builtins.bool
