@@ -142,7 +142,7 @@ class RowSource(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[_struct_pb2.Struct]:
-        """The rows, at least one. All rows have the same keys."""
+        """The rows, at least one. All rows have the same keys, at least one."""
 
     def __init__(
         self,
@@ -223,7 +223,7 @@ class MixtureSource(_message.Message):
     """
     @_builtins.property
     def dataset_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Ids of the datasets to combine, at least one."""
+        """Ids of the datasets to combine, 1 to 1000."""
 
     def __init__(
         self,

@@ -47,7 +47,7 @@ class CreateDatasetRequest(_message.Message):
 
     @_builtins.property
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[_dataset_pb2.DatasetStep]:
-        """Steps that are applied immediately and in order, as by Apply."""
+        """Steps that are applied immediately and in order, as by Apply; at most 1000."""
 
     def __init__(
         self,
@@ -242,7 +242,7 @@ class ApplyRequest(_message.Message):
     """Id of the dataset. Required."""
     @_builtins.property
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[_dataset_pb2.DatasetStep]:
-        """Steps to apply, in order; at least one. If a step fails, the dataset does not change."""
+        """Steps to apply, in order; 1 to 1000. If a step fails, the dataset does not change."""
 
     def __init__(
         self,

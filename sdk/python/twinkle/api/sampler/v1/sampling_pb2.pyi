@@ -67,11 +67,11 @@ class AdapterRef(_message.Message):
     adapter_id: _builtins.str
     """Id of the adapter. Required unless `checkpoint_path` is set."""
     exact: _builtins.int
-    """This version. The request fails with UNAVAILABLE (ERROR_REASON_VERSION_NOT_READY) if the version has not arrived
-    yet, and with NOT_FOUND if it no longer exists.
+    """This version, at least 1. The request fails with UNAVAILABLE (ERROR_REASON_VERSION_NOT_READY) if the version has
+    not arrived yet, and with NOT_FOUND if it no longer exists.
     """
     at_least: _builtins.int
-    """This version or a newer one."""
+    """This version, at least 1, or a newer one."""
     checkpoint_path: _builtins.str
     """A durable checkpoint, "twinkle://<run>/weights/<name>"."""
     @_builtins.property
@@ -106,7 +106,7 @@ class TextChoices(_message.Message):
     TEXTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The texts: 1 to 1024, each with at least one character."""
+        """The texts: 1 to 1024, each with 1 to 4096 characters."""
 
     def __init__(
         self,
@@ -123,8 +123,8 @@ Global___TextChoices: _TypeAlias = TextChoices  # noqa: Y015
 
 @_typing.final
 class StructuredOutput(_message.Message):
-    """Form that the completion must have. An engine that does not support the form returns FAILED_PRECONDITION
-    (ERROR_REASON_NOT_SUPPORTED_HERE).
+    """Form that the completion must have, at most 64 KiB as a serialized message. An engine that does not support the form
+    returns FAILED_PRECONDITION (ERROR_REASON_NOT_SUPPORTED_HERE).
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -137,9 +137,11 @@ class StructuredOutput(_message.Message):
     is_json_object: _builtins.bool
     """Any JSON object. Must be true if set."""
     regex: _builtins.str
-    """Text that this regular expression matches completely."""
+    """Text that this regular expression of at most 8192 characters matches completely."""
     grammar: _builtins.str
-    """Text that this context-free grammar generates, in the notation of the engine (EBNF for vLLM)."""
+    """Text that this context-free grammar of at most 32,768 characters generates, in the notation of the engine (EBNF
+    for vLLM).
+    """
     @_builtins.property
     def json_schema(self) -> _struct_pb2.Struct:
         """A JSON document that is valid under this JSON schema."""
