@@ -171,9 +171,9 @@ class CheckpointServiceServicer:
         not belong to the base model, has the wrong shape, or has values that are not finite; NOT_FOUND
         (ERROR_REASON_BASE_MODEL_NOT_FOUND); ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS) if the upload has created a
         different checkpoint before; FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends the upload;
-        RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many unfinished uploads, or too many bytes
-        in them; DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT) for a damaged chunk; UNAVAILABLE (ERROR_REASON_SERVICE_UNREACHABLE)
-        if the base model cannot be read.
+        RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many unfinished uploads or too many bytes in
+        them, or its quota of stored bytes is used up; DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT) for a damaged chunk;
+        UNAVAILABLE (ERROR_REASON_SERVICE_UNREACHABLE) if the base model cannot be read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -112,7 +112,8 @@ class DatasetServiceServicer:
         the file is too large, or the header differs from that of an earlier stream; DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT)
         for a damaged chunk; ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) for a chunk that does not follow the stored bytes;
         FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends the same upload; RESOURCE_EXHAUSTED
-        (ERROR_REASON_QUOTA_EXCEEDED) if the tenant's uploads have too many bytes; UNAVAILABLE (ERROR_REASON_DISK_FULL).
+        (ERROR_REASON_QUOTA_EXCEEDED) if the tenant's uploads have too many bytes, or its quota of stored bytes is used up;
+        UNAVAILABLE (ERROR_REASON_DISK_FULL).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,7 +34,8 @@ class DatasetServiceStub:
     the file is too large, or the header differs from that of an earlier stream; DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT)
     for a damaged chunk; ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) for a chunk that does not follow the stored bytes;
     FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends the same upload; RESOURCE_EXHAUSTED
-    (ERROR_REASON_QUOTA_EXCEEDED) if the tenant's uploads have too many bytes; UNAVAILABLE (ERROR_REASON_DISK_FULL).
+    (ERROR_REASON_QUOTA_EXCEEDED) if the tenant's uploads have too many bytes, or its quota of stored bytes is used up;
+    UNAVAILABLE (ERROR_REASON_DISK_FULL).
     """
     GetUpload: _aio.UnaryUnaryMultiCallable[_dataset_service_pb2.GetUploadRequest, _dataset_service_pb2.GetUploadResponse]
     """Gets the status of an upload, including the offset at which it resumes. Errors: NOT_FOUND
@@ -96,7 +97,8 @@ class DatasetServiceServicer(metaclass=_abc_1.ABCMeta):
         the file is too large, or the header differs from that of an earlier stream; DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT)
         for a damaged chunk; ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) for a chunk that does not follow the stored bytes;
         FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends the same upload; RESOURCE_EXHAUSTED
-        (ERROR_REASON_QUOTA_EXCEEDED) if the tenant's uploads have too many bytes; UNAVAILABLE (ERROR_REASON_DISK_FULL).
+        (ERROR_REASON_QUOTA_EXCEEDED) if the tenant's uploads have too many bytes, or its quota of stored bytes is used up;
+        UNAVAILABLE (ERROR_REASON_DISK_FULL).
         """
 
     @_abc_1.abstractmethod
