@@ -37,8 +37,8 @@ class ByteGate:
         """Create an empty gate.
 
         Args:
-            tenant_bytes: Limit per tenant. A higher value than half of the bytes that are not reserved for small
-                requests is reduced to this half.
+            tenant_bytes: Limit per tenant. A value above half of the bytes that are not reserved for small requests is
+                reduced to this half.
             total_bytes: Limit of all tenants together.
             wait_seconds: Time that a request waits for free bytes before it is refused; None for no limit.
         """

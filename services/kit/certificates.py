@@ -44,7 +44,7 @@ class IssuedCertificate:
     """DNS names, addresses and URIs of the certificate."""
     expire_time: datetime
     is_new: bool
-    """Whether this call of `make_certificates` created the certificate; False if it existed before."""
+    """Whether this call of `make_certificates` created or replaced the certificate."""
 
 
 @dataclass(frozen=True)

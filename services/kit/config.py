@@ -38,7 +38,8 @@ class LimitsConfig(BaseModel):
     bytes_wait: timedelta = Field(default=timedelta(seconds=5), ge=timedelta())
     """Time after which a message that waits for free bytes is refused."""
     queue_length: int = Field(default=1024, ge=1)
-    """Maximum number of queued operations or requests per tenant."""
+    """Limit per tenant: operations in progress in the model service, prompts that wait in a sampler, and requests that
+    wait in the data service."""
 
 
 @dataclass(frozen=True)

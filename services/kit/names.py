@@ -1,4 +1,4 @@
-"""Rules for names that callers choose for adapters, checkpoints and uploads."""
+"""Rules for adapter ids and for names that callers choose, such as those of checkpoints."""
 
 import re
 
@@ -11,7 +11,7 @@ ADAPTER_ID_RULE = '1 to 128 letters, digits, ".", "_", ":" and "-", beginning wi
 
 
 def is_name(text: str) -> bool:
-    """Return whether `text` is a valid part of a path."""
+    """Return whether `text` is a valid name, which can be a part of a path."""
     return _NAME.fullmatch(text) is not None
 
 

@@ -176,8 +176,8 @@ def load_material(config: CertificateConfig, *, field: str = 'tls', now: datetim
         now: Time at which the certificates must be valid; None for the current time.
 
     Raises:
-        ValueError: A file is unreadable or damaged, the key is encrypted, the certificate is not valid at `now`, all
-            authorities have expired, or key and certificate do not match; the message names the field and the fix.
+        ValueError: A file is unreadable or damaged, the key is encrypted or does not match the certificate, the
+            certificate is not valid at `now`, or all authorities have expired. The message names the field and the fix.
     """
     now = now or datetime.now(UTC)
     chain, key, expire_time = b'', b'', None

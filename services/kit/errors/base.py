@@ -23,7 +23,7 @@ class FieldViolation:
 
 @dataclass(eq=False)
 class DomainError(Exception):
-    """Base class of all errors that callers may see. Subclasses are declared with `domain_error`."""
+    """Base class of all errors that callers may see. `domain_error` declares subclasses with a fixed reason."""
 
     code: ClassVar[Code]
     reason: ClassVar[str]

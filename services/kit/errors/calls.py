@@ -85,7 +85,7 @@ class CredentialsMissing(Unauthenticated):
 
 @domain_error('CREDENTIALS_INVALID', 'the API key is not valid; create another one or ask an administrator')
 class CredentialsInvalid(Unauthenticated):
-    """The key is unknown, revoked or expired; the error does not reveal which."""
+    """The API key is unknown, revoked or expired, or the internal token is wrong; the error does not reveal which."""
 
 
 @domain_error('SCOPE_MISSING', 'the API key lacks the scope {scope!r}; use a key with this scope')
@@ -106,7 +106,7 @@ class PeerNotTrusted(PermissionDenied):
     disposition=Disposition.REFUSED,
 )
 class RequestIdReused(Aborted):
-    """A request id was used before, with other content."""
+    """A request id was used before, with different content."""
 
     request_id: str
 

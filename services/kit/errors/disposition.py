@@ -67,11 +67,11 @@ _BY_CODE = {
 
 
 def disposition_by_code(code: Code, *, has_retry_time: bool) -> Disposition:
-    """Return the disposition that follows from a status code alone.
+    """Return the default disposition of a status code.
 
     Args:
         code: Status code of the failed request.
-        has_retry_time: Whether the error names a time after which to retry. RESOURCE_EXHAUSTED is retryable only then.
+        has_retry_time: Whether the error has a retry time. RESOURCE_EXHAUSTED is retryable only if it has one.
     """
     if code is Code.RESOURCE_EXHAUSTED and has_retry_time:
         return Disposition.RETRYABLE

@@ -105,7 +105,7 @@ def _open(
 
 
 def identity_metadata(internal_token: str) -> list[tuple[str, str]]:
-    """Return the metadata of a call by this service itself, including the current caller if there is one."""
+    """Return the metadata of a call by this service itself, with the current request id and caller if there are any."""
     metadata = [(auth.INTERNAL_KEY, '1')]
     if internal_token:
         metadata.append(('authorization', f'Bearer {internal_token}'))
@@ -120,7 +120,9 @@ def identity_metadata(internal_token: str) -> list[tuple[str, str]]:
 
 
 def forwarded_metadata(internal_token: str, *, is_internal: bool = False) -> tuple[tuple[str, str], ...]:
-    """Return the metadata of a forwarded call: the authenticated caller, without any metadata from the client.
+    """Return the metadata of a forwarded call: the authenticated caller, the request id and the trace.
+
+    Other metadata of the client is not forwarded.
 
     Args:
         internal_token: Token that makes the receiving service trust the identity.

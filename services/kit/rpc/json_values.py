@@ -1,7 +1,7 @@
 """Conversion of JSON values between `Struct` or `Value` messages and Python.
 
-Structs contain doubles only, so numbers without a fraction become integers if they are below 2**53. Infinity and NaN
-are allowed, although JSON has neither.
+Structs contain doubles only, so numbers without a fraction become integers if their absolute value is below 2**53.
+Infinity and NaN are allowed, although JSON has neither.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from google.protobuf.struct_pb2 import ListValue, Struct, Value
 from services.kit.errors import InvalidField
 
 _EXACT_INTEGERS = 1 << 53
-"""Doubles represent every integer below this number exactly."""
+"""Doubles represent every integer with a smaller absolute value exactly."""
 
 
 def dict_from_struct(struct: Struct) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def dict_from_struct(struct: Struct) -> dict[str, Any]:
 
 
 def value_from_proto(value: Value) -> Any:
-    """Return the JSON value of a message; numbers below 2**53 without a fraction become integers."""
+    """Return the JSON value of a message; numbers without a fraction become integers, as the module describes."""
     match value.WhichOneof('kind'):
         case 'number_value':
             number = value.number_value

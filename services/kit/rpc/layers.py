@@ -1,8 +1,9 @@
 """The interceptor layers of a server, each a context manager around the handler of a call.
 
-`server_layers` returns the layers, outermost first. The inner layers refuse calls, for example because of credentials,
-size or deadline. The outer layers convert these refusals to statuses, and log, count and trace them. A call without
-valid credentials is counted, but not traced, and its log line has level debug.
+`server_layers` returns the layers, outermost first, except for `count_bytes`, which is the innermost one. The inner
+layers and `Call.received` refuse calls, for example because of credentials, size or deadline. The outer layers convert
+these refusals to statuses, and log, count and trace them. A call without valid credentials is counted, but not traced,
+and its log line has level debug.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def server_layers(
     call_limit: int = 4096,
     trusts: Callable[[Call], bool] = lambda call: True,
 ) -> list[Layer]:
-    """Return the layers of a server, outermost first.
+    """Return the layers of a server, outermost first, except for the innermost layer `count_bytes`.
 
     Args:
         authenticator: Determines the caller.

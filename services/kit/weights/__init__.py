@@ -1,6 +1,6 @@
-"""Weights in transit between services: frames, encodings, shared-memory segments, and the sender.
+"""Weights in transit between services: frames, encodings, shared-memory segments, device transports, and the sender.
 
-Modules here depend on neither messages nor connections. `services.kit.weights.wire` converts frames to messages and
+Modules here use neither protobuf messages nor gRPC. `services.kit.weights.wire` converts frames to messages and
 receives states.
 """
 

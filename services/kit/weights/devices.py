@@ -48,7 +48,7 @@ class DevicesConfig(BaseModel):
 class Devices:
     """The usable transports of this process.
 
-    Concurrency: use it from one event loop only. A few transfers run at once; the others wait.
+    Concurrency: use it from one event loop only. Four threads run the steps of all transfers; further steps wait.
     """
 
     def __init__(self, config: DevicesConfig, *, load: Callable[[str], type[WeightTransport]] = load_transport) -> None:
@@ -69,7 +69,7 @@ class Devices:
         self._threads = Threads('transfer', count=4)
 
     async def prepare(self, offered: Collection[str], size_bytes: int) -> 'OutgoingState | None':
-        """Prepare a transfer to a receiver that offers these transports; return None to send the bytes over gRPC."""
+        """Prepare a transfer to a receiver that offers these transports; return None if gRPC should send the bytes."""
         name = next((name for name in self._classes if name in offered), '')
         if not name or size_bytes < self._min_bytes:
             return None
@@ -103,7 +103,7 @@ class Devices:
 
 
 class OutgoingState:
-    """A transfer that waits for its receiver. Use it as an asynchronous context manager, which ends the transfer."""
+    """A pending transfer to a receiver. Use it as an asynchronous context manager, which ends the transfer."""
 
     def __init__(self, transport: WeightTransport, transfer: DeviceTransfer, threads: Threads) -> None:
         """Wrap a prepared transport."""
@@ -123,7 +123,7 @@ class OutgoingState:
         """Send all bytes of `source` to the receiver, and wait until it has them.
 
         Raises:
-            ServiceUnreachable: The transfer failed. The receiver will request the bytes.
+            ServiceUnreachable: The transfer failed. The receiver will request the bytes over gRPC.
         """
         transport, transfer = self._transport, self.transfer
         size_bytes = source.manifest.size_bytes

@@ -17,7 +17,7 @@ class Encoding(enum.Enum):
     WHOLE = 'whole'
     """The unchanged bytes."""
     DELTA = 'delta'
-    """A delta to a base version; see `twinkle.checkpoint_engine.delta`."""
+    """A delta against a base version; see `twinkle.checkpoint_engine.delta`."""
     SHARED_MEMORY = 'shared_memory'
     """No bytes are sent: both ends open the same shared-memory segment."""
     DEVICE = 'device'
@@ -49,7 +49,7 @@ class CheckpointTarget:
 
 @dataclass(frozen=True)
 class SegmentRef:
-    """Reference to a shared-memory segment that can be sent to another process."""
+    """Identifies a shared-memory segment to another process."""
 
     host_id: str
     """Id of the memory that contains the segment; see `Segments.host_id`."""
@@ -60,7 +60,7 @@ class SegmentRef:
 
 @dataclass(frozen=True)
 class DeviceTransfer:
-    """A transfer over a device transport that waits for its receiver."""
+    """A pending transfer over a device transport."""
 
     transport: str
     """Name of the transport."""

@@ -86,7 +86,7 @@ class Segments:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Open a folder, creating it if necessary, and remove the segments of dead processes.
+        """Open a folder, creating it if necessary, and remove the temporary segments of dead processes.
 
         Raises:
             OSError: The folder cannot be created, another user may write to it, or its file `host` is damaged.
@@ -183,6 +183,7 @@ class Segments:
 
         Raises:
             MemoryNotShared: No persistent segment has that name and size.
+            OSError: The segment cannot be mapped.
             ValueError: The name is invalid.
         """
         return self._open(self._new_name(persistent_name), size_bytes)
@@ -202,7 +203,7 @@ class Segments:
             os.unlink(self._new_name(persistent_name), dir_fd=self._directory)
 
     def sweep(self) -> None:
-        """Remove the segments of dead processes."""
+        """Remove the temporary segments of dead processes."""
         entries = [entry.name for entry in self._folder.iterdir()]
         owners = {entry.partition('.')[0] for entry in entries if _OWNED.fullmatch(entry)}
         owners |= {entry.removeprefix(_OWNER_FILE) for entry in entries if entry.startswith(_OWNER_FILE)}

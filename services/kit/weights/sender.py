@@ -42,7 +42,7 @@ class Base:
 class Sender:
     """Converts states to frames. A service has one sender, so that receivers share encoded deltas.
 
-    Concurrency: many transfers may run at the same time; each has one chunk and one delta in memory.
+    Concurrency: many transfers may run at the same time; each has at most one chunk and one delta in memory.
     """
 
     def __init__(self, threads: Threads, *, delta_bytes: int = 256 << 20, devices: Devices | None = None) -> None:
@@ -78,7 +78,7 @@ class Sender:
 
         Raises:
             InvalidField: The offset is beyond the end of the encoded bytes.
-            ServiceUnreachable: A device transport failed after the header; the receiver will request chunks.
+            ServiceUnreachable: A device transport failed after the header; the receiver will request the bytes.
         """
         try:
             is_offered = Encoding.DEVICE in receiver.encodings

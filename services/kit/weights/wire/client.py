@@ -1,8 +1,8 @@
 """Client of the checkpoint service for trainers and samplers, which transfers complete and verified states.
 
-An interrupted reception continues at the byte where it stopped, and an interrupted publication is repeated. On one
-host, states are passed in shared memory. A caller that has a version receives the next one as a delta. Large states
-arrive over a device transport if both ends have one.
+An interrupted reception continues at the byte where it stopped, and an interrupted publication is repeated. If both
+ends share memory, states are passed in it. Otherwise, large states arrive over a device transport if both ends have
+one, and a follower receives a version as a delta against its last one if that saves enough bytes.
 """
 
 import asyncio
@@ -58,7 +58,8 @@ class WeightClient:
 
         Args:
             channel: Channel of `open_channel` to the checkpoint service or a relaying sampler. The caller closes it.
-            attempts: Number of attempts after which a transfer fails. Progress of a fetch restarts the count.
+            attempts: Number of attempts after which a publication or a fetch fails. Progress of a fetch restarts the
+                count. `follow` retries without a limit.
             segments: Shared memory, used while the other end can open it. None: bytes are sent over gRPC.
             devices: Device transports for received states, used until one fails. None: bytes arrive over gRPC.
         """

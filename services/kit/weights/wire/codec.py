@@ -2,8 +2,8 @@
 
 The bytes equal those of the generated code. PublishRequest, SubscribeResponse and FetchResponse have a frame in field
 1. A frame has a chunk in field 2, and a chunk consists of offset, data and checksum. Sending copies the data once, and
-reading does not copy it. Messages of any other form (other frames, unknown or repeated fields, another order) use the
-generated code.
+reading does not copy it. Messages of any other form (other frames, unknown or repeated fields, a different order) use
+the generated code.
 """
 
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
@@ -78,7 +78,7 @@ def encode_chunk(chunk: StateChunk) -> bytes:
 
 
 def decode_chunk(data: bytes) -> StateChunk | None:
-    """Return the chunk of a message, as a view of `data`; None if the message has another form."""
+    """Return the chunk of a message, as a view of `data`; None if the message has a different form."""
     try:
         return _decode_chunk(data)
     except (IndexError, ValueError):
@@ -106,7 +106,7 @@ def _enter(data: bytes, position: int, tag: bytes) -> int:
     """Return the start of an embedded message that extends to the end of `data`.
 
     Raises:
-        ValueError: The field is another one, or more fields follow.
+        ValueError: A different field is found, or more fields follow.
     """
     if data[position : position + 1] != tag:
         raise ValueError
@@ -130,7 +130,7 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
     """Return a number and the position after it.
 
     Raises:
-        ValueError: The number has more than 64 bits.
+        ValueError: The number has more than ten bytes.
         IndexError: The number is incomplete.
     """
     value = 0

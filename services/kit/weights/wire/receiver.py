@@ -236,7 +236,7 @@ class Receiver:
         """Return the verified segment of a state.
 
         Raises:
-            MemoryNotShared: The segment cannot be opened or contains other bytes.
+            MemoryNotShared: The segment cannot be opened, or its bytes have a different digest.
         """
         segments = self._memory.segments
         if segments is None:
@@ -304,7 +304,7 @@ def _applied(incoming: _Incoming, held: PackedState | None) -> PackedState:
     """Return the verified state of a delta.
 
     Raises:
-        InvalidDelta: The delta is damaged or yields another state.
+        InvalidDelta: The delta is damaged or yields a different state.
     """
     if held is None:
         raise InvalidDelta(0, 'starts from a version that this receiver does not have')
