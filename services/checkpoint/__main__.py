@@ -67,7 +67,7 @@ async def serve(config: CheckpointConfig) -> None:
 
 @asynccontextmanager
 async def open_store(config: CheckpointConfig, threads: Threads) -> AsyncIterator[StateStore]:
-    """Yield the durable store, or a memory tier over it if shared memory is available; spill all versions on exit."""
+    """Yield the durable store, or a memory tier over it if shared memory is enabled; spill all versions on exit."""
     disk = open_disk(config.resolved_store_url, config.store_options, are_paths_shown=config.are_folders_shown)
     durable = FolderStore(disk, threads)
     segments = open_segments(config.shared_memory) if config.memory_bytes else None

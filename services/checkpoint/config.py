@@ -28,14 +28,15 @@ class CheckpointConfig(ServiceConfig):
     device_transports: DevicesConfig = DevicesConfig()
     """Transports for sending large states to samplers, in addition to gRPC."""
     memory_bytes: int = Field(default=1 << 30, ge=0)
-    """Maximum shared memory in bytes for versions; at most half of the host's shared memory is used. Publishing returns
-    before the version is on disk, and the version survives a crash of the process. 0: publishing waits for the disk."""
+    """Maximum shared memory in bytes for versions; at most half of the host's shared memory is used. Publishing an
+    unpinned version that fits in this memory returns before the version is on disk, and the version survives a crash of
+    the process. 0: publishing waits for the disk."""
     ring_capacity: int = Field(default=4, ge=1)
     """Maximum number of unpinned versions per adapter; the newest version is never evicted."""
     pin_limit: int = Field(default=64, ge=1)
     """Maximum number of pinned versions of an adapter."""
     state_limit_bytes: int = Field(default=64 << 30, ge=1)
-    """Maximum size of a state or of an uploaded archive, in bytes."""
+    """Maximum size in bytes of a state, of an uploaded archive, and of all unfinished uploads of a tenant together."""
     base_models: tuple[BaseModelId, ...] = ()
     """Base models of this deployment, named as in the model services: only adapters that fit these models can be
     uploaded. Empty: adapters of any base model can be uploaded, and are checked when they are loaded."""

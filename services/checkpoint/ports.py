@@ -40,7 +40,7 @@ class StateSource(ByteSource, StateBytes, Protocol):
 
 
 class StateWriter(Protocol):
-    """Receives the chunks of one state, which is not visible before `commit` has returned.
+    """Receives the chunks of one state, which `commit` makes visible.
 
     Concurrency: only one call may run at a time; `discard` may follow a cancelled call.
     """
@@ -160,6 +160,7 @@ class Upload(Protocol):
             ChunkCorrupt: The bytes do not match the checksum.
             StreamOutOfOrder: The chunk leaves a gap.
             InvalidField: The chunk exceeds the announced size.
+            StoreUnavailable: The disk cannot be used at the moment; nothing was stored.
         """
         ...
 
@@ -222,7 +223,7 @@ class BaseModels(Protocol):
 
         Raises:
             BaseModelNotFound: Adapters of the base model are not accepted.
-            InvalidField: A layer is not part of the model or has another shape, a rank is too high, or the
+            InvalidField: A layer is not part of the model or has a different shape, a rank is too high, or the
                 configuration names another model of the deployment.
             ServiceUnreachable: The shapes of the base model could not be read.
         """

@@ -17,7 +17,8 @@ class RowReader(Protocol):
 class RowEngine(Protocol):
     """Reads rows from their sources and applies steps to them.
 
-    A meter counts all rows that a method creates. Its errors (QuotaExceeded, BytesFull, Cancelled) stop the method.
+    The `meter` of a method counts the rows that the method creates. Errors of the meter (QuotaExceeded, BytesFull,
+    Cancelled) stop the method.
     """
 
     async def read_hub(self, source: HubSource, meter: RowMeter) -> Table:

@@ -49,8 +49,8 @@ class CheckpointWatch:
         Raises:
             ScopeMissing: The caller is not a service.
             Draining: The service is shutting down.
-            InvalidField: The token was issued before a restart, or more deletions followed than are stored; start with
-                an empty token. A slow reader may receive this error later, too.
+            InvalidField: The token is malformed, was issued before a restart, or was followed by more deletions than
+                are stored; start with an empty token. A slow reader may receive this error later, too.
         """
         require_internal(caller)
         revision = self._parse(resume_token) if resume_token else 0

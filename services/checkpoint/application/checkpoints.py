@@ -102,6 +102,7 @@ class Checkpoints:
         Raises:
             ScopeMissing: The API key lacks the scope `train`.
             CheckpointNotFound: The tenant has no such checkpoint.
+            StoreUnavailable: The disk cannot be used at the moment.
         """
         require_scope(caller, 'train')
 
@@ -119,6 +120,7 @@ class Checkpoints:
             ScopeMissing: The API key lacks the scope `train`.
             CheckpointNotFound: The tenant has no such checkpoint.
             CheckpointDamaged: The checkpoint's record cannot be read.
+            StoreUnavailable: The disk cannot be used at the moment.
         """
         require_scope(caller, 'train')
 
@@ -137,6 +139,7 @@ class Checkpoints:
             CheckpointNotFound: The tenant has no such checkpoint.
             CheckpointDamaged: The checkpoint's record cannot be read.
             CheckpointIdTaken: Another tenant's public checkpoint has the same run and name, and therefore this path.
+            StoreUnavailable: The disk cannot be used at the moment.
         """
         require_internal(caller)
 

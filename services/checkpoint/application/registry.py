@@ -1,7 +1,7 @@
 """The registry of committed states combines the store, the catalogue that indexes it, and announcements of changes.
 
-A new or changed state is written to the store first, added to the catalogue second, and announced last. Changes of one
-adapter run one after the other, and each one runs to completion.
+A change is written to the store first and applied to the catalogue second. New versions and all changes of checkpoints
+are announced last. Changes of one adapter run one after the other, and each one runs to completion.
 """
 
 from collections.abc import Awaitable, Callable, Iterable

@@ -47,6 +47,7 @@ class Versions:
             AdapterNotFound, VersionNotFound: The caller has no such version.
             CheckpointDamaged: The version's record cannot be read.
             QuotaExceeded: The adapter has the maximum number of pins.
+            StoreUnavailable: The disk cannot be used at the moment.
         """
         require_scope(caller, 'train')
         adapter = AdapterKey(caller.tenant_id, adapter_id)
@@ -65,6 +66,7 @@ class Versions:
             ScopeMissing: The API key lacks the scope `train`.
             AdapterNotFound, VersionNotFound: The caller has no such version.
             InUse: The version is pinned or the newest.
+            StoreUnavailable: The disk cannot be used at the moment.
         """
         require_scope(caller, 'train')
         adapter = AdapterKey(caller.tenant_id, adapter_id)
@@ -88,6 +90,7 @@ class Versions:
 
         Raises:
             ScopeMissing: The caller is not a service.
+            StoreUnavailable: The disk cannot be used at the moment.
         """
         require_internal(caller)
         adapter = AdapterKey(caller.tenant_id, adapter_id)

@@ -77,7 +77,10 @@ class FetchRequest:
 
 
 class WeightFeed:
-    """Sends committed states as frames. Each reader takes the memory of one chunk. A slow subscriber skips versions."""
+    """Sends committed states as frames. A reader takes the memory of one chunk and, at most, one delta.
+
+    A slow subscriber skips versions.
+    """
 
     def __init__(self, registry: Registry, sender: Sender) -> None:
         self._registry = registry
@@ -94,6 +97,8 @@ class WeightFeed:
             CheckpointDamaged: The files or the record of a version differ from the committed ones.
             Draining: The service is shutting down.
             InvalidField: The resume offset is larger than the version.
+            ServiceUnreachable: A device transport failed; the receiver will request the bytes.
+            StoreUnavailable: The disk cannot be used at the moment.
         """
         require_internal(caller)
         adapter = AdapterKey(caller.tenant_id, request.adapter_id)
@@ -111,6 +116,8 @@ class WeightFeed:
             AdapterNotFound, VersionNotFound, CheckpointNotFound: The state is missing, or the tenant may not read it.
             CheckpointDamaged: The record cannot be read, or the files differ from the committed ones.
             InvalidField: The offset is larger than the state.
+            ServiceUnreachable: A device transport failed; the receiver will request the bytes.
+            StoreUnavailable: The disk cannot be used at the moment.
         """
         require_internal(caller)
         record = self._find(caller, request.reference)

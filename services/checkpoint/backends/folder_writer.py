@@ -211,7 +211,7 @@ def replace_record(disk: Disk, slot: str, data: bytes) -> bool:
 
 
 def content_differs(disk: Disk, name: str, data: bytes) -> bool | None:
-    """Return whether a file is missing or has other content than `data`; None if it cannot be read."""
+    """Return whether a file is missing or its content differs from `data`; None if the file cannot be read."""
     try:
         return disk.read(name) != data
     except FileNotFoundError:

@@ -2,7 +2,7 @@
 
 The log stores only the last change of each checkpoint, so that its size does not depend on slow followers. A slow
 follower still receives the last state of every checkpoint. The log contains only a limited number of deletions. A
-follower that missed a deletion which is no longer in the log must start again.
+follower must start again if it missed a deletion that is no longer in the log.
 """
 
 from collections.abc import Iterator

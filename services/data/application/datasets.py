@@ -96,7 +96,7 @@ class Datasets:
 
         Raises:
             ScopeMissing: The API key lacks the scope `data`.
-            RequestIdReused: An earlier request with this id had other content.
+            RequestIdReused: An earlier request with this id had different content.
             QuotaExceeded, QueueFull: The tenant has too many datasets, rows, bytes or waiting requests.
             BytesFull: The datasets in preparation take too much memory.
             DatasetNotFound, UploadNotFound, HubIdNotFound: A part of a mixture, an upload, or a hub id was not found.
@@ -127,7 +127,7 @@ class Datasets:
         Raises:
             ScopeMissing: The API key lacks the scope `data`.
             DatasetNotFound: The tenant has no such dataset.
-            RequestIdReused: An earlier request with this id had other content.
+            RequestIdReused: An earlier request with this id had different content.
             InUse: A loader is open for the dataset.
             QuotaExceeded, QueueFull: The tenant has too many rows, bytes or waiting requests.
             BytesFull: The datasets in preparation take too much memory.

@@ -82,7 +82,7 @@ class Loaders:
             ScopeMissing: The API key lacks the scope `data`.
             DatasetNotFound: The tenant has no such dataset.
             DatasetNotReady: The dataset is not encoded.
-            RequestIdReused: An earlier request with this id had other content.
+            RequestIdReused: An earlier request with this id had different content.
             QuotaExceeded: The tenant has too many open loaders.
             StoredDataDamaged, StoreUnavailable: The dataset is damaged, or the disk cannot be used at the moment.
         """

@@ -52,7 +52,7 @@ def step_errors(index: int, step: Step, table: Table) -> Generator[None]:
     Raises:
         InvalidField: A row or an argument is invalid.
         UnknownComponent: The step names an unknown component.
-        DatasetNotReady: An earlier step that this one requires is missing.
+        DatasetNotReady: A required earlier step is missing, or the step was already applied.
         HubIdNotFound: The template's model was not found.
     """
     field = f'steps[{index}].{step.kind}'

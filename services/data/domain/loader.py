@@ -68,13 +68,13 @@ class Loader:
         begins at its row.
 
         Raises:
-            InvalidField: The cursor belongs to other content, another batch size or another order, was modified, is not
-                at a batch boundary, or is beyond the last row.
+            InvalidField: The cursor belongs to different content or to a different batch size or order, was modified,
+                is not at a batch boundary, or is beyond the last row.
         """
         if not cursor.state:
             self._check_begin(cursor.consumed_rows)
         elif cursor.state != self._state(cursor.consumed_rows):
-            problem = 'belongs to a loader with other rows, batches or order; start without a cursor'
+            problem = 'belongs to a loader with different rows, batches or order; start without a cursor'
             raise InvalidField('start.cursor', problem)
         return cursor.consumed_rows
 
