@@ -59,7 +59,7 @@ async def serve(config: SamplerConfig) -> None:
     """Serve until SIGINT or SIGTERM, or until a gateway requests that this sampler leave the fleet.
 
     Raises:
-        SystemExit: The model cannot be loaded, in which case the message states the cause, or the engine failed
+        SystemExit: The service cannot start, in which case the message states the cause, or the engine failed
             permanently.
     """
     devices = open_devices(

@@ -50,11 +50,12 @@ class VllmEngineConfig(BaseModel):
     """Engine arguments with their vLLM names, such as `tensor_parallel_size`, `data_parallel_size`, `max_model_len`,
     `gpu_memory_utilization` and `kv_cache_memory_bytes`. Unset arguments have vLLM's defaults, with these exceptions:
     `dtype` is 'auto' as described for the torch engine, `max_num_seqs` is 256, `max_loras` is 8, `max_lora_rank` is 32,
-    and `seed` is random. On a CPU, `dtype` is float32, `max_num_seqs` and `block_size` are 32, `enforce_eager` is true,
-    and `kv_cache_memory_bytes` is 512 MiB."""
+    `seed` is random, prefixes are cached, and statistics and requests are not logged. On a CPU, `dtype` is float32,
+    `max_num_seqs` and `block_size` are 32, `enforce_eager` is true, and `kv_cache_memory_bytes` is 512 MiB."""
     thread_count: int = Field(default=1, ge=1)
-    """Number of CPU threads of the engine core if it runs on a CPU. `twinkle up` gives it all cores. If you start this
-    service yourself, use more than one thread only with OMP_WAIT_POLICY=PASSIVE, or on a machine without other load."""
+    """Number of CPU threads of the engine core if it runs on a CPU. `twinkle up` divides all cores among the samplers,
+    unless OMP_NUM_THREADS is set. If you start this service yourself, use more than one thread only with
+    OMP_WAIT_POLICY=PASSIVE, or on a machine without other load."""
     hang_seconds: float = Field(default=20.0, gt=0)
     """Time in seconds without a heartbeat of the engine core after which this sampler exits, so that its requests
     continue on other samplers. The time must exceed the duration of the longest step. The time is ten times as long

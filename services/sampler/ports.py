@@ -107,7 +107,7 @@ class SamplerEngine(Protocol):
         ...
 
     async def reset_prefix_cache(self) -> int:
-        """Drop the cached prefixes of finished requests and return their number of tokens."""
+        """Drop the cached prefixes of finished requests, and return their number of tokens, possibly an estimate."""
         ...
 
     async def pause(self) -> None:

@@ -1,6 +1,6 @@
 """The adapter versions of a shared sampler: it follows adapters, loads new versions, and leases them to requests.
 
-A request receives either the requested version or an error with the reason, but never another version.
+A request receives either the requested version or an error with the reason, but never a different version.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ class AdapterVersions:
             DataLoss: The stored weights are damaged.
             Unavailable: The source of the weights cannot be reached.
             AdapterMisfit: The version is not a LoRA adapter that fits the base model and the memory for adapters.
-            InvalidField: The version belongs to another base model.
+            InvalidField: The version belongs to a different base model.
         """
         facts: CheckpointFacts | None = None
         try:
@@ -157,7 +157,7 @@ class AdapterVersions:
                 follower.announce(announced)
 
     async def _try_admit(self, key: VersionKey, weights: AdapterWeights) -> ResidentVersion | None:
-        """Load a version, evicting idle ones if necessary; return None if too many resident versions are in use."""
+        """Load a version, evicting idle ones if necessary; return None if the versions in use leave no capacity."""
         self._check(weights)
         await self._loading.acquire()
         return await self._change(self._load(key, weights))
@@ -227,7 +227,7 @@ class AdapterVersions:
         """Check that this sampler can serve the weights.
 
         Raises:
-            InvalidField: The weights belong to another base model.
+            InvalidField: The weights belong to a different base model.
             AdapterMisfit: The weights are not a LoRA adapter, or exceed the memory for adapters.
         """
         if weights.base_model != self._engine.facts.base_model:

@@ -25,7 +25,7 @@ class Admission:
         Args:
             engine: Engine whose slots are granted.
             slots: Maximum number of prompts that run in the engine at once.
-            queue_limit: Maximum number of prompts per tenant that wait for a slot.
+            queue_limit: Number of waiting prompts of a tenant at which new requests of the tenant are refused.
         """
         self.slots = slots
         """Maximum number of prompts that run in the engine at once."""

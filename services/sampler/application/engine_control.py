@@ -119,7 +119,10 @@ class EngineControl:
             self._admission.open()
 
     async def reset_prefix_cache(self, caller: Caller) -> int:
-        """Clear the prefix cache and return the number of dropped tokens; the next requests of all tenants are slower.
+        """Clear the prefix cache; the next requests of all tenants are slower.
+
+        Returns:
+            Number of dropped tokens; an estimate with vLLM.
 
         Raises:
             ScopeMissing: The caller is not an operator.

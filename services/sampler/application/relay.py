@@ -47,7 +47,8 @@ class FetchRequest:
 class Relay:
     """Sends versions from this sampler's memory.
 
-    A slow reader uses the memory of one chunk, and skips versions that are replaced while it reads.
+    A reader takes the memory of one chunk and, at most, one delta. A slow one skips versions that are replaced while it
+    reads.
     """
 
     def __init__(self, versions: Versions, sender: Sender, *, host_id: str = '') -> None:
@@ -71,6 +72,7 @@ class Relay:
             NotFound: The checkpoint service has no such adapter, or the adapter's newest version is not resident here.
             VersionNotReady: The maximum number of adapters is followed already.
             InvalidField: The resume offset is larger than the version.
+            ServiceUnreachable: A device transport failed; the receiver will request the bytes.
             DomainError: The stream from which this sampler receives the adapter failed with this error.
             Draining: This sampler is shutting down.
         """
@@ -102,6 +104,7 @@ class Relay:
             ScopeMissing: The caller is not a service.
             VersionNotFound: The version is not resident, or its bytes were not retained.
             InvalidField: The offset is larger than the version.
+            ServiceUnreachable: A device transport failed; the receiver will request the bytes.
         """
         require_internal(caller)
         adapter = AdapterKey(caller.tenant_id, request.adapter_id)

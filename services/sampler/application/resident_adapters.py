@@ -15,7 +15,10 @@ class ResidentAdapters:
         self._versions = versions
 
     async def list_page(self, caller: Caller, page: Page) -> tuple[list[ResidentVersion], tuple[str, int] | None]:
-        """Return a page of versions, ordered by adapter and version, and its last sort key if more follow."""
+        """Return a page of versions, ordered by adapter and version.
+
+        The second value is the sort key of the last version; None if no further versions follow.
+        """
         resident = self._versions.resident(caller.tenant_id)
         if page.after is not None:
             resident = [version for version in resident if _sort_key(version) > page.after]

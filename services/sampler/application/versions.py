@@ -78,7 +78,7 @@ class Versions(Protocol):
         ...
 
     async def unload(self, caller: Caller, adapter_id: str) -> None:
-        """Unload the versions of an adapter.
+        """Stop following an adapter and unload its versions. A version in use is unloaded when its last lease ends.
 
         Raises:
             AdapterNotFound: The adapter is not on this sampler.
@@ -87,5 +87,5 @@ class Versions(Protocol):
         ...
 
     async def close(self) -> None:
-        """Stop following all adapters."""
+        """Stop following all adapters, and wait for running changes of the engine's weights."""
         ...

@@ -1,3 +1,4 @@
-"""Values and rules of sampling. The modules import only the standard library and data formats."""
+"""Values and rules of sampling. The modules import only the standard library, numpy, data formats and the
+kit's errors."""
 
 __all__: list[str] = []

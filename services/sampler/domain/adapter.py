@@ -54,7 +54,7 @@ class VersionKey:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFacts:
-    """Current content of a durable checkpoint; another checkpoint may replace it under the same path."""
+    """Current content of a durable checkpoint, which a later checkpoint may replace under the same path."""
 
     path: str
     digest: str
@@ -63,7 +63,7 @@ class CheckpointFacts:
     """Number of optimizer steps that were applied before the checkpoint was saved."""
 
     def version_key(self, tenant_id: str) -> 'VersionKey':
-        """Return the checkpoint's key, which contains the digest, so that a replacement has another key."""
+        """Return the checkpoint's key, which contains the digest, so that a replacement has a different key."""
         return VersionKey(AdapterKey(tenant_id, f'{self.path}#{self.digest}'), max(self.step_count, 1))
 
 

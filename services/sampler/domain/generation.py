@@ -187,7 +187,7 @@ def check_fits(prompt_tokens: int, params: SamplingParams, facts: EngineFacts) -
     Raises:
         ContextExceeded: Prompt and `max_tokens` exceed the context.
         InvalidField: `min_tokens` is larger than the number of tokens that may be sampled, `prompt_probe` does not fit
-            the prompt or the vocabulary, or the engine cannot report experts, or not those of so many tokens.
+            the prompt or the vocabulary, or the engine cannot report experts, either at all or for so many tokens.
     """
     available = facts.context_tokens - prompt_tokens
     max_tokens = 1 if params.max_tokens is None else params.max_tokens

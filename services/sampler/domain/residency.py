@@ -75,7 +75,8 @@ class Residency:
         """Remove idle versions until one more version of `size_bytes` fits.
 
         Returns:
-            The removed versions, which the caller unloads; None, without any removal, if too many versions are in use.
+            The removed versions, which the caller unloads; None, without any removal, if the versions in use leave too
+            little capacity.
         """
         idle = sorted((item for item in self._versions.values() if not item.use_count), key=lambda item: item.last_use)
         evicted: list[VersionKey] = []
