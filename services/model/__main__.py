@@ -165,7 +165,7 @@ async def open_journal(config: ModelConfig, backend: TrainerBackend) -> Journal:
     """Open the configured journal, which only one process may use at a time.
 
     Raises:
-        JournalRefused: The journal is in use, damaged, incomplete, or of another version or engine.
+        JournalRefused: The journal is in use, damaged, incomplete, or of a different version or engine.
         JournalUnavailable: The disk failed.
     """
     if config.journal == 'none':

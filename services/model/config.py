@@ -69,12 +69,13 @@ class ModelConfig(ServiceConfig):
     """Hub id, alias or folder of the base model; also the name that clients request."""
     dtype: Literal['auto', 'float32', 'bfloat16', 'float16'] = 'float32'
     """Data type of the frozen weights; adapters are always float32. 'auto' selects bfloat16 if the model is stored in
-    half precision and the device multiplies bfloat16 faster than float32. `twinkle up` sets 'auto'. The samplers of the
-    same base model need the same type. A journal with adapters requires the type with which they were trained."""
+    half precision and the device multiplies bfloat16 faster than float32, but float32 if `full_parameters` is set.
+    `twinkle up` sets 'auto'. The samplers of the same base model need the same type. A journal with adapters requires
+    the type with which they were trained."""
     quantization: Literal['nf4'] | None = None
-    """'nf4' stores the frozen weights of linear layers in four bits (QLoRA), with the extra 'nf4'. They are restored in
-    `dtype` for a product. The samplers keep their weights, so their log-probabilities differ from those of training. It
-    does not compose with `fsdp`, `tp`, `pp` and full-parameter training."""
+    """'nf4' stores the frozen weights of linear layers in four bits (QLoRA), with the extra 'nf4'. Each weight is
+    restored in `dtype` for a product. The samplers keep their weights, so their log-probabilities differ from those of
+    training. Quantization does not compose with `fsdp`, the backend 'megatron' and full-parameter training."""
     device: str = 'cpu'
     """Torch device, such as 'cpu' or 'cuda:0'; for several processes, 'cuda' without a number. `twinkle up` sets 'cuda'
     on a machine with GPUs."""
@@ -100,7 +101,7 @@ class ModelConfig(ServiceConfig):
     mesh: MeshConfig = MeshConfig()
     """The `dp` x `fsdp` x `ulysses` x `tp` x `pp` processes that share the model. On CPUs of one kind and with an equal
     `thread_count`, adapters are bitwise the same for all sizes except `tp` and `ulysses`, which change the rounding.
-    With `fsdp`, the sizes also change the rounding of full-parameter runs. They can be changed while the service is
+    With `fsdp`, the sizes also change the rounding of full-parameter runs. Change the sizes only while the service is
     stopped."""
     backend: Literal['transformers', 'megatron'] = 'transformers'
     """Library that runs the layers. A mesh whose `tp` or `pp` is above 1 requires 'megatron'."""
@@ -170,7 +171,7 @@ class ModelConfig(ServiceConfig):
     snapshot_device_seconds: float = Field(default=30.0, gt=0)
     """An adapter is snapshotted once replaying the operations since its last snapshot would take this many seconds."""
     snapshot_operations: int = Field(default=256, ge=1)
-    """Maximum number of operations between two snapshots of an adapter."""
+    """A snapshot of an adapter is due at the latest after this many operations since the last one."""
     undo_steps: int = Field(default=8, ge=0)
     """Maximum number of optimizer steps that can be undone; the state before them is stored on disk."""
     queue_bytes: int = Field(default=1 << 30, ge=1)

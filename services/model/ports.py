@@ -135,7 +135,7 @@ class WeightStore(Protocol):
         """Return a checkpoint's state.
 
         Raises:
-            InvalidField: The checkpoint has another base model, or lacks the requested state of the trainer.
+            InvalidField: The checkpoint has a different base model, or lacks the requested state of the trainer.
             CheckpointNotFound, CheckpointDamaged, ServiceUnreachable: The checkpoint cannot be read.
         """
         ...

@@ -80,7 +80,7 @@ def optimizer_from_proto(message: wire.OptimizerConfig, field: str) -> Component
     """
     options = _rate_and_options(message, field)
     if _GROUPS in options:
-        raise InvalidField(f'{field}.options.{_GROUPS}', 'set groups instead')
+        raise InvalidField(f'{field}.options.{_GROUPS}', 'must be unset; set the field groups instead')
     groups = [_group(group, f'{field}.groups[{index}]') for index, group in enumerate(message.groups)]
     if groups:
         options[_GROUPS] = groups
@@ -92,7 +92,7 @@ def _group(message: wire.ParameterGroup, field: str) -> dict[str, Any]:
         raise InvalidField(f'{field}.pattern', 'must be set')
     options = _rate_and_options(message, field)
     if _PATTERN in options:
-        raise InvalidField(f'{field}.options.{_PATTERN}', 'set pattern instead')
+        raise InvalidField(f'{field}.options.{_PATTERN}', 'must be unset; set the field pattern instead')
     if not options:
         raise InvalidField(f'{field}.options', 'must have at least one option if learning_rate is unset')
     return {_PATTERN: message.pattern, **options}
@@ -101,7 +101,7 @@ def _group(message: wire.ParameterGroup, field: str) -> dict[str, Any]:
 def _rate_and_options(message: wire.OptimizerConfig | wire.ParameterGroup, field: str) -> dict[str, Any]:
     options = dict_from_struct(message.options)
     if _RATE in options:
-        raise InvalidField(f'{field}.options.{_RATE}', 'set learning_rate instead')
+        raise InvalidField(f'{field}.options.{_RATE}', 'must be unset; set the field learning_rate instead')
     if message.HasField('learning_rate'):
         rate = message.learning_rate
         if not 0.0 <= rate < float('inf'):
@@ -136,7 +136,7 @@ def loss_from_proto(message: wire.LossConfig, field: str) -> LossChoice:
         raise InvalidField(f'{field}.reduction', 'must be LOSS_REDUCTION_SUM or LOSS_REDUCTION_MEAN')
     options = dict_from_struct(message.options)
     if 'reduction' in options:
-        raise InvalidField(f'{field}.options.reduction', 'set reduction instead')
+        raise InvalidField(f'{field}.options.reduction', 'must be unset; set the field reduction instead')
     return LossChoice(
         name=message.name or 'CrossEntropyLoss',
         options=options,

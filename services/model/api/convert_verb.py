@@ -124,7 +124,7 @@ def _step_options(message: wire.Step | wire.ClipGradAndStep, field: str) -> dict
         raise InvalidField(f'{field}.learning_rate', f'must be at least 0 and finite, got {rate}')
     options = dict_from_struct(message.optimizer_options)
     if 'lr' in options:
-        raise InvalidField(f'{field}.optimizer_options.lr', 'set learning_rate instead')
+        raise InvalidField(f'{field}.optimizer_options.lr', 'must be unset; set the field learning_rate instead')
     return {'learning_rate': rate, 'optimizer_options': options, 'is_health_returned': message.is_health_returned}
 
 

@@ -134,7 +134,7 @@ class AdapterQueue:
             await asyncio.wait([self._running])
 
     async def wait_for_change(self) -> None:
-        """Wait until an operation finishes or the queue closes."""
+        """Wait until an operation finishes or is cancelled, the queue closes, or `notify_watchers` is called."""
         await self._finished.wait()
 
     def notify_watchers(self) -> None:

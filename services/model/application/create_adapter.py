@@ -107,7 +107,7 @@ class CreateAdapter:
             ReplicaLeased: A full-parameter adapter uses the replica exclusively.
             ReplicaInUse, FullParametersDisabled: The replica cannot be leased to the full-parameter adapter.
             JournalUnavailable: The adapter could not be made durable and does not exist.
-            RequestIdReused: The request id was used with other content.
+            RequestIdReused: The request id was used with different content.
             AdapterIdTaken: The chosen id was used before.
             AdapterNotFound, AdapterExpired: The request is a repeat, and its adapter was deleted, or removed because it
                 was unused.

@@ -34,7 +34,7 @@ class ReplayResult:
     """Result of a replay."""
 
     operation_count: int = 0
-    """Number of replayed operations whose results equal the recorded ones bitwise."""
+    """Number of operations that were replayed without a difference from the record."""
     adapter_count: int = 0
     left_out_count: int = 0
     """Number of full-parameter runs that were left out."""
@@ -73,7 +73,7 @@ class FindDivergence:
         replayed = ReplayResult()
         for adapter in chosen:
             if self._is_sharded and adapter.is_full_parameter:
-                self._report(f'{adapter.adapter_id}: left out; with mesh.fsdp, its rounding differs from one process')
+                self._report(f'{adapter.adapter_id}: left out; mesh.fsdp changes its rounding')
                 replayed = replace(replayed, left_out_count=replayed.left_out_count + 1)
                 continue
             found = await self._replay(adapter)

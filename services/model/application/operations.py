@@ -154,7 +154,7 @@ class Operations:
             queue.notify_watchers()
 
     def _stop(self, adapter_id: str) -> bool:
-        """Cancel the adapter's operation that waits or needs more passes; return False if there is certainly none."""
+        """Cancel the adapter's operation that waits or needs more passes; return False if none can be cancelled."""
         return self._dispatcher.cancel(adapter_id) or self._waits.cancel(adapter_id)
 
     def _record(self, queue: AdapterQueue, adapter_id: str, number: int) -> OperationRecord:

@@ -1,7 +1,8 @@
 """Controls which adapters are in the engine's memory: those in use, and idle ones while slots are free.
 
 An adapter that is not resident uses no memory of the engine. It is restored from the journal when its next operation
-arrives. Snapshots make the restore fast. They are copied between two operations and written in the background.
+arrives. Snapshots make the restore fast. They are copied between two operations and, unless the adapter is parked or
+saved, written in the background.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Runs the verbs that need other services or the journal: save, load, publish, undo and export.
+"""Runs the verbs that need more than the engine: save, load, publish, undo and export.
 
 Each verb can be repeated after a crash: other services recognize a repeated request, and the effect on the engine
 becomes valid only when the journal contains the resulting state.

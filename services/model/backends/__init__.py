@@ -1,3 +1,3 @@
-"""Backends of the model service: the engine, the journals, and clients of the checkpoint and data services."""
+"""Backends of the model service: engine, journals, clients of the checkpoint and data services, and merged models."""
 
 __all__: list[str] = []

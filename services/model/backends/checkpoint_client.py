@@ -65,8 +65,8 @@ class CheckpointClient:
         """Return a checkpoint's state; its `full_parameters` is `()` for full model weights, and None for LoRA weights.
 
         Raises:
-            InvalidField: The checkpoint has another base model, or lacks the requested state of the trainer.
-            CheckpointNotFound, CheckpointDamaged, ServiceUnreachable: The checkpoint cannot be read.
+            InvalidField: The checkpoint has a different base model, or lacks the requested state of the trainer.
+            DomainError: The checkpoint cannot be read; see `WeightStore.fetch`.
         """
         received = await self._weights.fetch_checkpoint(checkpoint_path, is_adapter_only=not is_trainer_included)
         base_model = received.state.manifest.base_model

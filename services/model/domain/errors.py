@@ -41,7 +41,7 @@ class AdapterIdTaken(AlreadyExists):
     'sequence_number {sequence_number} of adapter {adapter_id!r} was used for another operation; use the next number',
 )
 class SequenceReused(Aborted):
-    """The number was used for an operation with other content."""
+    """The number was used for an operation with different content."""
 
     adapter_id: str
     sequence_number: int

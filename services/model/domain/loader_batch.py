@@ -41,7 +41,7 @@ class BatchSource(Protocol):
         """Return a batch; repeated calls return the same batch.
 
         Raises:
-            ForwardedError: The data service refused the call, such as NOT_FOUND for another tenant's loader.
+            ForwardedError: The data service refused the call, for example with NOT_FOUND for another tenant's loader.
             InvalidField: The cursor does not fit the loader, or the batch is too large.
             LoaderAtEnd: The loader has no batch at this position.
             ServiceUnreachable: The data service cannot be reached.

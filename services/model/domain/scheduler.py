@@ -4,7 +4,7 @@ The scheduler only selects verbs; `application.dispatcher` runs them. Each adapt
 `domain.sequence` defines the order of an adapter's verbs.
 
 The algorithm is Shreedhar and Varghese, "Efficient fair queueing using deficit round robin" (SIGCOMM 1995, section
-3.2), with one change: a tenant is served while it has credit and then pays the verb's cost, so its credit may become
+3.2), with one change. A tenant is served while it has credit and then pays the verb's cost, so its credit may become
 negative. A large verb does not have to wait until enough credit has accumulated. A verb with more tokens than a pass
 is selected and paid for once per pass.
 """

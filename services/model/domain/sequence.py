@@ -115,11 +115,11 @@ class OperationSequence:
     def action_for(self, operation: Operation) -> Action:
         """Return the action to take for `operation` now.
 
-        If a running operation with other content has the same number, the new one waits: the running one may be a late
-        copy of a refused operation, and its refusal frees the number.
+        If a running operation with different content has the same number, the new one waits: the running one may be a
+        late copy of a refused operation, and its refusal frees the number.
 
         Raises:
-            SequenceReused: The operation's number was used with other content.
+            SequenceReused: The operation's number was used with different content.
             OperationNotFound: The operation ran, but its outcome is no longer on record.
         """
         number = operation.sequence_number

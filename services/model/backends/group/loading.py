@@ -42,7 +42,7 @@ class LoadOptions:
     gpu_memory_share: float = 1.0
     """Share of the memory of a GPU that this process may use after the model is loaded."""
     quantization: str | None = None
-    """'nf4' stores the weights of linear layers in four bits."""
+    """'nf4' stores the weights of linear layers in four bits; None stores them in `dtype`."""
     is_tf32_allowed: bool = False
     """Whether float32 products on a GPU round their inputs to TF32."""
     lora_rank: int = 256
@@ -66,7 +66,7 @@ def load_engine(options: LoadOptions) -> TrainerEngine:
         ModelNotFound, HubUnreachable: The model does not exist, or cannot be downloaded.
         UnsupportedModel: The architecture, or a combination with the mesh or the patches, is not supported.
         UnknownComponent, HubError: A plugin is not installed, or cannot be downloaded.
-        InvalidComponent, PluginRefused: A plugin is not a loss, its name is taken, or it has another digest.
+        InvalidComponent, PluginRefused: A plugin is not a loss, its name is taken, or it has a different digest.
         ValueError: A patch is unknown or does not fit the model, or the mesh or the device does not fit the processes.
         NotSupportedYet: An axis of the mesh is not supported.
         ImportError: Megatron-core is needed and not installed.

@@ -30,7 +30,8 @@ class WorkerGroup(Protocol):
         """Call a method of the host in every process, and return the result of the first one.
 
         Raises:
-            DomainError: The host refused the call; `Internal` if the call failed because of a defect.
+            DomainError: The host refused the call. After a defect, a group of one process raises `Internal`, and all
+                processes of a larger group exit.
         """
         ...
 

@@ -155,8 +155,8 @@ def open_database(
         takers: Ids of the journals that may continue an interrupted takeover of this one.
 
     Raises:
-        JournalRefused: The file is not a journal, has another version or engine, is missing, is damaged, is being taken
-            over, or lost committed transactions.
+        JournalRefused: The file is not a journal, has a different version or engine, is missing, is damaged, is being
+            taken over, or lost committed transactions.
     """
     mark = DatabaseMark(path)
     try:

@@ -1,10 +1,10 @@
 """Moves the content of another trainer's journal to this one, exactly once.
 
-The lock of the other journal's folder proves that no process uses it. The move has three durable steps: the other
-journal names this one as its `taker`, so that no other process can open it; one transaction adds all rows here and
-records the move; the other journal deletes its adapters and gets a new id. A move that was interrupted between two
-steps continues when it is repeated. The ids of used adapters remain in the other journal, so that its trainer never
-uses one of them again.
+The lock of the other journal's folder proves that no process uses it. The move has three durable steps. First, the
+other journal names this one as its `taker`, so that no other process can open it. Then one transaction adds all rows
+here and records the move. Finally, the other journal deletes its adapters and gets a new id. A move that was
+interrupted between two steps continues when it is repeated. The ids of used adapters remain in the other journal, so
+that its trainer never uses one of them again.
 """
 
 import asyncio
