@@ -49,7 +49,7 @@ from twinkle.plugin import keep_plugins_out
 MAX_UPLOADS = 256
 """Maximum number of batch uploads that a tenant may have at the same time."""
 _EXPIRY_INTERVAL = timedelta(days=1)
-"""Time between two removals of unused adapters."""
+"""Time between two sweeps for unused adapters."""
 _GAP_SECONDS = 5.0
 """Maximum seconds that an operation waits for an earlier number if the journal may have lost it."""
 LOAD_ERRORS = (HubError, ImportError, OSError, ValueError, NotSupportedYet)

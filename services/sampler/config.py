@@ -88,7 +88,7 @@ class SamplerConfig(ServiceConfig):
     gpus: tuple[str, ...] = ()
     """Ids of the GPUs that this service may use, as in CUDA_VISIBLE_DEVICES; empty: all. `twinkle up` sets them."""
     engine: Literal['torch', 'vllm'] = 'torch'
-    """Engine that samples: 'torch' is exact and small, 'vllm' is fast."""
+    """Engine that samples: 'torch' is the reference engine, 'vllm' is the fast one."""
     torch: TorchEngineConfig = TorchEngineConfig()
     """Options of the torch engine; ignored by vLLM."""
     vllm: VllmEngineConfig = VllmEngineConfig()

@@ -122,7 +122,7 @@ class SamplerEngine(Protocol):
         """Release the accelerator's memory and drop cached prefixes; the caller ensures that no request runs.
 
         Raises:
-            NotSupportedHere: The engine or platform cannot sleep.
+            NotSupportedHere: The engine cannot sleep on this platform, or not at this level.
         """
         ...
 

@@ -64,7 +64,7 @@ class Archives:
 
 
 class ArchiveDigests:
-    """Computes the digest of each archive once and caches it.
+    """Computes the digests of archives, and caches the most recently used ones.
 
     Concurrency: use it from one event loop only; concurrent calls for one archive share one computation.
     """

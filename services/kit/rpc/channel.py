@@ -1,7 +1,7 @@
-"""Channels between services. Each call sends the caller's identity and the trace.
+"""Channels between services.
 
-The service config of the contracts determines the retries of each method. Channels for forwarded calls add no metadata
-and never retry.
+Calls over a channel of `open_channel` send the caller's identity and the trace, and are retried as the service config
+of the contracts determines for each method. Channels for forwarded calls add no metadata and never retry.
 """
 
 import asyncio

@@ -45,7 +45,8 @@ class OperationReader:
 
         Raises:
             InvalidField: A field is missing, malformed or out of range.
-            ScopeMissing, UploadNotFound, StoredDataDamaged: The upload cannot be read; see `ReadUpload`.
+            ScopeMissing, UploadNotFound, StoredDataDamaged, StoreUnavailable: The upload cannot be read; see
+                `ReadUpload`.
             NotBuiltYet: The verb or the source of the batch is not supported yet.
         """
         verb = message.WhichOneof('verb')

@@ -87,7 +87,9 @@ class AdapterQueue:
         return await asyncio.shield(self._running)
 
     def is_urgent(self, operation: Operation) -> bool:
-        """Return whether the operation is the next one, for which others may wait, or has a recorded outcome.
+        """Return whether the operation has a recorded outcome, or is the next one and does not wait yet.
+
+        Later operations may wait for the next one.
 
         Raises:
             SequenceReused, OperationNotFound: The sequence number is wrong.

@@ -101,7 +101,8 @@ class CreateAdapter:
         Raises:
             ScopeMissing: The API key lacks the scope `train`, or `full_parameters` for a full-parameter adapter.
             BaseModelNotFound: This replica does not serve the base model.
-            CheckpointNotFound, CheckpointDamaged, ServiceUnreachable: The checkpoint cannot be read.
+            CheckpointNotFound, CheckpointDamaged, ServiceUnreachable: The checkpoint cannot be read; see `WeightStore`
+                for the classes of these errors.
             InvalidField, UnknownComponent: The configuration is invalid, or a client chose the id.
             QuotaExceeded: The tenant or the replica has reached its limit of adapters.
             ReplicaLeased: A full-parameter adapter uses the replica exclusively.
@@ -109,8 +110,8 @@ class CreateAdapter:
             JournalUnavailable: The adapter could not be made durable and does not exist.
             RequestIdReused: The request id was used with different content.
             AdapterIdTaken: The chosen id was used before.
-            AdapterNotFound, AdapterExpired: The request is a repeat, and its adapter was deleted, or removed because it
-                was unused.
+            AdapterNotFound, AdapterExpired, AdapterDamaged: The request is a repeat, and its adapter was deleted, was
+                removed because it was unused, or is damaged.
             CreationCrashed: The process ended during each of several attempts.
         """
         require_scope(caller, 'train')

@@ -42,7 +42,7 @@ class ExecuteOperation:
             on_admitted: Function to call once the operation has a slot; if it raises, the operation is refused.
 
         Raises:
-            AdapterNotFound, AdapterExpired: The caller has no such adapter, or the adapter was unused and removed.
+            AdapterNotFound, AdapterExpired, AdapterDamaged: See `AdapterDirectory.get`.
             ScopeMissing: The API key lacks the scope `train`, `data` for a batch from a loader, or `full_parameters`
                 for a full-parameter adapter.
             QueueFull: The tenant has too many operations in progress.

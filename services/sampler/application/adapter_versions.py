@@ -54,6 +54,8 @@ class AdapterVersions:
     async def lease(self, caller: Caller, choice: AdapterChoice) -> AsyncGenerator[ResidentVersion, None]:
         """Keep the version that `choice` selects loaded within this block.
 
+        An error that another service returned is a `ForwardedError` with the code of the class that is named here.
+
         Raises:
             NotFound: The caller has no such adapter, version or checkpoint.
             VersionNotReady: The version did not arrive in time, or there was no capacity for it.

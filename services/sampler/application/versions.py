@@ -49,6 +49,8 @@ class Versions(Protocol):
     def lease(self, caller: Caller, choice: AdapterChoice) -> AbstractAsyncContextManager[ResidentVersion]:
         """Keep the version that `choice` selects loaded within this block.
 
+        An error that another service returned is a `ForwardedError` with the code of the class that is named here.
+
         Raises:
             NotFound, AdapterMisfit, InvalidField, NotSupportedHere: This sampler cannot serve the version.
             VersionNotReady: The version did not arrive in time, or there was no capacity for it.

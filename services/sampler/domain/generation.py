@@ -69,7 +69,9 @@ class SleepLevel(IntEnum):
     """Sleep level of an engine, numbered as in vLLM."""
 
     WEIGHTS_KEPT = 1
+    """The weights are moved to host memory."""
     WEIGHTS_DROPPED = 2
+    """The weights are discarded, and loaded again by `wake_up`."""
 
 
 @dataclass(frozen=True, kw_only=True)
