@@ -65,8 +65,9 @@ def main() -> None:
     """Run the service until SIGINT or SIGTERM. All processes of the mesh but the first repeat the calls of the first.
 
     Raises:
-        SystemExit: The configuration is invalid, the model cannot be loaded, the journal cannot be used, or the server
+        SystemExit: The configuration is invalid, the model cannot be loaded, the journal is refused, or the server
             cannot listen; the message states the cause.
+        JournalUnavailable, BaseModelNotFound: See `serve`.
     """
     keep_plugins_out()
     keep_files_private()
@@ -109,6 +110,7 @@ async def serve(config: ModelConfig) -> None:
     Raises:
         SystemExit: The model cannot be loaded, or the server cannot listen; the message states the cause.
         JournalRefused, JournalUnavailable: See `open_journal`.
+        BaseModelNotFound: See `Recover`.
     """
     async with AsyncExitStack() as stack:
         try:

@@ -122,7 +122,7 @@ class ModelConfig(ServiceConfig):
     pass_tokens: int | None = Field(default=None, ge=1)
     """Maximum number of computed rows per pass through the model: tokens, without those shared with an equal prefix.
     Unset: 1024 on a CPU; on a GPU, as many as fit into its memory, from 1024 to 16384. Larger batches take several
-    passes. Small batches of different adapters share a pass. Each process of the mesh runs one pass at a time."""
+    passes. Small batches of different adapters share a pass. Each process of the mesh works on one pass at a time."""
     batch_seconds: float = Field(default=2.0, gt=0)
     """Target duration of a pass that several tenants share, in seconds. On a slow device, fewer operations share a
     pass, so that the pass takes about this long. Each tenant may still have one operation in each pass. A higher value
