@@ -45,7 +45,7 @@ class Sampler(ABC):
             ContextExceeded, InvalidPrompt, InvalidSamplingParams: an input or a parameter was refused.
             ValueError: `inputs` is empty, a chat or parameter is malformed or not supported, `adapter_name` is given
                 with `use_base_model`, or several adapters were received and `adapter_name` is empty.
-            EngineFailed: the vLLM engine failed.
+            EngineFailed: the vLLM engine failed, or could not check `structured_output`.
         """
 
     @property
@@ -93,6 +93,7 @@ class Sampler(ABC):
             UnknownTemplate: no template of this name exists.
             PluginRefused: plugins are not allowed, or the plugin does not contain exactly one template.
             TypeError: options are given with an instance, or the template does not accept them.
+            HubError, TemplateError, ValueError: the template's constructor failed; see `Template`.
         """
         if not isinstance(template_cls, Template):
             options.setdefault('model_id', self.model_id)
@@ -105,6 +106,12 @@ class Sampler(ABC):
         Args:
             adapter_name: name of the adapter for `sample`.
             config_or_dir: a PEFT folder, or a configuration for newly initialized weights, which have no effect yet.
+
+        Raises:
+            ValueError: the name is empty, or the adapter does not fit the model.
+            TypeError: the configuration has an unknown key or no rank.
+            InvalidPeftFolder: the folder does not contain a supported adapter.
+            EngineFailed: the vLLM engine failed.
         """
 
     @abstractmethod

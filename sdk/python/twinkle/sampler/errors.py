@@ -23,12 +23,12 @@ class ContextExceeded(SamplerError, ValueError):
 
 
 class InvalidPrompt(SamplerError, ValueError):
-    """The prompt is empty or contains a token outside the vocabulary."""
+    """The prompt is empty, has a token outside the vocabulary, or has media that are invalid or not supported."""
 
 
 @error_class('{field}: {problem}')
 class InvalidSamplingParams(SamplerError, ValueError):
-    """The parameters are well-formed, but not valid for this model or engine."""
+    """A parameter is not valid for this model or engine."""
 
     field: str
     problem: str
@@ -47,7 +47,7 @@ class NotSupportedByEngine(SamplerError, ValueError):
 
 @error_class('requests are running; cancel them or wait for them before replacing the base weights')
 class SamplerBusy(SamplerError, RuntimeError):
-    """Requests are running on the weights that should be replaced."""
+    """Requests are running on the weights to replace, or the weights are already being replaced."""
 
 
 @error_class('request {request_id!r} is running already; choose another id')
@@ -81,7 +81,7 @@ class BaseDoesNotFit(SamplerError, ValueError):
 
 
 class EngineFailed(SamplerError, RuntimeError):
-    """The engine could not run a request. Unless the message asks for a retry, start another engine."""
+    """The engine could not complete a call. Unless the message asks for a retry, start another engine."""
 
 
 class SleepUnavailable(SamplerError, RuntimeError):

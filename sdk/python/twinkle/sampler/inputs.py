@@ -35,7 +35,7 @@ def prompt_feature(item: Any, encode: Callable[[Trajectory], InputFeature]) -> I
         encode: converts a chat to tokens.
 
     Raises:
-        ValueError: the input has another type.
+        ValueError: the item is not a chat, a feature or token ids; or `encode` refused the chat.
     """
     if isinstance(item, Mapping):
         if 'input_ids' in item:

@@ -47,7 +47,7 @@ class TorchSampler(Sampler):
         device: default of 'device' in `engine_args`. None: the device of the sampler's group.
 
     Raises:
-        ValueError: an engine argument is unknown or out of range, or `model` is on another device.
+        ValueError: an engine argument is unknown or out of range, or `model` is on a different device than 'device'.
         NotSupportedYet: the mesh has more than one rank.
         HubError: the model cannot be downloaded.
 
@@ -98,6 +98,7 @@ class TorchSampler(Sampler):
 
         Raises:
             ValueError: the name is empty, or the adapter does not fit the model.
+            TypeError: the configuration has an unknown key or no rank.
             InvalidPeftFolder: the folder does not contain a supported adapter.
         """
         if not adapter_name:

@@ -90,7 +90,9 @@ class vLLMSampler(Sampler):  # noqa: N801 - public name
 
         Raises:
             ValueError: the name is empty, or the adapter does not fit the model.
+            TypeError: the configuration has an unknown key or no rank.
             InvalidPeftFolder: the folder does not contain a supported adapter.
+            EngineFailed: the engine has failed.
         """
         self._add(adapter_name, self._library.adapter_source(self._folder, config_or_dir))
 
@@ -179,7 +181,7 @@ class vLLMSampler(Sampler):  # noqa: N801 - public name
         self._loop.run(self._engine.sleep(level))
 
     def wake_up(self) -> None:
-        """Allocate the memory again. Has no effect if the engine does not sleep.
+        """Allocate the memory again. Has no effect if the engine is not asleep.
 
         Raises:
             EngineFailed: the engine has failed, or the weights could not be restored after level 2.
@@ -195,7 +197,7 @@ class vLLMSampler(Sampler):  # noqa: N801 - public name
 
         Raises:
             BaseDoesNotFit: the weights do not fit the model. The previous weights stay in use.
-            SamplerBusy: requests are running.
+            SamplerBusy: requests are running, or the weights are already being replaced.
             EngineFailed: the engine failed, and its weights are undefined.
         """
         tensors = self._library.folder_tensors(str(folder))

@@ -26,7 +26,7 @@ class Admission:
             InvalidPrompt: the prompt is empty or contains a token outside the vocabulary.
             ContextExceeded: prompt and new tokens exceed the context length.
             InvalidSamplingParams: a parameter is not valid for this engine.
-            NotSupportedByEngine: `structured_output` is set, which this engine does not support.
+            NotSupportedByEngine: `structured_output` is set. The vLLM engine checks it separately, and omits it here.
         """
         if params.structured_output is not None:
             raise NotSupportedByEngine('structured_output')

@@ -94,7 +94,7 @@ class SamplerEngine:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is waiting or running."""
+        """Whether no request is waiting or running, and no event is pending."""
         return not self._unfinished and not self._pending_events
 
     def is_running(self, request_id: str) -> bool:
@@ -193,7 +193,7 @@ class SamplerEngine:
         return ended
 
     def set_parked(self, request_id: str, *, is_parked: bool) -> None:
-        """Park or resume the sequences of a request. Parked sequences keep their memory but are not continued.
+        """Park or resume a request. Its parked sequences keep their memory and pause; new ones get one token first.
 
         Raises:
             UnknownRequest: no request with this id is running.
@@ -259,7 +259,7 @@ class SamplerEngine:
     def _groups(
         self, request: EngineRequest, max_new_tokens: int, replays: dict[int, Replay] | None
     ) -> list[SampleGroup]:
-        """Split the samples into groups that the scheduler can admit, nearly always into one group."""
+        """Return the samples as one group, or as several if the scheduler cannot admit all of them together."""
         params = request.params
         samples = list(range(params.num_samples) if replays is None else replays)
         size = max(len(samples), 1)

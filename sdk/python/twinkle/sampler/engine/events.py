@@ -27,7 +27,7 @@ def last_event(
 
 
 def aborted_event(group: SampleGroup, sequence_index: int) -> TokenEvent:
-    """Return the event that aborts a sequence before this engine has started it."""
+    """Return the last event of a sequence that was aborted before this engine started it."""
     state = group.replays.get(sequence_index)
     count, text = (len(state.tokens), state.stop_detector.release()) if state else (0, '')
     return last_event(group.request, sequence_index, StopReason.ABORT, token_count=count, text=text)

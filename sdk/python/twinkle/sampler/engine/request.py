@@ -95,13 +95,13 @@ class EngineRequest:
 
     @property
     def version(self) -> int:
-        """Version that samples all tokens of this request; 0 is the base model."""
+        """Version that samples all tokens of this request; 0 is the original base model."""
         return self.adapter.version if self.adapter else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptEvent:
-    """Reports that a prompt was computed; sent once per request, before its tokens."""
+    """Reports that a prompt was computed; sent once per request, before its tokens, but not for continued requests."""
 
     request_id: str
     logprobs: list[float | None] | None = None

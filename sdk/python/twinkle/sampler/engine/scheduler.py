@@ -3,8 +3,8 @@
 Sample groups wait in order of arrival. A group is admitted when each of its sequences has a slot and memory for its
 maximum number of tokens, so running sequences are never preempted. Each step computes one row of every running sequence
 that is neither parked nor replayed, and fills the remaining rows with chunks, first of replayed sequences and then of
-prompts. The chunk
-boundaries of a prompt depend only on the prompt, so other requests do not affect its numerical results.
+prompts. The chunk boundaries of a prompt depend only on the prompt, so other requests do not affect its numerical
+results.
 """
 
 from collections import deque

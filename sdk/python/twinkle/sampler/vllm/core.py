@@ -1,4 +1,4 @@
-"""A wrapper of vLLM's AsyncLLM. Its calls raise an error if the engine fails, and callers can wait for a failure."""
+"""A wrapper around vLLM's AsyncLLM. Its calls raise an error if the engine fails; callers can wait for a failure."""
 
 import asyncio
 import logging
@@ -139,7 +139,7 @@ class VllmCore:
         await self._unless_failed(self._llm.resume_generation)
 
     async def reset_prefix_cache(self) -> None:
-        """Free cached prefixes that no running request uses."""
+        """Free the cached prefixes. vLLM frees nothing while a request is running."""
         await self._unless_failed(self._llm.reset_prefix_cache)
 
     async def sleep(self, level: int) -> None:
@@ -172,7 +172,7 @@ class VllmCore:
         return list(getattr(client.resources.engine_manager, 'processes', ()))
 
     def _kill(self) -> None:
-        """Kill a hanging core. vLLM then fails all waiting calls, and the owner of this engine stops."""
+        """Kill a hanging core. vLLM then fails all pending calls."""
         _log.error('engine core does not respond; killing it')
         self.fail()
         for process in self._processes:

@@ -19,7 +19,7 @@ FEW_ROWS = 64
 """Number of rows of an adapter up to which its float32 copies are faster than its factors in the model's type."""
 
 _MIN_STACKED = 4
-"""Number of adapters from which on a batched product is faster than a product for each adapter."""
+"""Minimum number of adapters for which a batched product is faster than one product per adapter."""
 _MAX_PADDING = 1.5
 """Maximum number of rows of a batched product, relative to the adapters' rows."""
 

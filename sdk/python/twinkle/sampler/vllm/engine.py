@@ -126,11 +126,11 @@ class VllmEngine:
 
     @property
     def can_sleep(self) -> bool:
-        """Whether the engine can release its memory. On a CPU, vLLM's sleep has no effect."""
+        """Whether the engine can release its memory: on an accelerator, with the argument `enable_sleep_mode`."""
         return bool(self._core.args.enable_sleep_mode) and not is_cpu()
 
     async def generate(self, request: VllmRequest) -> AsyncGenerator[EngineEvent, None]:
-        """Run a request and yield its events: the prompt once, the tokens, and the end of each sequence.
+        """Run a request; yield the prompt's event (unless the request is continued), the tokens and the ends.
 
         Closing the generator aborts the request. A slow consumer does not delay other requests: its backlog is bounded
         by the number of tokens of the request.
@@ -246,7 +246,7 @@ class VllmEngine:
         self._sleep_level = level
 
     async def wake_up(self) -> None:
-        """Allocate the memory again. Has no effect if the engine does not sleep.
+        """Allocate the memory again. Has no effect if the engine is not asleep.
 
         Raises:
             EngineFailed: the engine has failed, or the weights could not be restored after level 2.

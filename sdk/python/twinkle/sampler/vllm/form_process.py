@@ -1,7 +1,7 @@
 """A program that checks whether structured output specifications (forms) can be compiled.
 
 For some forms of a few kilobytes, xgrammar needs minutes and gigabytes, cannot be interrupted, and may crash. This
-process therefore loads the vocabulary once and compiles each form in a fork, which the kernel terminates at a limit.
+process therefore loads the vocabulary once and compiles each form in a fork with limits on CPU time and memory.
 
 The program reads JSON lines `{"id", "kind", "text"}` and writes `{"id", "problem"}`. The first written line has the id
 0 and signals that the program is ready. The program exits at the end of its input.

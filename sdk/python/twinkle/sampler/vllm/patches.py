@@ -1,7 +1,7 @@
 """Patches of vLLM 0.32. No upstream issues are known for these defects. Review the patches with each new version.
 
-* On a CPU, LoRA is computed by `cpu_lora`. LoRA on the head breaks the log-probabilities of prompts, so heads are
-  excluded.
+* On a CPU, LoRA is computed by `cpu_lora`. LoRA on the head breaks the log-probabilities of prompts, so heads and
+  embeddings have no LoRA.
 * On a CPU, a reload leaves a tied head with a packed copy of the old embeddings. The patch packs the head again.
 * Adapters in mapped memory are copied into slots by one batched copy.
 * On a CPU, blocks of keys and values are cleared before use. Structured output has time limits and can be continued.

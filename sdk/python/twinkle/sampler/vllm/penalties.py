@@ -1,4 +1,4 @@
-"""Penalties for sequences that another engine started. Runs in vLLM's workers.
+"""Penalties for sequences that another engine started. The logits processors run in vLLM's workers.
 
 The tokens sampled so far are passed to vLLM as the end of the prompt, but vLLM's presence and frequency penalties
 ignore prompts. Such sequences therefore use the penalties of this module. V is the vocabulary size.

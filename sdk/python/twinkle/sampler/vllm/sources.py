@@ -25,7 +25,8 @@ def adapter_source(folder: str, given: LoraConfig | str | PathLike[str]) -> Adap
         given: PEFT folder, or configuration (`LoraConfig` or PEFT's).
 
     Raises:
-        ValueError: the configuration matches no layer of the model, or includes the output head or experts.
+        ValueError: the configuration is invalid, matches no layer of the model, or includes the output head or experts.
+        TypeError: the configuration has an unknown key or no rank.
         InvalidPeftFolder: the folder does not contain a supported adapter.
     """
     if isinstance(given, str | PathLike):
