@@ -65,7 +65,7 @@ def stream_csv(path: Path) -> Iterator[Row]:
     """Yield the rows of a CSV file block by block; the types of columns are inferred from the first block.
 
     Raises:
-        UnreadableFile: the file is not a CSV file with a header line, or a later row has other types.
+        UnreadableFile: the file is not a CSV file with a header line, or a later row has values of different types.
         DatasetError: two columns have the same name.
     """
     options = pa_csv.ParseOptions(newlines_in_values=True)

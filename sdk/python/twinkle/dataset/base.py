@@ -34,7 +34,8 @@ class BaseDataset(ABC, Generic[RowsT]):
     """Training rows: a list in memory, rows computed on access, or a stream.
 
     A dataset starts with the rows of one `DatasetMeta`; more can be added and mixed in. If a method that changes rows
-    raises an error, the rows are unchanged. While rows are being recorded, these methods raise `NotReady`.
+    raises an error, the rows are unchanged. While rows are being recorded, all of these methods except `add_dataset`
+    raise `NotReady`.
     """
 
     def __init__(self, dataset_meta: DatasetMeta | None = None, *, template: Template | None = None) -> None:
@@ -93,7 +94,9 @@ class BaseDataset(ABC, Generic[RowsT]):
 
         Raises:
             UnknownTemplate: the name is not registered.
-            HubError: the model's tokenizer cannot be found or downloaded.
+            HubError, TemplateError, ValueError: the template's constructor failed; see `Template`.
+            TypeError: arguments are given with an instance, or the constructor does not accept them.
+            PluginRefused: plugins are not allowed, or the plugin does not contain exactly one template.
             NotReady: the rows are already encoded.
             DatasetError: this kind of dataset does not support the template's options.
         """
@@ -121,10 +124,11 @@ class BaseDataset(ABC, Generic[RowsT]):
 
         Raises:
             PreprocessorError: the preprocessor is unknown, its arguments are wrong, or a row cannot be read.
-            DatasetError: `dataset_meta` was not added, or `batched=False` was given, although functions always receive
-                columns.
-            NotReady: the rows are already encoded, there is no dataset, or there are several datasets and
-                `dataset_meta` is not given.
+            DatasetError: `dataset_meta` was not added, the function returned columns of different lengths, or
+                `batched=False` was given, although functions always receive columns.
+            NotReady: the rows are already encoded or are being recorded, there is no dataset, or there are several
+                datasets and `dataset_meta` is not given.
+            TypeError: a hint is unknown.
         """
         check_hints('map', hints, is_batched=True)
         self._refuse_encoded('map')
@@ -152,7 +156,9 @@ class BaseDataset(ABC, Generic[RowsT]):
             PreprocessorError: the filter is unknown, its arguments are wrong, or a row cannot be read.
             DatasetError: `dataset_meta` was not added, or `batched=True` was given, although filters always receive
                 one row.
-            NotReady: there is no dataset, or there are several datasets and `dataset_meta` is not given.
+            NotReady: there is no dataset, there are several datasets and `dataset_meta` is not given, or rows are being
+                recorded.
+            TypeError: a hint is unknown.
         """
         check_hints('filter', hints, is_batched=False)
         function = build_filter(filter_func, init_args)
@@ -186,12 +192,14 @@ class BaseDataset(ABC, Generic[RowsT]):
 
         Returns:
             Warnings about examples that were cut, left out, or have no labels; they are also logged. Empty for datasets
-            that encode rows on access, which only log the warnings.
+            that encode rows when they are read, which only log the warnings.
 
         Raises:
-            NotReady: no template is set, the rows are already encoded, or several datasets are not mixed yet.
+            NotReady: no template is set, the rows are already encoded or are being recorded, there is no dataset, or
+                several datasets are not mixed yet.
             InvalidExample: a row is not a valid chat, or is too long and must not be cut; see `Template.encode`.
             DatasetError: this kind of dataset does not support the template's options.
+            TypeError: a hint is unknown.
         """
         check_hints('encode', hints, is_batched=None)
         self._refuse_encoded('encode')
@@ -208,10 +216,12 @@ class BaseDataset(ABC, Generic[RowsT]):
         """Remove the rows that would not be trained on and return the reasons.
 
         Returns:
-            One `rows[i]: reason` per removed row; empty for datasets that check rows on access.
+            One `rows[i]: reason` per removed row; empty for datasets that check rows when they are read.
 
         Raises:
-            NotReady: no template is set, the rows are already encoded, or several datasets are not mixed yet.
+            NotReady: no template is set, the rows are already encoded or are being recorded, there is no dataset, or
+                several datasets are not mixed yet.
+            TypeError: a hint is unknown.
         """
         check_hints('check', hints, is_batched=None)
         self._refuse_encoded('check')
@@ -272,6 +282,7 @@ class BaseDataset(ABC, Generic[RowsT]):
 
         Raises:
             MissingLibrary: `datasets` is not installed.
+            NotReady: there is no dataset, or several datasets are not mixed yet.
         """
 
     @abstractmethod

@@ -21,7 +21,8 @@ def bounded_rows(path: Path, bounds: RowBounds, file_format: str | None = None) 
         file_format: one of `FORMATS`. Default: the suffix of the path.
 
     Raises:
-        UnreadableFile: the format is unknown, the file does not have this format, or a line is too long.
+        UnreadableFile: the format is unknown, the file does not have this format, or a line or a JSON object is too
+            long.
         DatasetError: the file has too many columns, two columns with the same name, or a column of an unsupported type.
         Exception: `bounds` refused the rows.
     """

@@ -19,9 +19,9 @@ _BATCH_ROWS = 1000
 
 
 class Dataset(BaseDataset[Sequence[Row]]):
-    """Training rows in memory; every method does its work before it returns.
+    """Training rows in memory; a method that changes rows does so before it returns.
 
-    Methods that change rows are atomic: if one raises, all rows are unchanged.
+    Such methods are atomic: if one raises, all rows are unchanged.
     """
 
     bounds: RowBounds | None = None

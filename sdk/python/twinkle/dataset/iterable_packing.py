@@ -33,7 +33,7 @@ class IterablePackingDataset(IterableDataset):
             packing_interval: number of new examples per round of packing, at least 1. More examples waste fewer tokens
                 and need more memory. Default: 128.
             packing_num_proc: at least 1. Packing always uses one process; larger values only log a warning. Default: 1.
-            cyclic: whether the rows are repeated without end. Default: False.
+            cyclic: whether the packs of `pack_dataset` repeat the rows without end. Default: False.
             template: the same as `set_template` with an instance. Default: none.
 
         Raises:
@@ -54,10 +54,11 @@ class IterablePackingDataset(IterableDataset):
     def pack_dataset(self) -> None:
         """Join encoded examples into packs of at most the template's `max_length` tokens while they are read.
 
-        Examples are not cut, and each iteration puts every example into exactly one pack.
+        Examples are not cut. Unless the dataset is cyclic, an iteration puts every example into exactly one pack. An
+        example that cannot be packed causes an `InvalidExample` when it is read; see `PackingDataset.pack_dataset`.
 
         Raises:
-            NotReady: the rows are not encoded, are prompts without labels, or are already packed.
+            NotReady: the rows are not encoded, are prompts without labels, are already packed or are being recorded.
         """
         if not self.is_encoded:
             raise NotReady('the rows are not encoded; call encode() before pack_dataset()', needs='encode')

@@ -57,8 +57,8 @@ def rows_of_list(name: str, file: IO[str], bounds: RowBounds | None = None) -> I
             `MAX_CHARACTERS` characters. Default: no limit.
 
     Raises:
-        UnreadableFile: the file does not contain a list of objects, the text is not UTF-8, or an object has too many
-            characters or levels.
+        UnreadableFile: the file does not contain a list of objects, the text is not UTF-8, or an object has a name
+            twice, too many characters or too many levels.
         Exception: `bounds` refused a piece of the text.
     """
     with closing(_Text(name, file, bounds)) as text:

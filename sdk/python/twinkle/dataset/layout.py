@@ -25,7 +25,7 @@ _SPLIT_WORD = re.compile(rf'(?<![a-z])({"|".join(_SPLITS)})(?![a-z])')
 
 
 def files_of(folder: Path, *, subset_name: str, split: str) -> list[Path]:
-    """Return the data files of one subset and split, sorted by path.
+    """Return the data files of one subset and split, sorted by path; those of `save_to_disk` in the order of rows.
 
     Raises:
         DatasetError: the subset or split does not exist (the message lists the existing ones), it has no data files, or

@@ -23,7 +23,8 @@ class LazyDataset(Dataset):
 
     `map`, `cast_column`, `mix_dataset`, `encode` and `check` return immediately and are applied to a row each time it
     is read. Therefore each method must produce exactly one output row for each input row. Errors in a row are raised
-    when the row is read; `DataLoader` logs them and uses another row instead. `filter` reads all rows immediately.
+    when the row is read, and so are the problems that `check` finds; `DataLoader` logs them and uses a different row
+    instead. `filter` reads all rows immediately.
     """
 
     def _mixed(self, parts: Sequence[Sequence[Row]], *, is_interleaved: bool) -> Sequence[Row]:

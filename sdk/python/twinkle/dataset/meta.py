@@ -16,7 +16,8 @@ class DatasetMeta:
     split: str = 'train'
     """Name of the split, for datasets with several splits."""
     data_slice: range | slice | Sequence[int] | None = None
-    """Indices of the rows to take, in order; indices past the end are skipped with a warning. Default: all rows."""
+    """Indices of the rows to take, in order. Streams need ascending indices of at least 0. Indices of a range or a
+    sequence that are past the end are skipped with a warning. Default: all rows."""
     data: Iterable[Mapping[str, Any]] | Mapping[str, Sequence[Any]] | None = None
     """Rows or columns in memory, a `datasets.Dataset`, a `datasets.IterableDataset`, or a dict of their splits."""
 

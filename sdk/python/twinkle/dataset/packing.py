@@ -23,7 +23,8 @@ _MEDIA_FIELDS = (
     'pixel_values', 'pixel_values_videos', 'pixel_attention_mask', 'image_grid_thw', 'image_sizes', 'video_grid_thw',
     'second_per_grid_ts', 'input_features', 'feature_attention_mask', 'routed_experts',
 )  # fmt: skip
-"""Model inputs other than tokens, with their names in transformers; packing does not support them."""
+"""Model inputs other than tokens, which packing does not support. All names except the last are those of
+transformers."""
 
 
 @remote_class()
@@ -64,9 +65,9 @@ class PackingDataset(Dataset):
         Examples are not cut, and every example is in exactly one pack.
 
         Raises:
-            NotReady: the rows are not encoded, are prompts without labels, or are already packed.
+            NotReady: the rows are not encoded, are prompts without labels, are already packed or are being recorded.
             InvalidExample: a row has no tokens, is longer than `max_length`, has model inputs other than tokens, has a
-                per-token field of another length, or lacks a per-token field that another row of its pack has.
+                per-token field of a different length, or lacks a per-token field that another row of its pack has.
         """
         if not self.is_encoded:
             raise NotReady('the rows are not encoded; call encode() before pack_dataset()', needs='encode')
@@ -94,7 +95,7 @@ def refuse_unpackable(feature: Row, *, index: int, capacity: int) -> None:
         capacity: maximum number of tokens in a pack.
 
     Raises:
-        InvalidExample: the row has no tokens or labels, more than `capacity` tokens, a per-token field of another
+        InvalidExample: the row has no tokens or labels, more than `capacity` tokens, a per-token field of a different
             length, or model inputs for images, video, audio or expert routing.
     """
     for name in ('input_ids', 'labels'):
@@ -118,7 +119,7 @@ def join_features(features: Sequence[Row]) -> Row:
     all samples or in none. The remaining columns of each sample are in the list `samples`.
 
     Raises:
-        InvalidExample: only some of the samples have a per-token field.
+        InvalidExample: only some of the samples have a per-token field. `row_index` is an index into `features`.
     """
     pack: dict[str, Any] = {}
     for name in _TOKEN_FIELDS:

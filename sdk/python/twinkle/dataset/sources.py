@@ -96,7 +96,7 @@ def refuse_backwards(meta: DatasetMeta) -> None:
 def find_files(
     meta: DatasetMeta, *, is_local_allowed: bool = True, download_limit_bytes: int | None = None
 ) -> list[Path]:
-    """Return the files of a dataset's subset and split, sorted; the arguments are those of `load_bounded_rows`.
+    """Return the files of a dataset's subset and split, in order; the arguments are those of `load_bounded_rows`.
 
     Raises:
         HubError: the dataset cannot be found or downloaded.

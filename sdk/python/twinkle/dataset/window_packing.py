@@ -14,10 +14,11 @@ _FULL = 0.98
 class WindowPacker:
     """Packs a stream of features.
 
-    After every `interval` new features, all pending features are packed with best-fit decreasing. Packs that are at
-    least 98 % full are returned, and so is the pack with the oldest feature. Of the other packs, the emptiest stay
-    pending as long as they contain at most `interval` features in total. Therefore every feature is returned after a
-    bounded number of rounds, and at most `2 * interval` features are pending (more only if all fit into one pack).
+    After every `interval` new features, all pending features are packed with best-fit decreasing. If they all fit into
+    one pack, they stay pending. Otherwise, packs that are at least 98 % full are returned, and so is the pack with the
+    oldest feature. Of the other packs, the emptiest stay pending as long as they contain at most `interval` features in
+    total. Therefore every feature is returned after a bounded number of rounds, and at most `2 * interval` features are
+    pending (more only if all fit into one pack).
     """
 
     def __init__(self, *, capacity: int, interval: int) -> None:
