@@ -39,8 +39,8 @@ def check_fit(base: Shapes | None, adapter: Shapes, config: LoraConfig, *, max_r
         max_rank: highest allowed rank.
 
     Raises:
-        AdapterMismatch: the adapter is inconsistent, a rank is too high, or the model lacks a layer or has another
-            shape for it.
+        AdapterMismatch: the adapter is inconsistent, a rank is too high, or the model lacks a layer, has a different
+            shape for it, or has more experts.
     """
     try:
         layers = adapter_layers(adapter, config)

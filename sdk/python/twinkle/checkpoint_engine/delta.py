@@ -47,7 +47,7 @@ class DeltaBlock:
 
 
 def is_delta_possible(manifest: WeightManifest, base: WeightManifest) -> bool:
-    """Return whether one state can be encoded as a delta to another.
+    """Return whether the state of `manifest` can be encoded as a delta against the state of `base`.
 
     Both must belong to the same base model and have the same tensors at the same offsets.
     """

@@ -18,7 +18,8 @@ class WeightReceiver(Protocol):
     def receive_weights(self, state: PackedState, *, adapter_name: str = '') -> int:
         """Verify and load weights; return the version that is reported for tokens sampled with them.
 
-        `adapter_name` is empty for the state of a model. A failed call leaves the sampler's weights unchanged.
+        `adapter_name` is empty for the state of a model. A failed call leaves the sampler's weights unchanged, unless
+        it raises `EngineFailed`.
         """
         ...
 

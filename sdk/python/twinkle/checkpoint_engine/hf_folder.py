@@ -51,7 +51,7 @@ class ModelFolder:
     shards: tuple[Shard, ...]
     """Weights files, sorted by name."""
     companions: tuple[Path, ...]
-    """Configuration and tokenizer files, which are copied unchanged; never code."""
+    """Tokenizer and other configuration files, which are copied unchanged; neither `config.json` nor code."""
     is_indexed: bool
     """Whether the folder has an index file."""
 
@@ -83,7 +83,7 @@ class ModelFolder:
         return sum(shard.size_bytes for shard in self.shards)
 
     def config_in(self, dtype: str | None) -> dict[str, Any]:
-        """Return the configuration of the model with weights of another dtype; None keeps the dtype."""
+        """Return the configuration of the model with weights of the given dtype; None keeps the dtype."""
         if dtype is None:
             return dict(self.config)
         # Transformers 5 uses `dtype`, older versions `torch_dtype`.

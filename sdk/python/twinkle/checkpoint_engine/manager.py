@@ -30,7 +30,10 @@ class TrainedModel(Protocol):
         ...
 
     def export_weights(self, *, adapter_name: str | None = None, merge_lora: bool = False) -> PackedState:
-        """Copy the weights of an adapter, or of the base model with the adapter merged into it."""
+        """Copy the weights of an adapter, or of the base model with the adapter merged into it.
+
+        A full-parameter run always exports the base model's weights.
+        """
         ...
 
     def export_base(self) -> PackedState:
@@ -104,6 +107,8 @@ class CheckpointEngineManager:
             DigestMismatch: the bytes changed during the transfer. The sampler keeps its previous weights.
             ValueError: the weights do not fit the sampler's model.
             SamplerBusy: requests are running on base weights that would be replaced.
+            EngineFailed: the vLLM engine failed, and its weights are undefined.
+            UnsupportedModel: the adapter cannot be merged, or the base weights are stored in four bits.
             UnknownAdapter: the trainer has no adapter of this name.
             NotSupportedYet, InvalidArgument: no name is given, and the trainer has no adapter or several adapters.
         """

@@ -1,7 +1,8 @@
 """Merges an adapter into its base model and writes a model folder that tools without LoRA support can load.
 
 For each adapted layer, `W + scaling B A` is computed in float32, one block of rows at a time. All other tensors are
-copied. Memory use is a few blocks, independent of the size of the model.
+copied, or converted to the requested dtype. Memory use is a few blocks and the weights to merge in float32, independent
+of the size of the model.
 
 The output is written to a temporary folder beside the target and renamed when it is complete. An interrupted merge
 resumes after the last complete file, and repeating a finished merge has no effect.
@@ -46,6 +47,7 @@ class MergeResult:
     size_bytes: int
     """Size of the written tensors."""
     merged_layer_count: int
+    """Number of weights of the base model that were changed."""
     is_repeat: bool
     """Whether the folder already existed with the result of the same inputs."""
 
@@ -71,7 +73,7 @@ def export_merged(
 
     Raises:
         InvalidModelFolder: the base model's folder is malformed or quantized.
-        AdapterMismatch: a layer of the adapter is missing in the model or has another shape.
+        AdapterMismatch: the adapter is inconsistent, or a layer is missing in the model or has a different shape there.
         MergeRunning: another process is writing the same folder.
         ValueError: `dtype` is not supported.
         OSError: reading or writing failed.
@@ -96,7 +98,7 @@ def export_merged(
 
 
 def _digest(base: ModelFolder, state: Mapping[str, TensorData], config: LoraConfig | None, dtype: str | None) -> str:
-    """Return a digest of the inputs. The base model's files are identified by path, size and modification time."""
+    """Return a digest of the inputs; the base model's shards are identified by path, size and modification time."""
     hasher = blake3()
     for shard in base.shards:
         stat = shard.path.stat()

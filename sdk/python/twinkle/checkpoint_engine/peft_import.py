@@ -186,7 +186,7 @@ def _expression(text: str) -> re.Pattern[str]:
 
 
 def _combination_count(text: str) -> int:
-    """Return an upper bound of the number of combinations of an expression's alternatives."""
+    """Return an upper bound on the number of combinations of an expression's alternatives."""
     ways, counts = 1, [1]
     for character in _LITERAL.sub('', text):
         if character == '(':

@@ -1,4 +1,4 @@
-"""Conversion of weights to another floating-point type, for example a narrower type for published weights."""
+"""Conversion of weights to a different floating-point type, for example a narrower type for published weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class RoundedTensors:
 
 
 def round_tensors(tensors: Mapping[str, TensorData], dtype: str) -> RoundedTensors:
-    """Convert floating-point tensors to another type, rounding to nearest even.
+    """Convert floating-point tensors to a given type, rounding to nearest even.
 
     Args:
         tensors: tensors to convert. Tensors of other types are returned unchanged.

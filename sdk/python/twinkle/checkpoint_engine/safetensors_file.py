@@ -123,7 +123,7 @@ def _file_entry(name: str, value: Any, origin: int) -> FileEntry:
         raise ValueError(f'tensor {name!r} has no valid dtype, shape and offsets') from None
     numbers = (*shape, begin, end)
     if not all(type(number) is int and number >= 0 for number in numbers):
-        raise ValueError(f'tensor {name!r} has a size or offset that is not a non-negative integer')
+        raise ValueError(f'tensor {name!r} has a size or offset that is negative or not an integer')
     expected = prod(shape) * DTYPE_BYTES[dtype]
     if end - begin != expected:
         raise ValueError(f'tensor {name!r} covers {end - begin} bytes, but its shape and dtype need {expected}')

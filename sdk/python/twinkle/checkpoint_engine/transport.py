@@ -63,8 +63,8 @@ class WeightTransport(ABC):
     Concurrency: methods block, and one thread at a time may call them. Any thread may call `abort`.
 
     Raises:
-        TransferFailed: raised by every method except `abort` and `close` if the other process has ended or does not
-            answer.
+        TransferFailed: `prepare` cannot listen; or, in the methods that transfer data, the other process has ended or
+            does not answer.
     """
 
     def __init__(self, options: TransportOptions) -> None:
@@ -169,7 +169,7 @@ def load_transport(name: str) -> type[WeightTransport]:
         TransportUnavailable: the name is unknown, or this machine lacks the library or device.
     """
     if name not in _CLASSES:
-        raise TransportUnavailable(name, f'use one of {", ".join(TRANSPORTS)}')
+        raise TransportUnavailable(name, f'the name is unknown; use one of {", ".join(TRANSPORTS)}')
     module, class_name = _CLASSES[name]
     try:
         found: type[WeightTransport] = getattr(importlib.import_module(f'{__package__}.{module}'), class_name)

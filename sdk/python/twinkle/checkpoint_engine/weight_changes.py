@@ -78,7 +78,7 @@ def changes_of(
 
     Raises:
         AdapterMismatch: the adapter is inconsistent, a weight is not a floating-point tensor, or the model lacks the
-            weight or has another shape for it.
+            weight or has a different shape for it.
     """
     return _replacements(base, state) if config is None else _updates(base, state, config)
 

@@ -2,7 +2,7 @@
 
 A feature is a plain dict, so that user code can build, inspect and extend it. Its arrays may be lists, NumPy arrays or
 torch tensors. They have equal lengths and one dimension, except for the streams that are wide in
-`twinkle.data_format.STREAMS`, and for images, videos and audio.
+`twinkle.data_format.STREAMS`, for routed experts, and for images, videos and audio.
 """
 
 from collections.abc import Sequence

@@ -109,7 +109,7 @@ class LoraConfig:
         Raises:
             TypeError: a mapping has an unknown key, or `config` has no rank `r`.
             ValueError: a value is out of range, a `peft.LoraConfig` has an unsupported setting, or `config` belongs to
-                another PEFT method.
+                a different PEFT method.
         """
         if isinstance(config, LoraConfig):
             return config

@@ -178,7 +178,7 @@ class VersionSpan:
     """Tokens `[begin_token, end_token)` of a sequence, all sampled with one adapter version."""
 
     version: int
-    """Adapter version. 0 is the base model without an adapter."""
+    """Version of the adapter, or of base weights that replaced the original ones. 0 is the original base model."""
     begin_token: int
     end_token: int
 
@@ -201,7 +201,7 @@ class SampledSequence:
     """int [P + N - 1, layers with experts, experts per token]: experts of the P tokens of the prompt and the N new ones
     except the last, which was not computed. None unless requested."""
     new_input_feature: InputFeature | None = None
-    """Prompt and completion as a training feature, with labels only for the completion."""
+    """Prompt and completion as a training feature, with labels for the completion and the prompt's own labels."""
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the field `name`, or `default` if there is no such field."""

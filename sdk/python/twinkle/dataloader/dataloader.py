@@ -17,7 +17,7 @@ class LoaderOptions(TypedDict, total=False):
     """Minimum size of the last batch; a smaller one is left out. Default: the number of data ranks, or `batch_size`
     with `drop_last`."""
     rank: int | None
-    """Rank of this process in the mesh. Default: the environment variable `RANK`."""
+    """Rank of this process in the mesh. No effect in mode 'ray'. Default: the environment variable `RANK`."""
     shuffle: bool
     """Whether each epoch has a different random order. Default: False."""
     shuffle_buffer: int
@@ -25,7 +25,7 @@ class LoaderOptions(TypedDict, total=False):
     seed: int
     """Seed of the random orders. Default: 42."""
     drop_last: bool
-    """Whether an incomplete last batch is left out. Default: False."""
+    """Whether an incomplete last batch is left out. No effect if `min_batch_size` is given. Default: False."""
     max_retries: int
     """Maximum number of rows tried instead of a row that cannot be read. Default: 20."""
     num_workers: int
@@ -57,9 +57,9 @@ class LoaderState(TypedDict):
 class DataLoader:
     """Reads a dataset in batches, which are lists of rows.
 
-    Each `for` loop is one epoch. The position is a number of examples, and the order is a pure function of seed and
-    epoch. Therefore a resumed run reads exactly the batches of an uninterrupted run, on any number of ranks. A row
-    that cannot be read is replaced by another row; the replacement is logged and added to `replacements`. The loop
+    Each `for` loop is one epoch. The position is a number of examples, and the order is a pure function of seed, epoch
+    and size. Therefore a resumed run reads exactly the batches of an uninterrupted run, on any number of ranks. A row
+    that cannot be read is replaced by a different row; the replacement is logged and added to `replacements`. The loop
     raises `BadSamples` if none of `max_retries` other rows can be read either.
 
     In mode 'ray', every loader yields whole batches, which a trainer divides among its workers. With `remote_group`,
@@ -138,7 +138,8 @@ class DataLoader:
                 avoids reading earlier epochs of a stream again.
 
         Raises:
-            ValueError: the state belongs to another dataset, batch size or order, or is not the beginning of a batch.
+            ValueError: the state belongs to a different dataset, batch size or order, or is not the beginning of a
+                batch (for a number of examples of a stream, raised when the loop starts).
         """
         if not isinstance(consumed_train_samples, Mapping):
             self.skip_consumed_samples(consumed_train_samples)

@@ -1,7 +1,7 @@
 """Resolve ids of models and datasets to local folders, and upload folders to hubs.
 
-An id is looked up in this order: aliases, local paths, the mirror in `TWINKLE_HUB_DIR`, the caches, the network. This
-package does not import torch.
+An id is looked up in this order: aliases and built-in models (for models only), local paths, the mirror in
+`TWINKLE_HUB_DIR`, the caches, the network. This package does not import torch.
 """
 
 from twinkle.hub.cache import cache_dir

@@ -45,7 +45,7 @@ class HubOperation:
             ignore_patterns: patterns of file names to leave out. Default: none.
 
         Raises:
-            HubError: as in `twinkle.hub.upload`, or the id belongs to another hub.
+            HubError: as in `twinkle.hub.upload`, or the id belongs to a different hub.
         """
         return upload(folder_path, cls._of_hub(repo_id), token=token, is_private=private, ignore=tuple(ignore_patterns))
 

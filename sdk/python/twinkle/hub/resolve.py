@@ -42,8 +42,11 @@ def resolve_model(model_id: str, *, is_local_allowed: bool = True) -> Path:
         is_local_allowed: whether a path is accepted; a service with untrusted callers sets False. Default: True.
 
     Raises:
-        ModelNotFound: the id is malformed, or the model does not exist or has no complete weights.
+        ModelNotFound: the id is malformed, the model does not exist, or `model_id` is a folder without complete
+            weights.
         HubUnreachable: the model is not available locally, and the hub did not respond.
+        DigestMismatch: the downloaded file of a built-in model does not have the expected digest.
+        HubError: `TWINKLE_MODEL_ID_ALIASES` is malformed.
     """
     return _resolve_model(model_id, _has_weights, remote.MODEL_FILES, is_local_allowed=is_local_allowed)
 
@@ -56,8 +59,8 @@ def resolve_tokenizer(model_id: str, *, is_local_allowed: bool = True) -> Path:
         is_local_allowed: as in `resolve_model`.
 
     Raises:
-        ModelNotFound: as in `resolve_model`.
-        HubUnreachable: as in `resolve_model`.
+        ModelNotFound: the id is malformed, the model does not exist, or `model_id` is a folder without a tokenizer.
+        HubUnreachable, DigestMismatch, HubError: as in `resolve_model`.
     """
     return _resolve_model(model_id, _has_tokenizer, remote.TOKENIZER_FILES, is_local_allowed=is_local_allowed)
 

@@ -40,7 +40,7 @@ class Preprocessor(ABC):
 
     @staticmethod
     def map_row_to_col(rows: Iterable[Mapping[str, Any]]) -> Columns:
-        """Convert rows to columns, in order of first appearance; a missing value becomes None."""
+        """Convert rows to columns. Columns are in order of first appearance; a missing value becomes None."""
         listed = list(rows)
         names = {name: None for row in listed for name in row}
         return {name: [row.get(name) for row in listed] for name in names}

@@ -30,5 +30,5 @@ class InvalidRow(PreprocessorError):
     """Zero-based position within the rows given to the preprocessor."""
 
     def at(self, row_index: int) -> 'InvalidRow':
-        """Return a copy of the error with another row index."""
+        """Return a copy of the error with a different row index."""
         return InvalidRow(self.column, self.problem, row_index=row_index)

@@ -44,12 +44,12 @@ _PATH_ARGUMENTS = frozenset({'dropped_log_path'})
 
 
 def preprocessor_names() -> tuple[str, ...]:
-    """Return the names that `build_preprocessor` accepts, sorted."""
+    """Return the registered names of preprocessors, sorted."""
     return tuple(sorted(_PREPROCESSORS))
 
 
 def filter_names() -> tuple[str, ...]:
-    """Return the names that `build_filter` accepts, sorted."""
+    """Return the registered names of filters, sorted."""
     return tuple(sorted(_FILTERS))
 
 

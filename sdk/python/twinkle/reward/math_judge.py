@@ -117,7 +117,7 @@ class MathJudge:
 def warn_of_missing_walls(missing: tuple[str, ...]) -> None:
     """Log a warning about missing walls once per process."""
     _log.warning(
-        'sandbox walls not supported missing=%s; answers are compared without them, Linux 5.13 on x86-64 supports all',
+        'sandbox walls not supported missing=%s; comparing without them (Linux 5.13 or later on x86-64 supports all)',
         ','.join(missing),
     )
 

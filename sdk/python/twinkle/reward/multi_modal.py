@@ -16,8 +16,9 @@ class MultiModalAccuracyReward(AnswerReward):
     r"""1 if the answer matches the ground truth, else 0.
 
     The answer is the content of the last `\boxed{...}`, else of `<answer>`, else the text after the thinking. It
-    matches if the texts are equal except for case, whitespace and a final period, if both name the same choice (`B`,
-    `(B)`, `B. A red car`), or if both are mathematically equal. Two different choices never match.
+    matches if the first 200 characters of both texts are equal except for case, whitespace and a final period, if both
+    name the same choice (`B`, `(B)`, `B. A red car`), or if both are mathematically equal. Two different choices never
+    match.
 
     Args:
         ground_truth_key: key of the ground truth in `user_data`.

@@ -29,7 +29,7 @@ class OlympiadBenchAccuracyReward(AnswerReward):
     r"""Correctness of the boxed answers, from 0 to 1.
 
     With one expected answer, the score is 1 if the last boxed answer is equal, as text without formatting or as a
-    number within the tolerance. Another number scores `near_miss * exp(-5 * relative error)`, or 0 if 0 is expected.
+    number within the tolerance. Any other number scores `near_miss * exp(-5 * relative error)`, or 0 if 0 is expected.
     Other text scores 0. With several expected answers (`is_multiple_answer` in `user_data`), the score is the number of
     correct answers divided by the number of expected or of given answers, whichever is larger.
 

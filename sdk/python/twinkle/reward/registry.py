@@ -74,11 +74,13 @@ class _FunctionReward(Reward):
 
 
 def build_reward(reward: 'str | type[Reward] | Reward | Callable[..., Sequence[float]]', **options: Any) -> Reward:
-    """Build a reward from its name, its class, an instance, or a function of trajectories.
+    """Build a reward from its name, a plugin id, its class, an instance, or a function of trajectories.
 
     Raises:
         UnknownComponent: the name is not registered.
-        InvalidComponentOptions: an option is unknown or invalid.
+        InvalidComponentOptions: an option is unknown or invalid, or options are given for an instance or a function.
+        PluginRefused: plugins are not allowed, or the plugin does not contain exactly one reward.
+        HubError: a plugin cannot be downloaded.
     """
     if isinstance(reward, str | type | Reward):
         return REWARDS.build(reward, options)

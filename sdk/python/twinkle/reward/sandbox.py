@@ -27,7 +27,8 @@ class SandboxLimits:
     """Limits of one run of a program.
 
     Raises:
-        InvalidRewardInput: a limit is not above 0 or not an integer, or a wall is unknown.
+        InvalidRewardInput: a limit is not above 0, a limit other than `seconds` is not an integer, or a wall is
+            unknown.
     """
 
     seconds: float = 5.0

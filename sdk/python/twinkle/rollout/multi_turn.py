@@ -67,14 +67,14 @@ class MultiTurnRollout:
     different numbers of remaining tokens can otherwise not be sampled in one batch.
 
     With a seed, all results are a function of the seed, the inputs and the weights. In the first turn, chats with the
-    same prompt are samples of one request, whether they come from one trajectory or several. In a later turn `t`, the
-    `j`-th chat with the same prompt uses a seed that is derived from the call's seed, `t` and `j`.
+    same text prompt are samples of one request, whether they come from one trajectory or several. In a later turn `t`,
+    the `j`-th chat with the same prompt uses a seed that is derived from the call's seed, `t` and `j`.
 
     Args:
         sampler: samples the turns.
         template: chat template of the model. None: the sampler's template.
         tool_manager: tools that the model may call. Cannot be combined with `env`.
-        sampling_params: parameters of each turn. Its `num_samples` and `seed` are the defaults of the option
+        sampling_params: parameters of each turn. `num_samples` and `seed` in them are the defaults of the option
             `num_samples` and of the call's `seed`.
         options: see `RolloutOptions`.
 

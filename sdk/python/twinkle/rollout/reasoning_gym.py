@@ -29,7 +29,7 @@ class TaskSet(Protocol):
 
 
 def load_tasks(name: str, *, size: int, seed: int, **options: Any) -> TaskSet:
-    """Create a reasoning-gym dataset, such as 'leg_counting'. Its tasks depend only on name, seed and options.
+    """Create a reasoning-gym dataset, such as 'leg_counting'. Its tasks depend only on the arguments.
 
     Raises:
         MissingLibrary: reasoning-gym is not installed.

@@ -28,7 +28,8 @@ class Tool:
         """Create a tool from a function; schema and description come from its signature and docstring.
 
         Raises:
-            InvalidTool: the function has no name or description, or a parameter has no supported type.
+            InvalidTool: the name is not an identifier, there is no description, or a parameter has no supported type or
+                cannot be passed by name.
         """
         name = name or getattr(function, '__name__', '')
         if not name.isidentifier():

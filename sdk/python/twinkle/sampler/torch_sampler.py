@@ -44,7 +44,7 @@ class TorchSampler(Sampler):
             'max_model_len', 'kv_cache_memory_bytes'.
         device_mesh: a mesh of one rank; with `remote_group`, one rank per worker, each with a separate engine.
         model: an already loaded model of `model_id` to use, such as a trainer's.
-        device: default of 'device' in `engine_args`. None: the device of the sampler's group.
+        device: default of 'device' in `engine_args`. None: the device of the sampler's group, if it is in a group.
 
     Raises:
         ValueError: an engine argument is unknown or out of range, or `model` is on a different device than 'device'.

@@ -13,7 +13,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 _MAX_FILE_BYTES = 32 << 20
-"""Size at which a file is renamed to `<name>.old`, replacing an existing file. A process uses at most two files."""
+"""Size at which a file is renamed with the suffix `.old`, replacing an existing file. A process uses at most two files.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +79,7 @@ class SpanFileExporter(SpanExporter):
 
 
 def read_spans(folder: Path, *, trace_id: str | None = None) -> Iterator[SpanRecord]:
-    """Yield the spans of every file in `folder`, in no particular order.
+    """Yield the spans of every `.jsonl` and `.old` file in `folder`, in no particular order.
 
     Args:
         folder: folder that the exporters write to; a missing folder contains no spans.

@@ -79,7 +79,8 @@ class Template(ReadsMedia):
 
         Raises:
             HubError: the model cannot be found or downloaded.
-            TemplateError: the model has no fast tokenizer, or it has no chat template and `use_chat_template` is True.
+            TemplateError: the model has no fast tokenizer, lacks the tokens of its media, or has no valid chat template
+                although `use_chat_template` is True.
             UnknownToolCallParser: no parser is registered under the given name.
             ValueError: an option is out of range.
             TypeError: an option is unknown.
@@ -268,7 +269,8 @@ class Template(ReadsMedia):
             A new feature of T + N tokens; the prompt's arrays are copied.
 
         Raises:
-            InvalidFeature: a field does not contain token ids or has the wrong length. The error names it.
+            InvalidFeature: a field has the wrong shape, or contains values other than token ids where these are
+                required. The error names the field.
         """
         return continued(prompt_feature, new_tokens)
 

@@ -12,7 +12,7 @@ from twinkle.template.labels import IntVector, shift_labels
 
 
 def token_fields(ids: IntVector) -> InputFeature:
-    """Return the token fields that every feature has, int32 [T] each, for input ids of shape [T]."""
+    """Return the token fields that every feature has, int32 [T] each, and its `length`, for input ids [T]."""
     return InputFeature(
         input_ids=ids,
         attention_mask=np.ones(len(ids), dtype=np.int32),

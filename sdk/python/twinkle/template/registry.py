@@ -11,7 +11,7 @@ _TEMPLATES: dict[str, type[Template]] = {kind.__name__: kind for kind in (Templa
 
 
 def template_names() -> tuple[str, ...]:
-    """Return the names that `build_template` accepts, sorted."""
+    """Return the registered names, sorted."""
     return tuple(sorted(_TEMPLATES))
 
 
@@ -27,6 +27,7 @@ def build_template(template: 'str | type[Template] | Template', **options: Any) 
         UnknownTemplate: the name is not registered.
         PluginRefused: plugins are not allowed, or the plugin does not contain exactly one template.
         TypeError: options are given with an instance, or the constructor does not accept them.
+        HubError, TemplateError, ValueError: the constructor failed; see `Template`.
     """
     if isinstance(template, Template):
         if options:

@@ -32,7 +32,8 @@ def with_thinking(message: dict[str, Any], *, has_reasoning_field: bool, is_open
 def thought(content: str, *, is_opened: bool) -> tuple[int, int] | None:
     """Return the character range `[begin, end)` of the thought at the beginning of `content`, or None.
 
-    The range includes the closing tag. A thought without a closing tag extends to the end of the content.
+    The range includes the closing tag. A thought that begins with `<think>` and is not closed extends to the end of the
+    content.
 
     Args:
         content: text of the assistant.

@@ -1,4 +1,4 @@
-"""A lower bound of the number of tokens in a text, from its length in bytes and the longest token.
+"""A lower bound on the number of tokens in a text, from its length in bytes and the longest token.
 
 The bound is valid only if every byte of the text that the vocabulary contains becomes a part of a token, and no token
 covers more text than its own length. This holds for byte-level BPE whose other settings remove no text. In all other
@@ -36,7 +36,7 @@ class TokenBound:
         return _longest_bytes(parts), bytes(byte for name, byte in BYTE_LEVEL.items() if name not in names)
 
     def min_count(self, text: str) -> int:
-        """Return a lower bound of the number of tokens in `text`; 0 if no bound is known."""
+        """Return a lower bound on the number of tokens in `text`; 0 if no bound is known."""
         longest, missing_bytes = self._rule
         if not longest:
             return 0

@@ -91,7 +91,7 @@ class ChatTokenizer:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def min_token_count(self, text: str) -> int:
-        """Return a lower bound of the number of tokens in `text` without tokenizing it; 0 if no bound is known."""
+        """Return a lower bound on the number of tokens in `text` without tokenizing it; 0 if no bound is known."""
         return self._bound.min_count(text)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:

@@ -23,7 +23,7 @@ class DedupFilter(QualityFilter):
     similarity of at least `threshold` over their substrings of 8 characters (estimated by MinHash), and equal numbers,
     system messages, images and tools. Rows with objects that cannot be compared are never duplicates.
 
-    Only a limited number of recent rows of the current iteration is remembered, so duplicates that are further apart
+    Only a limited number of recent rows of the current iteration are remembered, so duplicates that are further apart
     are kept.
     """
 

@@ -16,9 +16,9 @@ _ENDS = ('any', 'assistant', 'user')
 class MessageSanityFilter(QualityFilter):
     """Keeps chats that a template can render and that a model can learn from.
 
-    A system message must be the first message, and the first other message must be from the user. Only tool results may
-    be empty. Every tool call must have a name and a result before the next turn; its arguments, if given, must be an
-    object or the JSON text of an object.
+    A system message must be the first message, and the first other message must be from the user. Only tool results and
+    messages with tool calls may have no content. Every tool call must have a name and a result before the next turn;
+    its arguments, if given, must be an object or the JSON text of an object.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class MessageSanityFilter(QualityFilter):
             is_final_call_allowed: whether the last message may be a tool call without a result. Default: False.
 
         Raises:
-            InvalidArguments: `ends_with` has another value.
+            InvalidArguments: the value of `ends_with` is unknown.
         """
         if ends_with not in _ENDS:
             raise InvalidArguments(f'ends_with must be one of {", ".join(_ENDS)}, got {ends_with!r}')

@@ -61,7 +61,7 @@ class NearIndex:
         self._buckets: dict[tuple[int, bytes], list[int]] = {}
 
     def find(self, sketch: Signature, guard: bytes) -> tuple[int, float] | None:
-        """Return the row and similarity of the most similar text with the same guard; None below the threshold."""
+        """Return the row and similarity of the most similar candidate with the same guard; None below the threshold."""
         candidates = sorted({row for key in _keys(sketch) for row in self._buckets.get(key, ())})
         scored = [(similarity(sketch, self._seen[row][0]), -row) for row in candidates if self._seen[row][1] == guard]
         best, negative_row = max(scored, default=(0.0, 0))

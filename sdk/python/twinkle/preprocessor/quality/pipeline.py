@@ -66,8 +66,8 @@ class QualityPreprocessor(Preprocessor):
 
         Raises:
             UnknownPreprocessor: a name is not known.
-            InvalidArguments: a stage is invalid or does not accept its arguments, or the folder of the file does not
-                exist.
+            InvalidArguments: there is no stage, a stage is invalid or does not accept its arguments, or the folder of
+                the file does not exist.
         """
         if isinstance(pipeline, str) or not pipeline:
             raise InvalidArguments('pipeline must be a list of at least one stage')

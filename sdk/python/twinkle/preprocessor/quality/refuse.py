@@ -54,7 +54,7 @@ class RefuseFilter(QualityFilter):
             phrases: additional beginnings of refusals, case-insensitive. Default: none.
 
         Raises:
-            InvalidArguments: `turns` has another value, `phrases` is a string, or a phrase is empty.
+            InvalidArguments: `turns` is neither 'any' nor 'last', `phrases` is a string, or a phrase is empty.
         """
         if turns not in {'any', 'last'}:
             raise InvalidArguments(f"turns must be 'any' or 'last', got {turns!r}")

@@ -1,4 +1,4 @@
-"""Compares mathematical answers: `judge_answers.py <walls.py> <memory bytes> <seconds>`.
+"""Compares mathematical answers: `judge_answers.py <walls.py> <memory bytes> <seconds per comparison>`.
 
 Writes a line `{"walls": [...]}` with the active walls when it is ready. Then it reads JSON lines
 `{"truth": ..., "answer": ...}` and responds to each with a line `true` or `false`. A comparison that exceeds the time

@@ -1,7 +1,8 @@
 """Runs a program in the sandbox: `run_program.py <walls.py> <folder> <memory bytes> <CPU seconds> <optional> <fd>`.
 
-Allows reading of the folder, writes the active walls to the file descriptor, and runs `program.py` in the working
-directory. If a wall that is not listed as optional is missing, the process exits without running the program.
+Allows reading of the folder, writes the active walls to the file descriptor `<fd>`, and runs `program.py` in the
+working directory. `<optional>` lists the walls that may be missing, separated by commas. If any other wall is missing,
+the process exits without running the program.
 """
 
 import json

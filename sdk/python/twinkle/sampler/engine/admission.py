@@ -57,7 +57,7 @@ class Admission:
     def _check_params(self, params: SamplingParams, max_new_tokens: int) -> None:
         if params.min_tokens > max_new_tokens:
             raise InvalidSamplingParams(
-                'min_tokens', f'must be at most {max_new_tokens}, the number of new tokens, got {params.min_tokens}'
+                'min_tokens', f'must be at most {max_new_tokens}, the limit on new tokens, got {params.min_tokens}'
             )
         if params.return_routed_experts and not self.is_routing_known:
             problem = 'only the torch engine supports it, for experts with softmax routers; leave it out'

@@ -59,6 +59,7 @@ class AudioReader:
 
         Raises:
             InvalidTrajectory: the clip is too short or too long, or its sampling rate is not the model's.
+            TemplateError: transformers is not installed, or the model's feature extractor is not supported.
         """
         rate = int(self._extractor.sampling_rate)
         if opened.rate != rate:

@@ -43,6 +43,7 @@ class Reader(Protocol):
 
         Raises:
             InvalidTrajectory: the item does not fit the model. The error names `field_path`.
+            TemplateError: transformers is not installed, or the model's processor is not supported.
         """
         ...
 
@@ -99,6 +100,7 @@ class ChatMedia:
 
         Raises:
             InvalidTrajectory: an item cannot be read, or there are too many items. The error names the field.
+            TemplateError: transformers is not installed, or the model's processor is not supported.
         """
         found, named = find_media(chat)[1], find_media(given)[1]
         if len(found) > self.limits.max_items:

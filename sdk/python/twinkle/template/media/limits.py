@@ -1,11 +1,11 @@
-"""Limits for media from untrusted callers, checked before anything is decoded."""
+"""Limits for media from untrusted callers."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
 class MediaLimits:
-    """Maximum sizes of the media in one chat."""
+    """Maximum sizes of the media in one chat, checked before decoding except where stated otherwise."""
 
     max_items: int = 64
     """Number of images, videos and audio clips in the chat."""
@@ -18,4 +18,4 @@ class MediaLimits:
     max_frames: int = 768
     """Frames of one video; the limit of Qwen2.5-VL's own processor."""
     max_video_pixels: int = 2**27
-    """Pixels of all frames of one video, according to their headers."""
+    """Pixels of all frames of one video; checked after the first frame is decoded."""

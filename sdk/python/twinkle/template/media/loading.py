@@ -1,4 +1,4 @@
-"""Decode images, videos and audio from untrusted callers. Sizes are checked before decoding; nothing is downloaded."""
+"""Decode images, videos and audio from untrusted callers, within `MediaLimits`; nothing is downloaded."""
 
 import base64
 import binascii
@@ -46,7 +46,7 @@ class MediaLoader:
     """Decodes the images, videos and audio of a chat.
 
     Args:
-        limits: maximum sizes; larger media are refused before decoding. Default: `MediaLimits()`.
+        limits: maximum sizes; larger media are refused. Default: `MediaLimits()`.
         is_path_allowed: whether local files may be read; a service with untrusted callers sets False. Default: True.
     """
 

@@ -33,7 +33,8 @@ def media_positions(
         seconds: duration of one temporal step of each video in seconds. Empty: 1.0 for all.
 
     Raises:
-        ValueError: the media tokens do not match the grids, or a position exceeds 32 bits.
+        ValueError: the media tokens do not match the grids, the number of `seconds` is wrong, or a position exceeds 32
+            bits.
     """
     ids = np.asarray(input_ids)
     times = list(seconds) or [1.0] * len(video_grids)

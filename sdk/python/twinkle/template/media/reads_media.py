@@ -32,7 +32,11 @@ class ReadsMedia:
 
     @property
     def is_mm(self) -> bool:
-        """Whether chats may contain media: the model supports them and its folder has a processor configuration."""
+        """Whether chats may contain media.
+
+        This requires that `is_media_read` is True, and that the model's folder contains a supported configuration and a
+        `preprocessor_config.json`.
+        """
         return self._media is not None
 
     def preprocess_image(self, image: Any, place: str = 'images[0]') -> Any:

@@ -77,7 +77,7 @@ class VisionReader:
         return self._names['image'], self._names['video']
 
     def read(self, kind: MediaKind, opened: Any, field_path: str) -> ReadMedia:
-        """Convert a decoded image or video to patches; raises the errors of `read_image`."""
+        """Convert a decoded image or video to patches; see `read_image` and `read_video`."""
         return self.read_image(opened, field_path) if kind == 'image' else self.read_video(opened, field_path)
 
     def fields(self, media: Sequence[ReadMedia]) -> InputFeature:
@@ -102,6 +102,7 @@ class VisionReader:
 
         Raises:
             InvalidTrajectory: the image processor refuses the image.
+            TemplateError: transformers is not installed, or the model's image processor is not supported.
         """
         patches_PC, grid = self._patches(image, field_path)
         return ReadMedia('image', patches_PC, grid, 0.0)
@@ -115,6 +116,7 @@ class VisionReader:
 
         Raises:
             InvalidTrajectory: the image processor refuses a frame.
+            TemplateError: see `read_image`.
         """
         step = self.spec.temporal_patch_size
         patches = [self._patches(frame, field_path) for frame in video.frames]
