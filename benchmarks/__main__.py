@@ -57,7 +57,10 @@ WITH_OPTIONS = (
     'table',
     'tinker_load',
 )
-"""Benchmarks with options: `python -m benchmarks co_batch --adapters 8 32`."""
+"""Benchmarks with options, such as `python -m benchmarks co_batch --adapters 8 32`.
+
+If the first word is one of these names, only this benchmark runs, and all other words are its options.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

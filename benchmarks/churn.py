@@ -1,7 +1,8 @@
 """Memory, threads, descriptors and disk of every service under a mixed load in which adapters and clients come and go.
 
 Each tenant has a client process that creates, trains, publishes, samples, saves and deletes adapters without a pause.
-From time to time a client is killed, so that its session ends without a request, and another client replaces it.
+At regular intervals a random client is killed, so that its session ends without a request, and a new client replaces
+it.
 """
 
 import argparse

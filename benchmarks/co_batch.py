@@ -1,7 +1,8 @@
-"""Compare shared passes of several adapters with separate passes, in the engine and through the model service.
+"""Compare shared passes of several adapters with separate passes, in the engine and, if requested, through the service.
 
 `./run bench co_batch --help` lists options for other models, devices and numbers of adapters. On an accelerator, use
-the random models of `benchmarks.random_model`; the figures include tokens per second and the fraction of the peak.
+the random models of `benchmarks.random_model`. The figures include tokens per second and, if the machine's peak is
+given, the fraction of the peak.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from twinkle.nn import PackedCausalLM
 from twinkle.nn.attention import IMPLEMENTATION
 
 TOKEN_IDS = 300
-"""Number of token ids in use; smaller than the vocabulary of every model."""
+"""Upper bound of the token ids in batches for a service, exclusive; smaller than the vocabulary of every model."""
 _FLOPS_PER_PARAMETER = 4
 """Floating-point operations per parameter and token: two in the forward pass and two for the gradient of the
 activations. Frozen weights have no gradient."""

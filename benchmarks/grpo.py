@@ -1,7 +1,7 @@
 """Time of a whole GRPO iteration (publish, sample, reward, learn) through the Tinker SDK, against TRL's GRPOTrainer.
 
-Both train a LoRA adapter of the same base model on the same prompts, without a KL term. TRL runs in a separate process,
-samples with transformers, and waits between its iterations, which alternate with those of the stack.
+Both programs train a LoRA adapter of the same base model on the same prompts, without a KL term. TRL runs in a separate
+process, samples with transformers, and waits between its iterations, which alternate with those of the stack.
 `./run bench grpo --help` lists the options.
 """
 

@@ -1,7 +1,7 @@
 """Compare training with common prompts that are computed once, and with separate rows for each sample.
 
 `./run bench shared_prompts --help` lists options for other models and devices. Both variants train the same batches on
-the same model, alternately, in the CPU time of one thread, or in wall time on an accelerator. The figures state whether
+the same model, alternately. The clock is CPU time on a CPU, and wall time on an accelerator. The figures state whether
 all log-probabilities are bitwise equal, and the relative difference of the gradients.
 """
 
@@ -29,7 +29,7 @@ CASES = {
     'one prompt of 32 tokens, 8 samples of 128': (1, 8, 32, (128, 128)),
     'one prompt of 16 tokens, 4 samples of 300': (1, 4, 16, (300, 300)),
 }
-"""Prompts, samples per prompt, tokens per prompt, and minimum and maximum tokens of a sample."""
+"""Prompts, samples per prompt, tokens per prompt, and minimum and maximum tokens of a sample, by name."""
 ADAPTER = 'adapter'
 
 

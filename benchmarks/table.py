@@ -1,8 +1,8 @@
 """The performance table in the documentation: ratios to other programs, and to the same work without an optimization.
 
 `./run bench table` measures every row, and writes `benchmarks/recorded.json` and `docs/performance.md`. With `--check`,
-it writes nothing, and reports the ratios that are more than 5 % below the recorded ones; on another machine, it
-compares nothing.
+it writes nothing, and reports the ratios that are more than 5 % below the recorded ones. If the record is from a
+different machine, it compares nothing.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Trained tokens per second through gateway and model service, against a loop with transformers + peft.
 
-Both train the same LoRA adapter on the same batches with one torch thread. They alternate within one run, so that other
-work on the machine affects both equally. Padding is not counted.
+Both programs train a LoRA adapter of rank 8 on the same batches with one torch thread. Their steps alternate within one
+run, so that other work on the machine affects both equally. Padding is not counted.
 """
 
 from pathlib import Path

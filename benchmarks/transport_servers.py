@@ -1,7 +1,7 @@
 """Plain HTTP and ZeroMQ servers for comparison; `python -m benchmarks.transport_servers http|zmq MIB`.
 
-Each server prints its address and serves until it is terminated. The servers have no checksums and no versions, so they
-show only the throughput of their transport.
+MIB is the size of the served bytes. Each server prints its address and serves until it is terminated. The servers have
+no checksums and no versions, so they show only the throughput of their transport.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def random_bytes(count: int) -> bytes:
-    """Return incompressible bytes, a repeated block of pseudo-random values."""
+    """Return a repeated block of pseudo-random bytes."""
     block = bytes((index * 2_654_435_761 >> 7) & 0xFF for index in range(CHUNK_BYTES))
     return (block * (count // CHUNK_BYTES + 1))[:count]
 

@@ -1,8 +1,8 @@
 """Bytes on the wire for the published versions of a real training run: deltas against raw bf16.
 
 A LoRA adapter of SmolLM2-135M is trained for fifty steps on the quick start's data. Every step produces a version that
-is rounded to bf16, as `publish_version(dtype='bfloat16')` does. For each version, the delta to the previous version is
-encoded, decoded and compared. A subscriber would receive the smaller of the delta and the full version.
+is rounded to bf16, as `publish_version(dtype='bfloat16')` does. For each version, the delta against the previous
+version is encoded, decoded and compared. A subscriber would receive the smaller of the delta and the full version.
 """
 
 import json

@@ -4,8 +4,8 @@ With `--workers N`, the same loop trains in N worker processes on Ray and sample
 
 Each step of the loop samples completions, computes their rewards, trains with the GRPO loss, and copies the weights
 to the sampler. The program uses only the component library and no service. After every sync the sampler has exactly
-the trained weights, so the probability ratio of the two policies is 1 on the samples. The reward is the fraction of
-letters, which even a model with random weights can learn to increase.
+the trained weights, so the probability ratio of the two policies is 1 on the samples, up to rounding. The reward is the
+fraction of letters, which even a model with random weights can learn to increase.
 """
 
 import argparse
@@ -42,7 +42,7 @@ class Step:
     ratio: float
     """Mean ratio of the trained model's probability of a sampled token to the sampler's; 1 means on policy."""
     largest_difference: float
-    """Largest difference of a sampled token's log-probabilities in the trained model and in the sampler, in nats."""
+    """Largest absolute difference between a sampled token's log-probabilities in trained model and sampler, in nats."""
 
 
 class LetterReward(TextReward):

@@ -75,7 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog='python -m examples.quickstart', description=__doc__)
     parser.add_argument('--steps', type=int, default=18, help='optimizer steps')
     parser.add_argument('--model', default=DEFAULT_MODEL, help='base model')
-    parser.add_argument('--state-dir', type=Path, default=Path('.twinkle/quickstart'), help='folder for its services')
+    parser.add_argument('--state-dir', type=Path, default=Path('.twinkle/quickstart'), help='folder of the services')
     parser.add_argument('--facts', type=Path, help='JSON file for the measurements')
     options = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -249,7 +249,7 @@ def _chat(question: str) -> dict[str, Any]:
 
 
 def _show_trace(folder: Path, facts: Facts) -> None:
-    """Show the trace once every service has written its spans, or after a time limit."""
+    """Show the trace once all expected services have written spans, or after a time limit."""
     console.rule('5. One step, published and sampled, as a trace')
     expected = {'client', 'gateway', 'model', 'checkpoint', 'sampler'}
     end = time.monotonic() + SPAN_LIMIT_SECONDS

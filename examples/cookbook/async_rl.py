@@ -1,13 +1,13 @@
-"""Asynchronous reinforcement learning: sampling of the next batch overlaps with training on the previous one.
+"""Asynchronous reinforcement learning: sampling of the next batch overlaps with training on the current one.
 
-One thread samples with its own weights while the main thread trains; the sampler loads the newest adapter between two
-batches. A batch is therefore up to `max_staleness` steps old when it is used. The version of the weights that generated
-a token is stored with it. A group with a sample that is more than `max_staleness` steps old is dropped, and the loss
-corrects for the difference of the policies (truncated importance sampling). `--max-staleness 0` runs the same loop
-without overlap.
+One thread samples with a separate copy of the weights while the main thread trains; the sampler loads the newest
+adapter between two batches. A batch is therefore up to `max_staleness` steps old when it is used. The version of the
+weights that generated a token is stored with the token. A group with a sample that is more than `max_staleness` steps
+old is dropped, and the loss corrects for the difference between the policies (truncated importance sampling).
+`--max-staleness 0` runs the same loop without overlap.
 
-The model is rewarded for capital letters. Curves: `reward`; `staleness`, in steps; `sampler_ratio`, the ratio of the
-trained model's probability of a token to the sampler's, which is 1 for equal weights.
+The model is rewarded for capital letters. Curves: `reward`; `staleness`, in steps; `sampler_ratio`, the mean ratio of
+the trained model's probability of a token to the sampler's, which is 1 for equal weights.
 """
 
 import time

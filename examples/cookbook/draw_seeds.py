@@ -14,9 +14,9 @@ from examples.cookbook.plots import plot_runs
 def main() -> None:
     """Plot the curves that the command line names."""
     parser = argparse.ArgumentParser(prog='python -m examples.cookbook.draw_seeds', description=__doc__)
-    parser.add_argument('curves', nargs='+', type=Path, help='`curves.jsonl` files, one per seed')
+    parser.add_argument('curves', nargs='+', type=Path, help='copies of `curves.jsonl`, such as ppo_seed0.jsonl')
     parser.add_argument('--names', default='held_out_reward,reward', help='numbers to plot, one panel each')
-    parser.add_argument('--title', default='', help='title of the plot (default: name of the first file)')
+    parser.add_argument('--title', default='', help='title of the plot (default: from the name of the first file)')
     parser.add_argument('--out', type=Path, required=True, help='path of the PNG')
     options = parser.parse_args()
     runs = {path.stem.rpartition('_')[2]: read_curve(path) for path in options.curves}

@@ -131,7 +131,7 @@ class LetterReward(TextReward):
 
 
 def adapter(recipe: Recipe[Setting], client: TwinkleClient, *, lora_rank: int) -> MultiLoraTransformersModel:
-    """Return a model handle with a new adapter, whose initial weights depend on the seed alone."""
+    """Return a model handle with a new adapter, whose initial weights depend only on the seed and the rank."""
     model = MultiLoraTransformersModel(recipe.setting.model, client=client)
     model.add_adapter_to_model('default', LoraConfig(r=lora_rank, lora_alpha=2 * lora_rank, seed=recipe.seed))
     model.set_optimizer('AdamW', lr=recipe.setting.learning_rate)

@@ -61,7 +61,7 @@ class Setting:
     largest: int = 9
     """Largest number in a game."""
     sums: float = 0.5
-    """Fraction of games whose target is the sum; the target of the others is the difference."""
+    """Probability that the target of a game is the sum; otherwise the target is the difference."""
     held_out: int = 12
     """Number of held-out pairs; both orders of a pair are held out."""
     held_out_completions: int = 1

@@ -112,7 +112,7 @@ def client_of(tenant: Tenant, admin: TwinkleClient, keys: ExitStack) -> TwinkleC
 
 
 def work(tenant: Tenant, client: TwinkleClient, log: Log) -> None:
-    """Run the work of a tenant in its thread, and report its completion. A failure releases the barrier."""
+    """Run the work of a tenant in its thread, and report its end. A failure breaks the barrier, so that none waits."""
     try:
         with client:
             tenant.work(client, log)

@@ -76,7 +76,7 @@ class Picture:
     size: str
 
     def chats(self, image: Image.Image | None = None) -> list[dict[str, Any]]:
-        """Return both questions with their answers, with the picture or with another image."""
+        """Return both questions with their answers, with the picture or with the given image."""
         return [
             {
                 'messages': [
