@@ -57,7 +57,7 @@ def refuse_media(feature: InputFeature) -> None:
     """
     for name in MEDIA_NAMES:
         if feature.get(name) is not None:
-            raise InvalidPrompt(f'{name} is set, but this engine supports text only; use the torch engine for images')
+            raise InvalidPrompt(f'{name} is set, but this engine supports text only; use the torch engine for media')
 
 
 def _is_tokens(value: Any) -> bool:

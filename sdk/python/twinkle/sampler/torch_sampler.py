@@ -48,6 +48,8 @@ class TorchSampler(Sampler):
 
     Raises:
         ValueError: an engine argument is unknown or out of range, or `model` is on a different device than 'device'.
+        UnsupportedModel: the torch engine does not support the architecture.
+        TemplateError: the model has no fast tokenizer or no valid chat template.
         NotSupportedYet: the mesh has more than one rank.
         HubError: the model cannot be downloaded.
 

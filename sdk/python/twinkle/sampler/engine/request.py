@@ -43,7 +43,7 @@ class SequenceSoFar:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PromptMedia:
-    """The images and videos of a prompt, and the positions of its tokens."""
+    """The images, videos and audio of a prompt, and the positions of its tokens."""
 
     spans: 'tuple[MediaSpan, ...]'
     """Media spans, whose rows are positions in the prompt."""

@@ -22,7 +22,7 @@ BEGUN_KEY = 'twinkle_begun'
 
 
 class FormBudget:
-    """The time by which one sequence's form exceeded its allowance, in CPU seconds of this thread."""
+    """The time by which one sequence's form exceeded its allowance, in CPU seconds of the calling thread."""
 
     def __init__(self) -> None:
         self._debt_seconds = 0.0
