@@ -139,7 +139,7 @@ class DataLoader:
 
         Raises:
             ValueError: the state belongs to a different dataset, batch size or order, or is not the beginning of a
-                batch (for a number of examples of a stream, raised when the loop starts).
+                batch. For a number of examples of a stream, the error is raised when the loop starts.
         """
         if not isinstance(consumed_train_samples, Mapping):
             self.skip_consumed_samples(consumed_train_samples)

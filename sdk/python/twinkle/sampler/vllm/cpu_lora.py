@@ -3,7 +3,7 @@
 While every slot is in use, vLLM's own methods apply the last slot's adapter to rows of the base model. They also
 multiply each row separately, at the maximum rank. Here, the rows of an adapter are multiplied together, at the
 adapter's own rank. For few rows, as in a step that samples, one product with float32 copies of the first factors serves
-all parts of a layer, such as the projections of queries, keys and values, and several adapters share batched products.
+all parts of a layer, such as the projections of queries, keys and values. Several adapters then share batched products.
 Float32 is used, because torch multiplies few bfloat16 rows slowly. In bfloat16, the results of few rows therefore
 differ by rounding from those of many.
 """

@@ -29,8 +29,8 @@ class HermesQwenParser:
         """Yield the complete calls in `text`.
 
         The time is linear, because each character is read at most twice. An attempt to read a JSON body ends at the
-        next tag outside a string, so two attempts read the same text only if it is inside a string in one of them. For
-        a body of tags, only the first and the last opening tag before a closing tag are tried.
+        next tag outside a string. Two attempts therefore read the same text only if it is inside a string in one of
+        them. For a body of tags, only the first and the last opening tag before a closing tag are tried.
         """
         position, closing, tried = 0, -1, -1
         while start := _START.search(text, position):
