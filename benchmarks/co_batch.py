@@ -1,4 +1,4 @@
-"""Compare shared passes of several adapters with separate passes, in the engine and, if requested, through the service.
+"""Compare shared passes of several adapters with separate passes in the engine, and optionally through the services.
 
 `./run bench co_batch --help` lists options for other models, devices and numbers of adapters. On an accelerator, use
 the random models of `benchmarks.random_model`. The figures include tokens per second and, if the machine's peak is

@@ -12,7 +12,7 @@ from twinkle.rollout import staleness_of
 from twinkle.sampler import Sampler, TorchSampler, vLLMSampler
 
 DIAGNOSTICS = ('train/approx_kl', 'train/token_ratio_mean', 'train/token_ratio_max', 'train/clip_ratio', 'grad_norm')
-"""Recorded metrics of the training. They contain no times, so that a seed always gives the same curves."""
+"""Recorded metrics of the training; no times, so that a seed always gives the same curves on one machine."""
 
 
 def build_sampler(model: TransformersModel, engine: str, *, lora_rank: int, stack: ExitStack) -> Sampler:

@@ -4,7 +4,7 @@ The data are questions about the model's identity, in examples/data/self_cogniti
 fraction of answers with the name, for other questions, before and after the training.
 
 `--where services` runs the same loop on running services (TWINKLE_SERVER_URL or `twinkle up`), or on services that it
-starts. `teach` is the same in both cases: `in_process` and `services` import the same names from different packages.
+starts. `teach` is the same in both cases: `in_process` and `services` create its components from different packages.
 On the same device with the same data type, both give bitwise the same losses.
 """
 

@@ -20,6 +20,9 @@ class WeightReceiver(Protocol):
 
         `adapter_name` is empty for the state of a model. A failed call leaves the sampler's weights unchanged, unless
         it raises `EngineFailed`.
+
+        Raises:
+            DigestMismatch, ValueError, SamplerBusy, EngineFailed: see `twinkle.sampler.Sampler.receive_weights`.
         """
         ...
 

