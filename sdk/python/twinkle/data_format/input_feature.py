@@ -75,9 +75,9 @@ class InputFeature(TypedDict, total=False):
     feature_attention_mask: npt.NDArray[np.integer[Any]]
     """int [N, F]. 1 for the frames of each clip, which come first, and 0 for the padding."""
     routed_experts: npt.NDArray[np.integer[Any]]
-    """int [T, layers, experts per token]. Experts that the pass uses instead of the routers' choices (routing replay).
-    The routers still compute the weights of these experts. If there are fewer than T rows, they belong to the first
-    tokens, and the routers choose the experts of the remaining tokens."""
+    """int [T, layers with experts, experts per token]. Experts that the pass uses instead of the routers' choices
+    (routing replay). The routers still compute the weights of these experts. If there are fewer than T rows, they
+    belong to the first tokens, and the routers choose the experts of the remaining tokens."""
     messages: list[dict[str, Any]]
     """Chat from which the feature was encoded, for rewards. Never sent to a model service."""
     user_data: list[tuple[str, str]]

@@ -20,7 +20,8 @@ class ModelOutput(TypedDict, total=False):
     embeddings: Any
     """float32 [N, D]; present only for embedding tasks."""
     routed_experts: list[Any]
-    """N arrays, uint8 or int16 [T, layers, experts per token]: experts of each token; present only if requested."""
+    """N arrays, uint8 or int16 [T, layers with experts, experts per token]: experts of each token; present only if
+    requested."""
     num_tokens: int
     """Number of labels that count."""
     metrics: dict[str, float]

@@ -66,9 +66,9 @@ class MultiTurnRollout:
     All chats of a call advance together, one turn at a time. Set `sampling_params.max_tokens`, because chats with
     different numbers of remaining tokens can otherwise not be sampled in one batch.
 
-    With a seed, all results are a function of the seed, the inputs and the weights. In the first turn, chats with the
-    same text prompt are samples of one request, whether they come from one trajectory or several. In a later turn `t`,
-    the `j`-th chat with the same prompt uses a seed that is derived from the call's seed, `t` and `j`.
+    With a seed, all results are a function of the seed, the inputs and the weights. Chats with the same text prompt are
+    then samples of one request in the first turn, whether they come from one trajectory or several. In a later turn
+    `t`, the `j`-th chat with the same prompt uses a seed that is derived from the call's seed, `t` and `j`.
 
     Args:
         sampler: samples the turns.

@@ -25,7 +25,7 @@ _SAMPLE = 4096
 _BLOCK = 1 << 18
 """Characters hashed at once, to bound the memory for huge texts."""
 _MAX_IN_BUCKET = 16
-"""Maximum number of rows that are compared for one band."""
+"""Maximum number of rows that are stored for one value of a band."""
 
 _U64 = np.uint64
 _BASE = 0x9E3779B97F4A7C15

@@ -1,4 +1,4 @@
-"""Applies the patches and the watchdog to vLLM's engine core if the core runs in a separate process from the workers.
+"""Applies the patches and the watchdog to vLLM's engine core if the core and the workers are separate processes.
 
 With one worker, the core runs in the worker's process, which imports `worker.py`. With several workers, as in tensor
 parallelism, the core is a separate process that does not import the worker extension. The core does import the
