@@ -59,6 +59,7 @@ class KeyAdministration:
         Raises:
             ValueError: A scope is unknown.
             NotFoundError: The tenant has no such project.
+            UsageError: `scopes` is empty, or an id or `ttl` is invalid.
             AccessError: The client's key lacks the scope 'admin'.
         """
         unknown = sorted(set(scopes) - set(SCOPES))
@@ -94,11 +95,11 @@ class KeyAdministration:
 
     @remote_method
     async def rotate_key(self, key_id: str, *, overlap: timedelta | None = None) -> tuple[pb.ApiKey, str, pb.ApiKey]:
-        """Create a replacement for a key, with the same tenant and scopes.
+        """Create a replacement for a key, with the same tenant, project, scopes, name and lifetime.
 
         Args:
             key_id: Key to replace.
-            overlap: Time for which the old key remains valid. Unset: one day.
+            overlap: Time for which the old key remains valid, unless it expires earlier. Unset: one day.
 
         Returns:
             The new key, its secret, and the old key with its `retire_time`. The secret cannot be retrieved again.

@@ -217,7 +217,7 @@ async def _requests(
 
 @contextmanager
 def _archived(source: Path) -> Iterator[Path]:
-    """Provide a temporary archive of a folder while the block runs; a `source` that is an archive is not changed."""
+    """Provide a temporary archive of the folder `source` while the block runs, or `source` itself if it is a file."""
     if source.is_file():
         yield source
         return

@@ -133,7 +133,8 @@ class CheckpointLibrary:
         Args:
             path: Path of the checkpoint.
             target: Hub repository, or folder below the operator's export folder.
-            token: Token with write access to the hub. The server stores it encrypted until the export ends.
+            token: Token with write access to the hub, required for a hub and refused for a folder. The server stores it
+                encrypted until the export ends.
             is_private: Whether a new repository is private.
 
         Returns:
@@ -141,7 +142,7 @@ class CheckpointLibrary:
 
         Raises:
             NotFoundError: There is no checkpoint at this path.
-            UsageError: The target is malformed.
+            UsageError: The target or the token is invalid.
             StateError: The gateway cannot export to the target.
             QuotaError: The tenant has too many unfinished exports.
         """

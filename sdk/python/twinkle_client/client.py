@@ -1,7 +1,7 @@
 """The client: a connection to a gateway, its session, and the gateway's catalogue.
 
-Every method blocks; its `.aio` form is a coroutine (`await client.get_server_info.aio()`). Results are messages of
-the contract, which documents their fields.
+All methods block. All except `close` also have an `.aio` form, which is a coroutine (`await
+client.get_server_info.aio()`). Most results are messages of the contract, which documents their fields.
 """
 
 import atexit
@@ -95,7 +95,7 @@ class TwinkleClient:
 
     @remote_method
     async def create_session(self, *, project_id: str = '') -> session_service_pb2.Session:
-        """Create a session, which replaces an earlier session of this client, and start its heartbeats.
+        """Create a session and start its heartbeats. An earlier session of this client then expires.
 
         Args:
             project_id: Project of the session. Empty: the project of the API key, if it has one.
@@ -223,7 +223,10 @@ class TwinkleClient:
 
     @remote_method
     async def get_checkpoint(self, path: str) -> checkpoint_pb2.Checkpoint:
-        """Return a checkpoint's record: size, step, digest and, for a local store, its folder.
+        """Return a checkpoint's record, which contains its size, step count and digest.
+
+        The record names the folder of the checkpoint only if the operator allows it, the store is a local disk and the
+        caller owns the checkpoint.
 
         Raises:
             NotFoundError: There is no checkpoint at this path.

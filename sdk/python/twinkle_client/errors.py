@@ -55,7 +55,7 @@ class Disposition(StrEnum):
     INTERRUPTED = 'INTERRUPTED'
     """The request may have taken effect. Repeating it with the same id may succeed and has no second effect."""
     UNKNOWN = 'UNKNOWN'
-    """The request may have taken effect. Check the state before sending another one."""
+    """The request may have taken effect. Check the state before sending another request."""
 
 
 @dataclass(frozen=True)

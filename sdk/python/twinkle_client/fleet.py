@@ -85,6 +85,7 @@ class FleetAdministration:
 
         Raises:
             NotFoundError: The base model is not served.
+            UsageError: The configuration names no such trainer.
             StateError: The trainer is running, or its journal cannot be used; no run was moved.
         """
         request = TakeOverRequest(base_model=base_model, trainer=trainer)

@@ -41,7 +41,7 @@ class Quotas:
 
     @remote_method
     async def set(self, tenant_id: str, quota: pb.Quota) -> pb.SetQuotaResponse:
-        """Replace a tenant's quota; unset limits take the server's defaults.
+        """Replace a tenant's quota; an unset limit has its value in the server's configuration, if there is one.
 
         Raises:
             NotFoundError: The tenant does not exist.
@@ -55,6 +55,8 @@ class Quotas:
         self, tenant_id: str = '', *, begin: datetime | None = None, end: datetime | None = None
     ) -> Sequence[catalogue.Usage]:
         """Return the usage of each run in the hours that start in [`begin`, `end`).
+
+        The field `stored_bytes` is an exception: it is the current size of the run's checkpoints.
 
         Args:
             tenant_id: Tenant. Empty: the tenant of the API key.

@@ -21,7 +21,7 @@ class SessionKeeper:
         connection: Connection to the gateway.
         client: Name and version of the client, for lists of sessions.
 
-    Concurrency: to be used by coroutines of the clients' event loop.
+    Concurrency: call the methods on the clients' event loop.
     """
 
     def __init__(self, connection: Connection, *, client: str) -> None:

@@ -22,11 +22,11 @@ class SyncedVersion:
     version: int
     """Published version, which appears in the version spans of sampled tokens."""
     duration: timedelta
-    """Time from the call until the sampler has loaded the version."""
+    """Time from the call until a sampler has loaded the version."""
 
 
 class CheckpointEngineManager:
-    """Publishes an adapter's weights and loads them into the sampler.
+    """Publishes an adapter's weights and loads them into a sampler of the server.
 
     The server's samplers are shared, so their base weights are never replaced by merged weights. Instead, the adapter
     is loaded as a version. Together, the base weights and the version compute the same function as merged weights.
@@ -61,7 +61,10 @@ class CheckpointEngineManager:
         dtype: str | None = None,
         wait: timedelta = _WAIT,
     ) -> SyncedVersion:
-        """Publish the current weights, and return when the sampler has loaded exactly this version.
+        """Publish the current weights, and return when a sampler has loaded exactly this version.
+
+        If the server has several samplers, the one that the adapter's requests reach first loads the version. Other
+        samplers load it at the latest when they receive a request for it.
 
         Args:
             merge_and_sync: Has no effect, see the class; True writes a log line.
@@ -71,8 +74,9 @@ class CheckpointEngineManager:
 
         Raises:
             RetryableError: The version is published, but the sampler did not load it within `wait`.
-            StateError: The run trains the weights of the base model, and this sampler is not configured to follow it.
-            KeyError: No adapter has this name.
+            StateError: The run trains the weights of the base model, and the sampler is not configured to follow it.
+            ValueError: `dtype` is unknown.
+            KeyError: No adapter has this name; or no name is given, and there is not exactly one adapter.
         """
         if merge_and_sync:
             _log.info('merge_and_sync has no effect on a shared sampler; syncing the adapter as a version')

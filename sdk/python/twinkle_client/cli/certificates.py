@@ -25,7 +25,7 @@ def certs(
 ) -> None:
     """Create a private CA and a certificate for each service.
 
-    Existing certificates are kept and listed.
+    Existing certificates are listed too; they are kept unless --force is given.
     """
     hosts: dict[str, list[str]] = {}
     for text in host or ():

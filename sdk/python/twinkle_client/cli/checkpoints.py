@@ -46,7 +46,7 @@ def download(
     folder: Annotated[Path, typer.Argument(help='Target folder.')],
     state_dir: StateDirOption = None,
 ) -> None:
-    """Download a checkpoint as a peft folder. An interrupted download resumes."""
+    """Download a checkpoint as a peft folder. A repeated command resumes an interrupted download."""
     with open_client(state_dir) as client, byte_progress('download') as report:
         done = client.download_checkpoint(path, folder, report=report)
     console.print(str(done), highlight=False, soft_wrap=True)
@@ -84,7 +84,7 @@ def upload(
     ] = '',
     state_dir: StateDirOption = None,
 ) -> None:
-    """Upload an adapter saved by peft. An interrupted upload resumes."""
+    """Upload an adapter saved by peft. A repeated command resumes an interrupted upload."""
     with open_client(state_dir) as client, byte_progress('upload') as report:
         made = CheckpointLibrary(client=client).upload(source, name, base_model=base_model, report=report)
     console.print(made.path, highlight=False, soft_wrap=True)
@@ -135,7 +135,7 @@ def push(
     wait: Annotated[bool, typer.Option('--wait', help='Wait until the export has finished.')] = False,
     state_dir: StateDirOption = None,
 ) -> None:
-    """Export a checkpoint to a hub. The server runs the export in the background.
+    """Export a checkpoint to a hub or a folder. The server runs the export in the background.
 
     The hub token is read from HF_TOKEN.
     """
@@ -153,7 +153,7 @@ def push(
 
 @app.command('exports')
 def exports(state_dir: StateDirOption = None) -> None:
-    """List exports to hubs, newest first."""
+    """List exports, newest first."""
     with open_client(state_dir) as client:
         found = CheckpointLibrary(client=client).list_exports()
     table = Table()

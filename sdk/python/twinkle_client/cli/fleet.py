@@ -39,7 +39,7 @@ _NOT_ADDED = 'the sampler that was starting is stopped; others keep running'
 _DRAIN_POLL_SECONDS = 0.5
 _DRAIN_LIMIT_SECONDS = 600.0
 _EXIT_SECONDS = 30.0
-"""Longest wait for the exit of a drained sampler; otherwise `twinkle up` removes it from the record later."""
+"""Maximum wait for the exit of a drained sampler. If it exits later, `twinkle up` removes it from the record."""
 
 
 @app.callback()
@@ -64,7 +64,7 @@ def add(
     """Add samplers to the local stack."""
     if engine not in {'', *ENGINES[1:]}:
         fail(f'--engine must be torch or vllm, got {engine!r}')
-    # The sampler that is starting must be stopped.
+    # A signal that ends this command must first stop the sampler that is starting.
     interrupt_on_termination()
     folder = (state_dir or default_state_dir()).absolute()
     for _ in range(count):

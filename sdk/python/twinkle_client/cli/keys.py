@@ -68,7 +68,7 @@ def rotate(
 ) -> None:
     """Replace a key and print the secret of the new one.
 
-    The new key has the same tenant and scopes. The old key remains valid for the overlap.
+    The new key has the same tenant, project and scopes. The old key remains valid for the overlap.
     """
     with open_client(state_dir) as client:
         _, secret, old = KeyAdministration(client=client).rotate_key(key_id, overlap=overlap)

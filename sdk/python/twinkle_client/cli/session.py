@@ -82,9 +82,9 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def open_client(state_dir: Path | None) -> Iterator[TwinkleClient]:
-    """Connect to the stack in `state_dir`; exit on failure.
+    """Provide a client of the stack in `state_dir`; print an error and exit if a call in the block fails.
 
-    Without `state_dir`, connect to the server that the environment names or, without one, to the stack in the
+    Without `state_dir`, the client uses the server that the environment names or, without one, the stack in the
     default folder.
     """
     folder = state_dir or default_state_dir()

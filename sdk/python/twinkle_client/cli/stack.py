@@ -61,7 +61,7 @@ class UpOptions:
     ] = None
     max_samplers: Annotated[
         int | None,
-        typer.Option('--max-samplers', min=1, max=64, help='Add samplers while requests wait, up to this number.'),
+        typer.Option('--max-samplers', min=1, max=64, help='Add samplers while requests wait; maximum per model.'),
     ] = None
     engine: Annotated[str, typer.Option('--engine', help='Sampler engine: auto, torch or vllm. Default: auto.')] = ''
     dtype: Annotated[
@@ -79,7 +79,7 @@ class UpOptions:
         str, typer.Option('--address', help='Ray cluster for --ray, host:port. Default: auto, the one that is running.')
     ] = ''
     state_dir: LocalStateDirOption = None
-    detach: Annotated[bool, typer.Option('--detach', help='Run the services in the background.')] = False
+    detach: Annotated[bool, typer.Option('--detach', help='Run in the background, without restarts of services.')] = False
 
     def choices(self, scaling: Scaling | None) -> dict[str, Any]:
         """Return the fields of `StackOptions` given on the command line.
@@ -226,7 +226,7 @@ def _print_address(state: StackState) -> None:
 
 
 def _repair(state: StackState, options: StackOptions, *, has_choices: bool) -> None:
-    """Print the address of a running stack, and restart its exited services."""
+    """Restart the exited services of a running stack, and print its address. Exit if other base models are wanted."""
     console.print('The stack is already running.')
     if has_choices and options.base_models != state.base_models:
         served, wanted = ', '.join(state.base_models), ', '.join(options.base_models)

@@ -14,7 +14,7 @@ def parse_duration(text: str) -> timedelta:
     """Parse a duration such as `30d`.
 
     Raises:
-        typer.BadParameter: `text` is not a whole number with a unit, or too large.
+        typer.BadParameter: `text` is not a whole number with a unit, or is too large.
     """
     match = _DURATION.fullmatch(text.strip())
     if match is None:

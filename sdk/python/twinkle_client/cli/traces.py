@@ -15,9 +15,9 @@ from twinkle_client.stack import default_state_dir
 _LISTED = 20
 """Maximum number of traces in the list."""
 _BACKGROUND = ('Heartbeat', 'GetServerInfo', 'Watch', 'Session', 'create_session', 'get_server_info', 'health_check')
-"""Name parts of calls that clients send in the background. The list omits these calls."""
+"""Parts of the names of calls that maintain or check a connection. The list omits these calls."""
 _QUERIES = ('list_', 'find_operation', '/List', '/GetOperation')
-"""Name parts of queries, such as those of `twinkle runs`. The list omits these calls too."""
+"""Parts of the names of queries, such as those of `twinkle runs`. The list omits these calls too."""
 
 
 def trace(
@@ -37,7 +37,7 @@ def trace(
 
 
 def _traces(folder: Path, trace_id: str) -> list[list[SpanRecord]]:
-    """Return traces, latest first. Background calls and queries are included only if selected by id."""
+    """Return traces, latest first; if `trace_id` is empty, only those that the list shows."""
     spans: dict[str, list[SpanRecord]] = defaultdict(list)
     for span in read_spans(folder, trace_id=trace_id or None):
         spans[span.trace_id].append(span)
