@@ -79,7 +79,7 @@ class UpOptions:
         str, typer.Option('--address', help='Ray cluster for --ray, host:port. Default: auto, the one that is running.')
     ] = ''
     state_dir: LocalStateDirOption = None
-    detach: Annotated[bool, typer.Option('--detach', help='Run in the background, without restarts of services.')] = False
+    detach: Annotated[bool, typer.Option('--detach', help='Run in the background, without restarts.')] = False
 
     def choices(self, scaling: Scaling | None) -> dict[str, Any]:
         """Return the fields of `StackOptions` given on the command line.

@@ -1,7 +1,6 @@
 """Pure functions that convert between the library's values and the messages of the contract.
 
-Values that cannot be represented raise a ValueError or a TypeError, which names the field. The server performs all
-other checks.
+Values that cannot be sent raise a ValueError or a TypeError, which names the field. The server performs further checks.
 """
 
 from twinkle_client.convert.config import (

@@ -95,7 +95,9 @@ def optimizer_config(name: Any, options: Mapping[str, Any]) -> pb.OptimizerConfi
     """Return the configuration of an optimizer with its arguments, including `lr` and `groups`.
 
     Raises:
-        ValueError: A group is not a mapping with a pattern, or an argument cannot be represented in JSON.
+        TypeError: `name` is neither a string nor a class.
+        ValueError: A group is not a mapping with a pattern, `lr` is not a number, or an argument cannot be represented
+            in JSON.
     """
     others = {key: value for key, value in options.items() if key not in ('lr', 'groups')}
     return pb.OptimizerConfig(
@@ -125,7 +127,12 @@ def _group(group: Any, field: str) -> pb.ParameterGroup:
 
 
 def scheduler_config(name: Any, options: Mapping[str, Any]) -> pb.SchedulerConfig:
-    """Return the configuration of a learning rate schedule with its arguments."""
+    """Return the configuration of a learning rate schedule with its arguments.
+
+    Raises:
+        TypeError: `name` is neither a string nor a class.
+        ValueError: An argument cannot be represented in JSON.
+    """
     return pb.SchedulerConfig(name=component_name(name), options=struct(options, field='lr_scheduler'))
 
 
@@ -133,6 +140,7 @@ def loss_config(name: Any, options: Mapping[str, Any], *, reduction: str | None)
     """Return the configuration of a loss with its arguments.
 
     Raises:
+        TypeError: `name` is neither a string nor a class.
         ValueError: `reduction` is not 'mean', 'sum' or None, or an argument cannot be represented in JSON.
     """
     loss = component_name(name)
@@ -145,7 +153,12 @@ def loss_config(name: Any, options: Mapping[str, Any], *, reduction: str | None)
 
 
 def component_config(name: Any, options: Mapping[str, Any]) -> pb.ComponentConfig:
-    """Return the configuration of a processor, template, metric or patch with its arguments."""
+    """Return the configuration of a processor, template, metric or patch with its arguments.
+
+    Raises:
+        TypeError: `name` is neither a string nor a class.
+        ValueError: An argument cannot be represented in JSON.
+    """
     return pb.ComponentConfig(name=component_name(name), options=struct(options, field=component_name(name)))
 
 
@@ -153,7 +166,7 @@ def component_name(component: Any) -> str:
     """Return the name of a component given by name or class.
 
     Raises:
-        TypeError: `component` is an object. Only names are sent to the server.
+        TypeError: `component` is neither a string nor a class. Only names are sent to the server.
     """
     if isinstance(component, str):
         return component

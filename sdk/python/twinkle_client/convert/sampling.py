@@ -90,7 +90,8 @@ def adapter_ref(
         wait: Maximum time that the sampler waits for the version.
 
     Raises:
-        ValueError: A version is given without an adapter or for a checkpoint, or both kinds of version are given.
+        ValueError: A version is given without an adapter or for a checkpoint, or `version` and `min_version` are both
+            given.
     """
     is_checkpoint = adapter.startswith(SCHEME)
     if version is not None and min_version is not None:

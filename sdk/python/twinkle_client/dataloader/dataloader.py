@@ -132,7 +132,8 @@ class DataLoader:
             consumed_train_samples: Number of examples before the batch, over all epochs.
 
         Raises:
-            ValueError: The number is negative, or the loader has no batches.
+            ValueError: The number is negative, the loader has no batches, or the dataset was encoded for sampling.
+            StateError: The dataset is not encoded.
         """
         if consumed_train_samples < 0:
             raise ValueError(f'consumed_train_samples must be at least 0, got {consumed_train_samples}')
@@ -152,8 +153,9 @@ class DataLoader:
         """Start the next iteration at the position at which a run stopped.
 
         Args:
-            consumed_train_samples: Number of examples, as returned by a model's `resume_from_checkpoint`; or a
-                result of `get_state`, with which the server also verifies that rows and order are unchanged.
+            consumed_train_samples: Number of examples, such as the entry `consumed_train_samples` that a model's
+                `resume_from_checkpoint` returns. Or a result of `get_state`, with which the server also verifies that
+                rows, order and batch size are unchanged.
 
         Raises:
             ValueError: The number is negative, or the mapping is not a result of `get_state`.

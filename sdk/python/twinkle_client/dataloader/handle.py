@@ -24,7 +24,7 @@ class BatchHandle:
     consumed_rows: int = 0
     """Number of examples before the batch, over all epochs."""
     cursor_state: bytes = field(default=b'', repr=False)
-    """State by which the server verifies rows and order. Empty: only `consumed_rows` is used."""
+    """State by which the server verifies rows, order and batch size. Empty: only `consumed_rows` is used."""
     size: int | None = None
     """Number of examples in the batch; None if unknown."""
 

@@ -37,10 +37,11 @@ _HINTS: dict[str, tuple[Any, ...]] = {
 
 
 class Dataset:
-    """A dataset on the server, created by the first method call.
+    """A dataset on the server. The first method that needs the dataset creates it; `add_dataset` only records a source.
 
     Each method returns when the server has applied the change. The call that creates the dataset also raises a
-    NotFoundError if the hub has no such dataset, and a QuotaError if the tenant has too many datasets or bytes.
+    NotFoundError if the hub has no such dataset, and a QuotaError if the tenant has too many datasets or bytes. Methods
+    raise a ValueError if no source was added, or if several were added and neither mixed nor selected.
 
     Args:
         dataset_meta: Source of the dataset; a string is its id.
@@ -93,7 +94,7 @@ class Dataset:
 
         Raises:
             ValueError: No dataset was added.
-            UsageError: Only some of the datasets are encoded, or one of them is lazy.
+            UsageError: Only some of the datasets are encoded or packed, their templates differ, or one of them is lazy.
         """
         if not self._parts:
             raise ValueError('there is no dataset to mix; call add_dataset() first')
@@ -149,7 +150,9 @@ class Dataset:
 
         Raises:
             ValueError: The strategy is unknown.
+            NotFoundError: The model does not exist.
             UsageError: The server refused the template; the message names the field.
+            StateError: The rows are already encoded, or a loader of the dataset is open.
         """
         if truncation_strategy not in _TRUNCATIONS:
             raise ValueError(f'truncation_strategy must be one of {sorted(_TRUNCATIONS)}, got {truncation_strategy!r}')
@@ -216,7 +219,7 @@ class Dataset:
             options: See `map`.
 
         Raises:
-            StateError: No template is set, or a loader of the dataset is open.
+            StateError: No template is set, the rows are already encoded, or a loader of the dataset is open.
             UsageError: An example is too long or malformed; the message names the row.
         """
         _check_hints(options)
@@ -234,7 +237,8 @@ class Dataset:
         """Pack short examples into sequences of at most the template's `max_length`, without splitting examples.
 
         Raises:
-            StateError: The dataset is not encoded, or a loader of the dataset is open.
+            StateError: The dataset is not encoded, is encoded for sampling or already packed, or has an open loader.
+            UsageError: The dataset is lazy.
         """
         await self._apply(dataset_pb2.DatasetStep(pack=dataset_pb2.PackStep()))
 
@@ -305,8 +309,9 @@ class _Part:
 class LazyDataset(Dataset):
     """A dataset that stores the original rows and transforms them each time a loader reads them.
 
-    `map`, `encode` and `check` are recorded and return at once; each must map one row to one row. Errors in a row are
-    raised when the row is read, with the row number. `filter` is applied at once.
+    The server only records `map`, `encode` and `check`; `map` and `encode` must produce one row from one row. Errors in
+    a row are raised when the row is read, with the row number. `filter` is applied immediately, and `pack_dataset` is
+    refused.
     """
 
 

@@ -59,7 +59,7 @@ async def dataset_source(connection: Connection, meta: MetaLike) -> dataset_pb2.
 
     Raises:
         ValueError: There is neither an id nor rows, or the source does not support `data_slice`.
-        FileNotFoundError: The id is the name of a file that does not exist.
+        FileNotFoundError: The id has the suffix of a JSONL, Parquet or CSV file, but the file does not exist.
     """
     data = split_of(meta.data, meta.split)
     if is_table(data):

@@ -40,7 +40,8 @@ class CustomLossVerbs(ModelHandle):
         adapter runs between the two.
 
         Args:
-            inputs: One or more features with labels. Additional fields are passed to `loss_fn`.
+            inputs: One or more features with labels. Fields that are not sent to the server, such as `user_data`, are
+                passed to `loss_fn` too.
             loss_fn: Function called once as `loss_fn(features, logps)`, in a worker thread. `features` are
                 dictionaries of arrays without padding. `logps` has one float32 [T] array per feature, natural log,
                 0.0 where the label is ignored. With 'torch', `logps` are tensors that require gradients, and the
@@ -55,6 +56,7 @@ class CustomLossVerbs(ModelHandle):
             Loss and metrics of `loss_fn`, the log-probabilities, and the receipt of the forward pass.
 
         Raises:
+            TypeError: An option is unknown.
             ValueError: `inputs` are chats or a handle, or `loss_fn` returned a wrong structure, a wrong length or a
                 value that is not finite. No gradient was added.
             RuntimeError: `framework` is 'torch', which is not installed.

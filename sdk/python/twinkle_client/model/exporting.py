@@ -1,4 +1,4 @@
-"""Uploads of checkpoints to hubs, run by the server in the background."""
+"""Exports of checkpoints to hubs or folders, which the server runs in the background."""
 
 import os
 
@@ -31,7 +31,7 @@ class ExportingVerbs(ModelHandle):
         *,
         adapter_name: str | None = None,
     ) -> export_service_pb2.Export:
-        """Upload a checkpoint's weights and configuration to a hub as a peft folder.
+        """Upload a checkpoint's weights and configuration, as a peft folder, to a hub or to a folder of the server.
 
         The server runs the export. It continues when this program exits, survives restarts of the server, and is
         retried while the hub is unavailable. `CheckpointLibrary` reports its progress (`get_export`), waits for it
@@ -54,6 +54,7 @@ class ExportingVerbs(ModelHandle):
         Raises:
             ValueError: `hub_model_id` or `checkpoint_dir` is malformed, or there is no token.
             NotFoundError: There is no checkpoint at this path.
+            QuotaError: The tenant has too many unfinished exports.
             StateError: The hub is ModelScope, no export folder is configured, or the export failed while waiting.
             RetryableError: The hub stayed unavailable while waiting.
             CancelledError: The export was cancelled while waiting.

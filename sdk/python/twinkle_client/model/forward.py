@@ -27,15 +27,16 @@ class ForwardOutput(TypedDict):
     num_tokens: int
     """Number of labels that are not ignored."""
     logps: list[npt.NDArray[np.float32]]
-    """N arrays [T], natural log, 0.0 where the label is ignored. Empty unless requested."""
+    """N arrays [T], or [T, K] for a loss with K targets per position; natural log, 0.0 where the label is ignored.
+    Empty if `return_logps` is False."""
     metrics: dict[str, float]
     """Metrics of the loss by name."""
     values: list[npt.NDArray[np.float32]]
     """N arrays [T] from the value head, which `set_loss('PPOValueLoss')` adds; 0.0 where the label is ignored.
-    Empty without a value head, or if `logps` are not requested."""
+    Empty without a value head, or if `return_logps` is False."""
     routed_experts: list[npt.NDArray[np.integer[Any]]]
-    """N arrays [T, layers with experts, experts per token]: experts of each token, which a later feature can replay.
-    Empty unless requested."""
+    """N arrays [T, layers with experts, experts per token]: the experts of each token, which the field `routed_experts`
+    of a feature can replay. Empty unless `return_routed_experts` is True."""
     receipt: Receipt
     """Resources used by the operation."""
     next_cursor: dict[str, Any] | None

@@ -1,7 +1,7 @@
 """The model handle: adapters of one base model, trained by the model service.
 
-Every method blocks; its `.aio` form is a coroutine, and its `.submit` form starts it and returns a future. The
-methods of one adapter are applied in the order in which they are started.
+Methods that call the server block; their `.aio` form is a coroutine, and their `.submit` form starts the call and
+returns a future. The operations of one adapter are applied in the order in which they are started.
 """
 
 import logging
@@ -61,7 +61,8 @@ class MultiLoraTransformersModel(
             The adapter's id, which is also the id of its run.
 
         Raises:
-            ValueError: The configuration is not supported, or the name is taken.
+            ValueError: The configuration is not supported, or the name is empty or taken.
+            TypeError: `config_or_dir` is not a configuration, or a label is not a string.
             NotFoundError: The server has no such base model or checkpoint.
             QuotaError: The tenant or the model service has too many adapters.
             StateError: The model service is leased to another full-parameter run, or refuses the lease for this run.
@@ -97,7 +98,7 @@ class MultiLoraTransformersModel(
         """Attach an existing adapter, for example one that an earlier program created.
 
         Raises:
-            ValueError: The name is taken in this handle.
+            ValueError: The name is empty, or taken in this handle.
             NotFoundError: The server has no adapter with this id.
         """
         request = adapter_service_pb2.GetAdapterRequest(adapter_id=adapter_id)

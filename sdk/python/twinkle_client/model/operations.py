@@ -39,7 +39,7 @@ class OperationLog:
         adapter_id: Id of the adapter.
         last_number: Number of the last operation that the service has applied.
 
-    Concurrency: to be used by coroutines of the clients' event loop.
+    Concurrency: call the methods on the clients' event loop.
     """
 
     def __init__(self, connection: Connection, adapter_id: str, *, last_number: int) -> None:

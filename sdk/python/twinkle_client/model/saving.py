@@ -22,7 +22,7 @@ class SaveOptions(TypedDict, total=False):
     ttl: timedelta | None
     """Time after which the checkpoint is deleted. Unset: never."""
     user_metadata: Mapping[str, str] | None
-    """Labels of the checkpoint, at most 64, by which `list_checkpoints` can filter."""
+    """Labels of the checkpoint, at most 64. `list_checkpoints` can filter by up to 16 of them."""
 
 
 class SavingVerbs(ModelHandle):
@@ -74,11 +74,16 @@ class SavingVerbs(ModelHandle):
 
     @remote_method
     async def load(self, path: str, *, load_optimizer: bool = False, adapter_name: str | None = None) -> None:
-        """Replace the adapter's weights with those of a checkpoint.
+        """Replace the adapter's weights with those of a checkpoint, and clear the accumulated gradient.
+
+        Args:
+            path: `twinkle://<run>/weights/<name>`.
+            load_optimizer: Also load the saved optimizer, schedule, counters and random state.
+            adapter_name: Unset: the only adapter.
 
         Raises:
             NotFoundError: There is no checkpoint at this path.
-            UsageError: The checkpoint has a different LoRA configuration.
+            UsageError: The checkpoint has a different LoRA configuration, or lacks the optimizer that was requested.
         """
         verb = operation_pb2.Load(checkpoint_path=path, is_optimizer_included=load_optimizer)
         await self._run(adapter_name, load=verb)

@@ -151,7 +151,7 @@ class StreamSender:
         self._outgoing.put_nowait(None)
 
     async def _request(self, operation: Operation) -> training_service_pb2.TrainRequest | None:
-        """Return the request; None if the operation has a result, or if its upload failed, which fails only it."""
+        """Return the request, or None if the operation already has a result. A failed upload is such a result."""
         entry = self._pending.get(operation.sequence_number)
         if entry is None:
             return None

@@ -37,7 +37,7 @@ class LayerHealth(TypedDict):
     path: str
     """Path of the layer in the base model."""
     grad_norm: float
-    """Norm of the averaged gradient before clipping."""
+    """Norm of the gradient before clipping, scaled as for the step."""
     weight_norm: float
     """Norm of the weights before the step."""
     relative_update: float
@@ -124,9 +124,10 @@ class TrainingVerbs(ModelHandle):
             adapter_name: Unset: the only adapter.
             options: Inputs of the loss, such as `advantages`, `old_logps`, `ref_logps`, `returns`, `old_values` and
                 `loss_weights`. Each has one entry per example: a number for all its labels, one number per label,
-                or one number per token. Also `temperature`, `disable_lora`, `return_logps`, `return_routed_experts`
-                and `micro_batch_size` (maximum number of examples in one pass); and `loss` (name or class) and
-                `loss_options`, which apply to this batch only.
+                or one number per token. Also `temperature`, `return_logps`, `return_routed_experts` and
+                `micro_batch_size` (maximum number of examples in one pass); and `loss` (name or class) and
+                `loss_options`, which apply to this batch only. `disable_lora` runs the base model without the adapter;
+                only `forward_only` accepts it.
 
         Raises:
             TypeError, ValueError: An argument cannot be sent; no request was made.
@@ -220,7 +221,12 @@ class TrainingVerbs(ModelHandle):
 
     @remote_method
     async def calculate_metric(self, *, is_training: bool = True, adapter_name: str | None = None) -> dict[str, float]:
-        """Return the values of the metrics by name, and reset the metrics."""
+        """Return the values of the metrics by name, and reset these metrics.
+
+        Args:
+            is_training: Metrics of training batches. False: metrics of forward-only batches.
+            adapter_name: Unset: the only adapter.
+        """
         verb = operation_pb2.CalculateMetric(is_training=is_training)
         return dict((await self._run(adapter_name, calculate_metric=verb)).metric.values)
 

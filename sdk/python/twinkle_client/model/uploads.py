@@ -26,7 +26,7 @@ _RESUMABLE = frozenset({'CHUNK_CORRUPT', 'IN_USE', 'STREAM_OUT_OF_ORDER'})
 class BatchUploads:
     """Uploads the batches of operations that do not fit into one message.
 
-    Concurrency: to be used by coroutines of the clients' event loop.
+    Concurrency: call the methods on the clients' event loop.
     """
 
     def __init__(self, connection: Connection) -> None:

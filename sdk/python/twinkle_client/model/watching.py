@@ -24,8 +24,8 @@ class WatchingVerbs(ModelHandle):
     ) -> AsyncIterator[operation_result_pb2.OperationResult]:
         """Yield the results of the adapter's operations in order, including those that other programs send.
 
-        The stream continues until the caller closes it. A broken connection is resumed until the client's retry
-        timeout.
+        The stream continues until the caller closes it. After a lost connection, it resumes if the server is available
+        again within the client's retry timeout.
 
         Args:
             after: Number of the operation after which to start.
@@ -57,6 +57,9 @@ class WatchingVerbs(ModelHandle):
 
         The sender of a cancelled operation receives a `CancelledError`, and the adapter does not change. Later
         operations still run, because the sender's handle uses the number again.
+
+        Raises:
+            NotFoundError: The operation was not accepted, or is no longer on record.
         """
         request = training_service_pb2.CancelOperationRequest(
             adapter_id=self._adapter(adapter_name).adapter_id, sequence_number=sequence_number

@@ -118,7 +118,7 @@ class Connection:
 
         Args:
             call: Method of a stub.
-            request: Message to send. It may be sent more than once, so a request that changes state must contain an id.
+            request: Message to send. It may be sent more than once; an id in the message makes repetitions idempotent.
             deadline: Deadline of one attempt. Unset: the timeout in the service config.
 
         Raises:

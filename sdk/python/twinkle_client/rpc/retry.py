@@ -1,7 +1,7 @@
 """Retries while a service is unavailable, and one warning per outage, even if many calls wait.
 
 The gateway continues a running response once its service is back. Until then the stream is silent. Because streams are
-also silent while a slow model computes, the client requests from the gateway the list of services that respond.
+also silent while a slow model computes, the client asks the gateway which services respond.
 """
 
 import asyncio
@@ -93,7 +93,7 @@ class Silence:
         ask: Returns the names of the services that do not respond.
         outages: Receives the outages.
 
-    Concurrency: to be used by coroutines of one event loop.
+    Concurrency: call the methods on one event loop.
     """
 
     def __init__(self, ask: Callable[[], Awaitable[frozenset[str]]], outages: Outages) -> None:
@@ -165,7 +165,7 @@ class Backoff:
         seconds: Longest outage that is tolerated, counted from its first failure.
         outages: Receives the outages that last for more than a second.
 
-    Concurrency: to be used by coroutines of one event loop.
+    Concurrency: call the methods on one event loop.
     """
 
     def __init__(self, seconds: float, outages: Outages) -> None:

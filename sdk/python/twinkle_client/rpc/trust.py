@@ -13,7 +13,7 @@ _NOT_TLS = {'WRONG_VERSION_NUMBER', 'RECORD_LAYER_FAILURE', 'HTTP_REQUEST', 'UNE
 _EXPIRED, _NOT_YET_VALID = 10, 9
 """OpenSSL's verify codes for a certificate outside its validity period."""
 _NAME_MISMATCH = {62, 64}
-"""OpenSSL's verify codes for a certificate of another host or address."""
+"""OpenSSL's verify codes for a certificate of a different host or address."""
 
 
 def read_authorities(ca: str) -> bytes | None:

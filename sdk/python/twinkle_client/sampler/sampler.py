@@ -29,7 +29,7 @@ Params = SamplingParams | Mapping[str, Any] | None
 
 
 class Sampler:
-    """Samples from a base model, with or without one of the caller's adapters.
+    """Samples from a base model, with or without an adapter.
 
     Methods select the weights with `adapter_name` or `adapter_uri`. `adapter_name` is a name passed to
     `add_adapter_to_model`, or an adapter's id; `version` or `min_version` can be added. `adapter_uri` is the
@@ -71,7 +71,7 @@ class Sampler:
             enable_thinking: Whether the model may think before it answers.
 
         Raises:
-            ValueError: `model_id` is another model.
+            ValueError: `model_id` is a different model.
         """
         if model_id not in {'', self.model_id}:
             raise ValueError(f'model_id must be {self.model_id!r}, got {model_id!r}')
@@ -188,7 +188,9 @@ class Sampler:
 
     @remote_method
     async def load_adapter(self, adapter_name: str = '', **adapter: Any) -> int:
-        """Load an adapter version into the sampler before it is needed; return the loaded version.
+        """Load an adapter version before it is needed, and return the version.
+
+        Only one sampler of the server loads it: the one that the adapter's requests reach first.
 
         Args:
             adapter_name: See the class.
@@ -197,7 +199,7 @@ class Sampler:
         Raises:
             NotFoundError: The adapter or version does not exist, or the adapter has no published version.
             RetryableError: The version was not loaded within `wait`.
-            StateError: The weights do not fit the model, or belong to a full-parameter run that this sampler is not
+            StateError: The weights do not fit the model, or belong to a full-parameter run that the sampler is not
                 configured to follow.
         """
         request = sampler_service_pb2.LoadAdapterRequest(adapter=self._adapter(adapter_name, adapter))
@@ -209,7 +211,7 @@ class Sampler:
 
     @remote_method
     async def reset_prefix_cache(self) -> int:
-        """Clear the engine's prefix cache; return the number of cached tokens that were dropped.
+        """Clear the prefix caches of all samplers of the server; return the number of tokens that were dropped.
 
         Raises:
             AccessError: The API key lacks the scope 'operator'.

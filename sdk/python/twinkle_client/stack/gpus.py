@@ -21,7 +21,7 @@ _LIST_SECONDS = 30.0
 
 
 def local_gpus(environment: Mapping[str, str] = os.environ, *, program: str = 'nvidia-smi') -> tuple[str, ...]:
-    """Return the ids of this machine's GPUs.
+    """Return the ids of this machine's GPUs; empty if the driver's program is missing or fails.
 
     Args:
         environment: Environment variables; CUDA_VISIBLE_DEVICES restricts the GPUs.
@@ -90,7 +90,8 @@ def divided(gpus: Sequence[str], needs: Mapping[str, GpuNeed]) -> dict[str, GpuS
     Args:
         gpus: Ids of the GPUs.
         needs: Needs of the processes, by their names. A process that needs more GPUs than there are gets all, and
-            refuses to start. GPUs that the user has chosen for a process are given to others only if there are no more.
+            refuses to start. GPUs that the user has chosen for a process are given to other processes only if all GPUs
+            are chosen.
 
     Returns:
         The share of each process; empty if there are no GPUs.
@@ -123,7 +124,7 @@ def unused_share(gpus: Sequence[str], services: Iterable[Mapping[str, Any]], cou
         count: Number of GPUs.
 
     Raises:
-        StackError: Less than a tenth of their memory is left.
+        StackError: Less than a tenth of the memory of one of these GPUs is left.
     """
     used = defaultdict[str, float](float)
     for settings in services:

@@ -58,7 +58,7 @@ class ServiceActor:
         host = cast('Any', ray.util).get_node_ip_address()
         if not command.log.parent.is_dir():
             raise StackError(f'{command.folder} is not on {host}; choose a --state-dir that all machines share')
-        # A restarted process may be on another machine than before.
+        # A restarted process may be on a different machine than before.
         is_here = command.listen.rpartition(':')[0] in (host, *ANY_HOST)
         listen = command.listen if is_here else f'{host}:0'
         self._child = start_child(replace(command, listen=listen), prefix=('-c', _END_WITH_PARENT, str(os.getpid())))

@@ -1,4 +1,4 @@
-"""Rules for the number of samplers: one more while requests wait at all of them, one fewer after quiet times."""
+"""Rules for the number of samplers: one more if requests wait at all of them, one fewer if fewer are enough."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields

@@ -29,7 +29,8 @@ class Launch:
     """The start of one stack.
 
     Raises:
-        StackError: Resources are given without a Ray cluster, or the cluster cannot be reached.
+        StackError: Resources are given without a Ray cluster, the cluster cannot be reached, or a chosen GPU does not
+            exist.
     """
 
     def __init__(self, options: StackOptions, report: Report) -> None:
@@ -329,7 +330,10 @@ def _core_count() -> int:
 
 
 def _tokenizers(base_models: Sequence[str]) -> dict[str, str]:
-    """Return the hub ids, without the hub's prefix, from which clients load the tokenizers of base models."""
+    """Return the hub id of each base model, without the hub's prefix, so that clients can load its tokenizer.
+
+    Base models in local folders are left out.
+    """
     # The dependencies of `twinkle.hub` are installed with the services, not with the client alone.
     hub = importlib.import_module('twinkle.hub')
     pairs = [(name, base_model_id(hub.without_alias(name))) for name in base_models]
