@@ -66,7 +66,7 @@ def _trained_model(client: TwinkleClient, name: str, *, steps: int = 2) -> Multi
 
 
 def test_trainer_and_sampler_agree_on_logprobs(client: TwinkleClient) -> None:
-    """Trainer and sampler give the same log-probabilities for the same tokens and version."""
+    """Trainer and sampler give nearly the same log-probabilities for the same tokens and version."""
     model = _trained_model(client, 'agree')
     version = model.publish_version()
     feature = _feature(7)
@@ -79,7 +79,7 @@ def test_trainer_and_sampler_agree_on_logprobs(client: TwinkleClient) -> None:
 
 
 def test_saved_folder_gives_the_same_logprobs_in_plain_peft(client: TwinkleClient) -> None:
-    """Plain peft computes the same log-probabilities from the saved folder."""
+    """Plain peft computes nearly the same log-probabilities from the saved folder."""
     model = _trained_model(client, 'saved')
     checkpoint = client.get_checkpoint(model.save('for-peft'))
     feature = _feature(8)
@@ -139,7 +139,7 @@ def _wait_for_spans(stack: StackState, trace_id: str) -> list[SpanRecord]:
 
 
 def test_resources_are_hidden_from_other_tenants(stack: StackState, client: TwinkleClient) -> None:
-    """One tenant's adapters, checkpoints, versions and runs do not exist for another tenant."""
+    """One tenant's adapters, checkpoints and runs do not exist for another tenant."""
     model = _trained_model(client, 'private', steps=0)
     adapter_id = model.adapter_id('private')
     path = model.save('private')

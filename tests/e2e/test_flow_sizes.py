@@ -68,7 +68,7 @@ Entered = frozenset[tuple[str, str]]
 
 @pytest.fixture(scope='module', autouse=True)
 def _collect_sdk_connections() -> Iterator[None]:
-    """Collect the SDK's open connections at the end of this module, which ignores their warnings."""
+    """Free the SDK's open connections at the end of this module, whose marks ignore the resulting warnings."""
     yield
     gc.collect()
 
@@ -168,7 +168,7 @@ def flows(recording: Recording, stack: StackState) -> dict[str, Entered]:
 def _recorded(recording: Recording, calls: dict[str, Callable[[], object]], number: int) -> dict[str, Entered]:
     """Record each flow once.
 
-    Each round starts with another flow. Otherwise the windows of a flow would be as far apart as a round takes, and
+    Each round starts with a different flow. Otherwise the windows of a flow would be as far apart as a round takes, and
     periodic work with this period, such as a heartbeat, could fall into all of them.
     """
     names = list(calls)
@@ -194,7 +194,7 @@ def _files(entered: Entered) -> frozenset[str]:
 def test_flow_stays_within_its_budget(
     name: str, flows: dict[str, Entered], record_property: Callable[[str, object], None]
 ) -> None:
-    """A warm call enters no more files and functions than its budget, which is close to the actual numbers."""
+    """A warm call enters no more files and functions than its budget, and nearly as many files as it allows."""
     files, functions = len(_files(flows[name])), len(flows[name])
     record_property('files', files)
     record_property('functions', functions)

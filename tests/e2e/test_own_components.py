@@ -1,4 +1,4 @@
-"""Custom components of ten lines each, run as their examples describe."""
+"""Custom components of at most ten lines each, run as their examples describe."""
 
 import ast
 import os

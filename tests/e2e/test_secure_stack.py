@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.timeout(300), *SDK_MARKS]
 
 @pytest.fixture(scope='module', autouse=True)
 def _collect_sdk_connections() -> Iterator[None]:
-    """Collect the SDK's open connections at the end of this module, which ignores their warnings."""
+    """Free the SDK's open connections at the end of this module, whose marks ignore the resulting warnings."""
     yield
     gc.collect()
 

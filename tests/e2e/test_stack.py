@@ -99,7 +99,7 @@ def test_training_loop_learns(stack: StackState, client: TwinkleClient) -> None:
 
 
 def test_resumed_loop_continues_after_its_last_batch(stack: StackState, client: TwinkleClient) -> None:
-    """A loop resumed from a checkpoint with weights, optimizer and cursor continues bitwise."""
+    """A loop resumed from a checkpoint with weights, optimizer and cursor continues with bitwise the same losses."""
     dataset = Dataset(DatasetMeta(data=CHATS), client=client)
     dataset.set_template('Template', model_id=stack.base_model, max_length=128)
     dataset.encode()
@@ -210,7 +210,7 @@ def test_pipelined_steps_equal_sequential_steps(stack: StackState, client: Twink
 
 
 def test_refused_operation_leaves_the_adapter_usable(stack: StackState, client: TwinkleClient) -> None:
-    """The refusal of a batch names the field and uses no sequence number, and the next operation succeeds."""
+    """The refusal of a batch names the field, and the next operation succeeds with the next sequence number."""
     model = MultiLoraTransformersModel(stack.base_model, client=client)
     model.add_adapter_to_model('x')
     with pytest.raises(UsageError) as caught:

@@ -30,7 +30,7 @@ EXAMPLES = [tokens_of(seed) for seed in range(3)]
 
 @pytest.fixture(scope='module', autouse=True)
 def _collect_sdk_connections() -> Iterator[None]:
-    """Collect the SDK's open connections at the end of this module, which ignores their warnings."""
+    """Free the SDK's open connections at the end of this module, whose marks ignore the resulting warnings."""
     yield
     gc.collect()
 
@@ -76,7 +76,7 @@ def test_all_interfaces_list_both_models(stack: StackState) -> None:
 
 
 def test_native_client_trains_and_samples_both_models(stack: StackState) -> None:
-    """Samples come from the trained adapter of the requested base model."""
+    """Samples come from the trained adapter of the requested base model, which refuses the other model's checkpoint."""
     batch = [{'input_ids': tokens, 'labels': tokens} for tokens in EXAMPLES]
     with TwinkleClient(stack.address, stack.read_api_key()) as client:
         models = [MultiLoraTransformersModel(name, client=client) for name in stack.base_models]
@@ -105,7 +105,7 @@ def test_native_client_trains_and_samples_both_models(stack: StackState) -> None
 
 
 def test_tinker_client_trains_and_samples_both_models(stack: StackState, service: tinker.ServiceClient) -> None:
-    """One Tinker session trains adapters of both base models."""
+    """One Tinker session trains and samples adapters of both base models."""
     models = [
         service.create_lora_training_client(base_model=name, rank=8, seed=7).result() for name in stack.base_models
     ]

@@ -213,7 +213,7 @@ async def run_all(backend, adapter_id, verbs):
 
 
 async def test_restored_adapter_continues_bitwise(backend):
-    """A restored adapter continues bitwise, with its gradient, optimizer, dropout, metrics and configuration."""
+    """A restored adapter continues with bitwise the same results and state, including its gradient and its dropout."""
     await backend.create_adapter('a', LORA['b'], CONFIG)
     await run_all(backend, 'a', [ForwardBackward(features=BATCHES['a']), ClipGradAndStep()])
     await run_all(backend, 'a', [ForwardBackward(features=BATCHES['a'])])

@@ -89,7 +89,7 @@ def test_reads_have_no_side_effects() -> None:
 
 
 def test_times_are_typed() -> None:
-    """Times are Timestamps and durations are Durations, never numbers with an implicit unit."""
+    """Fields named as times or durations are Timestamps or Durations, never numbers with an implicit unit."""
     violations = [
         field.full_name
         for field in _fields()
@@ -109,7 +109,7 @@ def test_field_names_have_no_prepositions() -> None:
 
 
 def test_requests_do_not_name_a_tenant() -> None:
-    """Only requests of tenant administration have a field for the tenant."""
+    """Only requests of the gateway's package, which has the tenant administration, have a field for the tenant."""
     violations = [
         field.full_name
         for field in _fields()

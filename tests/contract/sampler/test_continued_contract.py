@@ -1,4 +1,4 @@
-"""Contract tests of the continuation of interrupted sequences, by the same or another engine."""
+"""Contract tests of the continuation of interrupted sequences, by the same engine or a different one."""
 
 import pytest
 

@@ -48,7 +48,7 @@ async def test_min_p_is_relative_to_the_most_likely_token(real_engine):
 
 
 async def test_samples_depend_on_the_seed(real_engine):
-    """Three samples of a request differ, are repeated with the same seed, and differ with another seed."""
+    """Three samples of a request differ, are repeated with the same seed, and are different with a new seed."""
     first, again = [await run(real_engine, make_request(max_tokens=10, num_samples=3, seed=5)) for _ in range(2)]
     other = await run(real_engine, make_request(max_tokens=10, num_samples=3, seed=6))
     assert len({tuple(tokens) for tokens in first.tokens}) == 3

@@ -31,7 +31,7 @@ async def test_cached_prompt_gives_the_same_tokens(real_engine, key):
 
 
 async def test_vllm_reuses_a_cached_prompt(vllm_engine):
-    """A repeated prompt is found in vLLM's cache except for its last block."""
+    """All tokens of a repeated prompt, except at most the last 32, are found in vLLM's cache."""
     cold, warm = [await complete_long_prompt(vllm_engine, ONE) for _ in range(2)]
     assert cold.prompt.cached_tokens == 0
     assert len(LONG_PROMPT) - 32 <= warm.prompt.cached_tokens < len(LONG_PROMPT)

@@ -23,7 +23,7 @@ LONG_PROMPT = tuple(3 + (5 * index) % 250 for index in range(90))
 MILD = VersionKey(ONE.adapter, 5)
 """A version with smaller weights than the others, so that rounding errors stay below the tolerance."""
 TOLERANCE = {'torch': 1e-5, 'vllm': 2e-5}
-"""Maximum difference of a log-probability from transformers in float32; vLLM sums in another order."""
+"""Maximum difference of a log-probability from transformers in float32; vLLM sums in a different order."""
 SHARED_STEP_TOLERANCE = {'torch': 0.0, 'vllm': 1e-4}
 """Maximum difference between a request in a shared step and alone. vLLM's rounding depends on the requests of a step;
 2.8e-5 was measured, and the other contract tests of vLLM allow 1e-4."""
@@ -123,7 +123,7 @@ async def test_draws_follow_the_distribution_at_the_temperature(real_engine, tin
 
 
 async def test_seed_repeats_draws(real_engine):
-    """The same seed gives the same drawn tokens; another seed, or another draw at a position, gives other tokens."""
+    """The same seed gives the same drawn tokens; a different seed, and the next draw, give different tokens."""
     first, again, other = [
         (await probe(real_engine, draws=4, seed=seed, temperature=2)).prompt.probe.drawn_token_ids for seed in (1, 1, 2)
     ]
@@ -149,7 +149,7 @@ async def test_prompt_of_one_token_has_an_empty_result(real_engine):
     ],
 )
 async def test_targets_that_do_not_fit_the_prompt_are_refused(real_engine, targets):
-    """Targets with another number of rows, or outside the vocabulary, are refused, and the error names the field."""
+    """Targets with a wrong number of rows, or outside the vocabulary, are refused, and the error names the field."""
     with pytest.raises(InvalidField) as refusal:
         await probe(real_engine, prompt=PROMPT, targets=targets)
     assert refusal.value.field == 'params.prompt_probe.target_token_ids'

@@ -71,7 +71,10 @@ class Environment:
         return ProcessResult(status, time.monotonic() - begin)
 
     def _environment(self, stack: StackState) -> Mapping[str, str]:
-        """Return the user's environment without hubs and credentials, and with the stack's address and key."""
+        """Return the user's environment without variables of Tinker, Hugging Face and W&B, and with those of the stack.
+
+        The stack's variables are its address and its key.
+        """
         environment = {
             name: text for name, text in os.environ.items() if not name.startswith(('TINKER_', 'HF_', 'WANDB_'))
         }

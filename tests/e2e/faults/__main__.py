@@ -23,7 +23,7 @@ from fixtures.tiny_model import build_tiny_model
 _MAX_LINES = 6
 """Maximum number of violations that are printed for a seed."""
 _PARALLEL_ROUNDS = min(2, os.cpu_count() or 1)
-"""Default number of rounds that run in parallel."""
+"""Default number of rounds that run in parallel: 2, or 1 on a machine with a single core."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog='./run faults', description=__doc__)
     parser.add_argument('count', nargs='?', type=int, default=100, help='number of seeds (default: 100)')
     parser.add_argument('--seed', type=int, help='run only the round of this seed')
-    parser.add_argument('--at-once', type=int, default=_PARALLEL_ROUNDS, help='rounds to run in parallel, one per core')
+    parser.add_argument('--at-once', type=int, default=_PARALLEL_ROUNDS, help='rounds to run in parallel, by default 2')
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument('--transfers', action='store_true', help='inject faults into weight transfers')
     kinds.add_argument('--gateway', action='store_true', help='kill the gateway during a program of the Tinker SDK')

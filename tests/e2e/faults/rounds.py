@@ -86,7 +86,7 @@ class RoundReport:
 
 @asynccontextmanager
 async def open_environment(folder: Path, model_dir: Path, *, is_on_ray: bool = False) -> AsyncIterator[Environment]:
-    """Start a checkpoint service and perhaps a Ray cluster, and yield the environment with their addresses."""
+    """Start a checkpoint service and, with `is_on_ray`, a Ray cluster; yield the environment with their addresses."""
     (folder / 'checkpoint').mkdir()
     checkpoints = await ServiceProcess.start(folder / 'checkpoint', f'listen=127.0.0.1:{free_port()}')
     try:
@@ -114,7 +114,7 @@ async def run_round(
         oracle: The undisturbed run.
         seeds: Seeds of the plans; the first one is also the seed of the proxy.
         kills: Kills of the model service, in order.
-        mesh: Meshes of a service of several processes, whose kills are `RankKill`; None for a single process.
+        mesh: Plan of a service of several processes, whose kills are `RankKill`; None for a single process.
         settings: Fields of the service's configuration, in addition to `BUSY`.
     """
     plans = plans_of(seeds, environment)
@@ -228,7 +228,7 @@ class Harness:
     async def check_adapters(self) -> list[str]:
         """Delete all adapters; return the violations other than differences from the undisturbed run.
 
-        They are different responses to a repeated request, and missing or unexpected adapters.
+        These violations are different responses to a repeated request, and missing or unexpected adapters.
         """
         lines = [line for line in map(_contradiction, self.proxy.repeated_requests) if line]
         for name, tenant in self._tenants.items():

@@ -1,4 +1,4 @@
-"""The model service is killed at every failpoint, behind a proxy that loses and repeats messages."""
+"""The model service, or a process of its mesh, is killed behind a proxy that loses and repeats messages."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ SEEDS = range(1000, 1010)
 
 @pytest.mark.slow
 async def test_two_kills_do_not_change_results(tmp_path: Path, tiny_llama_dir: Path) -> None:
-    """Responses and saved tensors stay bitwise equal if the service is killed at two failpoints."""
+    """Responses and saved tensors stay bitwise equal if the service is killed at one or both of two failpoints."""
     kills = [Kill(failpoint=point) for point in KILL_POINTS[:2]]
     async with (
         open_environment(tmp_path, tiny_llama_dir) as environment,
@@ -33,7 +33,7 @@ async def test_two_kills_do_not_change_results(tmp_path: Path, tiny_llama_dir: P
 
 @pytest.mark.slow
 async def test_kills_at_every_failpoint_do_not_change_results(tmp_path: Path, tiny_llama_dir: Path) -> None:
-    """Each failpoint and a signal kill the service once, and results and tensors equal those of an undisturbed run."""
+    """Each failpoint and a signal kill the service, and results and tensors equal those of an undisturbed run."""
     # The counts are small, so that few seeds reach all failpoints. The schedules of the command have larger counts.
     kills = [Kill(failpoint=point, count=1 + index % 3) for index, point in enumerate(KILL_POINTS)]
     halves = [(SEEDS[:5], kills[::2]), (SEEDS[5:], kills[1::2])]
@@ -52,7 +52,7 @@ async def test_kills_at_every_failpoint_do_not_change_results(tmp_path: Path, ti
 async def test_lost_processes_of_a_mesh_do_not_change_results(tmp_path: Path, tiny_llama_dir: Path, name: str) -> None:
     """Results equal those of an undisturbed service although a rank is killed, a rank is stopped and the launcher dies.
 
-    After each fault, the service starts on another mesh.
+    The service starts on the meshes of the plan in turn.
     """
     kills = [
         RankKill(target='1', count=9, death=signal.SIGKILL),

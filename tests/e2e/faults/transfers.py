@@ -77,7 +77,7 @@ _MEMORY_FAULTS = (
 )
 """Faults of transfers in shared memory, for even and for odd cycles."""
 SEEDS_PER_CYCLE = 14
-"""Number of seeds with different faults; half of them use the network and half shared memory."""
+"""Number of seeds of a cycle; the first half uses the network, and the second half uses shared memory."""
 
 
 def plan_of(seed: int) -> Plan:

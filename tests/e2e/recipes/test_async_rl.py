@@ -14,7 +14,7 @@ OPTIONS = ('--steps', '24', '--prompts', '4', '--max-tokens', '16', '--learning-
 
 @pytest.mark.parametrize('max_staleness', [0, 1])
 def test_reward_rises_and_staleness_stays_within_the_limit(tmp_path: Path, max_staleness: int) -> None:
-    """The reward rises, samples are as stale as allowed, and the policies differ only for samples of older weights."""
+    """The reward rises, samples are as stale as allowed, and the policies differ only if stale samples are allowed."""
     model = build_tiny_model(tmp_path / 'model')
     options = ('--model', str(model), '--max-staleness', str(max_staleness), *OPTIONS)
     curve = run_recipe('async_rl', tmp_path / 'out', options=options)

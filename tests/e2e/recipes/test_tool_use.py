@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 
 def test_correct_calls_become_more_frequent(tmp_path: Path) -> None:
-    """Two rounds increase the share of correct held-out chats by at least 0.3, and train on all sampled tokens only."""
+    """Two rounds raise the share of correct held-out chats by at least 0.3, and train on exactly the sampled tokens."""
     curve = run_recipe('tool_use', tmp_path, options=('--rounds', '2'))
     called, right = column(curve, 'called'), column(curve, 'right')
     assert right[-1] >= right[0] + 0.3

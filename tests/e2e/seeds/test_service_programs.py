@@ -17,7 +17,7 @@ from twinkle_client.stack import StackState
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 LANGUAGES = ('english', 'chinese')
 _PAGE_URL = 'http://localhost:8000'
-"""Address in the programs."""
+"""Address in the programs, except the older one."""
 _MAX_STEPS = 10
 """Number of times that the GRPO programs save their weights."""
 _EPOCHS = 3

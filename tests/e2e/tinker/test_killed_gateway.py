@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), *SDK_MARKS]
 
 
 def test_program_survives_a_killed_gateway(stack: StackState) -> None:
-    """A program has bitwise the same results if its gateway is killed or has a full disk at random times."""
+    """A program gives bitwise the same results if its gateway is killed or has a full disk at random times."""
     kills = GatewayKills(stack)
     report = kills.run(range(2))
     assert report.violations == {}, report

@@ -26,7 +26,7 @@ def weights_info(stack: StackState, path: str) -> dict[str, Any]:
 @pytest.mark.parametrize('version', ['0.16.1', '0.20.0', '0.24.0', '0.36.0'])
 @pytest.mark.slow
 def test_program_of_an_older_sdk_finishes(stack: StackState, tmp_path: Path, version: str) -> None:
-    """An older SDK learns, continues bitwise from its saved state, even for adapters of some layers, and samples."""
+    """An older SDK learns, samples, and continues saved adapters, even of some layers, with bitwise equal losses."""
     done = run_program([str(PROGRAM), stack.base_model], stack, tmp_path, sdk=older_sdk(version))
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout.splitlines()[-1])
