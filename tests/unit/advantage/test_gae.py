@@ -1,4 +1,4 @@
-"""Compares generalized advantage estimation with the explicit sum of the paper."""
+"""Tests of `GAEAdvantage`: the explicit sum of the paper, normalization, token rewards and refused arguments."""
 
 import math
 

@@ -53,7 +53,7 @@ def test_scales_divide_by_their_deviation() -> None:
 
 
 def test_rloo_baseline_is_the_mean_of_the_others() -> None:
-    """The RLOO baseline is the mean of the other rewards: 3 - (1 + 2 + 6) / 3 = 0."""
+    """An RLOO advantage is the reward minus the mean of the other rewards, for example 3 - (1 + 2 + 6) / 3 = 0."""
     assert RLOOAdvantage()([3.0, 1.0, 2.0, 6.0], num_generations=4) == pytest.approx([0, -8 / 3, -4 / 3, 4])
 
 
@@ -67,7 +67,7 @@ def test_rloo_is_unbiased() -> None:
 
 @given(REWARDS)
 def test_advantages_of_a_group_sum_to_zero(case: tuple[int, list[list[float]]]) -> None:
-    """The advantages of a group sum to 0 for every estimator and scale."""
+    """The GRPO and RLOO advantages of a group sum to 0 for every scale."""
     group, rewards = case
     flat = [reward for row in rewards for reward in row]
     for estimator in (GRPOAdvantage(), RLOOAdvantage()):
@@ -87,7 +87,7 @@ def test_constant_bonus_does_not_change_advantages(case: tuple[int, list[list[fl
 
 @given(REWARDS)
 def test_rloo_is_proportional_to_unscaled_grpo(case: tuple[int, list[list[float]]]) -> None:
-    """RLOO is k / (k - 1) times the unscaled GRPO advantage."""
+    """The RLOO advantage in a group of k completions is k / (k - 1) times the unscaled GRPO advantage."""
     group, rewards = case
     flat = [reward for row in rewards for reward in row]
     assert RLOOAdvantage()(flat, group) == pytest.approx(

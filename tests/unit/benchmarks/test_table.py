@@ -32,7 +32,7 @@ def test_page_shows_every_ratio(recorded: dict[str, Any]) -> None:
 
 
 def test_committed_page_shows_the_committed_record() -> None:
-    """The page in the documentation is the one that the record gives, and the record has every row of the table."""
+    """The page in the documentation is the rendered record, and the record has every row of the table, in order."""
     record = json.loads(RECORD.read_text())
     assert PAGE.read_text() == render(record)
     assert [(ratio['work'], ratio['command']) for ratio in record['ratios']] == [

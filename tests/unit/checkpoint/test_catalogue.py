@@ -71,7 +71,7 @@ def test_expired_checkpoint_may_be_overwritten() -> None:
 
 @pytest.mark.parametrize('is_overwrite_allowed', [True, False])
 def test_repeated_request_finds_its_checkpoint(*, is_overwrite_allowed: bool) -> None:
-    """A repeated request finds its checkpoint; another request or state needs permission to overwrite it."""
+    """A repeated request finds its checkpoint; a different request or state needs permission to overwrite it."""
     catalogue = make_catalogue(replace(make_checkpoint(), request_id='ad-1:5:f'))
 
     def match(request_id: str, digest: str = 'd') -> Checkpoint | None:

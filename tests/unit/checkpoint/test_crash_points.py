@@ -1,4 +1,4 @@
-"""A crash at every step of a commit, a replacement, an update and a deletion on disk.
+"""A crash or a disk error at every step of a commit, a replacement, an update and a deletion on disk.
 
 The disk of these tests fails at its n-th change, for every n. A new store must then find either the old state or the
 new one, and no other files.
@@ -140,7 +140,7 @@ def _record_path(root: Path) -> Path:
 
 
 async def _put_or_discard(store: FolderStore) -> None:
-    """Commit the new state as the service does."""
+    """Commit the new state, then discard the writer, as the service does."""
     writer = store.begin(KEY, NEW.manifest)
     try:
         for chunk in iter_chunks(NEW.data, chunk_bytes=1000):

@@ -60,7 +60,7 @@ async def put(store: MemoryStore, number: int) -> AdapterVersion:
 
 
 async def test_failed_deletion_does_not_block_others(threads: Threads) -> None:
-    """A failed deletion does not affect the others, and `add` waits for none of them."""
+    """A failed deletion does not affect other deletions, and `add` does not wait for deletions."""
     store = BrokenStore(threads)
     records = [await put(store, number) for number in (1, 2, 3)]
     Evictions(store).add(records[:2])

@@ -241,7 +241,7 @@ async def test_segment_is_copied_if_memory_is_full(host: Host) -> None:
 
 @pytest.mark.parametrize('is_adopted', [False, True])
 async def test_cancelled_publish_leaves_no_segment(host: Host, *, is_adopted: bool) -> None:
-    """A publish that is cancelled while its segment is opened leaves no segment and no reservation."""
+    """A publish that is cancelled while its segment is created or opened leaves no segment and no reservation."""
     tier, publisher = host.tier(), Segments(host.folder / 'memory')
     segment = publisher.create(STATE_BYTES)
     for _ in range(20):

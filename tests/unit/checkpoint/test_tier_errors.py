@@ -1,6 +1,6 @@
 """An error of the disk or of the shared memory at every step of a change of a version in memory.
 
-The tier must then have the old version, if the change was refused, or the new one, also after a restart.
+A failed change must leave the old version and a successful change the new one, in the tier and after a restart.
 """
 
 import errno

@@ -66,7 +66,7 @@ def test_delta_is_lossless_and_deterministic(pair: tuple[PackedState, PackedStat
 
 
 def test_blocks_cover_a_state_and_share_small_tensors() -> None:
-    """Blocks cover all bytes of a state; small tensors of one element size share a block."""
+    """Blocks cover all bytes of a state; small tensors of the same element size share a block."""
     tensors = {f's{index}': TensorData('float32', (3,), bytes(12)) for index in range(100)}
     tensors['big'] = TensorData('bfloat16', (BLOCK_BYTES,), bytes(2 * BLOCK_BYTES))
     manifest = _state(tensors).manifest
@@ -91,7 +91,7 @@ def test_separately_encoded_blocks_form_the_delta() -> None:
 
 
 def test_small_changes_compress_well() -> None:
-    """Values that change only in their last bits compress to less than 0.4 of their size."""
+    """The delta of values that change only in their last bits takes less than 0.4 of their size."""
     random = np.random.default_rng(0)
     old = random.normal(0, 0.02, 1 << 18).astype(np.float32)
     new = old + random.normal(0, 3e-5, old.size).astype(np.float32)
