@@ -1,4 +1,4 @@
-"""Unit tests of the import of adapters that PEFT saved with all kinds of layer, rank and alpha settings."""
+"""Unit tests of the import of PEFT adapters: supported settings give PEFT's results, and others are refused."""
 
 import json
 import re
@@ -225,7 +225,7 @@ def layers(*paths):
     ],
 )
 def test_adapters_that_take_long_to_compare_are_refused(shapes, change, offending_name):
-    """Long names, names with many parts and large patterns are refused because of their size."""
+    """Long layer names, layer names with many parts, and patterns with many names are refused."""
     with pytest.raises(ValueError, match=offending_name):
         import_adapter(json.dumps({**CONFIG, **change}).encode(), shapes)
 

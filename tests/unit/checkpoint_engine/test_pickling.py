@@ -1,4 +1,4 @@
-"""States and tensors cross process borders by pickle, as Ray and multiprocessing require."""
+"""States and tensors can be pickled, which Ray and multiprocessing require to pass them between processes."""
 
 import pickle
 

@@ -54,7 +54,7 @@ def test_widening_is_exact() -> None:
 
 
 def test_numbers_beyond_float16_are_refused() -> None:
-    """Values beyond float16 raise WeightsOutOfRange with the tensor's name; infinities are kept."""
+    """Finite values beyond float16's range raise WeightsOutOfRange with the tensor's name; infinities are kept."""
     with pytest.raises(WeightsOutOfRange) as caught:
         round_tensors({'big': _tensor([1e6])}, 'float16')
     assert (caught.value.name, caught.value.dtype) == ('big', 'float16')

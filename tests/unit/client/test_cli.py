@@ -1,4 +1,4 @@
-"""The command line: help for every command, and one-line errors for incorrect use."""
+"""Tests of the command line: help, refused options and stack files, durations, and the text of tables."""
 
 import io
 import json

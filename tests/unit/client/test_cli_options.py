@@ -49,6 +49,6 @@ def test_help_names_every_field() -> None:
 
 
 def test_up_refuses_invalid_options() -> None:
-    """Values out of range, non-numbers, missing files and unknown options exit with status 2."""
+    """`twinkle up` exits with status 2 for values out of range, non-numbers, missing files and unknown options."""
     for arguments in (['--samplers', '65'], ['--samplers', 'two'], ['--config', '/nowhere.yaml'], ['--tsl']):
         assert runner.invoke(twinkle, ['up', *arguments]).exit_code == 2

@@ -32,13 +32,13 @@ def _options(folder: Path, **fields: Any) -> StackOptions:
 def test_every_process_without_a_configured_device_needs_gpus(
     tmp_path: Path, fields: dict[str, Any], expected: dict[str, int]
 ) -> None:
-    """A process of a mesh needs one GPU for each rank, and the others one; configured devices are respected."""
+    """A mesh needs one GPU for each rank, and every other process needs one; configured devices are respected."""
     needs = gpu_needs(_options(tmp_path, **fields))
     assert {name: need.count for name, need in needs.items()} == expected
 
 
 def test_processes_of_one_gpu_divide_its_memory() -> None:
-    """A trainer and a sampler on one GPU get half of its memory each, and with two GPUs one GPU each."""
+    """A trainer and a sampler get 45 % of one GPU's memory each, or, with two GPUs, 90 % of one GPU each."""
     needs = {'model': GpuNeed(1), 'sampler': GpuNeed(1)}
     assert divided((), needs) == {}
     assert divided(('0',), needs) == {'model': GpuShare(('0',), 0.45), 'sampler': GpuShare(('0',), 0.45)}
@@ -46,7 +46,7 @@ def test_processes_of_one_gpu_divide_its_memory() -> None:
 
 
 def test_shares_of_a_gpu_never_exceed_its_memory() -> None:
-    """The shares of all processes on a GPU add up to at most nine tenths, for several numbers of GPUs and processes."""
+    """The shares of a GPU's processes add up to at most 0.9, apart from rounding, for several numbers of each."""
     for gpu_count in range(1, 9):
         gpus = tuple(map(str, range(gpu_count)))
         for counts in ({'model': 4, 'sampler': 2, 'sampler-2': 2}, {f'sampler-{index}': 1 for index in range(11)}):
@@ -86,7 +86,7 @@ def test_trainers_of_an_earlier_start_stay_on_the_cpu(tmp_path: Path) -> None:
 
 
 def test_added_samplers_use_the_memory_that_is_left() -> None:
-    """A new sampler gets the GPU with the most unassigned memory, in its engine's form, or is refused."""
+    """A new sampler gets the GPU with the most unassigned memory, as settings of its engine, or is refused."""
     trainer = {'gpus': ['0'], 'gpu_memory_share': 0.6}
     sampler = {'gpus': ['1'], 'engine': 'vllm', 'vllm': {'engine_args': {'gpu_memory_utilization': 0.9, 'seed': 1}}}
     share = unused_share(('0', '1'), [trainer, sampler, {'base_models': []}], 1)
@@ -111,7 +111,7 @@ def test_added_samplers_use_the_memory_that_is_left() -> None:
     ],
 )
 def test_visible_gpus_are_listed(environment: dict[str, str], expected: tuple[str, ...], tmp_path: Path) -> None:
-    """The GPUs are those that the driver lists, or the user's variable; without a driver, the list is empty."""
+    """CUDA_VISIBLE_DEVICES selects GPUs; else all that the driver lists are used. Without a driver, there are none."""
     program = tmp_path / 'nvidia-smi'
     program.write_text('#!/bin/sh\nprintf "0\\n1\\n2\\n"\n')
     program.chmod(program.stat().st_mode | stat.S_IXUSR)

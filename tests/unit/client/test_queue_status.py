@@ -68,7 +68,7 @@ async def test_line_is_updated_and_cleared(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_no_status_is_queried_without_a_terminal() -> None:
-    """No task queries the service outside a blocking call on a terminal."""
+    """Without a terminal, no task is started to query the status."""
 
     async def query() -> wire.GetOperationResponse:
         raise AssertionError

@@ -41,7 +41,7 @@ runner = CliRunner()
 
 @pytest.mark.parametrize('layers', [['linear_attention', 'full_attention'], ['full_attention']])
 def test_models_that_vllm_cannot_run_get_the_torch_engine(tmp_path: Path, layers: list[str]) -> None:
-    """Models with linear attention use vLLM only with torchvision; a chosen engine is never replaced."""
+    """Models with linear attention use vLLM only if torchvision is installed; a chosen engine is never replaced."""
     (tmp_path / 'config.json').write_text(json.dumps({'text_config': {'layer_types': layers}}))
     is_usable = find_spec('vllm') and (find_spec('torchvision') or 'linear_attention' not in layers)
     options = StackOptions(state_dir=tmp_path, base_model=str(tmp_path))
@@ -206,7 +206,7 @@ def test_memory_is_read_without_ps() -> None:
 
 
 def test_other_model_than_the_running_one_is_refused(tmp_path: Path) -> None:
-    """`twinkle up` fails if another base model than the requested one is already running."""
+    """`twinkle up` fails if a different base model than the requested one is already running."""
     _stack(tmp_path, _service('gateway')).save()
     for arguments, status in (([], 0), (['--model', 'tiny'], 0), (['--model', 'other'], 1)):
         assert runner.invoke(app, ['up', *arguments, '--state-dir', str(tmp_path)]).exit_code == status
@@ -233,14 +233,14 @@ def test_several_base_models_keep_their_order(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('text', ['trainer_count: 0', 'trainer_count: two', 'trainer_count: true'])
 def test_invalid_number_of_trainers_is_refused(text: str, tmp_path: Path) -> None:
-    """A stack has at least one trainer per base model."""
+    """A number of trainers that is not a positive integer is refused."""
     (tmp_path / 'stack.yaml').write_text(text)
     with pytest.raises(ValueError, match='trainer_count must be'):
         StackOptions(state_dir=tmp_path).with_file(tmp_path / 'stack.yaml')
 
 
 def test_several_base_models_must_equal_the_running_ones(tmp_path: Path) -> None:
-    """`twinkle up` fails if the running stack has other base models or another order."""
+    """`twinkle up` fails if the running stack has different base models or a different order of them."""
     StackState.create(tmp_path, base_model='tiny', more_models=('other',), services=(_service('gateway'),)).save()
     for names, status in ((['tiny', 'other'], 0), (['tiny'], 1), (['other', 'tiny'], 1)):
         arguments = [part for name in names for part in ('--model', name)]

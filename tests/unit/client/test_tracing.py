@@ -9,7 +9,7 @@ from twinkle_client.tracing import tracing_to
 
 
 def test_each_block_writes_to_its_own_folder(tmp_path: Path) -> None:
-    """Nested blocks write to the outer folder, and spans outside of any block are not written."""
+    """A span is written to the folder of the outermost block, and spans outside of any block are not written."""
     tracer = trace.get_tracer('test')
     for name in ('first', 'second'):
         with tracing_to(tmp_path / name), tracer.start_as_current_span(name), tracing_to(tmp_path / 'inner'):

@@ -48,7 +48,7 @@ def test_noise_alone_rarely_counts_as_learning() -> None:
 
 
 def test_constant_curve_is_not_learning() -> None:
-    """Constant rewards, as from a model whose samples are all wrong, do not count as learning."""
+    """Constant rewards, for example of a model whose samples are all wrong, do not count as learning."""
     assert not judge([-0.1] * 9, is_rising=True).has_learned
 
 
