@@ -42,7 +42,7 @@ def test_an_unlimited_loader_without_batches_finishes() -> None:
 
 
 def test_cursor_fits_every_loader_of_the_same_rows_and_order() -> None:
-    """A cursor depends on the rows, the batch size and the order, and not on ids or the number of epochs."""
+    """A cursor depends on the rows, the batches and the order, and not on ids or the number of epochs."""
     cursor = LOADER.cursor_at(4)
     assert replace(LOADER, loader_id='ld-2', dataset_id='ds-2', epoch_count=9).rows_before(cursor) == 4
     others = {'content_digest': 'e', 'batch_size': 2, 'shuffle_seed': 0, 'is_last_partial_dropped': True}

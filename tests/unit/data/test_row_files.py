@@ -69,7 +69,7 @@ def test_empty_tables_can_be_stored(tmp_path: Path) -> None:
 
 
 def test_digest_depends_on_the_content(tmp_path: Path) -> None:
-    """Equal rows have equal digests, and rows with other tokens have another digest."""
+    """Equal rows have equal digests, and rows with different tokens have different digests."""
     digests = [
         write_and_open(tmp_path / name, encoded(5, seed=seed))[1] for name, seed in {'a': 1, 'b': 1, 'c': 2}.items()
     ]

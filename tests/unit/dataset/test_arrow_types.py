@@ -133,7 +133,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize('suffix', WRITERS)
 @pytest.mark.parametrize('name', SUPPORTED)
 def test_supported_types_become_json_values(tmp_path: Path, name: str, suffix: str) -> None:
-    """A value has the documented form in every format, also within an object, and null stays null."""
+    """A value in a Parquet or Arrow file has the documented form, also within an object, and null stays null."""
     array, expected = SUPPORTED[name]
     path = tmp_path / f'rows.{suffix}'
     WRITERS[suffix](path, pa.table({'x': array, 'n': range(len(array))}))
@@ -224,7 +224,7 @@ def _repeat_name(path: Path) -> None:
 
 @pytest.mark.parametrize('suffix', ['jsonl', 'json', 'parquet', 'csv', 'arrow'])
 def test_two_columns_with_one_name_are_refused(tmp_path: Path, suffix: str) -> None:
-    """A file with two columns of one name is refused, because a row could contain only one of them."""
+    """A file with two columns of the same name is refused, because a row could contain only one of them."""
     path = tmp_path / f'rows.{suffix}'
     _repeat_name(path)
     for read in (rows_of, read_rows, lambda path: list(iter_rows(path))):
@@ -234,7 +234,7 @@ def test_two_columns_with_one_name_are_refused(tmp_path: Path, suffix: str) -> N
 
 @pytest.mark.parametrize('suffix', WRITERS)
 def test_two_fields_with_one_name_are_refused(tmp_path: Path, suffix: str) -> None:
-    """Two fields with one name are refused with the name of the column, because an object could contain only one."""
+    """Two fields of the same name are refused with the column's name, because an object could contain only one."""
     path = tmp_path / f'rows.{suffix}'
     fields = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], ['name', 'name'])
     WRITERS[suffix](path, pa.table({'column': fields}))

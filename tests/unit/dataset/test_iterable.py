@@ -124,7 +124,7 @@ def test_invalid_rows_do_not_end_a_pass_over_items() -> None:
 
 
 def test_stateful_filters_are_reset_in_each_pass(caplog: pytest.LogCaptureFixture) -> None:
-    """A filter and a pipeline remove and log duplicates in every iteration."""
+    """A filter and a pipeline remove and log duplicates in every iteration; a lazy dataset accepts only the filter."""
     rows = [{**chat(text), 'value': value} for text, value in [('a', '1'), ('b', '2'), ('a', 'x'), ('a', '3')]]
     for use in (
         lambda dataset: dataset.filter(DedupFilter()),

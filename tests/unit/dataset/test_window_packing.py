@@ -106,7 +106,7 @@ def test_per_token_fields_are_joined_and_others_kept_per_sample() -> None:
     [{'labels': [1, 2]}, {'attention_mask': [1] * 4}, {'input_ids': [], 'labels': []}, {'pixel_values': [0.5]}],
 )
 def test_rows_that_cannot_be_joined_are_refused(changes: dict[str, list[int]], tiny_llama_dir: Any) -> None:
-    """An empty row, a per-token field of another length and pixels are refused, and nothing is packed."""
+    """An empty row, a per-token field of a different length and pixels are refused, and nothing is packed."""
     dataset = PackingDataset(DatasetMeta(data=[feature(0, 3), {**feature(1, 3), **changes}]))
     dataset.set_template('Template', model_id=str(tiny_llama_dir), max_length=50)
     dataset.is_encoded = True
