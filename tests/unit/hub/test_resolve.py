@@ -93,7 +93,7 @@ def test_built_in_model_has_a_hub_id_and_an_alias(root: Path) -> None:
 
 
 def test_malformed_aliases_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A malformed variable with aliases raises an error."""
+    """A malformed value of `TWINKLE_MODEL_ID_ALIASES` raises HubError."""
     monkeypatch.setenv('TWINKLE_MODEL_ID_ALIASES', 'small')
     with pytest.raises(HubError):
         resolve_model('org/name')
@@ -188,7 +188,7 @@ def test_parsing_and_formatting_are_inverse() -> None:
 
 
 def test_a_repeated_prefix_is_accepted() -> None:
-    """An id with a repeated prefix is the same id, as after `f'ms://{model_id}'`."""
+    """An id with a repeated prefix, for example from `f'ms://{model_id}'`, is the same as with one prefix."""
     assert [str(HubId.parse(text)) for text in ('ms://ms://a/b', 'hf://hf://hf://a/b')] == ['ms://a/b', 'hf://a/b']
 
 

@@ -98,7 +98,7 @@ def test_dataset_that_is_too_large_is_not_downloaded(tmp_path: Path) -> None:
     ],
 )
 def test_permanent_failures_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch, hub_id: str, token: str) -> None:
-    """Invalid tokens and names are refused, and the error does not contain the token."""
+    """Invalid tokens, foreign owners and invalid names are refused, and the error does not contain the token."""
     with running_hub() as hub:
         monkeypatch.setenv('HF_ENDPOINT', hub.url)
         with pytest.raises(UploadRefused) as refusal:

@@ -92,7 +92,7 @@ def test_initialize_sets_seed_and_runtime() -> None:
 def test_incomplete_launchers_are_refused(
     world_size: str, mesh: dict[str, int] | None, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A missing rank, an invalid world size and a mesh of another size are refused before a model is loaded."""
+    """A missing rank, an invalid world size and a mesh of a different size are refused before a model is loaded."""
     twinkle.initialize()
     before = runtime()
     monkeypatch.setenv('WORLD_SIZE', world_size)

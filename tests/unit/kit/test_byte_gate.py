@@ -28,7 +28,7 @@ async def fill(gate: ByteGate, tenant_id: str) -> int:
 
 
 async def test_tenant_over_its_limit_is_refused() -> None:
-    """A request over the limit is refused and reserves no bytes, while other tenants are served."""
+    """A large request beyond its tenant's limit for large requests is refused, and other tenants are served."""
     gate = ByteGate(tenant_bytes=16 * MIB, total_bytes=64 * MIB, wait_seconds=0)
     await gate.take('alice', 15 * MIB)
     with pytest.raises(BytesFull):

@@ -67,7 +67,7 @@ async def test_own_time_of_a_stall_excludes_other_threads() -> None:
 
 
 def compute(seconds: float = BLOCKED_SECONDS) -> None:
-    """Use the processor for some seconds."""
+    """Use the processor for the given number of seconds."""
     begin = time.thread_time()
     while time.thread_time() - begin < seconds:
         sum(range(1000))

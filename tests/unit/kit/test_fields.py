@@ -26,7 +26,7 @@ def test_invalid_ids_are_refused(value: str) -> None:
 
 @pytest.mark.parametrize('value', ['', '.', '..', '.x', 'a/b', 'a b', 'x' * 129])
 def test_names_with_path_syntax_are_refused(value: str) -> None:
-    """A name cannot contain characters that have a meaning in a path."""
+    """Names and adapter ids that are empty, too long, or contain spaces or path syntax are refused."""
     with pytest.raises(InvalidField):
         name_from_proto(value, 'name')
     with pytest.raises(InvalidField):

@@ -1,4 +1,4 @@
-"""Log lines of a service: their form, and their loss while the disk is full."""
+"""Log lines of a service: their form, their loss while the disk is full, and the rotation of log files."""
 
 import json
 import re

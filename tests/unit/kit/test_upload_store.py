@@ -36,7 +36,7 @@ class Storage:
         self.restart()
 
     def restart(self) -> None:
-        """Open another store on the same folder, as after `kill -9`."""
+        """Open a new store on the same folder, for example after `kill -9`."""
         self.store = UploadStore(self.root, clock=self.clock, rules=self.rules)
 
     async def open(self, size_bytes: int, *, upload_id: str = 'u', tenant_id: str = 'alice') -> Upload:
@@ -216,7 +216,7 @@ async def test_a_binding_header_must_be_repeated(binding: Storage, header: Uploa
 
 
 async def test_an_announced_size_may_change(announced: Storage) -> None:
-    """Each stream may announce another size that is not below the number of stored bytes."""
+    """Each stream may announce a different size that is not below the number of stored bytes."""
     upload = await announced.open(10)
     await upload.add(UploadChunk(offset=0, data=b'0123'))
     await upload.close()

@@ -86,7 +86,7 @@ def test_invalid_names_are_refused(folder: Path, name: str) -> None:
 
 
 def test_links_folders_and_wrong_sizes_are_refused(folder: Path) -> None:
-    """Links, folders, pipes and files of another size are refused and leave no files behind."""
+    """Links, folders, pipes and files of a different size are refused and leave no files behind."""
     secret = folder.parent / 'secret'
     secret.write_bytes(b'secret')
     segments = Segments(folder)

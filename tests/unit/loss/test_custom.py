@@ -50,7 +50,7 @@ def test_unused_feature_gets_gradients_of_zero():
 
 
 def test_arguments_are_not_modified():
-    """The caller's arrays are not modified, and gradients are computed under `torch.no_grad`."""
+    """The caller's arrays are not modified, and gradients are computed even under `torch.no_grad`."""
     before = [values.copy() for values in LOGPS]
     with torch.no_grad():
         custom_gradients(lambda _, logps: sum((values * 2).sum() for values in logps), FEATURES, LOGPS)

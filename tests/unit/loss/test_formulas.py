@@ -89,7 +89,7 @@ def test_inseparable_loss_is_not_the_sum_of_its_parts(case):
 
 @every_case
 def test_labels_of_weight_0_have_no_effect(case):
-    """Labels of weight 0 leave the loss, the divisor and the metrics bitwise unchanged."""
+    """Labels of weight 0 leave loss, divisor and metrics bitwise unchanged, for every loss except InfoNCE."""
     arrays = case.arrays(seed=8)
     if case.name == 'InfonceLoss':
         return
@@ -137,7 +137,7 @@ def bits_of(case: Case, arrays: Arrays, *, offset: int) -> list[torch.Tensor]:
 
 @every_case
 def test_batch_without_labels_has_no_loss(case):
-    """The loss and the divisor of a batch without labels are 0."""
+    """The loss and the divisor of a batch without labels are 0, for every loss except InfoNCE."""
     if case.name == 'InfonceLoss':
         return
     output = case.loss(case.arrays(lengths=(0, 0)).torch())

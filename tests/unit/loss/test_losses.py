@@ -82,7 +82,7 @@ def test_registered_name_of_every_loss():
 
 
 def test_losses_declare_known_streams_and_outputs():
-    """Losses declare only known streams and outputs, none of them twice."""
+    """Losses declare only known streams and outputs, and no stream as both required and optional."""
     for case in CASES:
         loss = case.loss
         assert set(loss.required_streams).isdisjoint(loss.optional_streams)

@@ -81,7 +81,7 @@ def test_invalid_plugins_are_refused():
 
 
 def test_a_class_of_this_process_registers_itself():
-    """A class can be registered once under its own name and once under an alias."""
+    """A class can be registered under its name and an alias; a taken name and the base class are refused."""
     losses = registry()
 
     @losses.register()

@@ -311,7 +311,7 @@ def test_every_value_is_a_float_with_a_unit(name):
 
 @pytest.mark.parametrize('name', METRICS.names)
 def test_reset_clears_the_state(name):
-    """A metric after `reset` reports the same as a new one."""
+    """A metric after `reset` reports the values of a new one; only the last learning rate and step count are kept."""
     metric = metric_with_batches(name)
     metric.reset()
     assert not metric.calculate().keys() - {'learning_rate', 'step_count', 'elapsed_seconds'}

@@ -189,7 +189,7 @@ def test_failed_save_leaves_the_earlier_checkpoint(
 def test_checkpoints_of_earlier_releases_can_be_resumed(
     tiny_llama_dir: Path, tmp_path: Path, make_feature: Features
 ) -> None:
-    """A folder with `trainer_state.safetensors` and without digests continues bitwise."""
+    """A run resumed from a folder with `trainer_state.safetensors` and without digests continues bitwise."""
     model = _full_run(tiny_llama_dir)
     _train(model, [make_feature()])
     folder = Path(model.save('old', str(tmp_path)))

@@ -67,7 +67,7 @@ def test_tinkers_losses_return_labels_of_weight_0(engine, make_feature):
 
 @pytest.mark.parametrize('is_shared', [False, True])
 def test_labels_of_weight_0_only_add_log_probabilities(engine, make_feature, is_shared):
-    """Labels of weight 0 have the bits of a pass that weights all labels; the gradient is that of ignored labels."""
+    """Zero weights leave all log-probabilities bitwise unchanged, and give the loss and gradient of ignored labels."""
     engine.create_adapter('b', LoraConfig(r=4, lora_alpha=8, seed=3))
     engine.create_adapter('c', LoraConfig(r=4, lora_alpha=8, seed=9))
     for adapter in 'abc':

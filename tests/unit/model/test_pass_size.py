@@ -1,4 +1,4 @@
-"""The number of rows of a pass on a GPU: the estimate covers the measured memory, and depends on the model only."""
+"""The number of rows of a pass on a GPU: the estimate covers the measured memory, and rows grow with GPU memory."""
 
 import json
 from pathlib import Path

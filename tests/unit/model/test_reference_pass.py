@@ -1,4 +1,4 @@
-"""Tests of forward-only batches that compute the streams of the adapter's loss."""
+"""Tests of forward-only batches without the streams of the adapter's loss, and of a stream that they compute."""
 
 import numpy as np
 import pytest

@@ -186,7 +186,7 @@ async def test_endless_or_slow_body_is_refused() -> None:
 
 
 async def test_disconnect_within_the_body_raises() -> None:
-    """A client that disconnects within the body raises ClientDisconnected."""
+    """Reading the body of a client that disconnects before its end raises ClientDisconnected."""
 
     async def disconnected() -> dict[str, Any]:
         return {'type': 'http.disconnect'}

@@ -126,7 +126,7 @@ async def test_other_weights_are_unknown(name: str) -> None:
 
 
 async def test_public_weights_need_their_base_model() -> None:
-    """Another base model in front of a public path is refused."""
+    """A different base model in front of a public path is refused."""
     with pytest.raises(InvalidField):
         await resolver_of(FakeWeights()).find(ALICE, f'large;{PUBLIC}')
 

@@ -120,7 +120,7 @@ async def test_request_that_reaches_a_lost_sampler_is_not_blamed() -> None:
 
 @pytest.mark.parametrize('kind', ['call', 'version'])
 async def test_loading_call_at_a_lost_sampler_is_not_blamed(kind: str) -> None:
-    """The loss of a sampler is never attributed to a call that loads an adapter and reaches it after the loss."""
+    """A call that loads an adapter or resolves a version at an already lost sampler is never blamed for the loss."""
     harness, culprit, samplers = Harness('a'), sampling('culprit'), LostSamplers()
     harness.dispatch = Dispatch(harness.membership, replica_wait=timedelta(0), begin_wait=timedelta(0))
     replica = await harness.dispatch.find(culprit)

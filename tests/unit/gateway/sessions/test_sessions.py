@@ -22,7 +22,7 @@ REQUEST = SessionRequest(request_id='rq-1', client='test', user_metadata={'a': '
 
 
 class Harness:
-    """Sessions of two tenants that each have a project."""
+    """Sessions and their sweep, projects and tenants, over stores in memory and on one clock."""
 
     def __init__(self) -> None:
         self.clock, self.store = FakeClock(), MemorySessionStore()

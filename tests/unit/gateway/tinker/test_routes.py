@@ -84,7 +84,7 @@ async def test_unknown_path_has_a_detail(api: TinkerApi) -> None:
 
 @pytest.mark.parametrize('key', ['', 'tml-eve', 'sk-alice'])
 async def test_unknown_key_is_refused_by_every_route(api: TinkerApi, key: str) -> None:
-    """Every route responds 401 with a detail to an unknown key."""
+    """Routes respond to an unknown key with 401 and a detail."""
     for path in ('client/config', 'create_session', 'retrieve_future', 'forward_backward', 'telemetry'):
         response = await api.post(path, key=key)
         assert (response.status_code, bool(response.json()['detail'])) == (401, True)
@@ -339,7 +339,7 @@ async def test_unloaded_model_is_deleted(api: TinkerApi) -> None:
 
 
 async def test_failed_future_has_a_category(api: TinkerApi) -> None:
-    """A failed future returns 200 with a category, and its error uses Tinker's field names."""
+    """A failed future returns a category, and an error with Tinker's field names."""
     model_id = await api.model()
     field = 'operation.forward_backward.batch.features[2].labels'
     api.trainer.failures[f'{model_id}:1'] = InvalidField(field, 'is too large')
