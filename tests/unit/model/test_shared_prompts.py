@@ -52,7 +52,7 @@ def gradient_of(engine, name='a'):
 
 
 def assert_same_training(shared, separate, features, **options):
-    """Train one batch on both engines: results are bitwise equal, gradients up to the order of their sums."""
+    """Train one batch on both engines, and return the shared tokens; results must be bitwise equal, gradients nearly."""
     results = [engine.forward_backward('a', features, **options) for engine in (shared, separate)]
     for own, expected in zip(results[0].logps, results[1].logps, strict=True):
         np.testing.assert_array_equal(own, expected)
@@ -73,7 +73,7 @@ def engines(folder, **options):
 @pytest.mark.parametrize('loss', ['CrossEntropyLoss', 'GRPOLoss', 'GSPOLoss', 'PPOLoss', 'CISPOLoss'])
 @pytest.mark.parametrize('are_prompts_counted', [False, True])
 def test_a_group_trains_bitwise_like_separate_rows(tiny_llama_dir, loss, are_prompts_counted):
-    """Losses, metrics and log-probabilities of a group are bitwise equal, and gradients are within 2e-6."""
+    """Losses, metrics and log-probabilities of a group bitwise equal those of separate rows, gradients within 2e-6."""
     rng = random.Random(0)
     shared, separate = engines(tiny_llama_dir)
     for engine in (shared, separate):
@@ -178,7 +178,7 @@ def branches(rng, origins):
 
 @pytest.mark.parametrize('size', [30, 64, 100])
 def test_parts_are_divided_by_computed_rows(tiny_llama_dir, size):
-    """A pass has at most `max_pass_tokens` computed rows, however many tokens they stand for."""
+    """Passes are limited by computed rows, so shared prompts need fewer passes if a pass can contain a prompt."""
     rng = random.Random(size)
     features = [feature for _ in range(4) for feature in group(rng)]
     engine = engine_of(PackedCausalLM.load(tiny_llama_dir), is_shared=True, max_pass_tokens=size)
@@ -211,7 +211,7 @@ def test_split_verbs_share_prompts(tiny_llama_dir):
 
 
 def test_dropout_is_not_shared(tiny_llama_dir):
-    """Each row has separate dropout in training, so rows are shared in evaluation only."""
+    """With dropout, rows are shared in evaluation only, because each row has separate dropout in training."""
     features = group(random.Random(1))
     config = LoraConfig(r=4, lora_alpha=8, lora_dropout=0.5, seed=1)
     engine = engine_of(PackedCausalLM.load(tiny_llama_dir), is_shared=True, config=config)

@@ -350,7 +350,7 @@ def test_schedule_without_steps_left_is_refused(engine, make_feature):
 
 
 def test_dropout_follows_the_seed(model, make_feature):
-    """The same seed gives the same dropout masks, and another seed gives other masks."""
+    """The same seed gives the same dropout masks, and a different seed gives different masks."""
     losses = []
     for seed in (1, 1, 2):
         engine = TrainerEngine(model)

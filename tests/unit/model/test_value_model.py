@@ -29,7 +29,7 @@ def features(make_feature) -> list:
 
 
 def learn(model: TransformersModel, features: list, steps: int) -> list[float]:
-    """Train for some steps with the same target returns; return the losses."""
+    """Train for `steps` steps with the same target returns; return the losses."""
     losses: list[float] = []
     for _ in range(steps):
         losses.append(model.forward_backward(features, **TARGETS)['loss'])
@@ -149,7 +149,7 @@ def test_value_head_in_the_trainer_state_is_loaded(tiny_llama_dir, tmp_path: Pat
 
 
 def test_mismatched_checkpoint_is_refused(tiny_llama_dir, tmp_path: Path, features):
-    """A value head of another width is refused without changes; a critic without adapter refuses a LoRA checkpoint."""
+    """A value head of a wrong width is refused without changes; a critic without adapter refuses a LoRA checkpoint."""
     critic = TransformersValueModel(str(tiny_llama_dir))
     critic.add_adapter_to_model('critic', CONFIG)
     critic.set_optimizer('AdamW', lr=1e-2)

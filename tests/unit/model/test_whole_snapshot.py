@@ -112,7 +112,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize('name', optimizer_names())
 def test_every_optimizer_is_restored_bitwise(model, make_feature, name):
-    """Every installed optimizer is restored bitwise in the middle of an accumulated step, with a value head."""
+    """Every installed optimizer is restored bitwise, with a value head and a gradient that has not been applied."""
     engine = TrainerEngine(model)
     engine.create_adapter('a', LoraConfig(r=4, lora_dropout=0.1, seed=1, target_modules=('q_proj',)))
     options = OPTIONS.get(name, {'lr': 1e-2})
@@ -210,7 +210,7 @@ def test_no_snapshot_while_a_forward_is_pending(engine, make_feature):
 
 
 def test_invalid_snapshots_are_refused(engine, model, make_feature):
-    """An id in use, incomplete snapshots, another rank and malformed tensors are refused and create no adapter."""
+    """An id in use, incomplete snapshots, a different rank and malformed tensors are refused and create no adapter."""
     engine.forward_backward('a', [make_feature()])
     whole = engine.snapshot('a')
     with pytest.raises(AdapterExists):
