@@ -52,7 +52,7 @@ def gradient_of(engine, name='a'):
 
 
 def assert_same_training(shared, separate, features, **options):
-    """Train one batch on both engines, and return the shared tokens; results must be bitwise equal, gradients nearly."""
+    """Train a batch on both engines; check bitwise equal results and nearly equal gradients; return shared tokens."""
     results = [engine.forward_backward('a', features, **options) for engine in (shared, separate)]
     for own, expected in zip(results[0].logps, results[1].logps, strict=True):
         np.testing.assert_array_equal(own, expected)

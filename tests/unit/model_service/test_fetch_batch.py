@@ -82,7 +82,7 @@ async def test_batch_is_fetched_and_the_next_cursor_returned():
 
 
 async def test_repeat_is_answered_without_fetching():
-    """A repeat is answered from the record without the data service; a repeat with another cursor is refused."""
+    """A repeat is answered from the record without the data service; a repeat with a different cursor is refused."""
     harness = Harness()
     adapter_id = await harness.create()
     first = await harness.execute(by_handle(adapter_id, 1))

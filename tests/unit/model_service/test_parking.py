@@ -135,7 +135,7 @@ async def test_incomplete_or_expiring_save_does_not_count(journal, store, save):
 
 
 async def test_another_state_of_the_same_step_has_another_name(journal, store):
-    """Another state at the same step, reached after an undo, is saved under another name."""
+    """A different state at the same step, reached after an undo, is saved under a different name."""
     service = await start(journal, store)
     adapter_id = await _trained(service)
     first = (await _park(service, adapter_id)).checkpoint_path

@@ -1,4 +1,4 @@
-"""Creating, parking and deleting adapters, and their steps, wait at most for the pass that is running."""
+"""Creating, parking and deleting adapters, and their steps, wait at most for the running pass."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
