@@ -146,7 +146,7 @@ def test_every_schedule_is_restored_bitwise_from_json(name, before):
 
 
 def test_the_state_of_another_schedule_is_refused():
-    """The state of another schedule and malformed states are refused and change nothing."""
+    """The state of a different schedule and malformed states are refused and change nothing."""
     *_, step = build_run('StepLR')
     *_, cosine = build_run('CosineAnnealingLR')
     before = scheduler_state(step)

@@ -121,7 +121,7 @@ def test_quantized_model_counts_all_of_its_weights(tiny_qwen3_dir: Path) -> None
 
 
 def test_unsupported_uses_are_refused(tiny_qwen3_dir: Path) -> None:
-    """Unknown formats, and training of weights in four bits, are refused with an error that names the cause."""
+    """Unknown formats, unsupported combinations and training of weights in four bits are refused with the cause."""
     options = partial(EngineOptions, device='cpu', max_pass_tokens=64)
     with pytest.raises(ValueError, match="quantization must be 'nf4' or None, got 'int3'"):
         load_on_mesh(tiny_qwen3_dir, None, options(quantization='int3'))

@@ -92,7 +92,7 @@ def test_grouped_products_equal_the_loop_on_an_accelerator():
 
 
 def test_loop_runs_where_grouped_products_are_unsupported():
-    """The loop runs on CPU, for float32 rows, and for widths that are no multiple of 8."""
+    """The loop runs on a CPU, for float32 rows, and for widths that are not multiples of 8."""
     spans = random_spans()
     assert isinstance(kernel_for(spans, random_tensor(ROWS, INPUTS, seed=1)), SpanLoop)
     assert not is_groupable(spans, random_tensor(ROWS, INPUTS, seed=1))

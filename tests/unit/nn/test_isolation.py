@@ -26,7 +26,7 @@ ODD_WIDTHS = transformers.LlamaConfig(
     max_position_embeddings=256,
     pad_token_id=0,
 )
-"""Widths that are no multiple of a vector register, so rows are unaligned and tensors end in a scalar tail."""
+"""Widths that are not multiples of a vector register, so rows are unaligned and tensors end in a scalar tail."""
 RECURRENT = transformers.Qwen3_5TextConfig(
     hidden_size=64,
     intermediate_size=96,

@@ -8,7 +8,7 @@ from twinkle.nn.row_products import BlockedProducts, add_product, product
 ROWS = 700
 """Number of rows of the products with which shorter ones are compared."""
 SHAPES = [(64, 96), (576, 1536), (1536, 576), (2048, 192), (16, 576), (576, 2)]
-"""Terms and columns. Kernels divide long sums, and choose other divisions for other numbers of columns."""
+"""Terms and columns. Kernels divide long sums, and choose different divisions for different numbers of columns."""
 
 
 def operands(terms: int, columns: int, dtype: torch.dtype, *, is_transposed: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -23,7 +23,7 @@ def operands(terms: int, columns: int, dtype: torch.dtype, *, is_transposed: boo
 @pytest.mark.parametrize('is_transposed', [False, True])
 @pytest.mark.parametrize(('terms', 'columns'), SHAPES)
 def test_rows_do_not_depend_on_other_rows(terms, columns, dtype, is_transposed):
-    """A row has the same bits in products of any other number of rows, from 16 on, and at any position."""
+    """A row has bitwise the same result in products of any number of rows from 16 on, and at any position."""
     rows, weight = operands(terms, columns, dtype, is_transposed=is_transposed)
     whole = product(rows, weight)
     for count in (16, 48, 64, 100, 128, 144, 320, 512, 652):
