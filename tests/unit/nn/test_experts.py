@@ -208,7 +208,7 @@ def test_merged_folders_give_the_adapters_results(folder, model, tmp_path, is_st
 
 
 def test_adapters_of_another_number_of_experts_are_refused(folder, model, tmp_path):
-    """A rank above the limit, fewer or more experts than the base model has, and a rank that does not fit are refused."""
+    """A rank above the limit or unlike that of the tensors, and fewer or more experts than in the base, are refused."""
     base = ModelFolder.open(folder)
     config = CONFIGS['down']
     state = LoraWeights.create(model.targets, config, seed=0).peft_state()

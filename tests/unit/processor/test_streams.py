@@ -90,7 +90,7 @@ def test_malformed_streams_are_refused(name):
 
 
 def test_features_must_have_equally_many_candidates():
-    """The first feature with another number of candidates is refused."""
+    """The first feature with a different number of candidates is refused."""
     narrow = {name: [row[:1] for row in rows] for name, rows in TOPK.items()}
     with pytest.raises(InvalidFeatures) as refusal:
         pack({**FEATURE, **TOPK}, {**FEATURE, **TOPK}, {**FEATURE, **narrow})

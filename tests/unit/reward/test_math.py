@@ -29,7 +29,7 @@ def chats(*completions: str) -> list[dict[str, object]]:
 
 @pytest.fixture(scope='module')
 def reward() -> MathReward:
-    """Return a reward that all tests of this file share, together with its process."""
+    """Return a reward that several tests share, together with its process."""
     return MathReward(seconds=60)
 
 

@@ -34,7 +34,7 @@ class TwoAnswers:
         return trajectory
 
     def step(self, message: Any, *, is_last: bool) -> EnvStep:
-        """Request another turn."""
+        """Request another turn twice, then end the chat."""
         del message, is_last
         self.remaining -= 1
         return EnvStep(messages=[{'role': 'user', 'content': 'more'}], is_done=self.remaining < 0)

@@ -248,7 +248,7 @@ def test_without_a_seed_a_turn_of_all_chats_is_one_call(template):
 
 
 def test_environments_of_one_trajectory_share_a_seed(template):
-    """All samples of a trajectory get the same environment seed, and other trajectories get another."""
+    """All samples of a trajectory get the same environment seed, and those of another one get a different seed."""
     envs: list[Counting] = []
 
     def make() -> Counting:

@@ -22,7 +22,7 @@ class Sums:
         return {'question': f'What is {index} + 1?', 'answer': str(index + 1), 'metadata': {}}
 
     def score_answer(self, answer: str | None, entry: Any) -> float:
-        """Return 1 for the right answer, 0.25 for another and 0 for None."""
+        """Return 1 for the right answer, 0.25 for a wrong one and 0 for None."""
         if answer is None:
             return 0.0
         return 1.0 if answer == entry['answer'] else 0.25

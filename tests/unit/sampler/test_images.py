@@ -85,7 +85,7 @@ def test_the_trainer_computes_the_same_log_probabilities(folder):
 
 
 def test_inconsistent_media_are_refused(folder, tiny_llama_dir):
-    """Images for a text model or engine, and positions of another prompt, are refused."""
+    """Images for a text model or engine, and positions of a wrong length, are refused."""
     feature = Template(str(folder)).encode(MEDIA_CHAT, add_generation_prompt=True)
     text = Template(str(folder)).encode(TEXT, add_generation_prompt=True)
     refuse_media(text)
