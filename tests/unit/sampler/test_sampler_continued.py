@@ -122,7 +122,7 @@ def test_continued_run_equals_the_uninterrupted_one(run_factory, prompt, given_p
 
 
 def test_continued_runs_are_not_affected_by_other_requests(model, tokenizer, adapter):
-    """An interrupted run continues identically beside another request in a small engine, which is not affected."""
+    """An interrupted run continues identically in a small engine, and a request beside it is not affected."""
     params = SamplingParams(max_tokens=9, seed=3, num_samples=2, ignore_eos=True)
     other = SamplingParams(max_tokens=12, ignore_eos=True, seed=9)
     run = InterruptedRun(make_engine(model, tokenizer), LONG, params, adapter)

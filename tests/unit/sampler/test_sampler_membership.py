@@ -165,7 +165,7 @@ async def test_gateways_are_notified_before_the_stop(gateway):
 
 
 async def test_drain_does_not_wait_for_a_gateway_that_stops_first():
-    """A gateway that ends its lease and does not answer any more is not waited for, as when a stack stops."""
+    """A drain does not wait for a gateway that ended its lease and no longer responds, as when a stack stops."""
 
     class StoppingGateway(FakeGateway):
         """A gateway that ends its lease after the first report, and then hangs."""

@@ -1,4 +1,4 @@
-"""The version store over fakes: waiting, loading once, evicting idle versions, and never serving another version."""
+"""The version store over fakes: waiting, loading once, evicting idle versions, and never serving a wrong version."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -120,7 +120,7 @@ async def test_unknown_adapter_may_be_published_later(store, source):
 
 
 async def test_incompatible_adapter_is_refused(store, source):
-    """An adapter of another base model or of another shape is refused at every request."""
+    """An adapter of a different base model or with unsuitable tensors is refused at every request."""
     source.publish('alice', lora_weights(1, base_model='other'))
     source.publish('alice', lora_weights(1, adapter_id='odd', tensors={'x': TensorData('bool', (1,), b'\0')}))
     for _ in range(2):

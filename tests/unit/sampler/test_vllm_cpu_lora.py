@@ -115,7 +115,7 @@ def test_adapters_that_finish_leave_the_others_stacked():
 
 
 def test_unequal_adapters_are_multiplied_separately():
-    """Adapters of other ranks or parts, few adapters, and unequal numbers of rows use no batched product."""
+    """Adapters of different ranks or parts, few adapters, and unequal numbers of rows use no batched product."""
     a, b = stacks(3, 2, 3, 3, 3, 3)
     b[1][3].zero_()
     for slots in ([0, 1, 2, 4], [0, 2, 3, 4], [0, 2, 4], [0] * 9 + [2, 4, 5]):
@@ -128,7 +128,7 @@ def test_unequal_adapters_are_multiplied_separately():
 
 
 def test_values_of_an_adapter_reach_no_other_adapter():
-    """NaN in the factors or inputs of an adapter makes its own rows NaN only, also if rows fill up those of others."""
+    """NaN or infinity in an adapter's factors or inputs affects only its own rows, also in padded batched products."""
     a, b = stacks(2, 2, 2, 2)
     a[0][1] = float('nan')
     slots = torch.tensor([1, 0, 2, 3, 0, 2])

@@ -30,7 +30,7 @@ def test_arrays_and_lists_are_equivalent() -> None:
 
 
 def test_last_token_may_have_a_label() -> None:
-    """The label of the last token is used, as in a long example that was split."""
+    """The label of the last token is used, for example in a long example that was split."""
     assert _columns({'input_ids': [1, 5], 'labels': [5, 9]}) == ([1, 5], [5, 9], [1.0, 1.0])
 
 

@@ -111,7 +111,7 @@ def test_trainer_and_sampler_logprobs_agree(folder):
 
 
 def test_mismatched_audio_fields_are_refused(template, folder, tmp_path):
-    """Audio fields that do not match the clip or the model are refused, and so are position ids with three axes."""
+    """Fields that do not match the clip or model, positions on three axes, and audio for a vision model are refused."""
     feature = template.encode(chat('<audio>', audios=[wav(sound(1.0))]))
     model = TransformersModel(str(folder))
     model.add_adapter_to_model('default', LoraConfig(r=4))
