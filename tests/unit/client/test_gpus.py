@@ -111,7 +111,7 @@ def test_added_samplers_use_the_memory_that_is_left() -> None:
     ],
 )
 def test_visible_gpus_are_listed(environment: dict[str, str], expected: tuple[str, ...], tmp_path: Path) -> None:
-    """CUDA_VISIBLE_DEVICES selects GPUs; else all that the driver lists are used. Without a driver, there are none."""
+    """CUDA_VISIBLE_DEVICES selects GPUs; otherwise all GPUs of the driver are used. No driver means no GPUs."""
     program = tmp_path / 'nvidia-smi'
     program.write_text('#!/bin/sh\nprintf "0\\n1\\n2\\n"\n')
     program.chmod(program.stat().st_mode | stat.S_IXUSR)

@@ -68,7 +68,7 @@ async def test_line_is_updated_and_cleared(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_no_status_is_queried_without_a_terminal() -> None:
-    """Without a terminal, no task is started to query the status."""
+    """No task is started to query the status if the output is no terminal."""
 
     async def query() -> wire.GetOperationResponse:
         raise AssertionError

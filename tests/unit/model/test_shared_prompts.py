@@ -211,7 +211,7 @@ def test_split_verbs_share_prompts(tiny_llama_dir):
 
 
 def test_dropout_is_not_shared(tiny_llama_dir):
-    """With dropout, rows are shared in evaluation only, because each row has separate dropout in training."""
+    """Rows of an adapter with dropout are shared in evaluation only, because dropout differs by row in training."""
     features = group(random.Random(1))
     config = LoraConfig(r=4, lora_alpha=8, lora_dropout=0.5, seed=1)
     engine = engine_of(PackedCausalLM.load(tiny_llama_dir), is_shared=True, config=config)

@@ -15,7 +15,7 @@ def _config(**fields: object) -> ModelConfig:
 
 
 def test_passes_on_a_cpu_have_1024_rows() -> None:
-    """On a CPU, passes have 1024 rows and store all activations, unless the configuration sets other values."""
+    """Passes on a CPU have 1024 rows and store all activations, unless the configuration sets other values."""
     assert pass_size_of(_config()) == PassSize(1024, is_checkpointed=False)
     assert pass_size_of(_config(pass_tokens=64)) == PassSize(64, is_checkpointed=False)
     assert pass_size_of(_config(activation_checkpointing=True)) == PassSize(1024, is_checkpointed=True)

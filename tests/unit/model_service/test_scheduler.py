@@ -383,7 +383,7 @@ def test_each_tenant_has_one_verb_in_a_limited_batch() -> None:
 
 
 def test_weights_apply_in_limited_batches() -> None:
-    """In limited batches, a tenant of weight 3 runs three times as many verbs as tenants of weight 1."""
+    """A tenant of weight 3 runs three times as many verbs as tenants of weight 1 if batches are limited."""
     scheduler = Scheduler(batch_tokens=BUDGET, weights={'t0': 3.0})
     scheduler.bound(128)
     absent = [ready_verb(f'a{tenant}-{number}', 64, tenant=f't{tenant}') for tenant in range(4) for number in range(9)]
