@@ -1,4 +1,4 @@
-"""Malformed Publish, Subscribe and Fetch calls are refused with a reason and a field, and leave no state."""
+"""Malformed Publish, Subscribe and Fetch calls are refused, and a refused publish leaves no state."""
 
 import dataclasses
 from collections.abc import AsyncIterator, Callable
@@ -113,7 +113,7 @@ BAD_PUBLISHES = {
 
 @pytest.mark.parametrize('case', BAD_PUBLISHES)
 async def test_bad_publish_is_refused_with_reason_and_field(service: Running, case: str) -> None:
-    """A malformed publish leaves no state, and its error contains the reason and the field."""
+    """A malformed publish leaves no state, and its error contains the reason and the name of an invalid field."""
     edit, reason, field = BAD_PUBLISHES[case]
     frames = edit(publish_frames(make_state(1)))
     failure = await failure_of(service.streams.Publish(stream_of(*frames)))

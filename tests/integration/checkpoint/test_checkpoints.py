@@ -1,4 +1,4 @@
-"""The checkpoint service over loopback: get, list, download, expire and watch checkpoints."""
+"""The checkpoint service over loopback: save, get, list, download, delete, expire and watch checkpoints."""
 
 import io
 import random

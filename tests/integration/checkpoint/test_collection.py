@@ -1,4 +1,4 @@
-"""Versions that are unused for a long time are deleted, and their numbers are not reused."""
+"""Tests of the deletion of unused versions, and of deletions during a fetch, a pin or errors of the disk."""
 
 import errno
 from collections.abc import AsyncIterator

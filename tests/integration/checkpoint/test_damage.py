@@ -1,4 +1,4 @@
-"""Every method reports damage to a stored file of a checkpoint, or returns the undamaged bytes."""
+"""Methods that read stored files of checkpoints and versions report damage to a file, or return undamaged bytes."""
 
 from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import suppress
@@ -61,7 +61,7 @@ def flip_a_bit(path: Path, place: float) -> None:
 async def test_damaged_checkpoint_is_refused_by_every_verb(
     tmp_path: Path, name: str, damage: Callable[[Path, float], None]
 ) -> None:
-    """Every method fails with DATA_LOSS or uses the unchanged bytes, even after a restart; damage is logged once."""
+    """Methods that read the files fail with DATA_LOSS or use unchanged bytes; each service logs the damage once."""
     places = {'p0': 0.0, 'p1': 0.31, 'p2': 1.0}
     archives: dict[str, bytes] = {}
     async with serving(tmp_path) as service:
@@ -139,7 +139,7 @@ async def test_damaged_version_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('first', [1, 2])
 async def test_number_of_a_deleted_damaged_version_is_not_used_again(first: int, tmp_path: Path) -> None:
-    """The number of a deleted version is refused after a restart, although it was the newest one, or the only one."""
+    """The number of a deleted damaged version is refused after a restart, even if it was the newest or only version."""
     async with serving(tmp_path) as service:
         with acting_for(ALICE):
             for version in range(first, 3):
@@ -216,7 +216,7 @@ def _stored(state_dir: Path, name: str, checkpoint: str = 'best') -> Path:
 async def _assert_refused_or_equal(
     service: Running, archives: dict[str, bytes], lines: Sequence[MutableMapping[str, Any]]
 ) -> None:
-    """Check that all methods refuse a checkpoint, which is logged once, or that all methods return it unchanged.
+    """Check that each checkpoint is either refused by all methods and logged once, or returned unchanged by all.
 
     Args:
         service: The service.
@@ -229,7 +229,7 @@ async def _assert_refused_or_equal(
 
 
 async def _is_refused(service: Running, name: str, archive: bytes) -> bool:
-    """Return whether a checkpoint is refused as damaged, and check that all methods agree about it."""
+    """Return whether a checkpoint is refused as damaged, and check that all methods that read its files agree."""
     path = f'twinkle://ad-1/weights/{name}'
     internal = checkpoint_service_pb2_grpc.CheckpointServiceStub(service.channel)
     verify = wire.VerifyCheckpointRequest(checkpoint_path=path)

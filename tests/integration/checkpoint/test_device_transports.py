@@ -1,4 +1,4 @@
-"""Client and service send states over a device transport, and as bytes after any failure of the transport."""
+"""The service sends states to clients over a device transport, and as bytes after any failure of the transport."""
 
 import asyncio
 import os
@@ -80,7 +80,7 @@ async def test_transport_is_used_only_if_both_ends_name_it_and_it_pays(tmp_path:
 
 
 async def test_segment_is_preferred_to_a_transport(service: Running, tmp_path: Path) -> None:
-    """A follower on the sender's host maps the segment, although it offers gloo too."""
+    """A client on the service's host receives a version in shared memory, although it offers gloo too."""
     client = WeightClient(service.channel, segments=Segments(tmp_path / 'memory'), devices=gloo())
     await service.weights.publish_version('ad-1', STATES[0], version=1)
     assert (await client.fetch_version('ad-1')).encoding is Encoding.SHARED_MEMORY

@@ -199,13 +199,13 @@ async def test_random_bytes_are_refused(service: Running) -> None:
     ],
 )
 async def test_bad_uploads_are_refused(service: Running, parts: list[Any], reason: str, field: str) -> None:
-    """The error for a malformed upload stream contains the reason and the field."""
+    """The error for a malformed upload stream contains the reason and the name of an invalid field."""
     failure = await failure_of(_upload(service, *parts))
     assert (failure.reason, failure.field) == (reason, field)
 
 
 async def test_an_upload_has_one_stream_at_a_time(service: Running) -> None:
-    """A second stream of an upload is refused until the first stream ends."""
+    """A second stream of an upload is refused while the first stream is open."""
     begun, release = asyncio.Event(), asyncio.Event()
 
     async def slow() -> AsyncIterator[Any]:

@@ -202,7 +202,7 @@ async def test_one_of_two_conflicting_publishes_is_refused(service: Running) -> 
 
 @pytest.mark.parametrize('version', [1, 2])
 async def test_older_or_other_version_is_a_conflict(service: Running, version: int) -> None:
-    """A publish under a number that is in use or below the newest is refused."""
+    """A publish is refused if its number is below the newest one, or belongs to a different state."""
     await service.weights.publish_version('ad-1', make_state(1), version=2)
     failure = await failure_of(service.streams.Publish(stream_of(*publish_frames(make_state(9), version=version))))
     assert (failure.code, failure.reason) == ('ABORTED', 'VERSION_CONFLICT')

@@ -72,7 +72,7 @@ async def test_interrupted_upload_is_resumed(gateway: FakeGateway, model: MultiL
 
 
 async def test_repeated_batch_is_not_uploaded_again(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """The id of an upload is derived from its content, so a repeated batch needs only one query."""
+    """The id of an upload is derived from its content, so a repeated batch needs only one call of UploadBatch."""
     await model.forward_backward.aio([FEATURE])
     before = len(gateway.calls['UploadBatch'])
     await model.forward_backward.aio([FEATURE])

@@ -71,7 +71,7 @@ async def test_preprocessor_object_becomes_name_and_arguments(gateway: FakeGatew
 
 
 async def test_function_is_refused(client: TwinkleClient) -> None:
-    """A function is refused, because code is not sent, and the error names the accepted types."""
+    """A function is refused, because code is not sent, and the error says what to pass instead."""
     with pytest.raises(TypeError, match='name'):
         await Dataset('org/name', client=client).map.aio(lambda row: row)
 

@@ -109,7 +109,7 @@ async def test_ipv6_address_is_supported() -> None:
 
 @asynccontextmanager
 async def _serving(answer: Handler, host: str, *, connections: int) -> AsyncIterator[int]:
-    """Handle the given number of connections at a free port, and wait until all of them are closed."""
+    """Serve on a free port, and wait at the end until the given number of connections is closed."""
     closed = asyncio.Semaphore(0)
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -19,7 +19,7 @@ REFUSED = failure(grpc.StatusCode.INVALID_ARGUMENT, 'INVALID_FIELD', field='name
 
 
 async def test_traceback_of_a_refused_call_shows_the_program(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """The traceback ends at the call, without the frames of the transport; `.aio` raises the same error."""
+    """The traceback of a call has one frame of the client, at its end; `.aio` raises the same error."""
     gateway.fail('GetServerInfo', REFUSED, REFUSED)
     with pytest.raises(UsageError) as refusal:
         await asyncio.to_thread(client.get_server_info)

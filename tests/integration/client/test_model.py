@@ -176,7 +176,7 @@ async def test_refusal_of_a_call_does_not_fail_concurrent_calls(
 async def test_unjournaled_operation_of_a_pipeline_is_sent_again(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """A retryable response within a pipeline is retried on the same stream."""
+    """An operation that gets a retryable response within a pipeline is sent again on the same stream."""
     gateway.fail('Answer', failure(grpc.StatusCode.UNAVAILABLE, 'JOURNAL_UNAVAILABLE', retry_seconds=0.01))
     async with model.pipeline():
         await model.forward_backward.aio([FEATURE])
@@ -187,7 +187,7 @@ async def test_unjournaled_operation_of_a_pipeline_is_sent_again(
 async def test_policy_inputs_are_aligned_with_the_labels(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """A scalar applies to every label; a list contains a number, or a pair of a token and a number, for each label."""
+    """One number applies to all labels; a list has a number per label, or is a sampler's log-probabilities."""
     await model.forward_backward.aio(
         inputs=[FEATURE, FEATURE],
         advantages=[0.5, -1.0],

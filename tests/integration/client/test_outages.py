@@ -96,7 +96,7 @@ async def test_expected_refusals_are_not_reported(
 async def test_service_that_a_running_response_waits_for_is_reported(
     gateway: FakeGateway, client: TwinkleClient, warnings: Warnings
 ) -> None:
-    """Silent streams share one warning; the next outage of the same streams is reported again."""
+    """Silent streams share one warning; the next outage of the service is reported again."""
     sampler = Sampler('tiny', client=client)
     streams = [asyncio.create_task(read_all(sampler)) for _ in range(3)]
     for count in (1, 2):

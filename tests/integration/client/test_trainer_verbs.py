@@ -161,7 +161,7 @@ async def test_custom_loss_in_torch_is_differentiated(gateway: FakeGateway, mode
 async def test_invalid_gradient_of_a_custom_loss_is_refused(
     gateway: FakeGateway, model: MultiLoraTransformersModel, returned: object
 ) -> None:
-    """The client refuses values that do not fit the features, and the adapter remains usable."""
+    """The client refuses an invalid loss or gradient, and the adapter remains usable."""
     with pytest.raises(ValueError, match=r'loss|gradients'):
         await model.forward_backward_custom.aio(FEATURE, lambda *_: returned, framework='numpy')
     await model.zero_grad.aio()
@@ -171,7 +171,7 @@ async def test_invalid_gradient_of_a_custom_loss_is_refused(
 async def test_custom_loss_is_not_interleaved_with_other_operations(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """A step that is submitted while the loss is computed is applied after its gradient."""
+    """A step that is submitted while a custom loss is computed is applied after the gradient of that loss."""
     step = []
 
     def loss_fn(features, logps):

@@ -1,4 +1,4 @@
-"""Commands for training, run against a gateway."""
+"""The commands `estimate`, `sample` and `runs`, run against a fake gateway."""
 
 import asyncio
 
@@ -66,7 +66,7 @@ async def test_empty_prompt_is_refused_before_it_is_sent(gateway: FakeGateway, r
     ],
 )
 async def test_runs_show_the_state_of_their_next_operation(gateway: FakeGateway, run, record, state: str) -> None:
-    """The list of runs shows whether the next operation is queued or running."""
+    """The list of runs shows whether a run is idle, or its next operation is queued or running."""
     if record is not None:
         gateway.memory.queue.append(record)
     result = await run('runs')
