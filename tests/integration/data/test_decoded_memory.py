@@ -1,4 +1,4 @@
-"""The memory of the data service stays near its limit although uploaded files would decode to far more."""
+"""The memory of the data service stays near its limit although files would decode to far more."""
 
 import asyncio
 import json

@@ -103,7 +103,7 @@ async def test_lazy_dataset_survives_a_restart(tmp_path: Path, tiny_llama_dir: P
 
 
 async def test_invalid_row_is_named_when_it_is_read(service: RunningData, tiny_llama_dir: Path) -> None:
-    """Rows before an invalid row are read, and the error contains the row's index in the dataset, not in the batch."""
+    """Batches before an invalid row can be read, and the error contains the row's index in the dataset."""
     source = chats(*(chat('question', 'a ' * (90 if index == 3 else 1)) for index in range(5)))
     dataset = await create(service, source, set_template(tiny_llama_dir, max_length=100), ENCODE)
     loader = await service.open(dataset.dataset_id, 2)

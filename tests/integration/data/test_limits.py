@@ -72,7 +72,7 @@ async def refuse_steps(service: RunningData) -> None:
 
 
 async def test_export_with_columns_is_limited(tmp_path: Path) -> None:
-    """The memory limit applies to an export in a column format, but not to JSON lines, which are written row by row."""
+    """The memory limit applies to an export as CSV, but not to an export as JSON lines, which is written row by row."""
     async with serving_data(tmp_path) as service:
         dataset = await service.create(rows(*({'x': 'x' * 1000} for _ in range(100))))
     async with serving_data(tmp_path, dataset_bytes=50_000) as service:

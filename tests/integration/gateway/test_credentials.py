@@ -1,4 +1,4 @@
-"""Tests the authentication of every method of every contract, with all kinds of invalid keys."""
+"""Tests the credentials and scopes that every method of every contract requires."""
 
 import asyncio
 import importlib

@@ -102,7 +102,7 @@ async def test_waiting_request_is_aborted_without_a_sampler(tmp_path: Path) -> N
 
 
 async def test_waiting_requests_run_elsewhere_when_their_sampler_leaves(tmp_path: Path) -> None:
-    """If a sampler leaves, its waiting requests run once on another sampler, and its running requests finish on it."""
+    """If a sampler is drained, its waiting requests run once on another sampler, and its running requests finish."""
     leaving = small_sampler()
     async with running_fleet(tmp_path, leaving) as fleet:
         requests = requests_of(SENT_COUNT + 6)

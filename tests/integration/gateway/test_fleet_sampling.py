@@ -146,7 +146,7 @@ async def test_commands_reach_every_replica(tmp_path: Path) -> None:
 
 
 async def test_loads_and_residents_cover_the_fleet(tmp_path: Path) -> None:
-    """Loads are added up, and a version on several replicas is listed once, across pages."""
+    """Sequence counts are added up, cache usage is averaged, and a version on several replicas is listed once."""
     load = engine_pb2.EngineLoad(running_sequence_count=2, max_sequence_count=10, kv_usage=0.5, tokens_per_second=3)
     samplers = [
         FakeSampler(load=load, versions={'a': {1, 2}, 'b': {3}}),
@@ -267,7 +267,7 @@ async def test_unknown_base_model_is_named(tmp_path: Path) -> None:
 
 
 async def test_random_bytes_cause_no_internal_error(tmp_path: Path) -> None:
-    """Random bytes to any sampling method never cause INTERNAL."""
+    """Random bytes that are sent to any method of the sampler service never cause INTERNAL."""
     generator = random.Random(0)
     service = wire.DESCRIPTOR.services_by_name['SamplerService']
     async with running_fleet(tmp_path, FakeSampler()) as fleet:

@@ -27,7 +27,7 @@ def register(gateway, **fields):
 
 
 async def test_registration_needs_the_internal_token(tmp_path: Path) -> None:
-    """A key with all scopes, a wrong token and missing credentials may neither register a replica nor hold a lease."""
+    """A caller without the token can neither register a replica nor hold a lease, even with a key with all scopes."""
     async with running_gateway(tmp_path) as gateway:
         stub = fleet_service_pb2_grpc.FleetServiceStub(gateway.channel)
         request = wire.RegisterRequest(replica=replica_of(UNREACHABLE, 'r'))

@@ -156,7 +156,7 @@ async def test_ids_of_another_tenant_are_not_found(gateway: RunningGateway, upst
 
 
 async def test_errors_of_bad_requests_name_the_field(gateway: RunningGateway) -> None:
-    """The error for a missing id or a negative page size names the field; an invalid page token has another reason."""
+    """The error for a missing id or a negative page size names the field; an invalid page token has its own reason."""
     cases = [
         (catalogue(gateway).GetRun(catalogue_service_pb2.GetRunRequest(), metadata=ADMIN), 'run_id'),
         (

@@ -92,7 +92,7 @@ async def test_clients_need_a_key_and_no_certificate(tmp_path: Path, folder: Pat
 
 
 async def test_sampler_joins_only_with_its_certificate_and_the_token(tmp_path: Path, folder: Path) -> None:
-    """A sampler joins only with the token and a sampler's certificate."""
+    """A sampler joins only at the internal address, with the token and a sampler's certificate."""
     async with _gateway(tmp_path, tls=tls_of(folder, 'gateway')) as gateway:
         public, internal = gateway.server.addresses
         assert await _register(public, _client_of(folder)) == 'PEER_NOT_TRUSTED'

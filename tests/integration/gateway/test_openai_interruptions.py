@@ -115,7 +115,7 @@ async def test_stopped_reader_blocks_only_one_stream(running: OpenAiGateway) -> 
 
 
 async def test_error_in_a_stream_is_its_last_event(running: OpenAiGateway) -> None:
-    """A sequence that the engine aborts ends its stream with an error event, and the SDK raises it."""
+    """A sequence that the engine aborts ends its stream with an error event, for which the SDK raises an error."""
     stream = await running.client().chat.completions.create(
         model='tiny',
         messages=[{'role': 'user', 'content': 'a'}],
@@ -141,7 +141,7 @@ async def test_disconnect_within_a_body_is_not_a_server_error(running: OpenAiGat
 
 
 async def test_draining_server_ends_slow_calls_with_an_error(tmp_path: Path) -> None:
-    """A draining server refuses new calls, and ends running calls that take too long with an error."""
+    """A server that stops ends running calls that take too long with an error, and then accepts no connections."""
     async with openai_gateway(tmp_path, CountingEngine()) as running:
         async with httpx.AsyncClient(timeout=60) as client:
             url = f'{running.base_url}/completions'

@@ -167,7 +167,7 @@ async def test_sdk_scores_chosen_and_drawn_tokens(api: TinkerApi, tiny_llama_dir
 
 
 async def test_copies_of_a_client_sample_independently(api: TinkerApi) -> None:
-    """Pickled copies of a client sample independently, even in another process."""
+    """Pickled copies of a client return the samples of the original for the same seed, even in another process."""
 
     def run() -> None:
         with api.client() as service:

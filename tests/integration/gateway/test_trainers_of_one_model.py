@@ -122,7 +122,7 @@ class Deployment:
         return self.adapters.TakeOver(request, metadata=ADMIN)
 
     def end_lease(self) -> Any:
-        """Start a call of EndLease, which any of the trainers may carry out."""
+        """Start a call of EndLease, which the gateway sends to the trainers in turn until one has ended a lease."""
         request = adapter_service_pb2.EndLeaseRequest(base_model=self.base_model)
         return self.adapters.EndLease(request, metadata=ADMIN)
 

@@ -158,7 +158,7 @@ async def test_gateway_that_lost_its_lease_rejoins(storage: SharedStorage) -> No
 
 
 async def test_futures_of_a_stopped_gateway_run_at_the_other_one(storage: SharedStorage) -> None:
-    """The other gateway runs the remaining futures of a stopped gateway without waiting until its lease expires."""
+    """The other gateway runs the remaining futures of a stopped gateway before the stopped gateway's lease expires."""
     blocked = Recorder()
     blocked.gate.clear()
     async with storage.gateway() as remaining:

@@ -51,7 +51,7 @@ async def wait_until(deployment: TwoTenants, run_id: str, *, is_active: bool) ->
 
 
 async def failures(deployment: TwoTenants, adapter: sampling_pb2.AdapterRef, tenant_id: str) -> list[Failure]:
-    """Return the failures of all methods that sample from an adapter."""
+    """Return the failures of the methods that sample from, score with or load an adapter."""
     stub: Any = sampler_service_pb2_grpc.SamplerServiceStub(deployment.gateway.channel)
     metadata = bearer(deployment.secrets[tenant_id])
     prompt = sampling_pb2.Prompt(token_ids=ints([1, 2]))
@@ -66,7 +66,7 @@ async def failures(deployment: TwoTenants, adapter: sampling_pb2.AdapterRef, ten
 
 
 async def test_rpcs_name_the_call_that_publishes(deployment: TwoTenants) -> None:
-    """The error of every sampling method states, to the adapter's tenant only, that no version is published."""
+    """The errors of sampling, scoring and loading state, to the adapter's tenant only, that no version is published."""
     run_id = await make_unpublished(deployment)
     for adapter in (
         sampling_pb2.AdapterRef(adapter_id=run_id),

@@ -231,7 +231,7 @@ async def test_unusable_address_stops_the_program(listen: str) -> None:
 
 
 async def test_cancelled_stream_closes_its_generator() -> None:
-    """The cleanup of a servicer runs as soon as the client disconnects."""
+    """The cleanup of a servicer runs as soon as the client cancels the call."""
     async with _serving() as (servicer, _, channel):
         stub = dataset_service_pb2_grpc.DatasetServiceStub(channel)
         call = stub.ExportDataset(dataset_service_pb2.ExportDatasetRequest())
@@ -301,7 +301,7 @@ async def test_calls_that_a_stopping_server_cancels_can_be_repeated() -> None:
 
 
 async def test_health_needs_no_credentials() -> None:
-    """Load balancers can query the health service without a key."""
+    """Load balancers can query the health service without credentials."""
     async with _serving() as (_, server, _), grpc.aio.insecure_channel(server.address) as channel:
         response = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=''))
         assert response.status == health_pb2.HealthCheckResponse.SERVING

@@ -1,4 +1,4 @@
-"""A service that cannot start prints a last line with the cause, and no traceback."""
+"""If a service cannot load its model, the last line of its error output states the cause, without a traceback."""
 
 import asyncio
 import json
@@ -45,7 +45,7 @@ def _make_folder(path: Path, state: str) -> None:
     ],
 )
 async def test_unusable_model_is_reported_in_one_line(service, settings, state, tmp_path) -> None:
-    """A model service or sampler whose model is unusable exits with status 1 and a last line that states the cause."""
+    """A service whose model is unusable exits with status 1, and the last line of its error output states the cause."""
     _make_folder(tmp_path / 'model', state)
     settings = (
         f'state_dir={tmp_path / "state"}',

@@ -112,7 +112,7 @@ async def test_fetch_resumes_at_the_first_missing_byte(attempts: int) -> None:
 
 
 async def test_fetch_never_mixes_two_states() -> None:
-    """Another state that is sent after a break is received from its first byte."""
+    """If a different state is sent after a broken stream, it is received from its first byte."""
     fake = FakeStreams(
         lambda request: [*frames(STATE)[:3], Draining()],
         lambda request: frames(OTHER, offset=request.offset),

@@ -35,7 +35,7 @@ CHUNK = 1 << 10
 
 
 def similar(state: PackedState, seed: int) -> PackedState:
-    """Return another state of the same tensors, with the two lowest bits of each byte changed at random."""
+    """Return a copy of a state in which the two lowest bits of each byte are changed at random."""
     bits = np.random.default_rng(seed).integers(0, 4, len(state.data), np.uint8)
     tensors = unpack_state(state.manifest, (np.frombuffer(state.data, np.uint8) ^ bits).tobytes())
     return pack_state(tensors, base_model=state.manifest.base_model, lora_config=state.manifest.lora_config)
@@ -217,7 +217,7 @@ async def test_different_delta_after_an_interruption_starts_over() -> None:
     ],
 )
 async def test_delta_that_cannot_be_applied_leads_to_a_whole_transfer(broken_delta: Callable[[], list[Any]]) -> None:
-    """A follower receives the version whole if a delta fails, and later versions may be deltas again."""
+    """If a delta cannot be applied, the follower requests the version without deltas, and receives it whole."""
     fake = FakeStreams(
         [
             lambda request: [*whole(FIRST, 1), *broken_delta()],
@@ -339,7 +339,7 @@ async def test_refused_or_cancelled_publish_leaves_no_segment(tmp_path: Path) ->
 
 
 async def test_segments_of_a_killed_process_are_removed(tmp_path: Path) -> None:
-    """The next process removes the segments of processes that no longer run and keeps those of running processes."""
+    """A new `Segments` removes segments of processes that no longer run, and keeps segments of running processes."""
     folder = tmp_path / 'shm'
     live = Segments(folder)
     live_segment = live.create(8)

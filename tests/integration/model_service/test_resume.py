@@ -1,4 +1,4 @@
-"""Resuming a run with another adapter in another process."""
+"""Resuming a run from a checkpoint, with another adapter after a restart, and loads without the optimizer."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Training on several ranks is bitwise equal to training in one process, for every mesh."""
+"""Training on several ranks is bitwise equal to training in one process, for every mesh of replicas and shards."""
 
 import json
 from pathlib import Path

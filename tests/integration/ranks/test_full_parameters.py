@@ -1,4 +1,4 @@
-"""Full-parameter runs over sharded weights equal those of one process within rounding, and resume on any mesh."""
+"""Full-parameter runs over sharded weights equal those of one process within rounding, and resume on other meshes."""
 
 import json
 from pathlib import Path
@@ -28,9 +28,9 @@ REFUSALS = {
 def test_sharded_runs_agree_with_one_process(tmp_path: Path) -> None:
     """Losses, norms and gradients agree within rounding, and a repeated run on the same mesh is bitwise equal.
 
-    Each rank holds its share of weights, gradients and moments. Checkpoints of one process, of three ranks with uneven
-    shares, and of two replicas of two shards can be resumed on each other's meshes, with bitwise equal weights.
-    Snapshots as in the journal of a model service continue bitwise like checkpoints.
+    Each rank holds its share of weights, gradients and moments. The meshes are one process, three ranks with uneven
+    shares, and two replicas of two shards. A checkpoint that is loaded on another mesh has bitwise equal weights, and
+    a snapshot, as the journal of a model service stores it, continues bitwise like the checkpoint.
     """
     model_dir = build_tiny_model(tmp_path / 'model', family='qwen3')
     alone = _run(model_dir, tmp_path, 'alone', (1, 1))

@@ -1,4 +1,4 @@
-"""Layers that Megatron-core runs give the results of transformers, bitwise equal for any number of pipeline stages."""
+"""Layers on Megatron-core agree with transformers within rounding; pipeline stages leave results bitwise equal."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(300)
 MESHES_PROGRAM = str(ROOT / 'tests' / 'fixtures' / 'megatron_meshes.py')
 """Path of a program that this process must not import, because the import of Megatron-core warns."""
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-6, 5e-6
-"""Maximum relative differences to transformers; a gradient is compared by its largest element."""
+"""Maximum relative differences from transformers; a gradient is compared by its largest element."""
 
 
 @pytest.fixture(scope='module')

@@ -15,10 +15,10 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.mark.slow
 def test_owners_share_the_optimizer_states_and_change_no_result(tmp_path: Path) -> None:
-    """Runs that continue on another number of ranks have the digest of one process.
+    """Runs that continue on a different number of ranks have the digest of one process.
 
-    They include refused batches and steps, deleted and parked adapters, and an optimizer that fails in a step. Each
-    adapter's moments and gradient are on one rank, and the ranks own about equal numbers of parameters.
+    The runs include refused batches and steps, deleted and parked adapters, and an optimizer that fails in a step.
+    Each adapter's moments and gradient are on one rank, and the ranks own about equal numbers of parameters.
     """
     done = run_ranks(owned_adapters.__file__, build_tiny_model(tmp_path, family='qwen3'), count=4)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -66,7 +66,7 @@ def test_errors_reach_the_program_with_their_types(found: dict[str, Any]) -> Non
 
 
 def test_lost_worker_ends_its_group(found: dict[str, Any]) -> None:
-    """A worker that is killed during a call raises WorkersLost, and so do later calls."""
+    """A call during which a worker is killed raises WorkersLost, and so do later calls."""
     assert found['refusals']['crash'].startswith("WorkersLost: a worker of group 'other' ended")
     assert found['refusals']['after the crash'].startswith('WorkersLost')
 

@@ -20,7 +20,7 @@ REFUSALS = {
     'tp': 'full-parameter training does not support layers divided by tp or pp',
     'pp': 'full-parameter training does not support layers divided by tp or pp',
 }
-"""Error with which each axis refuses full-parameter training; empty if it supports it."""
+"""Error with which each axis refuses full-parameter training; empty if the axis supports it."""
 
 
 @pytest.mark.parametrize('axis', REFUSALS)

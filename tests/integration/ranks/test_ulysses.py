@@ -1,4 +1,4 @@
-"""Ranks that divide the rows of passes give the results of one process."""
+"""Ranks that divide the rows of passes give the results of one process within rounding."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from twinkle.model import TransformersModel
 
 pytestmark = pytest.mark.timeout(300)
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-7, 1e-6
-"""Maximum relative differences to one process; a gradient is compared by its largest element."""
+"""Maximum relative differences from one process; a gradient is compared by its largest element."""
 HALF_LOSS_TOLERANCE, HALF_GRADIENT_TOLERANCE = 2e-2, 5e-2
 """The same in bfloat16, where a gradient is compared by its norm."""
 

@@ -1,4 +1,4 @@
-"""Engines of these tests. vLLM is started once and shared by all tests."""
+"""Engines for tests of samplers. The tests that use the fixture `vllm_engine` share one engine of vLLM."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,7 +15,7 @@ SEQUENCES = 32
 
 @pytest_asyncio.fixture(loop_scope='session')
 async def torch_engine(tiny_llama_dir: Path) -> AsyncIterator[SamplerEngine]:
-    """The reference engine, large enough for every stream of a test."""
+    """The reference engine, which runs as many sequences at once as the engine of vLLM."""
     engine = make_torch_engine(tiny_llama_dir, max_sequences=SEQUENCES, max_batch_tokens=512)
     yield engine
     await engine.close()
@@ -23,7 +23,7 @@ async def torch_engine(tiny_llama_dir: Path) -> AsyncIterator[SamplerEngine]:
 
 @pytest_asyncio.fixture(scope='session', loop_scope='session')
 async def shared_vllm_engine(tiny_llama_dir: Path) -> AsyncIterator[SamplerEngine]:
-    """Engine of vLLM that all tests share."""
+    """Engine of vLLM that is started once for all tests."""
     engine = await make_vllm_engine(tiny_llama_dir, max_num_seqs=SEQUENCES)
     yield engine
     await engine.close()

@@ -43,7 +43,7 @@ class Node:
         return engine
 
     async def sample(self, version: int) -> int:
-        """Sample from at least that version and return the version that was used."""
+        """Sample from at least `version`, and return the version that was used."""
         ref = sampling_pb2.AdapterRef(adapter_id='ad-1', at_least=version)
         ref.wait_timeout.FromTimedelta(timedelta(seconds=60))
         answer = await read_answer(self.running.stub.Sample(sample_request(ref), metadata=ALICE))
@@ -167,7 +167,7 @@ def _read_to_end(listener: socket.socket) -> None:
 
 
 async def test_fleet_assigns_another_relay_to_a_sampler(chain, checkpoint):
-    """A sampler that is assigned another relay, or none, continues to receive new versions."""
+    """A sampler that is assigned a different relay, or none, continues to receive new versions."""
     await publish(checkpoint, 1)
     assert await chain[2].sample(1) == 1
     for version, address in ((2, ''), (3, chain[0].running.address), (4, UNREACHABLE), (5, '')):

@@ -336,7 +336,7 @@ async def test_structured_output_is_refused_if_unsupported(sampler):
 
 
 async def test_sleep_waits_for_running_requests_and_refuses_new_ones(sampler):
-    """An engine with sleep mode finishes running requests before it sleeps; other engines refuse. Both serve later."""
+    """An engine with sleep mode finishes running requests before it sleeps; other engines refuse to sleep."""
     if not sampler.engine.facts.can_sleep:
         refused = await failure_of(sampler.stub.Sleep(wire.SleepRequest(), metadata=OPERATOR))
         assert (refused.code, refused.reason) == ('FAILED_PRECONDITION', 'NOT_SUPPORTED_HERE')

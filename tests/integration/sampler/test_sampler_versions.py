@@ -155,7 +155,7 @@ async def test_request_waits_for_its_version(sampler, checkpoint):
 
 
 async def test_foreign_adapter_is_reported_like_a_missing_one(sampler, checkpoint):
-    """Another tenant's resident adapter is reported exactly like a missing one."""
+    """Other tenants get the same ADAPTER_NOT_FOUND error for a resident adapter, which is not listed for them."""
     await publish(checkpoint, 1)
     await sampler.stub.LoadAdapter(wire.LoadAdapterRequest(adapter=adapter()), metadata=ALICE)
     foreign = await failure_of(sampler.stub.Sample(sample_request(adapter()), metadata=BOB))
@@ -286,7 +286,7 @@ async def test_checkpoint_service_may_restart(engine, tmp_path):
 
 
 async def test_weights_are_freed_without_a_garbage_collection(checkpoint: Running, sampler: RunningSampler) -> None:
-    """Replaced, unloaded and cancelled adapters leave no weights in reference cycles, which would keep their memory."""
+    """Weights of replaced versions, unloaded adapters and cancelled requests do not remain in reference cycles."""
     gc.collect()
     gc.disable()
     try:

@@ -30,7 +30,7 @@ def cores_except(others: set[psutil.Process]) -> list[psutil.Process]:
 
 @pytest.mark.slow
 async def test_hanging_core_is_killed_and_its_readers_get_an_error(tmp_path: Path, tiny_llama_dir: Path):
-    """A core that is stopped in the middle of a request is detected and killed, and its reader gets an error."""
+    """A core that is stopped in the middle of a request is detected and killed, and the request fails."""
     need_vllm()
     from twinkle.sampler.vllm import VllmEngine, VllmRequest  # noqa: PLC0415 (slow import)
 
