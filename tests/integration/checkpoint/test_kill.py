@@ -1,4 +1,4 @@
-"""Kills, restarts and shutdowns of the service during publishes, saves and subscriptions lose nothing acknowledged."""
+"""No acknowledged state is lost by kills and shutdowns of the service during publishes, saves and subscriptions."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""The checkpoint service keeps few file descriptors open, and leaves no files of a state that it cannot store."""
+"""Tests of the checkpoint service at limits of descriptors and disks, and of the deletion of an adapter's versions."""
 
 import errno
 import os

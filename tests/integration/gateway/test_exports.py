@@ -349,7 +349,7 @@ async def test_request_ids_are_unique_and_unfinished_exports_limited(tmp_path: P
 
 
 async def test_equal_unfinished_push_is_not_repeated(tmp_path: Path, checkpoints: Running) -> None:
-    """Equal pushes return one export; another token, target, visibility or checkpoint content creates another one."""
+    """Equal pushes return one export; a different token, target, visibility or checkpoint content creates a new one."""
     async with exporting(tmp_path / 'gateway', checkpoints, at_once=0) as deployment:
         started = await asyncio.gather(*(deployment.start(request_id=f'rq-{number}') for number in range(4)))
         (export_id,) = {response.export.export_id for response in started}

@@ -1,4 +1,4 @@
-"""Tests the shutdown of a gateway during an export while its database is unreachable."""
+"""Tests that a gateway's export runner stops during an export while the database is unreachable."""
 
 import asyncio
 from collections.abc import AsyncIterator

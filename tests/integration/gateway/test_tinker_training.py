@@ -59,7 +59,7 @@ class Client:
         self.model_id, self.count = done['model_id'], 0
 
     async def train(self, loss_fn: str = 'cross_entropy', **inputs: Any) -> tuple[np.ndarray, dict[str, float]]:
-        """Run forward and backward over the tokens; return log-probabilities and metrics."""
+        """Run forward, and backward unless `forward_only` is set; return log-probabilities and metrics."""
         self.count += 1
         is_forward = inputs.pop('forward_only', False)
         request = wire.ForwardBackwardRequest(

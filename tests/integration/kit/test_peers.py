@@ -153,7 +153,7 @@ async def test_caller_verifies_the_service(folder: Path, foreign: Path) -> None:
 
 
 async def test_calls_of_a_service_are_encrypted(folder: Path) -> None:
-    """A channel for a service's own calls uses the same TLS settings as a forwarding channel."""
+    """A channel for a service's own calls uses TLS and adds the internal token."""
     async with (
         _serving('data', tls_of(folder, 'data')) as server,
         open_channel(server.address, internal_token=TOKEN, tls=tls_of(folder, 'gateway')) as channel,

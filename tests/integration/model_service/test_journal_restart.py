@@ -1,4 +1,4 @@
-"""Restarts of the real engine with a journal on disk during training."""
+"""Restarts of the real engine with a journal on disk during training, and checks of a journal by the replay tool."""
 
 import shutil
 import sqlite3

@@ -1,4 +1,4 @@
-"""Tests that a trainer on several processes passes the contract suite of trainers."""
+"""Tests that a trainer on several processes passes the contract suite, and ends if an adapter differs on a process."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Compares rendering and tokenizing with those of transformers for the same tokenizer folder."""
+"""Compares tokens, labels and decoded text with those of transformers for the same tokenizer folder."""
 
 from pathlib import Path
 from typing import Any
