@@ -106,7 +106,7 @@ async def test_only_the_owner_lists_and_changes_a_public_checkpoint(service: Run
 
 
 async def test_own_checkpoint_takes_precedence_over_a_public_one(service: Running) -> None:
-    """A tenant's checkpoint takes precedence over another's public one with the same path, and cannot be published."""
+    """A tenant gets its checkpoint instead of another tenant's public one with the same path, and cannot publish it."""
     await _set_visibility(service, is_public=True)
     own = make_state(3)
     await _save(service, own, caller=BOB)

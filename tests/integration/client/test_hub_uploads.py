@@ -67,7 +67,7 @@ async def test_synchronous_upload_is_complete_on_return(run: Callable[[Program],
 
 
 async def test_asynchronous_upload_runs_in_the_background(run: Callable[[Program], Any], hub: FakeHub) -> None:
-    """The call returns an export id that can be used to wait for the upload."""
+    """The call returns an unfinished export, whose id can be used to wait for the upload."""
 
     def act(model: MultiLoraTransformersModel, library: CheckpointLibrary, path: str) -> Any:
         export = model.upload_to_hub(path, 'hf://org/name', 'hf_right')

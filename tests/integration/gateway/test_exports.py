@@ -75,7 +75,7 @@ class Deployment:
 
 @asynccontextmanager
 async def exporting(state_dir: Path, checkpoints: Running, **exports: Any) -> AsyncIterator[Deployment]:
-    """Run a gateway over a checkpoint service, with keys for the tenants alice and bob."""
+    """Run a gateway in front of a checkpoint service, with keys for the tenants alice and bob."""
     options = {'folder': state_dir / 'out', 'poll': timedelta(milliseconds=20), 'lease': LEASE, **exports}
     async with running_gateway(state_dir, upstream=checkpoints.address, internal_token='', exports=options) as gateway:
         secrets = {name: (await gateway.make_key(name, scopes=(1,))).secret for name in ('alice', 'bob')}
@@ -99,7 +99,7 @@ async def save(checkpoints: Running, seed: int = 1) -> None:
 
 @pytest.fixture
 async def deployment(tmp_path: Path, checkpoints: Running) -> AsyncIterator[Deployment]:
-    """A gateway over the checkpoint service."""
+    """A gateway in front of the checkpoint service."""
     async with exporting(tmp_path / 'gateway', checkpoints) as running:
         yield running
 

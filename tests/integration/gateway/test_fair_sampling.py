@@ -35,7 +35,7 @@ def start_sample(fleet: RunningFleet, metadata: Metadata, request: Any) -> 'asyn
 
 
 def requests_of(count: int) -> list[Any]:
-    """Return requests with separate prompts and ids."""
+    """Return requests with distinct prompts and ids."""
     return [sample_request([number], request_id=f'rq-{number}') for number in range(count)]
 
 

@@ -22,7 +22,7 @@ from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 
 
 def batch_request(count: int, *, adapter=None, request_id: str = '') -> wire.SampleBatchRequest:
-    """Return a valid batch whose prompts are numbers."""
+    """Return a valid batch; each prompt is one token, the index of the prompt."""
     prompts = [sampling_pb2.Prompt(token_ids=ints([index])) for index in range(count)]
     params = sampling_pb2.SamplingParams(max_tokens=3)
     return wire.SampleBatchRequest(

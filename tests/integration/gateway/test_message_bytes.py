@@ -75,7 +75,7 @@ async def test_messages_beyond_the_byte_limit_of_a_tenant_are_refused(
 
 
 async def test_message_with_too_many_elements_is_refused(gateway: RunningGateway) -> None:
-    """Empty submessages, which would block the service while it parses them, are refused before they are parsed."""
+    """A message with too many submessages is refused before it is parsed, because parsing would block the service."""
     alice = (await gateway.make_key('alice')).secret
     channel: Any = gateway.channel
     request = training_service_pb2.ExecuteRequest()

@@ -66,7 +66,7 @@ async def failures(deployment: TwoTenants, adapter: sampling_pb2.AdapterRef, ten
 
 
 async def test_rpcs_name_the_call_that_publishes(deployment: TwoTenants) -> None:
-    """The errors of sampling, scoring and loading state, to the adapter's tenant only, that no version is published."""
+    """Sampling, scoring and loading fail; the error tells only the adapter's tenant that no version is published."""
     run_id = await make_unpublished(deployment)
     for adapter in (
         sampling_pb2.AdapterRef(adapter_id=run_id),

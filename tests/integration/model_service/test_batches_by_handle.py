@@ -60,7 +60,7 @@ class Trainer:
         return self._training.Execute(_request(adapter_id, number, forward_backward=verb))
 
     async def train(self, adapter_id: str, batches: list[operation_pb2.Batch]) -> list[Any]:
-        """Train on each batch and take a step; return the results of both."""
+        """Train on each batch and take a step after it; return all results."""
         results: list[Any] = []
         for index, batch in enumerate(batches):
             verb = operation_pb2.ForwardBackward(batch=batch)

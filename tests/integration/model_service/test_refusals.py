@@ -31,7 +31,7 @@ def extra(name, values):
 
 
 def example(**fields):
-    """Return forward_backward over one example with other fields."""
+    """Return forward_backward over one example with the given fields replaced."""
     return {'forward_backward': forward_backward([{**draw_example(), **fields}])}
 
 

@@ -55,7 +55,7 @@ def test_loader_in_a_worker_yields_whole_batches(found: dict[str, Any]) -> None:
 
 
 def test_errors_reach_the_program_with_their_types(found: dict[str, Any]) -> None:
-    """Errors of constructors and methods are raised in the program, and unsuitable placements are refused by name."""
+    """Errors of constructors and methods are raised in the program, and unsuitable placements are refused."""
     refusals = found['refusals']
     assert refusals['constructor'] == 'ValueError: amount must be at least 0, got -1'
     assert refusals['group'].startswith("ValueError: Adder: unknown group 'absent'")

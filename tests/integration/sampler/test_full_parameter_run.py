@@ -34,7 +34,7 @@ FACTORS = {1: 1.25, 2: 0.75, 3: 1.1}
 
 @asynccontextmanager
 async def following(engine, folder: Path) -> AsyncIterator[Published]:
-    """Serve both services, with the sampler following Alice's run 'full'."""
+    """Serve a checkpoint service, and a sampler that follows Alice's run 'full'."""
     async with serving_both(engine, folder, follow_run='full', follow_tenant='alice') as both:
         both.sampler.versions.start()
         yield both

@@ -40,7 +40,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @pytest.mark.parametrize('chat', CHATS)
 @pytest.mark.parametrize('tools', [None, [TOOL]])
 def test_tokens_are_those_of_transformers(folder: Path, chat: dict[str, Any], tools: list[Any] | None) -> None:
-    """A chat gives the ids of transformers, with and without a generation prompt."""
+    """A chat gives the token ids of transformers, with and without a generation prompt."""
     ours, theirs = Template(str(folder)), AutoTokenizer.from_pretrained(folder)
     messages = ours.format_trajectory(chat)['messages']
     for has_prompt in (False, True):
