@@ -42,7 +42,7 @@ def test_bits_depend_only_on_the_parts_of_layers(model_dir: Path) -> None:
     """Meshes with equally many tensor ranks have one digest, and every mesh agrees with transformers within rounding.
 
     The digest includes five losses, dropout, accumulation, a value head, an adapter of the output head, split calls and
-    a loss that fails. The results of an adapter are bitwise equal alone and together with other adapters.
+    a loss that fails. The gradient of an adapter is bitwise the same in a separate pass and in a shared pass.
     """
     found = _checked_meshes(model_dir)
     # The share exceeds a quarter, because the embedding and the output head are on every stage.

@@ -50,10 +50,10 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_bits_depend_only_on_the_number_of_row_ranks(model_dir: Path) -> None:
-    """Meshes with equally many row ranks have one digest, and every mesh agrees with one process within rounding.
+    """Two meshes with equally many row ranks have one digest, and agree with one process within rounding.
 
     The digest includes five losses, dropout, accumulation, a value head, an adapter of the output head, split calls and
-    a loss that fails. The results of an adapter are bitwise equal alone and together with other adapters.
+    a loss that fails. The gradient of an adapter is bitwise the same in a separate pass and in a shared pass.
     """
     found = _run(model_dir, 'dp x ulysses', 'fsdp x ulysses, recomputed')
     (digest,) = set(found['dp x ulysses']['digests'])
