@@ -109,7 +109,7 @@ async def test_malformed_upload_is_refused_by_field(service: RunningData, parts:
 
 
 async def test_repeated_request_returns_the_first_answer(service: RunningData, tiny_llama_dir: Path) -> None:
-    """A repeated request returns the first answer, and a reused request id with other content is refused."""
+    """A repeated request returns the first answer, and a reused request id with different content is refused."""
     request = wire.CreateDatasetRequest(request_id='r', source=chats(chat('a', 'b')))
     first, second = [await service.datasets.CreateDataset(request, metadata=service.metadata) for _ in range(2)]
     assert first == second

@@ -87,7 +87,7 @@ async def test_lazy_features_and_chats_equal_those_of_an_eager_dataset(
 
 
 async def test_lazy_dataset_survives_a_restart(tmp_path: Path, tiny_llama_dir: Path) -> None:
-    """Pending steps and cursors survive a restart, and a dataset with other steps refuses the cursor."""
+    """Pending steps and cursors survive a restart, and a dataset with different steps refuses the cursor."""
     fields = {'base_models': (str(tiny_llama_dir),)}
     async with serving_data(tmp_path / 'state', **fields) as service:
         dataset = await create(service, SOURCE, set_template(tiny_llama_dir), ENCODE)

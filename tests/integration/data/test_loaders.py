@@ -91,7 +91,7 @@ async def test_cursor_survives_a_restart_and_fits_another_loader(tmp_path: Path,
 
 
 async def test_cursor_of_another_loader_is_refused(service: RunningData, dataset_id: str) -> None:
-    """A cursor is refused by a loader with another batch size or order, or if its count was changed."""
+    """A cursor is refused by a loader with a different batch size or order, or if the cursor's count was changed."""
     first = await service.open(dataset_id, 2)
     items = [item async for item in service.stream(start(first.loader_id), credits_for(1))]
     cursor = items[0].cursor
@@ -240,7 +240,7 @@ async def test_loader_of_another_tenant_is_not_found(service: RunningData, datas
 
 
 async def test_repeated_request_opens_one_loader(service: RunningData, dataset_id: str) -> None:
-    """A repeated request returns the same loader, and a reused request id with other content is refused."""
+    """A repeated request returns the same loader, and a reused request id with different content is refused."""
     first, second = [await service.open(dataset_id, 2, request_id='r') for _ in range(2)]
     assert first == second
     assert (await refusal_of(service.open(dataset_id, 3, request_id='r'))).reason == 'REQUEST_ID_REUSED'

@@ -190,7 +190,7 @@ def test_unreachable_or_malformed_rendezvous_is_an_error(kind: type[WeightTransp
 
 
 def test_altered_repeated_and_reordered_messages_are_refused() -> None:
-    """A message of the channel is refused if it was changed, repeated, or sent in another order."""
+    """A message of the channel is refused if it was changed, repeated, or sent in a different order."""
     near, far = socket.socketpair()
     honest = PairChannel(far, b'secret', is_listener=False)
     honest.send(b'one')

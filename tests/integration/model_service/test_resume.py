@@ -1,4 +1,4 @@
-"""Resuming a run from a checkpoint, with another adapter after a restart, and loads without the optimizer."""
+"""Resuming a run from a checkpoint, with a new adapter after a restart, and loads without the optimizer."""
 
 from pathlib import Path
 
