@@ -333,7 +333,7 @@ async def test_invalid_request_is_refused(deployment: Deployment, fields: dict[s
 
 
 async def test_request_ids_are_unique_and_unfinished_exports_limited(tmp_path: Path, checkpoints: Running) -> None:
-    """A reused request id with different content and a 17th unfinished export are refused; an equal push is accepted."""
+    """A reused request id with different content and a 17th unfinished export are refused, but not an equal push."""
     async with exporting(tmp_path / 'gateway', checkpoints, at_once=0) as deployment:
         for number in range(16):
             await deployment.start(request_id=f'rq-{number}', target=f'hf://org/name-{number}')
