@@ -6,7 +6,8 @@ A class declares annotated fields, and its message is a template that contains t
     class ChunkCorrupt(StateError):
         offset: int
 
-Errors without fields are ordinary exceptions that are raised with a message.
+A class without fields may use the decorator with a fixed message, or be an ordinary exception that is raised with a
+message.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Trainer classes for training loops. Their engine is `twinkle.model.engine`."""
+"""Trainer classes for training loops, and their errors. Their engine is `twinkle.model.engine`."""
 
 from twinkle.model.base import TwinkleModel
 from twinkle.model.errors import (

@@ -1,4 +1,4 @@
-"""Interface of every trainer, local or remote."""
+"""Interface of the trainers of this package."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,8 @@ Inputs = InputFeature | Trajectory | Sequence[InputFeature] | Sequence[Trajector
 class TwinkleModel(ABC):
     """Base model with adapters in training.
 
-    Every method takes `adapter_name`, which is optional while there is exactly one adapter.
+    `add_adapter_to_model` requires `adapter_name`. The other methods require it only if there are several adapters. For
+    arguments that are not described here, and for errors, see the methods of `TransformersModel`.
     """
 
     @abstractmethod
@@ -30,7 +31,7 @@ class TwinkleModel(ABC):
         Args:
             adapter_name: a new name.
             config_or_dir: `LoraConfig` of this library or of peft, or a peft folder with initial weights.
-            full_parameters: whether to train the base model's weights instead.
+            full_parameters: whether to train the base model's weights instead of an adapter.
             gradient_accumulation_steps: number of batches per optimizer step.
         """
 
@@ -111,7 +112,7 @@ class TwinkleModel(ABC):
     def step(
         self, *, learning_rate: float | None = None, return_health: bool = False, adapter_name: str | None = None
     ) -> Any:
-        """Apply the accumulated gradient if it has enough batches."""
+        """Apply the accumulated gradient if it has enough batches; return a `StepResult`."""
 
     @abstractmethod
     def zero_grad(self, *, adapter_name: str | None = None) -> None:
@@ -136,7 +137,7 @@ class TwinkleModel(ABC):
 
     @abstractmethod
     def calculate_metric(self, is_training: bool = True, *, adapter_name: str | None = None) -> dict[str, float]:  # noqa: FBT001, FBT002 - an established signature
-        """Return the metrics accumulated since the last call, and reset them."""
+        """Return the training or evaluation metrics accumulated since the last such call, and reset them."""
 
     @abstractmethod
     def save(
@@ -160,17 +161,20 @@ class TwinkleModel(ABC):
         adapter_name: str | None = None,
         load_optimizer: bool = False,
     ) -> None:
-        """Replace the adapter's weights by those of a checkpoint."""
+        """Replace the adapter's weights and, with `load_optimizer`, its training state by those of a checkpoint."""
 
     @abstractmethod
     def resume_from_checkpoint(
         self, checkpoint_dir: str, *, resume_only_model: bool = False, adapter_name: str | None = None
     ) -> Mapping[str, int]:
-        """Resume from a checkpoint; return its counters."""
+        """Load a checkpoint with its training state, and return its counters.
+
+        With `resume_only_model`, load only the weights and return no counters.
+        """
 
     @abstractmethod
     def get_state_dict(self, *, adapter_name: str | None = None) -> dict[str, Any]:
-        """Return the adapter's weights under peft's names."""
+        """Return the adapter's weights under peft's names, or a full-parameter run's under the model's names."""
 
     @abstractmethod
     def get_train_configs(self, *, adapter_name: str | None = None) -> str:

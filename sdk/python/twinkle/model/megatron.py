@@ -36,6 +36,7 @@ class _MegatronNames(ConfiguringVerbs):
 
         Raises:
             InvalidComponentOptions: an option is unknown, missing or out of range.
+            UnknownComponent: the name is unknown.
         """
         if scheduler_cls == DEFAULT:
             group = self.engine.adapter(self._adapter(adapter_name)).optimizer.param_groups[0]
@@ -49,12 +50,12 @@ class MegatronModel(_MegatronNames, TransformersModel):
     """`TransformersModel` whose layers Megatron-core runs, for Llama, Mistral, Qwen 2, Qwen 3 and Qwen3-MoE.
 
     `tp` ranks divide each layer and the experts of a mixture, and with `sequence_parallel` of the mesh also the
-    activations between layers; `pp` ranks divide the layers, one after the other; `dp` ranks share the passes of a
-    batch. Each rank reads only its part of the weights. Adapters are whole on every rank, with the names of peft, and
-    can be saved by and loaded into any trainer. Full-parameter training and patches are not supported.
+    activations between layers. Each `pp` rank runs consecutive layers. `dp` ranks share the passes of a batch. Each
+    rank reads only its part of the weights. Adapters are whole on every rank, with the names of peft, and can be
+    exchanged with any other trainer. Full-parameter training and patches are not supported.
 
-    On CPUs, results are bitwise the same for every number of `dp` and `pp` ranks; see `TransformersModel`. Results with
-    another number of `tp` ranks differ by rounding.
+    On CPUs, results are bitwise the same for every number of `dp` and `pp` ranks; see `TransformersModel`. Results for
+    different numbers of `tp` ranks differ by rounding.
     """
 
     _is_megatron = True
@@ -75,7 +76,8 @@ def default_schedule(learning_rate: float, **options: Any) -> tuple[str, dict[st
         options: see `MegatronModel.set_lr_scheduler`.
 
     Raises:
-        InvalidComponentOptions: an option is unknown, missing or out of range.
+        InvalidComponentOptions: an option is unknown, `lr_decay_steps` is missing, or the value of another option is
+            not supported.
     """
     unknown = sorted(set(options) - set(_SCHEDULE_OPTIONS))
     style = options.get('lr_decay_style', 'cosine')

@@ -42,10 +42,10 @@ _SHARDS_FOLDER = 'sharded'
 
 
 class Ranks(Protocol):
-    """Exchange between the ranks of a sharded model; see `BatchShares`."""
+    """Exchange between the ranks of a sharded model; see `BatchShares` for arguments and results."""
 
     def gather(self, call: str, make: Callable[[], Sequence[_Value]]) -> tuple[list[_Value], slice]:
-        """Call `make` on all ranks. If it fails on one of them, raise its exception on all of them."""
+        """Call `make` on all ranks and return all values. If it fails on a rank, raise its exception on all ranks."""
         ...
 
     def on_first(self, call: str, work: Callable[[], _Value]) -> _Value:
@@ -66,7 +66,7 @@ def write_model_checkpoint(folder: Path, snapshot: AdapterSnapshot, *, base_fold
         ranks: ranks that have snapshots of the same run.
 
     Raises:
-        AdapterMismatch: the base model's folder lacks a weight, or has another shape for it.
+        AdapterMismatch: the base model's folder lacks a weight of the snapshot, or has a different shape for it.
         InvalidModelFolder: the base model's folder is malformed.
         OSError: writing failed.
     """

@@ -1,4 +1,4 @@
-"""Trainer shared by several tenants."""
+"""Trainer for several LoRA adapters, for example of several tenants."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,8 @@ class MultiLoraTransformersModel(TransformersModel):
         options: arguments of `TransformersModel`.
 
     Raises:
-        InvalidArgument: a limit is below 1; raised by methods if an adapter or an example exceeds a limit.
+        InvalidArgument: a limit is below 1. Methods raise it if an adapter or an example exceeds a limit.
+        NotSupportedYet, ValueError, UnsupportedModel, ImportError, ModelNotFound: see `TransformersModel`.
     """
 
     _supports_full_training = False

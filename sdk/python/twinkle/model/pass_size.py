@@ -1,7 +1,7 @@
 """The number of rows of a pass that fits into the memory of a GPU, estimated from the shape of the model.
 
-The estimate depends on the model and on the share of the GPU's memory, not on the memory that is free at the moment, so
-every start of a service gives the same number. Another number would change the order in which gradients are added.
+The estimate depends on the model and on a share of the GPU's total memory, not on the memory that is free now, so every
+start of a service gives the same number. A different number would change the order in which gradients are added.
 """
 
 import os
@@ -17,11 +17,11 @@ from twinkle.nn.precision import chosen_dtype, declared_dtype, torch_device
 MIN_ROWS, MAX_ROWS = 1024, 16_384
 """Limits of the number of rows. More rows than the maximum do not make products of a pass faster."""
 _ROWS_WITHOUT_RECOMPUTING = 8192
-"""Number of rows from which on larger passes save less time than storing all activations."""
+"""Number of rows above which a larger pass saves less time than storing all activations instead of recomputing them."""
 _HEAD_ROWS, _HEAD_COPIES = 1024, 4
 """Rows of a block of the output head on a GPU, and the number of float32 tensors of its logits."""
 _RESERVED_BYTES = 2 << 30
-"""Memory for adapters, their optimizer and fragments, besides the weights and a tenth of all memory."""
+"""Memory reserved for adapters, their optimizers and fragmentation, in addition to a tenth of all memory."""
 _MARGIN = 1.4
 """Factor for float32 tensors of norms and adapters beside those in half precision (docs/LOG.md)."""
 _SIZES = ('num_hidden_layers', 'hidden_size', 'vocab_size')
@@ -55,7 +55,7 @@ def fitting_pass(
 
     Raises:
         OSError: the folder has no config.json.
-        ValueError: it is not a decoder's, torch finds no GPU, or the model does not fit.
+        ValueError: the model is not a decoder, torch finds no GPU, or the model does not fit.
     """
     torch_device(device)
     memory = PassMemory.of(folder, dtype=chosen_dtype(dtype, folder, device=device), copies=copies)
@@ -69,7 +69,8 @@ class PassMemory:
     stored: int
     """Activations of all layers, per row."""
     recomputed: int
-    """The same if the backward pass recomputes them: the inputs of all layers, and the activations of one layer."""
+    """Activations per row if the backward pass recomputes them: the inputs of all layers, and the activations of one
+    layer with their gradients."""
     fixed: int
     """Weights, and one block of the output head."""
 
@@ -84,7 +85,7 @@ class PassMemory:
 
         Raises:
             OSError: the folder has no config.json.
-            ValueError: it is not the configuration of a decoder.
+            ValueError: the configuration is not that of a decoder.
         """
         config = AutoConfig.from_pretrained(folder).get_text_config()
         layer_count, hidden, vocabulary = (_size(config, name) for name in _SIZES)
@@ -104,7 +105,7 @@ class PassMemory:
         """Return the size of passes for a GPU with `memory_bytes`.
 
         Raises:
-            ValueError: no pass fits.
+            ValueError: a pass of `MIN_ROWS` rows does not fit.
         """
         free = memory_bytes - memory_bytes // 10 - _RESERVED_BYTES - self.fixed
         if self.stored * _ROWS_WITHOUT_RECOMPUTING <= free:
@@ -135,5 +136,5 @@ def _intermediate(config: Any) -> int:
 
 
 def _power_of_two(limit: int) -> int:
-    """Return the largest power of two up to `limit`, within the limits of passes."""
+    """Return the largest power of two that is at most `limit`, but from `MIN_ROWS` to `MAX_ROWS`."""
     return min(MAX_ROWS, max(MIN_ROWS, 1 << max(limit, 1).bit_length() - 1))

@@ -25,8 +25,9 @@ class TransformersModel(ConfiguringVerbs, TrainingVerbs, SteppingVerbs, SavingVe
 
     In a program of several processes, every process makes the same calls and passes its share of each batch. All
     processes train on the whole batch. On CPUs, losses, metrics and adapters are bitwise those of one process with all
-    shares; for custom losses see `forward_backward_custom`. Each process receives the loss and the metrics of the whole
-    batch, and the outputs of the examples that it passed.
+    shares, except that `tp` and `ulysses` ranks, and `fsdp` ranks in full-parameter training, change the rounding. For
+    custom losses see `forward_backward_custom`. Each process receives the loss and the metrics of the whole batch, and
+    the outputs of the examples that it passed.
 
     Args:
         model_id: hub id or folder.
@@ -40,7 +41,8 @@ class TransformersModel(ConfiguringVerbs, TrainingVerbs, SteppingVerbs, SavingVe
             machine use different GPUs if there are enough.
         activation_checkpointing: whether to recompute activations in the backward pass, which needs less memory and
             more time and gives bitwise the same results.
-        max_pass_tokens: maximum number of rows per pass; larger batches run in parts.
+        max_pass_tokens: maximum number of rows per pass; larger batches run in parts. A part that cannot be divided,
+            such as one long example, may exceed it.
         unsupported: options of other releases, which are refused by name.
 
     Raises:
@@ -48,7 +50,8 @@ class TransformersModel(ConfiguringVerbs, TrainingVerbs, SteppingVerbs, SavingVe
         InvalidArgument: `mixed_precision` is unknown.
         ValueError: the mesh does not have one rank per process, several processes are given a device with a number, or
             'nf4' is combined with `fsdp` ranks.
-        UnsupportedModel: the model is not supported, or its weights or rows cannot be divided as the mesh describes.
+        UnsupportedModel: the model is not supported, or its weights or rows cannot be divided as the mesh describes; or
+            'nf4' is combined with Megatron-core, or bitsandbytes is not installed.
         ImportError: the mesh has `tp` or `pp` ranks, and the extra 'megatron' is not installed.
         ModelNotFound: the id does not resolve to a model.
     """

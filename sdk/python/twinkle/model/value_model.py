@@ -12,7 +12,7 @@ class TransformersValueModel(TransformersModel):
     Without an adapter, the whole model is trained, including the head. The first method that needs an adapter creates a
     full-parameter adapter named 'default'. If a LoRA adapter was added before, only this adapter and the head are
     trained. Both kinds of critic start with `PPOValueLoss` and a head of zeros, so all initial values are 0. Every
-    forward method returns values.
+    forward method returns the values.
 
     A policy and a critic of the same base model need less memory if they are two adapters of one
     `MultiLoraTransformersModel`. In this case, call `set_loss('PPOValueLoss')` for the critic.

@@ -1,9 +1,9 @@
 """Linear model of the time and memory of training, with terms computed from shapes.
 
 The cost of a pass is a constant plus four terms: per row, per pair of rows of a sequence (attention), per label (the
-head), and per row and adapter parameter (LoRA). Five probes of different shapes determine the five coefficients of time
-and of memory. For memory, the head's term is the number of rows of one block, because the head is computed block by
-block.
+head), and per row and adapter parameter (LoRA). Five probes with different shapes or LoRA ranks determine the five
+coefficients of time and of memory. For memory, the head's term is the number of rows of one block, because the head is
+computed block by block.
 """
 
 from collections.abc import Mapping
@@ -79,10 +79,11 @@ class CostEstimate:
     adapter_bytes: int
     """Memory of weights and optimizer state."""
     peak_bytes: int
-    """Peak memory while a batch runs, including `adapter_bytes`."""
+    """Peak memory while a batch runs, including `adapter_bytes`, without the base model."""
     step_seconds: float
     """Duration of one forward_backward and step."""
     pass_count: int
+    """Number of passes of a batch."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,9 @@
 """Execution of batches of several adapters in shared passes, with results bitwise equal to running each batch alone.
 
-Passes run in rounds; with several ranks, each rank runs one pass of a round. A pass of several adapters is divided by
-adapters when memory runs out or its backward pass fails. A pass of one part is halved when memory runs out. The smaller
-passes belong to the same round. A batch with a part that cannot be divided is refused.
+Passes run in rounds; with several ranks, each rank runs up to one pass at a time. A pass of several adapters is divided
+by adapters when memory runs out or its backward pass fails. A pass of one part is halved when memory runs out, which may
+change the last bits of the batch's gradient. The smaller passes belong to the same round. A batch with a part that does
+not fit in memory and cannot be divided is refused.
 """
 
 from collections.abc import Sequence
@@ -32,7 +33,10 @@ class BatchRunner:
         self.cutter = BatchCutter(model, max_pass_tokens=max_pass_tokens)
 
     def advance(self, runs: Sequence[ItemRun]) -> None:
-        """Run one round of the unfinished training batches of different adapters, and one round of their other batches.
+        """Run one round of the training batches among `runs`, and one round of the other ones.
+
+        Args:
+            runs: unfinished batches of different adapters.
 
         The `ItemRun` objects store the results. A full-parameter run over sharded weights runs to completion. Gradients
         are not yet added to the adapters. An unexpected exception is raised after all batches were refused; all

@@ -30,17 +30,18 @@ class Configuring(AdapterTable):
         state.replace_optimization(Optimization.begin(choice, state.named_parameters()))
 
     def set_lr_scheduler(self, adapter_id: str, scheduler: Any, /, **options: Any) -> None:
-        """Replace the schedule; raises like `set_optimizer`."""
+        """Replace the schedule, given by name or class; raises like `set_optimizer`."""
         state = self.adapter(adapter_id)
         choice = ComponentChoice(scheduler, options)
         state.optimization = state.optimization.scheduled(choice, state.named_parameters())
 
     def set_loss(self, adapter_id: str, loss: Any, /, **options: Any) -> None:
-        """Replace the loss, given by name, class, instance or function; raises like `set_optimizer`.
+        """Replace the loss, given by name, plugin id, class, instance or function.
 
         A loss that learns values adds a value head to the adapter. The head remains if the loss is replaced.
 
         Raises:
+            UnknownComponent, InvalidComponentOptions, PluginRefused, HubError: see `twinkle.loss.build_loss`.
             InvalidArgument: the loss learns values, and the weights of a full-parameter run are sharded.
         """
         state = self.adapter(adapter_id)
@@ -54,7 +55,7 @@ class Configuring(AdapterTable):
         state.loss, state.loss_choice = built, _choice(loss, built, options)
 
     def set_processor(self, adapter_id: str, processor: Any, /, **options: Any) -> None:
-        """Replace the input processor; raises like `set_optimizer`."""
+        """Replace the input processor; for arguments and errors see `ComponentRegistry.build`."""
         state = self.adapter(adapter_id)
         built = PROCESSORS.build(processor, options)
         state.processor, state.processor_choice = built, _choice(processor, built, options)
@@ -69,7 +70,7 @@ class Configuring(AdapterTable):
         self.adapter(adapter_id).gradient_accumulation_steps = steps
 
     def add_metric(self, adapter_id: str, metric: Any, /, *, is_training: bool = True, **options: Any) -> None:
-        """Add a metric of training or of forward-only batches; raises like `set_optimizer`."""
+        """Add a metric of training or of forward-only batches; for errors see `ComponentRegistry.build`."""
         state = self.adapter(adapter_id)
         built = METRICS.build(metric, options)
         used = ConfiguredMetric(built, _choice(metric, built, options))

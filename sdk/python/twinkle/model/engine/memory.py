@@ -7,7 +7,7 @@ _ALLOCATOR = 'DefaultCPUAllocator'
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an allocation failed, on any device, in a process that can continue."""
+    """Return whether the error is a failed allocation, on any device, after which the process can continue."""
     if isinstance(error, OutOfMemoryInShardedPass):
         # Its message contains that of the allocator.
         return False

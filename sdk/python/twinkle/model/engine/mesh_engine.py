@@ -1,4 +1,4 @@
-"""Loading of an engine that shares its passes or its frozen weights with other processes."""
+"""Loading of an engine, which may share its passes or its frozen weights with other processes."""
 
 import importlib
 import os
@@ -55,10 +55,10 @@ def load_on_mesh(
         load_options: other arguments of `PackedCausalLM.load`.
 
     Raises:
-        ValueError: torch does not know the device or finds no GPU, or the device has a number, but several processes
-            share the model.
-        UnsupportedModel: the model is not supported, its weights cannot be divided as the mesh describes, or `prepare`
-            is given although Megatron-core runs the layers.
+        ValueError: torch does not know the device or finds no GPU; the device has a number, but several processes share
+            the model; or `quantization` is unknown, or is combined with `fsdp` ranks.
+        UnsupportedModel: the model is not supported, its weights or rows cannot be divided as the mesh describes, or
+            `prepare` or `quantization` is given although Megatron-core runs the layers.
         NotSupportedYet: Megatron-core is required on a mesh with `fsdp` or `ulysses` ranks.
         ImportError: Megatron-core is needed and not installed; the extra is 'megatron'.
     """

@@ -16,7 +16,7 @@ from twinkle.component import InvalidComponentOptions
 from twinkle.module import build_optimizer, build_scheduler, load_scheduler_state, scheduler_state, steps_left
 
 _ELEMENTWISE = frozenset({'Adam', 'AdamW', 'SGD'})
-"""Optimizers whose steps treat each element alone, so that a rank can step its shard of a weight."""
+"""Optimizers whose steps treat each element independently, so that a rank can step its shard of a weight."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class AdapterOwner(Protocol):
             updated: tensors that `work` changes. The other ranks receive their contents, also after an exception.
 
         Raises:
-            CallsDiffer: another rank made another call.
+            CallsDiffer: another rank made a different call.
             RuntimeError: a rank was lost.
             Exception: `work` raised it.
         """

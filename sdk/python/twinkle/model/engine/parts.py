@@ -61,7 +61,7 @@ class BatchCutter:
         """Validate and pack a whole batch.
 
         Raises:
-            InvalidFeatures: a feature is invalid; the error names the feature, the field and the fix.
+            InvalidFeatures: a feature is invalid, or the features do not form whole groups of the loss.
             MissingStream: the batch is for training, and its features lack a stream that the loss requires.
             InvalidArgument: the loss or the caller needs an output that the adapter or the base model does not have, or
                 the caller requests the experts of masked tokens.

@@ -43,7 +43,7 @@ class SegmentDropout:
 
     @classmethod
     def sample(cls, purpose: Purpose, model: PackedModel) -> 'SegmentDropout':
-        """Sample the dropout of the next pass, which advances the adapter's generator if the pass is for training."""
+        """Sample the dropout of the next pass; without dropout, or if the pass is not for training, sample nothing."""
         if not purpose.is_training or purpose.options.is_adapter_disabled:
             return cls()
         weights = purpose.state.weights
@@ -236,7 +236,7 @@ def _label_logps(
 
     In training, the head prepares the gradient of each row in its forward pass, at the cost of a second product with
     the model's largest matrix. Rows without a gradient are computed separately, without this product. The
-    log-probabilities have the same bits, because the results of a row do not depend on the other rows.
+    log-probabilities are bitwise the same, because the results of a row do not depend on the other rows.
     """
     if not torch.is_grad_enabled() or is_learned_R.all():
         return model.head_outputs(hidden_RD, labels_R, temperature=temperature_R).logps_R

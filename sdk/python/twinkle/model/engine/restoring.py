@@ -31,7 +31,7 @@ from twinkle.nn import FullWeights, LoraWeights, PackedModel, select_parameters,
 from twinkle.processor import PROCESSORS
 
 _MAX_COUNT = 1 << 53
-"""Maximum of all counters, which JSON and the wire format can represent."""
+"""Maximum of each counter; JSON and the wire format represent all integers up to this one."""
 _MALFORMED = (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError, ArithmeticError)
 """Exceptions raised for malformed numbers and names."""
 
@@ -44,8 +44,8 @@ def restore_snapshot(
     The accumulated gradient is cleared, or replaced by the gradient in the state for resuming.
 
     Raises:
-        SnapshotMismatch: the snapshot has another configuration, is malformed, or lacks the state for resuming;
-            nothing was changed.
+        SnapshotMismatch: the snapshot has a different configuration, is malformed, or lacks the requested state for
+            resuming; nothing was changed.
     """
     _check_config(state, snapshot)
     snapshot = divided_snapshot(snapshot, state.weights.named_parameters())
@@ -137,7 +137,7 @@ def _check_config(state: AdapterState, snapshot: AdapterSnapshot) -> None:
     shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
     if shapes != {name: tensor.shape for name, tensor in saved.items()}:
         raise SnapshotMismatch(
-            'the checkpoint has other layers or LoRA ranks than the adapter; create an adapter with '
+            'the layers or LoRA ranks of the checkpoint differ from those of the adapter; create an adapter with '
             'the configuration of the checkpoint'
         )
     if state.config is None:

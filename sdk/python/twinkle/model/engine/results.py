@@ -26,12 +26,12 @@ class ForwardOptions:
     is_adapter_disabled: bool = False
     """Whether to run the base model without the adapter; only for forward_only."""
     are_weightless_labels_kept: bool = False
-    """Whether to return log-probabilities of labels of weight 0 too, which the head otherwise skips."""
+    """Whether to also return the log-probabilities of labels of weight 0, which the head otherwise skips."""
     more_outputs: tuple[str, ...] = ()
     """Names from `MORE_OUTPUTS` to return. 'logits' need memory for every label and token id."""
     micro_batch_size: int | None = None
-    """Maximum number of examples of the batch in one pass, at least 1; None to limit the tokens of a pass only. Groups
-    of a loss, such as the pairs of DPO, stay together even if a group is larger."""
+    """Maximum number of examples of the batch in one pass, at least 1. None limits only the rows of a pass. Groups of a
+    loss, such as the pairs of DPO, stay together even if a group is larger."""
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.more_outputs) - set(MORE_OUTPUTS))
@@ -110,6 +110,6 @@ class StepOptions:
     """Changes for one step only."""
 
     learning_rate: float | None = None
-    """Learning rate; None uses that of the schedule."""
+    """Learning rate; None uses the current rate of each parameter group."""
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)
     """Other arguments of the optimizer by name, such as `betas`; its state is preserved."""

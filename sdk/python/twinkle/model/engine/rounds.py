@@ -120,7 +120,7 @@ class ItemRun:
 
 
 class Round:
-    """Passes that the ranks run next: one for each rank, and the parts of passes that had to be divided.
+    """Passes that the ranks run next: up to one for each rank, and the smaller passes into which some were divided.
 
     Every rank of a group plans the same round.
 
@@ -129,7 +129,7 @@ class Round:
         runs: unfinished batches of different adapters, all for training or none.
         cutter: divides parts that do not fit in memory.
         max_pass_tokens: maximum number of rows of a shared pass.
-        pass_count: maximum number of passes of the round, not counting the parts of divided passes.
+        pass_count: maximum number of passes of the round before any is divided.
     """
 
     def __init__(

@@ -72,12 +72,13 @@ class Stepping(AdapterTable):
 
         Args:
             adapter_id: id of the adapter.
-            learning_rate: learning rate of this step only, at least 0. None uses that of the schedule.
+            learning_rate: learning rate of this step only, at least 0. None uses the current rate of each parameter
+                group.
             optimizer_options: other options of this step only, by name; see `twinkle.module.step_option_names`.
             is_health_returned: whether to measure every layer, which copies the weights.
 
         Raises:
-            AdapterNotReady: there is no gradient, or the schedule's learning rate is not finite.
+            AdapterNotReady: there is no gradient, or the current learning rate is not finite or too large.
             InvalidArgument: the learning rate is negative, not finite as float32, or too large for the optimizer; or
                 `is_health_returned` is set for sharded weights.
             InvalidStepOptions: an option is unknown, determines the optimizer's state, or is out of range.

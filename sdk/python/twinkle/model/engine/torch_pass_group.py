@@ -47,7 +47,8 @@ class TorchPassGroup:
         """Send this rank's outcome to all ranks, and return the outcomes of all `passes`.
 
         Raises:
-            RuntimeError: a rank was lost, or made another call; the group cannot be used any longer.
+            CallsDiffer: a rank made a different call.
+            RuntimeError: a rank was lost; the group cannot be used any longer.
         """
         names = [[segment.purpose.state.adapter_id for segment in segments] for segments in passes]
         messages: list[_Message] = all_gather(f'ran passes of {names}', _message_of(mine), group=self._group)
