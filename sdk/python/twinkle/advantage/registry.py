@@ -24,11 +24,13 @@ class _FunctionAdvantage(Advantage):
 
 
 def build_advantage(advantage: 'str | type[Advantage] | Advantage | Callable[..., Any]', **options: Any) -> Advantage:
-    """Return an advantage for a name, class, instance or plain function.
+    """Return an advantage for a name, plugin id, class, instance or plain function.
 
     Raises:
         UnknownComponent: the name is not registered.
-        InvalidComponentOptions: an option is unknown or invalid.
+        InvalidComponentOptions: an option is unknown, missing or invalid, or options are given for an instance or a
+            function.
+        PluginRefused, HubError: see `ComponentRegistry.build`.
     """
     if isinstance(advantage, str | type | Advantage):
         return ADVANTAGES.build(advantage, options)

@@ -19,8 +19,8 @@ class CrossEntropyLoss(Loss):
 
     Args:
         ignore_index: label value to ignore, in addition to -100.
-        reduction: 'mean' divides the gradient at the step by the number of labels in all batches since the last step;
-            'sum' does not divide.
+        reduction: 'mean' divides the gradient at the step by the number of labels in all accumulated batches; 'sum'
+            does not divide.
         dft: whether to scale labels by their probability.
 
     Raises:

@@ -17,7 +17,7 @@ Correction = Literal['none', 'truncated', 'masked']
 
 
 class CorrectionOptions(TypedDict, total=False):
-    """Options of every policy loss with a ratio."""
+    """Options of the policy losses that accept a `correction`."""
 
     correction: Correction
     """'none' by default; the other corrections need the stream `sampler_logps`."""

@@ -26,7 +26,7 @@ class PPOValueLoss(Loss):
         ignore_index: label value to ignore, in addition to -100.
 
     Raises:
-        ValueError: epsilon is out of range.
+        ValueError: an option is out of range.
     """
 
     required_streams = ('returns', 'old_values')

@@ -84,7 +84,8 @@ def build_loss(loss: 'str | type[Loss] | Loss | LossFunction', **options: Any) -
 
     Raises:
         UnknownComponent: the name is not registered.
-        InvalidComponentOptions: an option is unknown or invalid, or options are given for an instance or a function.
+        InvalidComponentOptions: an option is unknown, missing or invalid, or options are given for an instance or a
+            function.
         PluginRefused, HubError: see `ComponentRegistry.build`.
     """
     if isinstance(loss, str | type | Loss):

@@ -17,6 +17,9 @@ class WeightedLogpsLoss(Loss):
 
     Args:
         ignore_index: label value to ignore, in addition to -100.
+
+    Raises:
+        ValueError: `ignore_index` is not an integer.
     """
 
     required_streams = ('logprob_gradients',)

@@ -15,7 +15,7 @@ _TIMES = {'generate_time': 'profiling/generate_seconds', 'weight_sync_time': 'pr
 
 
 class CompletionRewardMetric(CountingMetric):
-    """Reports rewards and completion lengths, measured by a loop or read from features.
+    """Reports rewards, completion lengths and durations, given by a training loop or read from features.
 
     `train/<name>_reward` and `train/<name>_reward_std` are the mean and the sample standard deviation of each kind of
     reward; `train/completion_length` is a mean, as are `profiling/generate_seconds` and

@@ -17,7 +17,7 @@ class DPOMetric(CountingMetric):
 
     - Always: `logps/chosen` and `logps/rejected`, the log-probabilities of whole responses.
     - With `ref_logps`: `logps/ref_chosen` and `logps/ref_rejected`, the log-probabilities under the reference model;
-      `rewards/chosen` and `rewards/rejected`, the implicit rewards, which are beta times the log-ratio to the reference
+      `rewards/chosen` and `rewards/rejected`, the implicit rewards: beta times the difference of the log-probabilities
       (Rafailov et al. 2023, arXiv:2305.18290, eq. 5 without the constant); `rewards/margins`, their difference; and
       `rewards/accuracies`, the fraction of pairs with a positive margin.
 

@@ -54,7 +54,7 @@ class ActiveAdapters:
 
     @contextmanager
     def activate(self, running: Pass) -> Iterator[None]:
-        """Set the running pass inside the context.
+        """Set the running pass within the block.
 
         Raises:
             RuntimeError: another pass of the same model is already running.

@@ -45,8 +45,8 @@ def replace_parameters(
         before_each: called before each write; if it raises, some weights are new and the rest old.
 
     Raises:
-        ValueError: a name is unknown, or a tensor has another shape or no floating-point dtype; no weight
-            was changed.
+        ValueError: a name is unknown, or a tensor has a different shape or a dtype that is not floating-point; no
+            weight was changed.
     """
     own = model.base_parameters
     for name, data in state.items():

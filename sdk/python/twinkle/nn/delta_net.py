@@ -61,7 +61,7 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Branch:
-    """End of a sequence's rows, from which several other rows may continue."""
+    """State at the end of a span, from which several spans may continue."""
 
     rows: _Rows
     """Rows of the incomplete chunk at the end, possibly none."""

@@ -1,8 +1,8 @@
 """Frozen linear layers whose weights are stored in four bits, with the optional library bitsandbytes.
 
-The weights are rounded to NF4, with one scale for 64 elements (QLoRA, Dettmers et al. 2023, arXiv:2305.14314, section
-3). A pass restores the weights of one layer at a time, so the products and their guarantees are those of the restored
-weights.
+The weights are rounded to NF4, with one scale per 64 elements (QLoRA, Dettmers et al. 2023, arXiv:2305.14314, section
+3). A pass restores the weights of one layer at a time and computes ordinary products with them, so the rows of a
+product are as independent as those of other layers.
 
 Legend: I inputs and O outputs of a layer.
 """
@@ -98,7 +98,7 @@ def quantize(model: PreTrainedModel, device: torch.device) -> None:
 
 
 def quantized_count(model: nn.Module) -> int:
-    """Return the number of weights in NF4, which are no parameters."""
+    """Return the number of weights in NF4, which are not parameters."""
     layers = (module for module in model.modules() if isinstance(module, FourBitLinear))
     return sum(layer.in_features * layer.out_features for layer in layers)
 

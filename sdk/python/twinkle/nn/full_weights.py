@@ -79,7 +79,7 @@ class FullWeights:
         """Overwrite all weights in place.
 
         Raises:
-            ValueError: a tensor is missing, unexpected, or has another shape; no weight was changed.
+            ValueError: a tensor is missing, unexpected, or has a different shape; no weight was changed.
         """
         own = self.peft_state()
         if own.keys() != state.keys():

@@ -48,7 +48,7 @@ class RecurrentState:
 class KVCache:
     """Keys and values of one sequence at every layer, and the state of its recurrent layers.
 
-    Keys and values are `[n_kv_heads, length, head_dim]`; their capacity doubles when it is exceeded. Tensors are
+    Keys and values are `[n_kv_heads, length, head_dim]`, and their capacity doubles when it is exceeded. They are
     written in place, so a cache must not be used under autograd.
 
     Args:

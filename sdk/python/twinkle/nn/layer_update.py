@@ -1,7 +1,8 @@
 """Interface between layers and adapters, implemented by each kind of trainable weights.
 
-`AdapterWeights` is one adapter; it has a `LayerUpdate` for each layer that it changes. The implementations are
-`twinkle.nn.lora_weights` (LoRA) and `twinkle.nn.full_weights` (full parameters).
+`AdapterWeights` is one adapter. Its implementations are `twinkle.nn.lora_weights` (LoRA), which has a `LayerUpdate` or
+`ExpertUpdate` for each targeted layer, and `twinkle.nn.full_weights` (full parameters), which changes the weights of
+the layers and has no updates.
 
 Legend: S rows of one adapter, I inputs and O outputs of a layer.
 """

@@ -86,7 +86,7 @@ class LoraWeights:
 
         Raises:
             UnknownTargetModules, ExpertDropout: see `create`.
-            ValueError: a tensor is missing, unexpected, or has another shape than the configuration requires.
+            ValueError: a tensor is missing or unexpected, or its shape is not that of the configuration.
         """
         weights = cls.create(layers, config, seed=config.seed or 0, device=device)
         weights.load_peft_state(state)
@@ -105,7 +105,7 @@ class LoraWeights:
         """Overwrite all weights in place.
 
         Raises:
-            ValueError: a tensor is missing, unexpected, or has another shape; no weight was changed.
+            ValueError: a tensor is missing, unexpected, or has a different shape; no weight was changed.
         """
         own = self.peft_state()
         missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())

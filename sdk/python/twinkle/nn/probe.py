@@ -5,9 +5,10 @@ of random tokens, each alone. The wrapped model must then compute the same in on
 A half-precision model is also compared in float32, where an error cannot be mistaken for rounding. Sliding windows are
 shortened for the check, so that the sequences exceed them.
 
-A sequence must not depend on its neighbours in a pack: on their number, on their tokens, or on any of their values. The
-last check needs no tolerance: NaN in the neighbours' embeddings and gradients must not reach the sequence. A model
-whose results differ when sequences share the rows of a prefix is not refused; it computes all sequences separately.
+A sequence must not depend on the other sequences in a pack. On a CPU, its results and gradients must be bitwise the
+same alone and in a pack. Accelerators round differently for each size of a pass, so there a tolerance applies, and NaN
+in the embeddings and gradients of the other sequences must not reach the sequence. A model whose results differ when
+sequences share the rows of a prefix is not refused; it computes all sequences separately.
 """
 
 import logging
@@ -69,7 +70,7 @@ def refusing(model: PreTrainedModel) -> Iterator[None]:
     """Name the architecture in refusals, and turn failures of its code into refusals.
 
     Raises:
-        UnsupportedModel: the block raised an error other than one about memory.
+        UnsupportedModel: the block raised it, or one of `_FAILURES` other than `torch.OutOfMemoryError`.
     """
     name = f'{type(model).__name__} (model_type {model.config.model_type!r})'
     try:
@@ -87,7 +88,7 @@ def check_configuration(packed: PackedModel) -> None:
     """Refuse layers that would fail only on sequences longer than those that `check_packed` runs.
 
     Raises:
-        UnsupportedModel: a layer has an unknown type, or a position's embedding depends on other sequences.
+        UnsupportedModel: a layer has an unknown type, or rotary embeddings depend on the longest sequence of a pass.
     """
     ropes = sorted(_ropes(getattr(packed.config, 'rope_parameters', None) or {}) & _ROPES_OF_THE_LONGEST)
     if ropes:

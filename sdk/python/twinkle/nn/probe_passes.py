@@ -18,7 +18,7 @@ LENGTHS = (70, 5, 33, 1)
 CACHED = 2
 """Index of the sequence that is also decoded with a cache."""
 DECODED_TOKENS = 5
-"""Number of tokens at the end of that sequence, which are run one by one."""
+"""Number of tokens at the end of the cached sequence, which are run one by one."""
 CONTINUATIONS = ((45, None), (20, 0), (1, 0), (60, 0), (33, 1), (2, 1))
 """Spans of the tree of sequences that the check runs: number of rows, and index of the span that each continues. The
 longest sequence has more rows than a chunk of a recurrent layer."""
@@ -88,7 +88,7 @@ def _plain_tokens(config: Any) -> Tensor:
 
 
 def packs_of(packed: PackedModel) -> Iterator[tuple[frozenset[int], list[Tensor]]]:
-    """Yield packs with other tokens in every second sequence, each after the indexes of the unchanged sequences."""
+    """Yield two packs in which every second sequence has different tokens, with the indexes of the unchanged ones."""
     ids, others = (sequences_of(packed.config, packed.device, seed=seed) for seed in (0, 1))
     for parity in (0, 1):
         own = frozenset(range(parity, len(ids), 2))

@@ -42,8 +42,8 @@ def hook_routers(text: nn.Module, active: ActiveAdapters, *, kinds: Collection[R
         kinds: kinds of all routers of the model.
 
     Returns:
-        Sizes of the routing. None if no hooks were added, because the model has no routers, their weights are not the
-        softmax of their logits, or their sizes differ.
+        Sizes of the routing. None if no hooks were added, because the model has no routers, a mixture has no router of
+        a known form, the weights are not the softmax of the logits, or the kinds of the routers differ.
     """
     routers: list[Any] = [module for module in text.modules() if _is_router(module)]
     layer_count = sum(isinstance(module, PackedExperts) for module in text.modules())
@@ -88,7 +88,7 @@ def _is_normalized(router: Any) -> bool | None:
     generator = torch.Generator().manual_seed(0)
     x_TD = torch.randn(_PROBED_ROWS, router.weight.shape[1], generator=generator).to(router.weight)
     output = router(x_TD)
-    # Routers of some models return the same values in another order.
+    # Routers of some models return the same values in a different order.
     if not isinstance(output, tuple) or len(output) != 3 or output[2].dtype != torch.int64:
         return None
     logits_TE, weights_TA, index_TA = output

@@ -1,7 +1,8 @@
 """Division of the rows of a pass among ranks; each rank runs all layers on its own rows.
 
-The rows of each adapter are divided by their number alone: of n rows, rank r of U runs the rows from `n r / U` to
-`n (r + 1) / U`. Sums over the rows of an adapter therefore do not depend on the other adapters of the pass.
+The division of an adapter's rows depends only on their number n: rank r of U runs the rows from `n r / U` to
+`n (r + 1) / U`, rounded down. Sums over the rows of an adapter therefore do not depend on the other adapters of the
+pass.
 
 Legend: T rows of the pass, N rows of each rank with padding, R of them without padding, D hidden size.
 """

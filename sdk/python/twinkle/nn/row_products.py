@@ -19,12 +19,12 @@ _REFERENCE_ROWS = 128
 _SIZES = (1024, 512, 256, _REFERENCE_ROWS, 64, 16)
 """Possible sizes of a block. Large blocks are faster, and small ones need less padding."""
 _TESTED_SUMS = 1 << 20
-"""Number of random sums that are compared to find out whether a size has the order of the reference. Another order
+"""Number of random sums that are compared to find out whether a size has the order of the reference. A different order
 changes about one of ten thousand sums, because most differences disappear when the sum is rounded to half precision."""
 _MIN_TESTED_COLUMNS = 512
 """Minimum number of columns for blocks of other sizes; with fewer, the test would take many rows."""
 _MAX_TESTED_WEIGHTS = 1 << 26
-"""Maximum size of a matrix for blocks of other sizes; the test needs another matrix of this size."""
+"""Maximum size of a matrix for blocks of other sizes; the test needs a second matrix of this size."""
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -33,7 +33,7 @@ class BlockedProducts:
 
     Args:
         kernel: function that replaces `y` [B, N] by `beta y + alpha x W` in place, as `torch.Tensor.addmm_` does. Its
-            result for a row may depend on B only.
+            result for a row may depend on the number of rows B, but not on the contents of the other rows.
     """
 
     def __init__(self, kernel: Callable[..., object] = torch.Tensor.addmm_) -> None:

@@ -42,7 +42,8 @@ def check_spans(row_count: int, sequences: Sequence[SequenceSpan], adapters: Seq
     """Check that the sequences cover the rows in order and that adapters do not overlap.
 
     Raises:
-        PackError: a span is wrong, or continues a sequence of another adapter; the message names the first wrong span.
+        PackError: the spans do not cover the rows, overlap, or are malformed, or a span continues a sequence of a
+            different adapter.
     """
     row = 0
     for index, span in enumerate(sequences):

@@ -9,7 +9,7 @@ from twinkle.data_format.lora import ALL_ATTENTION, ALL_EXPERTS, ALL_LINEAR, ALL
 from twinkle.nn.errors import ExpertDropout, UnknownTargetModules
 
 _ATTENTION_MARKS = ('attn', 'attention')
-"""Substrings that mark the linear layers of attention: each of their paths contains one, in all of transformers."""
+"""Substrings that mark the linear layers of attention: in all models of transformers, each of their paths has one."""
 Layers = Mapping[str, tuple[int, int]]
 """Module path to `(in_features, out_features)`, in the model's order."""
 
@@ -45,7 +45,7 @@ def select_layers(layers: Layers, config: LoraConfig) -> list[str]:
     A name matches the stacked weights of experts only if it includes their module, such as `experts.down_proj`.
 
     Raises:
-        UnknownTargetModules: a name or a pattern's key matches no targeted layer.
+        UnknownTargetModules: a name matches no layer, or the key of a pattern matches no targeted layer.
         ExpertDropout: the configuration has dropout and targets experts.
     """
     names = [config.target_modules] if isinstance(config.target_modules, str) else list(config.target_modules)

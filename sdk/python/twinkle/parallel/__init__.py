@@ -1,4 +1,7 @@
-"""Distribution of one model over several processes, with torch's own sharding and process groups."""
+"""Distribution of one model over several processes, with torch's own sharding and process groups.
+
+`twinkle.parallel.megatron` uses Megatron-core and is not imported here.
+"""
 
 from twinkle.parallel.collectives import (
     CallsDiffer,

@@ -26,8 +26,8 @@ def all_gather(call: str, value: _Value, *, group: dist.ProcessGroup | None = No
         group: process group; None for all ranks of the program.
 
     Raises:
-        CallsDiffer: another rank is in another call, for example because it caught an exception that only it raised; or
-            an earlier call differed.
+        CallsDiffer: another rank made a different call, for example because it caught an exception that only it raised;
+            or an earlier call differed.
         RuntimeError: a rank was lost.
     """
     if _differences:
@@ -87,6 +87,7 @@ def run_on_rank(
 
     Raises:
         CallsDiffer, RuntimeError: see `all_gather`.
+        Exception: `work` raised one of `failures`.
     """
     outcome = outcome_of(work, failures) if dist.get_rank(group) == rank else None
     outcomes: list[Any] = all_gather(call, outcome, group=group)
@@ -102,7 +103,7 @@ def outcome_of(work: Callable[[], Any], failures: tuple[type[Exception], ...]) -
 
 
 def result_or_raise(outcome: tuple[Any, Exception | None]) -> Any:
-    """Return the result of an `outcome_of`, or raise its exception."""
+    """Return the result in a result of `outcome_of`, or raise the exception in it."""
     value, error = outcome
     if error is not None:
         raise error

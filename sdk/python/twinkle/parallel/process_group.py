@@ -27,9 +27,9 @@ _rendezvous = cast('Callable[..., Iterator[tuple[Store, int, int]]]', rendezvous
 def join_ranks(device_type: str) -> None:
     """Connect this process to the others of its program; every process must call it.
 
-    Further calls, and calls of a program of one process, do nothing. If the model is on GPUs and the machine has one
-    per process, the processes use NCCL, and the GPU number LOCAL_RANK becomes the current device. Otherwise they use
-    gloo.
+    Further calls, and calls in a program of one process, do nothing. If the model is on GPUs and the machine has one
+    per process, the processes use NCCL, and the GPU with the number LOCAL_RANK becomes the current device. Otherwise
+    they use gloo.
 
     Args:
         device_type: torch device type of the model.

@@ -19,7 +19,7 @@ _CLOSED = 'closed'
 class RankWatch:
     """Writes heartbeats to the store of the program, and reports a launcher or a rank that is lost.
 
-    It runs in a thread, so a rank sends heartbeats while it computes, but not while it is stopped or frozen.
+    The watch runs in a thread, so a rank sends heartbeats while it computes, but not while its process is stopped.
 
     Args:
         store: see `program_store`; used by this object only.

@@ -247,7 +247,7 @@ def _check_heads(heads: int, size: int) -> None:
 
 
 def _summed(flat: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return the sum over the ranks, added in their order.
+    """Return the sum over the ranks, added in the order of the ranks.
 
     The order in an all-reduce can depend on the position of an element, and thus on the other adapters of a pass.
     """

@@ -1,7 +1,7 @@
 """Execution of batches of several adapters in shared passes, with results bitwise equal to running each batch alone.
 
 Passes run in rounds; with several ranks, each rank runs up to one pass at a time. A pass of several adapters is divided
-by adapters when memory runs out or its backward pass fails. A pass of one part is halved when memory runs out, which may
+by adapters when memory runs out or its backward pass fails. A pass of one part is halved when memory runs out; this may
 change the last bits of the batch's gradient. The smaller passes belong to the same round. A batch with a part that does
 not fit in memory and cannot be divided is refused.
 """

@@ -51,15 +51,19 @@ class Training(AdapterTable):
     def check_features(self, adapter_id: str, features: Sequence[InputFeature]) -> PackedBatch:
         """Validate and pack a batch as a training method would, without running it.
 
+        A batch without a counted label, which training methods refuse, is accepted.
+
         Raises:
-            InvalidFeatures: a feature is invalid; the error names the feature, the field and the fix.
+            InvalidFeatures: a feature is invalid, or the features do not form whole groups of the loss.
             InvalidLossInput: the features lack a stream that the loss requires.
             InvalidArgument: the loss learns values, and the adapter has no value head.
         """
         return self._runner.cutter.pack(Purpose(self.adapter(adapter_id), ForwardOptions(), is_training=True), features)
 
     def run_batch(self, items: Sequence[BatchItem]) -> list[BatchResult | Exception]:
-        """Run batches of several adapters in shared passes; results are bitwise those of running each alone.
+        """Run batches of several adapters in shared passes.
+
+        Results are bitwise those of running each batch alone, unless memory runs out; see `BatchResult.is_divided`.
 
         Args:
             items: batches of different adapters.
@@ -100,7 +104,7 @@ class Training(AdapterTable):
         return ItemRun(purpose, item.features, parts)
 
     def advance(self, runs: Sequence[ItemRun]) -> None:
-        """Run the next pass of each rank, first for the training batches and then for the other batches.
+        """Run the next pass of each rank, first for the training batches and then for the forward-only batches.
 
         A pass contains parts of one or more batches that are not done. Batches with the fewest completed parts are
         first, and a batch that does not fit into these passes is not changed. An unexpected exception is raised after
@@ -113,7 +117,11 @@ class Training(AdapterTable):
         run.refuse(InvalidArgument('the batch was abandoned'))
 
     def finish_batch(self, run: ItemRun) -> BatchResult | Exception:
-        """Accumulate the gradient of a batch that is done, update the metrics, and return the result or the refusal."""
+        """Accumulate the gradient of a batch that is done, if it is for training, and update the metrics.
+
+        Returns:
+            The result, or the error that refused the batch.
+        """
         if run.refusal is not None:
             return run.refusal
         state, totals, gradient = run.purpose.state, None, run.gradient
@@ -256,7 +264,7 @@ class Training(AdapterTable):
                 each label's log-probability. None uses the loss of the last `calculate_loss`.
 
         Raises:
-            AdapterNotReady: `forward` or `calculate_loss` was not called.
+            AdapterNotReady: `forward` was not called; or no gradients are given and `calculate_loss` was not called.
             InvalidFeatures: the given gradients do not match the batch, or are not finite; nothing was changed.
             LossNotFinite: the gradient is not finite and was not accumulated; the activations are discarded.
             BatchTooLarge, MetricFailed: memory ran out, or a metric raised; the gradient was not accumulated, and the

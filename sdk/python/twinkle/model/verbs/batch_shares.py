@@ -22,14 +22,18 @@ class BatchShares(Protocol):
     """Exchange between the processes of a program. Every process must make the same calls; values are pickled."""
 
     def gather(self, call: str, make: Callable[[], Sequence[_Value]]) -> tuple[list[_Value], slice]:
-        """Call `make` in every process; return all values in the order of the ranks, and the slice with this rank's.
+        """Call `make` in every process, and join the values.
 
         Args:
             call: description of the call, equal in all processes.
             make: returns the values of this process.
 
+        Returns:
+            The values of all processes in the order of the ranks, each share once, and the slice of this process's
+            share.
+
         Raises:
-            CallsDiffer: another process made another call.
+            CallsDiffer: another process made a different call.
             Exception: `make` raised it in a process; if it failed in several, the exception of the lowest rank.
         """
         ...
@@ -38,6 +42,7 @@ class BatchShares(Protocol):
         """Call `work` in the first process only, and return its result in all processes.
 
         Raises:
+            CallsDiffer: another process made a different call.
             Exception: `work` raised it.
         """
         ...
@@ -59,7 +64,7 @@ class SoloShares:
 
 
 class TorchShares:
-    """Shares of all processes of a torchrun program. Implements `BatchShares`.
+    """Shares of all processes of a program. Implements `BatchShares`.
 
     Args:
         mesh: mesh of the processes. Processes that differ only in `tp`, `pp` and `ulysses` pass the same share, or only

@@ -83,8 +83,9 @@ class ConfiguringVerbs(ModelHandle):
     def set_optimizer(self, optimizer_cls: Any = 'AdamW', *, adapter_name: str | None = None, **options: Any) -> None:
         """Replace the optimizer.
 
-        If there is no adapter, this starts full-parameter training in a run with the name 'default', like
-        `add_adapter_to_model` with `full_parameters=True`.
+        If there is no adapter and no name is given, `TransformersModel` starts full-parameter training in a run with
+        the name 'default', like `add_adapter_to_model` with `full_parameters=True`. `MegatronModel` and
+        `MultiLoraTransformersModel` raise `NotSupportedYet`.
 
         Args:
             optimizer_cls: name that `twinkle.module.build_optimizer` accepts, or a class.
@@ -94,6 +95,8 @@ class ConfiguringVerbs(ModelHandle):
         Raises:
             UnknownComponent: the name is unknown.
             InvalidComponentOptions: an option is unknown or out of range.
+            UnknownAdapter, NotSupportedYet, InvalidArgument: no adapter can be chosen; see `chosen_adapter`.
+            UnsupportedModel: the model does not support full-parameter training.
         """
         with ExitStack() as undo:
             if adapter_name is None and not self.engine.adapter_ids and self._supports_full_training:
@@ -108,18 +111,22 @@ class ConfiguringVerbs(ModelHandle):
         self.engine.set_lr_scheduler(self._adapter(adapter_name), scheduler_cls, **options)
 
     def set_loss(self, loss_cls: Any, *, adapter_name: str | None = None, **options: Any) -> None:
-        """Replace the loss, given by name, class, instance or function; for errors see `set_optimizer`.
+        """Replace the loss, given by name, plugin id, class, instance or function.
 
         A loss that learns values adds a value head to the adapter.
+
+        Raises:
+            UnknownComponent, InvalidComponentOptions, PluginRefused, HubError: see `twinkle.loss.build_loss`.
+            InvalidArgument: the loss learns values, and `fsdp` ranks divide the weights of a full-parameter run.
         """
         self.engine.set_loss(self._adapter(adapter_name), loss_cls, **options)
 
     def set_processor(self, processor_cls: Any, *, adapter_name: str | None = None, **options: Any) -> None:
-        """Replace the input processor, given by name, class or instance; for errors see `set_optimizer`."""
+        """Replace the input processor, given by name, class or instance; for errors see `ComponentRegistry.build`."""
         self.engine.set_processor(self._adapter(adapter_name), processor_cls, **options)
 
     def set_template(self, template_cls: Any, *, adapter_name: str | None = None, **options: Any) -> None:
-        """Set the template that encodes chats, given by name, class or instance.
+        """Set the template that encodes chats, given by name, plugin id, class or instance.
 
         Raises:
             UnknownTemplate, PluginRefused, TypeError: see `twinkle.template.build_template`.
@@ -132,7 +139,17 @@ class ConfiguringVerbs(ModelHandle):
     def add_metric(
         self, metric_cls: Any, *, is_training: bool = True, adapter_name: str | None = None, **options: Any
     ) -> None:
-        """Add a metric; for errors see `set_optimizer`."""
+        """Add a metric of training or, if `is_training` is false, of forward-only batches.
+
+        Args:
+            metric_cls: name, class or instance.
+            is_training: whether training batches update the metric.
+            adapter_name: optional while there is one adapter.
+            options: arguments of its constructor.
+
+        Raises:
+            UnknownComponent, InvalidComponentOptions, PluginRefused, HubError: see `ComponentRegistry.build`.
+        """
         self.engine.add_metric(self._adapter(adapter_name), metric_cls, is_training=is_training, **options)
 
     def apply_patch(self, patch: Any, **options: Any) -> Patch:
@@ -147,7 +164,7 @@ class ConfiguringVerbs(ModelHandle):
         Raises:
             UnknownComponent: the name is unknown.
             InvalidComponentOptions: an option is unknown or out of range.
-            PatchError: the patch does not support the model, or adapters of the unpatched model exist.
+            PatchError: the patch does not support the model, or there are adapters already.
         """
         if self.engine.adapter_ids:
             name = patch if isinstance(patch, str) else getattr(patch, '__name__', type(patch).__name__)

@@ -20,7 +20,7 @@ class ModelHandle:
     """Engine with the templates of its adapters and the folder of its base model."""
 
     _supports_full_training = True
-    """Whether setting an optimizer without an adapter starts full-parameter training. False for several tenants."""
+    """Whether setting an optimizer without an adapter starts full-parameter training."""
 
     def __init__(self, engine: TrainerEngine, *, model_id: str, folder: Path, mesh: DeviceMesh | None = None) -> None:
         self.engine = engine

@@ -89,7 +89,8 @@ class SavingVerbs(ModelHandle):
             name: name of the folder, or the path that `save` returned.
             output_dir: parent folder, see `save`; it has no effect on a path.
             adapter_name: optional while there is one adapter.
-            load_optimizer: whether to restore optimizer, schedule, counters and random state too.
+            load_optimizer: whether to restore optimizer, schedule, counters, random state and accumulated gradient too.
+                Otherwise, the accumulated gradient is cleared.
 
         Raises:
             InvalidArgument: the name is empty.
@@ -104,7 +105,7 @@ class SavingVerbs(ModelHandle):
     def resume_from_checkpoint(
         self, checkpoint_dir: str, *, resume_only_model: bool = False, adapter_name: str | None = None
     ) -> Mapping[str, int]:
-        """Resume from a checkpoint that was saved with its optimizer.
+        """Resume from a checkpoint that was saved with its optimizer, or load only its weights.
 
         Args:
             checkpoint_dir: folder of the checkpoint.
@@ -115,7 +116,7 @@ class SavingVerbs(ModelHandle):
             `cur_step`, `gradient_accumulation_steps` and `consumed_train_samples` as saved.
 
         Raises:
-            SnapshotMismatch: the checkpoint does not match the adapter, or was saved without its optimizer.
+            SnapshotMismatch: the checkpoint does not match the adapter, or lacks the optimizer that is to be loaded.
         """
         name = self._adapter(adapter_name)
         snapshot = self._read(name, Path(checkpoint_dir))
@@ -171,7 +172,8 @@ class SavingVerbs(ModelHandle):
     def get_state_dict(self, *, adapter_name: str | None = None) -> dict[str, torch.Tensor]:
         """Return copies of the adapter's weights under peft's names.
 
-        If fsdp ranks train the weights of the model, every process must call it.
+        The weights of a full-parameter run have the model's parameter names. If `fsdp` ranks divide them, every process
+        must call this method.
         """
         state = self.engine.adapter(self._adapter(adapter_name)).weights.peft_state()
         return {

@@ -51,13 +51,16 @@ class SteppingVerbs(ModelHandle):
         """Apply the accumulated gradient if it has enough batches.
 
         Args:
-            learning_rate: learning rate of this step only. None uses that of the schedule.
+            learning_rate: learning rate of this step only. None uses the current rate of each parameter group.
             optimizer_options: other arguments of the optimizer for this step only, such as `betas`.
             return_health: whether to report each layer's gradient, weights and update.
             adapter_name: optional while there is one adapter.
 
+        Returns:
+            The step count and the learning rate, and whether the gradient was applied.
+
         Raises:
-            AdapterNotReady: there is no gradient, or the schedule's learning rate is not finite.
+            AdapterNotReady: there is no gradient, or the current learning rate is not finite or too large.
             InvalidArgument: the learning rate is negative or too large, or `return_health` is set for sharded weights.
             InvalidStepOptions: an option is unknown, determines the optimizer's state, or is out of range.
         """
@@ -101,7 +104,7 @@ class SteppingVerbs(ModelHandle):
             step_options: `learning_rate` and `optimizer_options`, see step.
 
         Raises:
-            AdapterNotReady, InvalidArgument: see these methods; nothing was changed.
+            AdapterNotReady, InvalidArgument, InvalidStepOptions: see these methods; nothing was changed.
             TypeError: an argument is unknown.
         """
         return self.engine.clip_grad_and_step(
@@ -114,5 +117,5 @@ class SteppingVerbs(ModelHandle):
         )
 
     def calculate_metric(self, is_training: bool = True, *, adapter_name: str | None = None) -> dict[str, float]:  # noqa: FBT001, FBT002 - an established signature
-        """Return the metrics accumulated since the last call, and reset them."""
+        """Return the metrics of training, or of forward-only batches, accumulated since the last call; reset them."""
         return self.engine.calculate_metric(self._adapter(adapter_name), is_training=is_training)

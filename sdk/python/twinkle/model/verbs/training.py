@@ -26,8 +26,8 @@ class TrainingVerbs(ModelHandle):
     - `return_logits`, `return_routed_experts` and `task='embedding'`, which request additional outputs;
     - `micro_batch_size`, the maximum number of examples in one pass.
 
-    `forward_only` and `forward_backward` also take `loss` (a name, class or instance) and `loss_options`, which apply
-    to this batch only.
+    `forward_only` and `forward_backward` also take `loss` (a name, class, instance or function) and `loss_options`,
+    which apply to this batch only.
     """
 
     @remote_function(dispatch='first', collect='first')
@@ -40,9 +40,12 @@ class TrainingVerbs(ModelHandle):
             options: see the class; `disable_lora` runs the base model without the adapter.
 
         Raises:
-            InvalidFeatures: an example is invalid; the error names the feature, the field and the fix.
+            InvalidFeatures: an example is invalid, or the examples do not form whole groups of the loss.
             InvalidLossInput: the loss refused the batch.
             InvalidArgument: an option is unknown or does not match the examples, or the loss or a metric failed.
+            UnknownComponent, InvalidComponentOptions: `loss` or one of its options is unknown or invalid.
+            AdapterNotReady: an example is a chat, and the adapter has no template.
+            TemplateError: the template cannot encode a chat.
             LossNotFinite: the loss is not finite.
             BatchTooLarge: memory ran out.
         """
@@ -52,7 +55,10 @@ class TrainingVerbs(ModelHandle):
 
     @remote_function(dispatch='first', collect='first')
     def forward(self, inputs: Inputs, *, adapter_name: str | None = None, **options: Any) -> ModelOutput:
-        """Return log-probabilities and store the activations for `backward`; for errors see `forward_backward`."""
+        """Return log-probabilities and store the activations for `calculate_loss` and `backward`.
+
+        For arguments and errors see `forward_backward`; `loss` and `loss_options` are not supported.
+        """
         name, features, chosen, own = self._prepare('forward', adapter_name, inputs, options)
         return _model_output(self.engine.forward(name, features, options=chosen), own, is_loss_known=False)
 
@@ -76,7 +82,7 @@ class TrainingVerbs(ModelHandle):
             adapter_name: optional while there is one adapter.
 
         Raises:
-            AdapterNotReady: `forward` or `calculate_loss` was not called.
+            AdapterNotReady: `forward` was not called; or no gradients are given and `calculate_loss` was not called.
             InvalidFeatures: the given gradients do not match the examples, or are not finite.
             LossNotFinite: the gradient is not finite and was not accumulated.
         """
@@ -90,12 +96,14 @@ class TrainingVerbs(ModelHandle):
 
     @remote_function(dispatch='first', collect='first')
     def forward_backward(self, inputs: Inputs, *, adapter_name: str | None = None, **options: Any) -> ModelOutput:
-        """Return loss and log-probabilities, and accumulate the gradient.
+        """Return loss and log-probabilities, and accumulate the gradient. For arguments see `forward_only`.
 
         Raises:
-            InvalidFeatures: an example is invalid, or no label counts; the error names the example and the field.
+            InvalidFeatures: see `forward_only`, or no label counts.
             InvalidLossInput: the examples lack a stream that the loss requires, or the loss refused the batch.
-            InvalidArgument, LossNotFinite, BatchTooLarge: see `forward_only`; no gradient was accumulated.
+            InvalidArgument: see `forward_only`, or `disable_lora` is set.
+            UnknownComponent, InvalidComponentOptions, AdapterNotReady, TemplateError, LossNotFinite, BatchTooLarge: see
+                `forward_only`. After any of these errors, no gradient was accumulated.
         """
         loss = own_loss(options)
         name, features, chosen, own = self._prepare('forward_backward', adapter_name, inputs, options)
@@ -108,18 +116,19 @@ class TrainingVerbs(ModelHandle):
         """Accumulate the gradient of a function of the log-probabilities.
 
         In a program of several processes, each process calls `loss_fn` with its examples; the returned loss and metrics
-        are those of these examples, and the gradients of all processes are added. This is the result of one process
-        only if the loss is a sum over examples.
+        are those of these examples, and the gradients of all processes are added. The sum is the gradient of one
+        process with all examples only if the loss is a sum over examples.
 
         Args:
             inputs: one example or several, with labels.
             loss_fn: `(features, logps) -> loss` or `-> (loss, metrics)`; see `twinkle.loss.CustomLoss`.
             adapter_name: optional while there is one adapter.
-            options: see `forward_backward`.
+            options: see `forward`.
 
         Raises:
-            InvalidLossInput: the function did not return a finite scalar that depends on the log-probabilities; no
-                gradient was accumulated.
+            InvalidLossInput: the function did not return a finite scalar that depends on the log-probabilities, or its
+                gradient is not finite; no gradient was accumulated.
+            Exception: `loss_fn` raised it; for other errors see `forward`.
         """
         name, features, chosen, own = self._prepare('forward_backward_custom', adapter_name, inputs, options)
         result = self.engine.forward(name, features, options=chosen)

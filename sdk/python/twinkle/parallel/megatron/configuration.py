@@ -71,7 +71,7 @@ def megatron_config(config: PreTrainedConfig, ranks: MegatronRanks, dtype: torch
         # The weights are read from the model folder.
         perform_initialization=False,
         use_cpu_initialization=True,
-        # Fused kernels of Megatron-core need CUDA, and would compute other bits than its plain ones.
+        # Fused kernels of Megatron-core need CUDA, and their results differ bitwise from those of its plain kernels.
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,

@@ -18,7 +18,7 @@ class MegatronRanks:
     pipeline: dist.ProcessGroup
     """Ranks that hold the pipeline stages, including this rank, in the order of the stages."""
     data: dist.ProcessGroup
-    """Ranks that have the same weights and run other passes."""
+    """Ranks that have the same weights and run different passes."""
     model: dist.ProcessGroup
     """Ranks that together have one copy of the model, and run passes together."""
     alone: dist.ProcessGroup

@@ -20,7 +20,7 @@ class Division:
     axis: int
     """Axis along which the weight is divided."""
     count: int
-    """Number of different parts; consecutive ranks have the same part if there are more ranks."""
+    """Number of different parts; if there are more ranks than parts, consecutive ranks have the same part."""
 
 
 class ShardedHead(nn.Module):
@@ -69,7 +69,7 @@ class MegatronSharding:
     """
 
     needs_every_rank = False
-    """Always False: ranks that run other passes have their own groups, and do not wait for this rank in a pass."""
+    """Always False: ranks that run different passes are in other groups, and do not wait for this rank in a pass."""
 
     def __init__(
         self,
