@@ -1,4 +1,4 @@
-"""Registries that build components (losses, metrics, optimizers, ...) by name, and the errors they raise."""
+"""Registries that build components (losses, metrics, processors, ...) by name, and their errors."""
 
 from twinkle.component.missing import MissingLibrary
 from twinkle.component.registry import (

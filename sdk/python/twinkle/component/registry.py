@@ -95,7 +95,7 @@ class ComponentRegistry(Generic[_Component]):
         """Return a decorator that registers a class under `name`, by default its class name.
 
         Raises:
-            InvalidComponent: raised by the decorator if the class does not derive from the base or the name is taken.
+            InvalidComponent: raised by the decorator if the class does not implement the base, or the name is taken.
         """
 
         def decorate(cls: type[_Component]) -> type[_Component]:
@@ -116,8 +116,9 @@ class ComponentRegistry(Generic[_Component]):
 
         Raises:
             UnknownComponent: no installed package provides an entry point of this name.
-            InvalidComponent: the class does not derive from the base, or its name is taken.
-            PluginRefused: a plugin does not contain exactly one class of this kind, or has another digest.
+            InvalidComponent: the class does not implement the base, its name is taken, or several installed packages
+                provide it.
+            PluginRefused: a plugin does not contain exactly one class of this kind, or has a different digest.
             HubError: a plugin cannot be downloaded.
         """
         offered = entry_points(group=self._plugin_group) if self._plugin_group else ()
@@ -151,7 +152,7 @@ class ComponentRegistry(Generic[_Component]):
 
         Raises:
             UnknownComponent: the name is not registered.
-            InvalidComponentOptions: an option is unknown or invalid, or options were given for an instance.
+            InvalidComponentOptions: an option is unknown, missing or invalid, or options were given for an instance.
             PluginRefused: plugins are not allowed, or this plugin does not contain exactly one class of this kind.
             HubError: a plugin cannot be downloaded.
         """

@@ -22,7 +22,7 @@ class DeviceGroup:
     device_type: str = 'auto'
     """'cpu', 'cuda' or its synonym 'gpu', 'npu', 'mps', or 'auto' to detect the device. Case is ignored."""
     gpus_per_worker: int = 1
-    """Number of GPUs of each worker in mode 'ray'; 1 in mode 'local'."""
+    """Number of GPUs of each worker in mode 'ray'; must be 1 in mode 'local'."""
     visible_devices: str | None = None
     """Devices available to the workers, in the format of `CUDA_VISIBLE_DEVICES`. None: all devices, which is the only
     value that `initialize` accepts."""

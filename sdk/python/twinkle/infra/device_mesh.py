@@ -124,7 +124,8 @@ class DeviceMesh:
         """Arrange ranks 0, 1, ... along the axes whose sizes are given.
 
         Raises:
-            ValueError: a size is below 1, or the sizes do not multiply to `world_size`.
+            ValueError: a size is not an integer of at least 1, the sizes do not multiply to `world_size`, or the expert
+                sizes do not divide the ranks of a pipeline stage.
             TypeError: an axis is unknown.
         """
         # Programs may pass None for an unset size.

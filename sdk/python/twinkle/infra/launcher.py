@@ -38,9 +38,9 @@ def program_mesh(device_mesh: DeviceMesh | None) -> DeviceMesh | None:
         The mesh; None for one process without a requested mesh.
 
     Raises:
-        ValueError: the mesh does not have one rank per process, or the launcher did not set the variables of torchrun.
-        NotSupportedYet: an axis with several ranks is not supported, or `fsdp` or `ulysses` is combined with `tp` or
-            `pp`.
+        ValueError: the mesh does not have one rank per process, in the order of `DeviceMesh.from_sizes`; WORLD_SIZE is
+            not a number; or the launcher did not set the other variables of torchrun.
+        NotSupportedYet: see `check_mesh`.
     """
     count = process_count()
     if device_mesh is not None:
@@ -64,8 +64,8 @@ def check_mesh(mesh: DeviceMesh, count: int, *, group: str | None = None) -> Non
 
     Raises:
         ValueError: the mesh does not have `count` ranks, or they are not in the order of `DeviceMesh.from_sizes`.
-        NotSupportedYet: an axis with several ranks is not supported, or `fsdp` or `ulysses` is combined with `tp` or
-            `pp`.
+        NotSupportedYet: an axis with several ranks is not supported; `ep_size` is set and differs from `tp_size`;
+            `sequence_parallel` is set without `tp` ranks; or `fsdp` or `ulysses` is combined with `tp` or `pp`.
     """
     _check_axes(mesh)
     if mesh.world_size != count and group is not None:

@@ -10,7 +10,11 @@ from twinkle.infra.runtime import runtime
 
 
 def get_device_placement() -> str:
-    """Return a text in a box that lists this process, its device, the ranks of the mesh, the groups and workers."""
+    """Return a text in a box that lists this process, its device, the ranks of the mesh, the groups and their workers.
+
+    Raises:
+        ValueError: the mesh has several ranks, and the rank of this process is not known.
+    """
     current = runtime()
     mesh = current.device_mesh
     lines = [

@@ -32,9 +32,10 @@ class RayOptions(TypedDict, total=False):
     """Options that apply to Ray only."""
 
     nproc_per_node: int
-    """Maximum number of workers with GPUs per machine, on average. Default: the number of GPUs."""
+    """Maximum number of workers with GPUs per machine, on average. Default: limited only by the cluster's GPUs."""
     ncpu_proc_per_node: int
-    """Maximum number of workers without GPUs per machine, on average. Default: the number of cores."""
+    """Maximum number of workers without GPUs per machine, on average. Default: limited only by the cluster's cores. If
+    Ray starts on this machine, it offers at least one core per worker."""
     lazy_collect: bool
     """Whether calls of components return a `LazyResult` before they complete. Default: False."""
     name: str

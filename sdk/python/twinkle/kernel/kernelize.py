@@ -39,8 +39,9 @@ def kernelize(model: Any, mapping: Mapping[str, Choice] = DEFAULT_KERNEL_CONFIG)
             operation's arguments (see `KernelLayer.operation`) that autograd can differentiate.
 
     Raises:
-        KernelError: `model` is of another type, an operation or backend is unknown, the model has no such operation, a
-            function is a torch module, or the backend is not installed or does not run on the model's device.
+        KernelError: `model` has an unsupported type, an operation or backend is unknown, the model has no such
+            operation, a kernel is a torch module, or the backend is not installed or does not run on the model's
+            device.
     """
     layers = _kernel_layers(model)
     plan = [_selection(operation, choice, layers) for operation, choice in mapping.items()]
@@ -87,7 +88,7 @@ def kernelized(model: Any, mapping: Mapping[str, Choice] = DEFAULT_KERNEL_CONFIG
 
 
 def kernels_of(model: Any) -> dict[str, Kernel | None]:
-    """Return the kernel of each operation of a model; None is the reference."""
+    """Return the kernel of each operation of a model; None is the reference. For errors see `unkernelize`."""
     return {layer.operation: layer.kernel for layer in _kernel_layers(model)}
 
 

@@ -17,8 +17,8 @@ class DPOMetric(CountingMetric):
 
     - Always: `logps/chosen` and `logps/rejected`, the log-probabilities of whole responses.
     - With `ref_logps`: `logps/ref_chosen` and `logps/ref_rejected`, the log-probabilities under the reference model;
-      `rewards/chosen` and `rewards/rejected`, the implicit rewards: beta times the difference of the log-probabilities
-      (Rafailov et al. 2023, arXiv:2305.18290, eq. 5 without the constant); `rewards/margins`, their difference; and
+      `rewards/chosen` and `rewards/rejected`, the implicit rewards `beta (log p - ref_logps)` (Rafailov et al. 2023,
+      arXiv:2305.18290, eq. 5 without the constant); `rewards/margins`, the chosen minus the rejected reward; and
       `rewards/accuracies`, the fraction of pairs with a positive margin.
 
     Args:

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: three with warm-up, and those of torch whose options are numbers.
+"""Learning-rate schedules: three with warm-up, and those of torch whose options are plain values.
 
 A schedule counts its steps. Before the first step, the rate is that of step 0.
 """

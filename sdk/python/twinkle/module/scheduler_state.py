@@ -21,7 +21,7 @@ def load_scheduler_state(scheduler: LRScheduler, state: Mapping[str, Any]) -> No
     """Restore the state of a schedule built with the same options; its rates are restored with the optimizer.
 
     Raises:
-        ValueError: the state belongs to another schedule, or has values other than numbers; nothing was changed.
+        ValueError: the state belongs to a different schedule, or has values other than numbers; nothing was changed.
     """
     # Private names change between torch releases; the names of a schedule's arguments do not.
     differing = sorted(name for name in scheduler_state(scheduler).keys() ^ state.keys() if name[0] != '_')
@@ -31,9 +31,9 @@ def load_scheduler_state(scheduler: LRScheduler, state: Mapping[str, Any]) -> No
 
 
 def steps_left(scheduler: LRScheduler) -> int | None:
-    """Return how many more steps the schedule can take, or None for no limit.
+    """Return the number of steps that the schedule can still take, or None for no limit.
 
-    Call this before the optimizer step: torch raises in the schedule's step, when the weights are already changed.
+    Call this before the optimizer step: torch raises only in the schedule's step, when the weights have changed.
     """
     left = getattr(scheduler, 'steps_left', None)
     if isinstance(left, int):

@@ -1,8 +1,8 @@
-"""Reversible changes to a base model, applied when it is loaded.
+"""Reversible changes to a base model, applied before it has adapters.
 
 One frozen base model serves many tenants, so a patch affects all tenants, and only the operator of a service may
-choose it. Adapters are built on the patched model. A sampler must load the model with the same patches as the model
-service, so that both compute the same probabilities.
+choose it. Adapters are built on the patched model. A sampler must load the model with the same patches as the trainer,
+so that both compute the same probabilities.
 """
 
 from twinkle.patch.base import Patch, PatchError, patches_of

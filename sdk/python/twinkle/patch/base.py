@@ -48,8 +48,8 @@ class Patch(ABC):
         Idempotency: applying the patch to the same model again has no effect.
 
         Raises:
-            PatchError: the patch does not support the model, is applied to another model, or does not support an
-                installed library version.
+            PatchError: the patch does not support the model, is applied to a different model, or does not support the
+                installed version of a library.
         """
         if self._model is model:
             return model
@@ -64,10 +64,10 @@ class Patch(ABC):
         return model
 
     def unpatch(self) -> None:
-        """Restore the model; patches that were applied later must be undone first.
+        """Restore the model. Patches that were applied later must be undone first.
 
         Raises:
-            PatchError: the patch is not applied, or another patch was applied later; nothing was changed.
+            PatchError: the patch is not applied, or a later patch is still applied; nothing was changed.
         """
         if not self.is_applied:
             raise PatchError(type(self).__name__, 'is not applied')

@@ -13,12 +13,11 @@ PATCHES = ComponentRegistry('patch', Patch, (RopeScalingPatch,))
 
 
 def apply_patch(model: Any, patch: 'str | type[Patch] | Patch', /, **options: Any) -> Patch:
-    """Apply a patch given by name, class or instance; return the patch object for a later `unpatch`.
+    """Apply a patch given by name, plugin id, class or instance; return the patch object for a later `unpatch`.
 
     Raises:
-        UnknownComponent: the name is not registered.
-        InvalidComponentOptions: an option is unknown or out of range.
-        PatchError: the patch does not support the model; nothing was changed.
+        UnknownComponent, InvalidComponentOptions, PluginRefused, HubError: see `ComponentRegistry.build`.
+        PatchError: the patch cannot be applied, see `Patch.__call__`; nothing was changed.
     """
     built = PATCHES.build(patch, options)
     built(model)
@@ -29,8 +28,8 @@ def apply_patches(model: Any, patches: Sequence[tuple[str, Mapping[str, Any]]]) 
     """Apply patches given as names and options, in order; if one fails, the previous ones are undone.
 
     Raises:
-        UnknownComponent, InvalidComponentOptions, PatchError: see `apply_patch`.
-        Exception: any exception of a custom patch.
+        UnknownComponent, InvalidComponentOptions, PluginRefused, HubError, PatchError: see `apply_patch`.
+        Exception: a custom patch raised it.
     """
     built = [PATCHES.build(name, options) for name, options in patches]
     with ExitStack() as undo:

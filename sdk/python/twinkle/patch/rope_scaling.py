@@ -16,9 +16,9 @@ _TYPES = ('linear', 'yarn')
 class RopeScalingPatch(Patch):
     """Multiplies the number of supported positions by `factor`, like a `config.json` with the same rope scaling.
 
-    'yarn' (Peng et al. 2023, arXiv:2309.00071, section 3.4) stretches only low frequencies; 'linear' (Chen et al.
-    2023, arXiv:2306.15595) stretches all. Schemes that depend on the length of the input are not supported, because
-    one tenant's sequence would change another's results.
+    'yarn' (Peng et al. 2023, arXiv:2309.00071, section 3.4) interpolates only low frequencies; 'linear' (Chen et al.
+    2023, arXiv:2306.15595) interpolates all. Schemes that depend on the length of the input are not supported, because
+    one tenant's sequence would change the results of other tenants.
 
     Args:
         factor: supported positions divided by trained positions, above 1.

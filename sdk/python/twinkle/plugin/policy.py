@@ -19,10 +19,10 @@ _MIN_DIGITS = 12
 
 
 def trust_remote_code() -> bool:
-    """Return whether every plugin is allowed: `TWINKLE_TRUST_REMOTE_CODE` is '1'. Unset and '0' mean no.
+    """Return whether every plugin is allowed: `TWINKLE_TRUST_REMOTE_CODE` is '1'. Unset, empty and '0' mean no.
 
     Raises:
-        PluginRefused: the variable has another value.
+        PluginRefused: the variable has any other value.
     """
     value = os.environ.get(TRUST_VARIABLE, '0').strip()
     if value not in ('0', '1', ''):

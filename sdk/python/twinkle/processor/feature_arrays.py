@@ -1,4 +1,4 @@
-"""Conversion of one feature to validated numpy arrays. Every error names the feature, the field and the fix."""
+"""Conversion of one feature to validated numpy arrays. Errors name the feature and its invalid fields."""
 
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass
@@ -51,7 +51,8 @@ class FeatureReader:
         max_tokens: maximum number of tokens of a sequence.
         needs: labels and streams to read.
         media: media specification of the model; None for a text model.
-        routing: layers with experts, experts per token and experts per layer; None if experts cannot be given.
+        routing: numbers of layers with experts, experts per token and experts per layer; None if experts cannot be
+            given.
     """
 
     feature: InputFeature
@@ -66,7 +67,7 @@ class FeatureReader:
         """Return the feature as arrays.
 
         Raises:
-            InvalidFeatures: the feature is invalid; the error names the field and the fix.
+            InvalidFeatures: the feature is invalid; the error names the field.
         """
         unknown = sorted(set(self.feature) - _FIELDS - set(self.needs.streams) - self._sources)
         if unknown:

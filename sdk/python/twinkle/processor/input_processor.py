@@ -28,7 +28,8 @@ class InputLimits:
     media: MediaSpec | None = None
     """Media specification of the model; None for a text model."""
     routing: tuple[int, int, int] | None = None
-    """Layers with experts, experts per token and experts per layer; None if `routed_experts` are not supported."""
+    """Numbers of layers with experts, experts per token and experts per layer; None if `routed_experts` are not
+    supported."""
 
 
 @remote_class()
@@ -82,7 +83,7 @@ class InputProcessor:
             needs: labels and streams to pack. None packs labels and every stream of `InputFeature`.
 
         Raises:
-            InvalidFeatures: a feature is invalid; the error names the feature, the field and the fix.
+            InvalidFeatures: there are no features, or a feature is invalid; the error names the feature and the field.
         """
         needs = FeatureNeeds(ignore_index=ignore_index) if needs is None else needs
         features = self.prepare(features)

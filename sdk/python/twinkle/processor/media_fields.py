@@ -47,7 +47,8 @@ class MediaFields:
 
         Args:
             input_ids_K: kept tokens.
-            is_produced_K: whether each token is also a label. A media token that the model produced counts as text.
+            is_produced_K: whether each token is also a label. After the media tokens that the grids require, further
+                media tokens are accepted as text if the model produced them.
 
         Raises:
             InvalidFeatures: the model does not support a kind of media, or tokens, grids and patches are inconsistent.

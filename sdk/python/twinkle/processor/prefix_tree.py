@@ -2,7 +2,8 @@
 
 Prompts of groups of samples or of preference pairs, earlier turns of a conversation, and system prompts are prefixes of
 several sequences. The sequences form a tree of any depth: each span of rows continues its parent. Two rows are equal
-if they and all rows before them in their sequences have the same tokens, positions and given experts.
+if they and all rows before them in their sequences have the same tokens, positions and given experts. Sequences with
+media share no rows.
 
 Legend: T rows of the batch, N rows that are computed, C integers that identify a row.
 """

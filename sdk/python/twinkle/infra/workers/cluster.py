@@ -29,9 +29,9 @@ class ClusterOptions:
     name: str | None = None
     """Namespace of the program in Ray. None: a new one."""
     nproc_per_node: int | None = None
-    """Maximum number of workers with GPUs per machine, on average. None: the number of GPUs."""
+    """Maximum number of workers with GPUs per machine, on average. None: limited only by the cluster's GPUs."""
     ncpu_proc_per_node: int | None = None
-    """Maximum number of workers without GPUs per machine, on average. None: the number of cores."""
+    """Maximum number of workers without GPUs per machine, on average. None: limited only by the cluster's cores."""
 
 
 class Cluster:
@@ -46,7 +46,7 @@ class Cluster:
 
         Raises:
             ValueError: two groups have a common rank, or the cluster does not have the resources.
-            NotSupportedYet: a group is on another type of device than CPUs and GPUs.
+            NotSupportedYet: a group is on a type of device other than CPUs and CUDA GPUs.
             ConnectionError: the cluster cannot be reached.
         """
         _check_ranks(groups)

@@ -99,7 +99,7 @@ def create_component(cls: type, args: tuple[Any, ...], named: dict[str, Any], pl
     Raises:
         ValueError: the mesh does not have one rank per worker.
         NotSupportedYet: an axis of the mesh is not supported, or each worker is a separate replica and the mesh has
-            another axis than `dp`.
+            several ranks along an axis other than `dp`.
         Exception: the constructor raised it.
     """
     group, mesh = placement.group, placement.mesh
