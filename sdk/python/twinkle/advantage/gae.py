@@ -52,7 +52,7 @@ class GAEAdvantage(Advantage):
         """Return rewards per token, one row per completion.
 
         The reward of each token that counts is minus its KL penalty. The last of these tokens also has the
-        completion's reward, which is lost if no token counts. All other tokens have reward 0.
+        completion's reward, which is dropped if no token counts. All other tokens have reward 0.
 
         The penalty is `kl_coef (log p_old - log p_ref)` (Ziegler et al. 2019, arXiv 1909.08593, eq. 2). The mean of
         the difference, over tokens sampled from the policy, estimates the KL divergence from the reference.

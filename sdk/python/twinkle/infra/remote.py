@@ -37,7 +37,7 @@ def place_here(component: str, remote_group: str | None) -> DeviceGroup | None:
         remote_group: a group passed to `initialize`, or 'default'. None: no group; the function returns None.
 
     Raises:
-        ValueError: the group was not declared, or this machine has no device of its type.
+        ValueError: the group was not declared, or torch is imported and finds no device of its type.
         NotSupportedYet: the group has several ranks, or its device type is not supported.
     """
     if remote_group is None:
@@ -63,7 +63,8 @@ def remote_class(
 
     In mode 'ray', a constructor with `remote_group` creates the component in the group's workers. The returned object
     is an instance of a subclass, whose public methods and properties call the component. Otherwise, a constructor that
-    declares `device_mesh` receives it; for other classes, a mesh of one rank is accepted and ignored.
+    declares `device_mesh` receives it; for other classes, a mesh of one rank is accepted and ignored. A constructor
+    that declares `device` receives the device type of the group if it is known, unless the caller sets `device`.
 
     Args:
         execute: which workers of a group create the component: 'all', or the first one ('first' and 'peer').
@@ -106,7 +107,7 @@ def remote_function(
 ) -> Callable[[_Function], _Function]:
     """Return a decorator for the methods of a `remote_class` that the program calls.
 
-    With one worker, and in this process, all dispatch and collect modes are equivalent: the method receives all
+    With one worker, and in this process, all named dispatch and collect modes are equivalent: the method receives all
     arguments, and its result is returned directly. Methods without the decorator have the options dispatch='all',
     execute='all' and collect='first'. The options are stored in the method's `remote_options`.
 

@@ -102,8 +102,9 @@ def initialize(
 
     Raises:
         ValueError: `mode` or an option is unknown, or an option does not apply to the mode; two groups have the same
-            name or rank, or there are no groups in mode 'ray'; the mesh does not have one rank per process; the Ray
-            cluster does not have the resources of the groups; or `full_determinism` is set before torch is imported.
+            name; the mesh does not have one rank per process; or `full_determinism` is set before torch is imported. In
+            mode 'ray' also: two groups have a common rank, there are no groups, or the Ray cluster does not have the
+            resources of the groups.
         NotSupportedYet: the mesh has an axis that is not supported; a group has `visible_devices`, a device type that
             Ray mode does not support, or several GPUs per worker in mode 'local'; `notifier` is given; or
             `full_determinism` is set in mode 'ray'.

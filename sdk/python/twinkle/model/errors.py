@@ -36,7 +36,7 @@ class AdapterNotReady(TrainerError, RuntimeError):
 
 @error_class()
 class LossNotFinite(TrainerError, ArithmeticError):
-    """A forward pass produced a loss or gradient that is not finite; no gradient was added."""
+    """A loss, a gradient or the accumulated gradient is not finite; no gradient was added."""
 
     adapter_id: str
     feature_index: int | None

@@ -1,7 +1,8 @@
 """The number of rows of a pass that fits into the memory of a GPU, estimated from the shape of the model.
 
-The estimate depends on the model and on a share of the GPU's total memory, not on the memory that is free now, so every
-start of a service gives the same number. A different number would change the order in which gradients are added.
+The estimate depends on the model and on a share of the GPU's total memory, not on the memory that is free now. Every
+start of a service therefore gives the same number. A different number would change the order in which gradients are
+added.
 """
 
 import os

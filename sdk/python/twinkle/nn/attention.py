@@ -42,7 +42,7 @@ def packed_attention(
         Attention output, float [1, T, Q, H], zero for rows outside all sequences; and None for the weights.
 
     Raises:
-        UnsupportedModel: the layer uses soft-capped or sink attention, or passes a mask.
+        UnsupportedModel: the layer uses soft-capping, attention sinks or a position bias, or passes a mask.
     """
     unsupported = [name for name in _UNSUPPORTED_ARGUMENTS if arguments.get(name) is not None]
     if unsupported or attention_mask is not None:

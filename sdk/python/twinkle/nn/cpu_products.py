@@ -24,7 +24,7 @@ _SHAPE = (1536, 576)
 
 
 def choose_reproducible_kernels() -> None:
-    """Select kernels whose rows are independent, and log a warning if float32 products already use other kernels.
+    """Select kernels whose rows are independent, and log a warning if rows of float32 products still are not.
 
     The variable MKL_CBWR is respected if it is set. Otherwise it is set only while the library reads it, so child
     processes do not inherit it.

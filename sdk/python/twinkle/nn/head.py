@@ -70,10 +70,10 @@ def run_head(
 class _Head(Function):
     """Log-probabilities, entropies and candidates of rows, computed block by block.
 
-    If only the log-probabilities of labels are requested, and the head is frozen and has no adapter, the gradient of a
-    row's hidden state is a [D] vector times the row's upstream gradient. The forward pass computes this vector from the
-    block's softmax, so no block is computed twice, and the backward pass is one multiplication. Otherwise, the backward
-    pass recomputes the blocks.
+    One case is faster: only the log-probabilities of labels are requested, and the head is frozen and has no adapter.
+    The gradient of a row's hidden state is then a [D] vector times the row's upstream gradient. The forward pass
+    computes this vector from the block's softmax, so no block is computed twice, and the backward pass is one
+    multiplication. In all other cases, the backward pass recomputes the blocks.
     """
 
     @staticmethod

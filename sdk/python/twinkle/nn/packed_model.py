@@ -173,8 +173,8 @@ class PackedModel(ABC):
             float [T, D], after the final norm.
 
         Raises:
-            PackError: there are no rows; the positions or spans do not fit the rows; media or positions with several
-                axes were given to a text model; or ranks divide the rows, which excludes caches and `routing`.
+            PackError: there are no rows, or the positions or spans do not fit them; media or positions with several
+                axes were given to a text model; or a cache or `routing` was given although ranks divide the rows.
         """
         row_count = input_ids_T.shape[0]
         if row_count == 0 or position_ids_T.shape[-1:] != input_ids_T.shape:

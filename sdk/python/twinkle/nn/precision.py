@@ -37,8 +37,8 @@ def chosen_dtype(dtype: str, folder: str | os.PathLike[str], *, device: str) -> 
         device: torch device of the model.
 
     Returns:
-        `dtype`, unless it is 'auto'. For 'auto', 'bfloat16' if config.json names half precision and the device
-        multiplies bfloat16 faster than float32, otherwise 'float32'.
+        `dtype`, unless it is 'auto'. For 'auto', 'bfloat16' if config.json names half precision and
+        `is_bfloat16_fast` is true, otherwise 'float32'.
 
     Raises:
         OSError: `dtype` is 'auto', and the folder has no config.json.
@@ -63,7 +63,10 @@ def declared_dtype(folder: str | os.PathLike[str]) -> str:
 
 
 def is_bfloat16_fast(device: str) -> bool:
-    """Return whether a device multiplies bfloat16 faster than float32."""
+    """Return whether a CPU multiplies bfloat16 faster than float32, or a GPU has instructions for bfloat16.
+
+    False for other devices.
+    """
     kind = device.partition(':')[0]
     if kind == 'cuda':
         return torch.cuda.is_bf16_supported(including_emulation=False)

@@ -42,8 +42,8 @@ def hook_routers(text: nn.Module, active: ActiveAdapters, *, kinds: Collection[R
         kinds: kinds of all routers of the model.
 
     Returns:
-        Sizes of the routing. None if no hooks were added, because the model has no routers, a mixture has no router of
-        a known form, the weights are not the softmax of the logits, or the kinds of the routers differ.
+        Sizes of the routing, or None if no hooks were added. Hooks require that every mixture has a router of a known
+        form, that the weights are the softmax of the logits, and that all routers are of one kind.
     """
     routers: list[Any] = [module for module in text.modules() if _is_router(module)]
     layer_count = sum(isinstance(module, PackedExperts) for module in text.modules())

@@ -103,7 +103,7 @@ def outcome_of(work: Callable[[], Any], failures: tuple[type[Exception], ...]) -
 
 
 def result_or_raise(outcome: tuple[Any, Exception | None]) -> Any:
-    """Return the result in a result of `outcome_of`, or raise the exception in it."""
+    """Return the result of the call that `outcome_of` made, or raise its exception."""
     value, error = outcome
     if error is not None:
         raise error

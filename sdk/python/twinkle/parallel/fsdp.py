@@ -122,7 +122,7 @@ class FsdpSharding:
 
     @contextmanager
     def running_pass(self) -> Iterator[None]:
-        """Gather the embedding and the head; run a backward pass with zero gradients if a training pass ran none."""
+        """Enter `whole_weights`, and run a backward pass with zero gradients if a training pass ran none."""
         self._is_running, self._is_backward_done = True, False
         with self.whole_weights():
             try:

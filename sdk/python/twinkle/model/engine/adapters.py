@@ -83,7 +83,7 @@ class AdapterTable:
             ModelLeased: another adapter exists.
             AdapterExists, InvalidArgument: see `create_adapter`.
             UnknownParameters: a name matches no parameter.
-            UnsupportedModel: the model was not loaded as float32.
+            UnsupportedModel: the model does not support full-parameter training; see `FullWeights`.
         """
         self._check_free(adapter_id)
         if self._adapters:

@@ -33,14 +33,11 @@ class BatchRunner:
         self.cutter = BatchCutter(model, max_pass_tokens=max_pass_tokens)
 
     def advance(self, runs: Sequence[ItemRun]) -> None:
-        """Run one round of the training batches among `runs`, and one round of the other ones.
+        """Run one round of the training batches among `runs`, and one round of the forward-only ones.
 
-        Args:
-            runs: unfinished batches of different adapters.
-
-        The `ItemRun` objects store the results. A full-parameter run over sharded weights runs to completion. Gradients
-        are not yet added to the adapters. An unexpected exception is raised after all batches were refused; all
-        adapters are then unchanged.
+        `runs` are unfinished batches of different adapters. The `ItemRun` objects store the results. A batch of a
+        full-parameter run over sharded weights runs to completion. Gradients are not yet added to the adapters. An
+        unexpected exception is raised after all batches were refused; all adapters are then unchanged.
         """
         try:
             for is_training in (True, False):

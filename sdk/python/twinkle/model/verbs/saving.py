@@ -56,6 +56,8 @@ class SavingVerbs(ModelHandle):
         Raises:
             InvalidArgument: the name is invalid, an optimizer is requested for a merged model, or there is no adapter
                 to merge.
+            AdapterMismatch, InvalidModelFolder: a whole model is written, and the base model's folder does not fit it,
+                or is malformed.
             OSError: writing failed; an existing checkpoint of a full-parameter run is unchanged.
         """
         if merge_lora and save_optimizer:

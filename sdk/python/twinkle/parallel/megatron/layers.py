@@ -131,7 +131,7 @@ def join_heads(head_size: int) -> Callable[[Sequence[Tensor]], Tensor]:
 def join_gate(outputs: Sequence[Tensor]) -> Tensor:
     """Return the values multiplied by their gate, computed as in `PackedCausalLM`.
 
-    Torch's silu would round some elements differently with a different number of rows or threads.
+    Torch's silu rounds some elements differently for different numbers of rows or threads.
     """
     gate, values = outputs
     return cast('Tensor', SiluGate.apply(gate, values))
