@@ -28,7 +28,7 @@ class MeshSizes(TypedDict, total=False):
     pp_size: int
     """Number of pipeline stages."""
     ulysses_size: int
-    """Number of ranks that split the attention heads of a sequence."""
+    """Number of ranks that divide the tokens of each pass, and its heads in attention."""
     cp_size: int
     """Number of ranks that split the tokens of a sequence."""
     ep_size: int

@@ -92,7 +92,7 @@ def initialize(
         mode: 'local' runs in this process, or in the processes that torchrun started. 'ray' runs the components of
             each group in worker processes on a Ray cluster. The environment variable RAY_ADDRESS names the cluster; if
             it is unset, Ray starts on this machine.
-        seed: seed of `random`, numpy and, if it is already imported, torch.
+        seed: seed of `random`, numpy and, if it is already imported, torch; in mode 'ray' also in the workers.
         full_determinism: whether torch raises an error for nondeterministic algorithms.
         groups: named groups that components can be placed on. In mode 'ray', each rank is a worker process;
             otherwise, a group of one rank is this process, with one device.

@@ -138,5 +138,5 @@ def _problem(backend: str, layers: Sequence[KernelLayer]) -> str | None:
 
 
 def _load(backend: str, operation: str) -> Kernel | None:
-    # Imported by name, because most machines do not have the library.
+    # The module is imported by name, because most machines do not have Liger.
     return None if backend == 'torch' else getattr(importlib.import_module(f'twinkle.kernel.{backend}'), operation)

@@ -100,7 +100,8 @@ def write_model_checkpoint(folder: Path, snapshot: AdapterSnapshot, *, base_fold
     try:
         ranks.on_first(f'began to save {folder.name}', lambda: _prepare(staging, base_folder, snapshot))
         if is_sharded:
-            # DCP raises the errors of one rank on all ranks; other errors must be exchanged before it waits for them.
+            # DCP raises errors in its calls on all ranks. Earlier errors must be exchanged, or DCP would wait for the
+            # rank that failed.
             ranks.gather(f'read the base model of {folder.name}', read_base)
             write()
         else:

@@ -90,14 +90,14 @@ class PassMemory:
         """
         config = AutoConfig.from_pretrained(folder).get_text_config()
         layer_count, hidden, vocabulary = (_size(config, name) for name in _SIZES)
-        # Norms, queries, keys, values, the attention's output and residuals, and the tensors of the gated layer.
+        # The tensors are norms, queries, keys, values, the attention's output, residuals, and those of the gated layer.
         layer = round((12 * hidden + 4 * _intermediate(config)) * _BYTES[dtype] * _MARGIN)
         stored_bytes = sum(path.stat().st_size for path in Path(folder).glob('*.safetensors'))
         weights = stored_bytes * _BYTES[dtype] // _BYTES.get(declared_dtype(folder), _BYTES[dtype])
         head = _HEAD_ROWS * vocabulary * _BYTES['float32'] * _HEAD_COPIES
         return cls(
             stored=layer_count * layer,
-            # The gradients of one layer's activations exist beside them.
+            # The gradients of one layer's activations exist at the same time as the activations.
             recomputed=layer_count * hidden * _BYTES[dtype] + 2 * layer,
             fixed=int(weights * copies) + head,
         )

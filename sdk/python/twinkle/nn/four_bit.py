@@ -57,7 +57,7 @@ class FourBitLinear(nn.Linear):
     """
 
     def __init__(self, layer: nn.Linear) -> None:
-        # Not that of nn.Linear, which would create a weight.
+        # The constructor of nn.Linear is not called, because it would create a weight.
         nn.Module.__init__(self)
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.packed = FourBitWeight(layer.weight.detach())

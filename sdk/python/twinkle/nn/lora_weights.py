@@ -36,7 +36,7 @@ class LoraWeights:
         self.config = config
         self.factors = dict(factors)
         self._tensor_paths = tensor_paths
-        # The generator is on the CPU on every device, so a run can move between devices.
+        # The generator is always on the CPU, so a run can move between devices.
         self.dropout_generator = torch.Generator().manual_seed(seed)
 
     @classmethod

@@ -74,7 +74,7 @@ class BlockedProducts:
         if key not in self._known_orders:
             trial_count = -(-_TESTED_SUMS // (max(size, _REFERENCE_ROWS) * weight_KN.shape[1]))
             generator = torch.Generator().manual_seed(0)
-            # Not the weight itself, which may be zero, as the factor B of a new adapter is.
+            # The weight itself is not used, because it may be zero, like the factor B of a new adapter.
             random_KN = torch.empty_strided(weight_KN.shape, weight_KN.stride(), dtype=weight_KN.dtype)
             random_KN.normal_(generator=generator)
             trials = (self._is_equal_in_trial(size, random_KN, factors, generator) for _ in range(trial_count))

@@ -58,7 +58,7 @@ class FsdpSharding:
         self._backbone, self._embedding, self._layers = backbone, backbone.get_input_embeddings(), layers
         self._head = model.get_output_embeddings()
         self._divide()
-        # Runs before FSDP's own hook, which registers the end of a backward pass only for inputs with gradients.
+        # This hook runs before that of FSDP, which registers the end of a backward pass only for inputs with gradients.
         layers[0].register_forward_pre_hook(self._require_input_gradient, prepend=True, with_kwargs=True)
         backbone.register_forward_hook(self._keep_output)
 

@@ -30,7 +30,7 @@ class FeatureNeeds:
     ignore_index: int = IGNORE_INDEX
     """Label to ignore, in addition to `IGNORE_INDEX`."""
     streams: tuple[str, ...] = STREAM_NAMES
-    """Streams to pack if every feature has them."""
+    """Streams to pack if every feature has them. A batch is refused if only some of its features have a stream."""
     is_pooled: bool = False
     """Whether the loss compares whole features, so that a single label, at the last token, is accepted."""
     are_weightless_kept: bool = False

@@ -97,7 +97,7 @@ def _slices(
         return [(args, named), *[None] * (parts - 1)]
     batch = named[batch_name] if batch_name in named else args[0]
     if not _is_batch(batch) or (len(batch) > 0 and isinstance(batch[0], int | np.integer)):
-        # One example, or the token ids of one prompt.
+        # The batch is one example, or the token ids of one prompt.
         return [(args, named), *[None] * (parts - 1)]
     size = len(batch)
     for name, value in [*zip(list(bound.arguments)[1:], args, strict=False), *named.items()]:

@@ -87,7 +87,7 @@ class BatchRunner:
                 # The other ranks wait for this one in each layer, so it repeats a pass.
                 self._attempt(segments[0], is_repeated=True)
             finished = list(zip(passes, self._group.exchange(mine, segments), strict=True))
-            # From the last pass to the first, because `divide` puts its passes in front of the others.
+            # Iterate from the last pass to the first, because `divide` puts its passes in front of the others.
             for pieces, outcome in reversed(finished):
                 if outcome is None:
                     work.divide(pieces)
@@ -111,6 +111,6 @@ class BatchRunner:
                 raise
             if self._model.sharding is not None:
                 raise OutOfMemoryInShardedPass('memory ran out in a pass; lower max_pass_tokens') from error
-        # Not in the except block, because the exception keeps the tensors of the pass alive.
+        # The memory is released after the except block, because the exception keeps the tensors of the pass alive.
         release_memory(self._model.device)
         return None

@@ -109,8 +109,8 @@ def run_joint_pass(
             learning = [run for run in runs if run.refusal is None and run.output['loss'].requires_grad]
             error = _differentiate(model, learning)
     if error is not None:
-        # Raised after the block, because `running_pass` skips its collectives after an exception, and other ranks wait
-        # for them.
+        # The error is raised after the block, because `running_pass` skips its collectives after an exception, and
+        # other ranks wait for them.
         raise BackwardFailed from error
     # The check that values are finite has waited for the device, so the device has completed the pass.
     seconds = time.perf_counter() - begin
