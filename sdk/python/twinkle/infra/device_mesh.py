@@ -102,7 +102,7 @@ class DeviceMesh:
         if self.mesh.dtype.kind not in 'iu' or (self.mesh < 0).any():
             raise ValueError('mesh must contain ranks: integers of at least 0')
         if len(np.unique(self.mesh)) != self.mesh.size:
-            raise ValueError('mesh contains a rank twice')
+            raise ValueError(f'mesh contains a rank twice: {self.mesh.tolist()}; list each rank once')
         self._check_experts()
 
     def _check_experts(self) -> None:

@@ -144,7 +144,7 @@ class PackedExperts(nn.Module):
 
 
 def _rows_before(index_TA: Tensor, borders: Sequence[int], *, expert_count: int) -> list[list[int]]:
-    """Return each expert's numbers of rows: from the tokens before each border, and from all tokens.
+    """Return each expert's numbers of rows: from the tokens before each row in `borders`, and from all tokens.
 
     The counts of all experts reach the host in one transfer.
     """
