@@ -5,10 +5,9 @@ of random tokens, each alone. The wrapped model must then compute the same in on
 A half-precision model is also compared in float32, where an error cannot be mistaken for rounding. Sliding windows are
 shortened for the check, so that the sequences exceed them.
 
-A sequence must not depend on the other sequences in a pack. On a CPU, its results and gradients must be bitwise the
-same alone and in a pack. Accelerators round differently for each size of a pass, so there a tolerance applies, and NaN
-in the embeddings and gradients of the other sequences must not reach the sequence. A model whose results differ when
-sequences share the rows of a prefix is not refused; it computes all sequences separately.
+On a CPU, the results and gradients of a sequence must be bitwise the same alone and in a pack. On accelerators, a
+tolerance applies, and NaN in the embeddings and gradients of other sequences must not reach the sequence. A model whose
+results differ when sequences share the rows of a prefix is not refused; it computes all sequences separately.
 """
 
 import logging

@@ -46,7 +46,7 @@ def check_supported(config: PreTrainedConfig, *, tensor_size: int, pipeline_size
         raise UnsupportedModel(f'tp_size {tensor_size} must divide {" and ".join(uneven)} of the model; change tp_size')
     if config.num_hidden_layers < pipeline_size:
         raise UnsupportedModel(
-            f'pp_size {pipeline_size} exceeds the {config.num_hidden_layers} layers of the model; lower pp_size'
+            f'pp_size {pipeline_size} is larger than the {config.num_hidden_layers} layers of the model; lower pp_size'
         )
 
 
