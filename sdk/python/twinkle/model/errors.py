@@ -4,7 +4,7 @@ from twinkle.errors import error_class
 
 
 class TrainerError(Exception):
-    """Base class of the trainer's errors."""
+    """Base class of the errors in this module."""
 
 
 @error_class('there is no adapter {adapter_id!r}; create it first')

@@ -28,7 +28,7 @@ def step_option_names(optimizer: Optimizer) -> tuple[str, ...]:
 def step_changes(
     optimizer: Optimizer, options: Mapping[str, Any], *, learning_rate: float | None = None
 ) -> dict[str, Any]:
-    """Return the values that one step changes in every parameter group, after a trial on a dummy parameter.
+    """Return the values that one step changes in every parameter group, after a trial on dummy parameters.
 
     Args:
         optimizer: the optimizer; not modified.

@@ -5,7 +5,7 @@ from twinkle.errors import error_class
 
 
 class PackError(ValueError):
-    """The spans, token ids and positions of a pack do not fit together."""
+    """The inputs of a pass do not fit together, do not fit the model, or exceed a cache."""
 
 
 @error_class()
@@ -28,7 +28,7 @@ class ExpertDropout(ValueError):
 
 
 class UnsupportedModel(ValueError):
-    """The base model computes something that the packed forward path does not support."""
+    """The base model, or the requested use of it, is not supported."""
 
 
 @error_class('target_modules {unknown!r} match no parameter; leave them out, or use some of {known!r}')

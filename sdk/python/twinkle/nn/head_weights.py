@@ -169,5 +169,5 @@ def log_probabilities(logits_RV: Tensor) -> Tensor:
 
 def _normalizer(logits_RV: Tensor, softmax_RV: Tensor) -> Tensor:
     largest_R, index_R = logits_RV.max(dim=-1)
-    # The largest probability is 1 / sum(exp(z - max z)); it is already computed and never small.
+    # The largest probability is 1 / sum(exp(z - max z)); it is already computed, and at least 1 / V.
     return largest_R - softmax_RV.gather(1, index_R[:, None])[:, 0].log_()

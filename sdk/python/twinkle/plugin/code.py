@@ -1,4 +1,4 @@
-"""The code of a plugin: its files are read once, and both the digest and the imports use the bytes that were read.
+"""The code of a plugin: a load reads its files once, and both the digest and the imports use the bytes that were read.
 
 Later changes of the files have no effect. Plugins with linked folders or compiled code are refused.
 """
