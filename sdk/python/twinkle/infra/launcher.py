@@ -55,7 +55,7 @@ def program_mesh(device_mesh: DeviceMesh | None) -> DeviceMesh | None:
 
 
 def check_mesh(mesh: DeviceMesh, count: int, *, group: str | None = None) -> None:
-    """Check that a mesh has one rank for each of `count` processes, and only axes that are supported and compose.
+    """Check that a mesh has one rank for each of `count` processes, and a supported combination of axes.
 
     Args:
         mesh: the mesh.

@@ -15,7 +15,7 @@ from torch import Tensor
 from twinkle.nn.spans import SequenceSpan
 
 _ROW_MULTIPLE = 16
-"""Rows and keys are padded to multiples of this number, because the kernel rounds the remainder of other numbers
+"""Rows and keys are padded to multiples of this number, because the kernel rounds the ones after the last multiple
 differently. The first row of a call is at such a multiple in its sequence."""
 _UNSPLIT_KEYS = 256
 _KEY_BLOCK = 512
@@ -23,8 +23,8 @@ _KEY_BLOCK = 512
 at once. It adds the halves of a block of more than 384 keys separately, so without padding, a row with 300 keys would
 change if later keys were added."""
 _MASKED_ROWS = 256
-"""Maximum number of rows of a call with a mask. Such a call computes all of its keys, also masked ones, so the rows are
-divided to leave out most of these."""
+"""Maximum number of rows of a call with a mask. Such a call computes all of its keys, including masked ones, so the
+rows are divided among calls that leave out most masked keys."""
 
 
 @dataclass(frozen=True, order=True)

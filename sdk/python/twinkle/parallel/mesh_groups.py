@@ -15,7 +15,7 @@ def axis_group(mesh: DeviceMesh, axis: str) -> dist.ProcessGroup:
 
 
 def equal_group(mesh: DeviceMesh, axis: str) -> dist.ProcessGroup:
-    """Return the group of the ranks with this one's index along an axis. Every rank must call it."""
+    """Return the group of the ranks that have the same index along an axis as this rank. Every rank must call it."""
     indexes = [mesh.axis_rank(axis, rank) for rank in range(mesh.world_size)]
     return _own_group(
         [[rank for rank, own in enumerate(indexes) if own == index] for index in range(mesh.axis_size(axis))]

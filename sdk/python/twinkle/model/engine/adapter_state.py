@@ -25,7 +25,7 @@ class SegmentOutputs:
 
     loss_batch: LossBatch
     is_greedy_R: Tensor | None
-    """Whether each label is the most likely token, for metrics."""
+    """Whether each label is the most likely token; None unless a metric reads it."""
     routed_experts_TLA: Tensor | None = None
     """Experts of each token of the adapter, if they were requested."""
 

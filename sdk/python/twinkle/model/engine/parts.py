@@ -35,7 +35,7 @@ class Part:
     tree: PrefixTree
     """Rows of the batch that a pass computes."""
     planned_rows: int
-    """Number of rows for which a pass must have room: the computed ones, or more if they stand for many tokens."""
+    """Number of rows that the part counts for in a pass: its computed rows, or more if they represent many tokens."""
 
 
 class BatchCutter:

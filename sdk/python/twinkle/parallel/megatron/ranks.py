@@ -26,7 +26,7 @@ class MegatronRanks:
     is_sequence_parallel: bool
     """Whether `tensor` ranks also divide the activations between layers by rows."""
     is_expert_parallel: bool
-    """Whether the mesh has an `ep_size`, which only mixtures of experts accept."""
+    """Whether the mesh has an `ep_size` above 1, which only mixtures of experts accept."""
 
     @classmethod
     def of(cls, mesh: DeviceMesh) -> 'MegatronRanks':
