@@ -21,7 +21,7 @@ class TrainerEngine(Configuring, Training, Stepping, Persistence):
             pass. A batch with more rows runs in several passes with summed gradients, if its loss is a sum over
             features. The division of a batch does not depend on the batches of other adapters.
         group: ranks that share the passes of each batch. Every rank must make the same calls on equal adapters. All
-            ranks receive the same results, on CPUs bitwise those of one process. None for this process alone.
+            ranks receive the same results; see `PassGroup`. None for this process alone.
 
     Concurrency: call it from one thread.
     """
