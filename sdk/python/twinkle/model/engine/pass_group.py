@@ -15,8 +15,8 @@ pass of several adapters failed."""
 class PassGroup(Protocol):
     """Ranks that have equal adapters and run the same batches.
 
-    Every rank plans the same passes and adds the same gradients in the same order. On CPUs, the results of LoRA adapters
-    are therefore bitwise those of one process, for any number of ranks.
+    Every rank plans the same passes and adds the same gradients in the same order. On CPUs, the results of LoRA
+    adapters are therefore bitwise those of one process, for any number of ranks.
     """
 
     @property
