@@ -69,7 +69,7 @@ class FleetConfig(_Section):
     """Time for which a new request waits if no sampler is available, for example because all have left the fleet. The
     request is then refused with NO_REPLICA, and clients repeat it."""
     waiting_per_tenant: int = Field(default=1024, ge=1)
-    """Maximum number of a tenant's requests that wait at each sampler; further requests are refused."""
+    """Maximum number of a tenant's waiting requests at each sampler. If all have that many, more are refused."""
     relay_fan_out: int = Field(default=0, ge=0)
     """Number of samplers to which each sampler relays weights. With 0, all samplers use the checkpoint service."""
     checkpoint_address: str = ''
@@ -110,7 +110,7 @@ class FuturesConfig(_Section):
     """Maximum total bytes of a tenant's running ordered requests, which are in memory; further requests wait. An equal,
     separate limit applies to the tenant's other requests."""
     running_bytes: int = Field(default=1 << 30, ge=1 << 10)
-    """Like `running_bytes_per_tenant`, but for all tenants together."""
+    """Like `running_bytes_per_tenant`, but for all tenants together; one tenant can use at most 15/32 of this value."""
     results_for: timedelta = Field(default=timedelta(hours=6), ge=timedelta(minutes=1))
     """Time after the end of a request for which its result can be fetched."""
     records_for: timedelta = Field(default=timedelta(days=7), ge=timedelta(minutes=1))
@@ -129,30 +129,30 @@ class ExportsConfig(_Section):
     """Maximum number of exports that run at the same time, each with an archive in the state folder. With 0, only other
     gateways on the same database run exports."""
     attempts: int = Field(default=12, ge=1)
-    """Number of attempts before an export fails; the pauses between attempts grow up to ten minutes."""
+    """Maximum number of attempts of an export. Only temporary errors are retried, after pauses of up to ten minutes."""
     upload_time: timedelta = Field(default=timedelta(hours=6), gt=timedelta())
     """Time limit of one upload."""
     lease: timedelta = Field(default=timedelta(seconds=30), ge=timedelta(seconds=1))
     """Time without renewal after which another gateway may take over an export."""
     poll: timedelta = Field(default=timedelta(seconds=5), gt=timedelta())
-    """Interval between polls for retries and for exports of other gateways. Exports accepted here start immediately."""
+    """Interval between polls for retries and for exports of other gateways. Exports accepted here need no poll."""
     keep_for: timedelta = Field(default=timedelta(days=30), ge=timedelta(minutes=1))
     """Time for which a finished export stays listed."""
 
 
 class MemoryConfig(_Section):
-    """Limits on the memory for HTTP requests in progress. A request over a limit is refused with a retryable error."""
+    """Limits on the memory for HTTP requests in progress. A request over a limit waits, and may then be refused."""
 
     bodies_per_tenant: int = Field(default=256 << 20, ge=1 << 16)
     """Total bytes of a tenant's HTTP request bodies and large responses; `limits` applies to gRPC messages."""
     bodies: int = Field(default=1 << 30, ge=1 << 16)
-    """Like `bodies_per_tenant`, but for all tenants together."""
+    """Like `bodies_per_tenant`, but for all tenants together; one tenant can use at most 15/32 of this value."""
     work_per_tenant: int = Field(default=512 << 20, ge=1 << 16)
     """Estimated total bytes of the values that are parsed from a tenant's bodies."""
     work: int = Field(default=1 << 30, ge=1 << 16)
-    """Like `work_per_tenant`, but for all tenants together."""
+    """Like `work_per_tenant`, but for all tenants together; one tenant can use at most 15/32 of this value."""
     wait: timedelta = Field(default=timedelta(seconds=5), ge=timedelta())
-    """Time for which a request waits for memory before it is refused."""
+    """Time for which a request waits for memory before it is refused with a retryable error."""
 
 
 class QuotasConfig(_Section):
@@ -187,8 +187,8 @@ class GatewayConfig(ServiceConfig):
     public_tls: CertificateConfig = CertificateConfig()
     """Certificate for clients, over gRPC and HTTP. Unset: the certificate of `tls`."""
     internal_listen: str = ''
-    """Address at which samplers join the fleet, `host:port`. Empty: the address `listen`, at which samplers cannot join
-    if `tls.ca` is set."""
+    """Address at which samplers join the fleet, `host:port`. Empty: the address `listen`. Samplers cannot join there if
+    `peers()` is not empty, because `listen` requests no client certificates."""
     database_url: str = Field(default='', repr=False)
     """`sqlite:///<path>` or `postgresql://...`. Empty: `gateway.db` in the state folder."""
     accept_data_loss: bool = False
@@ -198,10 +198,10 @@ class GatewayConfig(ServiceConfig):
     bootstrap_key: str = Field(default='', repr=False)
     """Secret of an initial API key of the tenant 'default' with all scopes. Empty: no key is created."""
     key_pepper: str = Field(default='', repr=False)
-    """Hexadecimal secret for the digests of API keys. Gateways that share a database need the same secret. Empty: the
-    first start creates a secret and stores it in the state folder."""
+    """Hexadecimal secret for the digests of API keys and for stored hub tokens. Gateways that share a database need the
+    same secret. Empty: the first start creates a secret and stores it in the state folder."""
     key_memory: timedelta = timedelta(seconds=5)
-    """Time for which a verified key is cached. A key that another gateway revokes stays valid here for that long."""
+    """Time for which a verified key is cached. A key that another gateway revokes stays valid here at most that long."""
     heartbeat_interval: timedelta = Field(default=timedelta(seconds=30), gt=timedelta())
     """Interval at which clients should send heartbeats."""
     session_lifetime: timedelta = timedelta(minutes=5)

@@ -109,7 +109,7 @@ class SamplingNotFound(NotFound):
 
 
 @domain_error(
-    'ID_TAKEN', 'adapter_id {id!r} was used before, with another base model; choose another, or leave it empty'
+    'ID_TAKEN', 'adapter_id {id!r} was used before, with a different base model; choose another id or leave it empty'
 )
 class AdapterIdTaken(AlreadyExists):
     """The caller used the id for an adapter of another base model."""
@@ -158,7 +158,7 @@ class ReplicaNotReached(ServiceUnreachable):
 
 @domain_error(
     'REQUEST_CRASHED',
-    '{failure_count} processes in a row ended while they ran this request, so it is not run again for some minutes; '
+    '{failure_count} processes in a row ended while they ran this request, so it is not run again for several minutes; '
     'change the request, for example its length or its parameters',
 )
 class RequestCrashed(FailedPrecondition):

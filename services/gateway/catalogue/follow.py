@@ -1,8 +1,8 @@
 """Keeps the catalogue's copy of another service's entries up to date.
 
-The copy starts with a snapshot, followed by changes. A broken stream resumes after its last event. If that fails, the
-next attempt requests a new snapshot, which contains all missed changes. Resume tokens are not stored, so every start of
-the gateway requests a snapshot. `Purge` removes rows that ended long ago.
+The copy starts with a snapshot, followed by changes. A stream that breaks after the snapshot resumes after its last
+event. If that fails, the next attempt requests a new snapshot. Resume tokens are not stored, so every start of the
+gateway requests a snapshot. `Purge` removes rows that ended long ago.
 """
 
 import asyncio
@@ -88,7 +88,7 @@ class FeedFollower(Generic[Entry]):
                 await self._follow()
                 _log.info('feed ended', feed=self._name)
             except DomainError as error:
-                # Only the first failure of an outage is logged above the debug level.
+                # A failure that follows an attempt without any event is logged at the debug level only.
                 write = _log.debug if failures else _log.info
                 write('feed failed', feed=self._name, reason=error.reason)
             failures = 0 if self._is_connected else failures + 1

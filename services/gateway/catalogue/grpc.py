@@ -186,7 +186,7 @@ async def entry_events(
         service: name of the called service in errors.
 
     Raises:
-        DomainError: the service is unreachable, or no longer accepts the resume token.
+        DomainError: the call failed, for example because the service is unreachable or refuses the resume token.
     """
     try:
         async for message in call:

@@ -34,7 +34,7 @@ def open_catalogue(database: Database, client: GrpcCheckpoints, *, clock: Clock)
 def checkpoint_jobs(
     database: Database, channel: grpc.aio.Channel | None, *, clock: Clock
 ) -> list[Callable[[], Coroutine[Any, Any, Any]]]:
-    """Return a list of the job that copies checkpoints to the catalogue; the list is empty without a `channel`."""
+    """Return a list with the job that copies checkpoints to the catalogue, or an empty list without a `channel`."""
     if channel is None:
         return []
     feed, store = GrpcCheckpointFeed(channel), SqlCheckpointStore(database)

@@ -2,7 +2,7 @@
 
 A Tinker path is `tinker://{run}/{kind}/{name}`; a native path is `twinkle://{run}/weights/{name}`. Tinker has a
 namespace for each kind. Twinkle has one namespace, so a native name ends in a suffix for the kind: none, `.sampler` or
-`.external`. The functions that parse raise InvalidField for `field` if a value is malformed.
+`.external`. Each `parse_` function raises InvalidField for `field` if the value is invalid.
 """
 
 import re
@@ -83,9 +83,9 @@ def parse_kind(kind: str, field: str) -> WeightsKind:
 def parse_name(name: str, field: str) -> str:
     """Check and return the name of saved weights."""
     if not _NAME.fullmatch(name):
-        raise InvalidField(field, 'a name has 1 to 119 letters, digits, ".", "_" and "-"')
+        raise InvalidField(field, 'must be a name of 1 to 119 letters, digits, ".", "_" and "-"')
     if any(end and name.endswith(end) for end in _SUFFIXES.values()):
-        raise InvalidField(field, 'a name may not end in ".sampler" or ".external"')
+        raise InvalidField(field, 'must be a name that does not end in ".sampler" or ".external"')
     return name
 
 

@@ -84,6 +84,6 @@ class Feed(Protocol[Entry]):
         """Yield the events after `resume_token`; an empty token yields a snapshot, `SnapshotComplete`, then changes.
 
         Raises:
-            DomainError: while iterating, the service is unreachable or no longer accepts the token.
+            DomainError: while iterating: the service is unreachable, refuses the token, or fails.
         """
         ...

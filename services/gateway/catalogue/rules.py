@@ -48,7 +48,7 @@ class Creation:
     creation_key: str
     """`adapter <id>` if the request contains the id of the new adapter, otherwise `request <id>`."""
     trainer_id: str
-    """Id of the model service's journal; without a durable journal, the service's name in the configuration."""
+    """Id of the model service's journal; without a durable journal, its name in `UpstreamsConfig.model_addresses`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Checkpoint:
     digest: str
     """blake3 of the state, hexadecimal."""
     folder: str
-    """PEFT folder if the checkpoint service stores on a local disk, else empty."""
+    """PEFT folder, if the checkpoint service stores on a local disk and shows its folders; else empty."""
     create_time: datetime
     """UTC."""
     expire_time: datetime | None = None

@@ -1,4 +1,4 @@
-"""Tables and stores of runs and checkpoints, and queries over both. A deleted row is marked first and removed later."""
+"""Tables, stores and queries of runs, requests for runs, and checkpoints. Deleted entries are marked, then removed."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -205,7 +205,7 @@ def _checkpoint_conditions(wanted: CheckpointFilter, dialect: str) -> Iterator[C
 
 
 class SqlBrowser(SqlStore):
-    """Reads the catalogue and the sessions of a tenant, newest first unless a method documents another order."""
+    """Reads the catalogue and the sessions of a tenant, newest first unless a method documents a different order."""
 
     async def runs(self, tenant_id: str, part: Slice, *, project_id: str = '') -> Counted[Run]:
         """Return a slice of the tenant's runs, limited to one project unless `project_id` is empty."""

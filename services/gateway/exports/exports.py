@@ -65,15 +65,15 @@ class Exports:
     async def start(self, caller: Caller, request: ExportRequest) -> Export:
         """Accept an export durably and return it.
 
-        Idempotency: the same request id returns the same export, even if the checkpoint has been deleted. While an
-        export is unfinished, another request with the same content and token also returns that export.
+        Idempotency: the id of the request that created an export returns it, even if the checkpoint has been deleted.
+        A request that equals an unfinished export in checkpoint state, target, visibility and token returns that one.
 
         Raises:
             InvalidField: the target is invalid, or the token is missing, superfluous or malformed.
             NotSupportedHere: the gateway cannot export to this target.
             DomainError: the caller may read no checkpoint at that path (CHECKPOINT_NOT_FOUND), or the checkpoint
                 service failed.
-            RequestIdReused: the request id was used with other content; tokens are not compared.
+            RequestIdReused: the request id was used with different content; tokens are not compared.
             QuotaExceeded: the tenant has too many unfinished exports.
         """
         target = parse_target(request.target)
@@ -106,7 +106,7 @@ class Exports:
     async def cancel(self, caller: Caller, export_id: str) -> Export:
         """Cancel an export unless it is finished, and return it.
 
-        A transfer in this process stops immediately; a transfer in another gateway stops at the next lease renewal.
+        Its transfer stops immediately or, in another gateway, at the next lease renewal. A started copy is completed.
 
         Raises:
             ExportNotFound: the caller has no such export.

@@ -75,7 +75,7 @@ class Export:
         return own == (request.checkpoint_path, request.target, request.is_private)
 
     def is_same_push(self, other: 'Export') -> bool:
-        """Return whether both exports send the same state of a checkpoint to the same target, as public or private."""
+        """Return whether both exports send the same state of a checkpoint to the same target with equal visibility."""
         pushes = [(item.checkpoint_path, item.digest, item.target, item.is_private) for item in (self, other)]
         return pushes[0] == pushes[1]
 
