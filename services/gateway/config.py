@@ -201,7 +201,7 @@ class GatewayConfig(ServiceConfig):
     """Hexadecimal secret for the digests of API keys and for stored hub tokens. Gateways that share a database need the
     same secret. Empty: the first start creates a secret and stores it in the state folder."""
     key_memory: timedelta = timedelta(seconds=5)
-    """Time for which a verified key is cached. A key that another gateway revokes stays valid here at most that long."""
+    """Time for which verified keys are cached. A key that another gateway revokes stays valid here up to this long."""
     heartbeat_interval: timedelta = Field(default=timedelta(seconds=30), gt=timedelta())
     """Interval at which clients should send heartbeats."""
     session_lifetime: timedelta = timedelta(minutes=5)

@@ -112,7 +112,7 @@ class SamplingNotFound(NotFound):
     'ID_TAKEN', 'adapter_id {id!r} was used before, with a different base model; choose another id or leave it empty'
 )
 class AdapterIdTaken(AlreadyExists):
-    """The caller used the id for an adapter of another base model."""
+    """The caller used the id for an adapter of a different base model."""
 
     id: str
     kind: str = 'adapter'

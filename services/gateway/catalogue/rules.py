@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 Entry = TypeVar('Entry')
 
 EntryKey = tuple[str, str]
-"""Tenant and id of an entry. Clients choose the ids, so two tenants may use the same id."""
+"""Tenant and id of an entry. Entries of two tenants may have the same id."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -106,7 +106,7 @@ class Exports:
     async def cancel(self, caller: Caller, export_id: str) -> Export:
         """Cancel an export unless it is finished, and return it.
 
-        Its transfer stops immediately or, in another gateway, at the next lease renewal. A started copy is completed.
+        Its transfer stops immediately or, in another gateway, at the next lease renewal. A copy to a folder may finish.
 
         Raises:
             ExportNotFound: the caller has no such export.

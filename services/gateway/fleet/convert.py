@@ -31,9 +31,9 @@ def report_from_proto(message: wire.Replica, *, peer: str) -> ReplicaReport:
         InvalidField: a field is invalid; the error names it.
     """
     if message.service not in _SERVICES:
-        raise InvalidField('replica.service', f'must be one of {", ".join(_SERVICES)}')
+        raise InvalidField('replica.service', f'must be one of {", ".join(_SERVICES)}, got {message.service[:80]!r}')
     if len(message.base_models) > MAX_BASE_MODELS:
-        raise InvalidField('replica.base_models', f'has {len(message.base_models)} names; at most {MAX_BASE_MODELS}')
+        raise InvalidField('replica.base_models', f'has {len(message.base_models)} names, more than {MAX_BASE_MODELS}')
     if len(message.resident_adapters) > MAX_RESIDENT_ADAPTERS:
         raise InvalidField('replica.resident_adapters', f'must have at most {MAX_RESIDENT_ADAPTERS} entries')
     return ReplicaReport(
@@ -69,7 +69,7 @@ def address_from_proto(address: str, *, peer: str) -> str:
             raise InvalidField('replica.address', f'{host[:80]!r} is neither a host name nor an IP address') from error
         return f'{host}:{int(port)}'
     if (number.version == 6) != host.startswith('['):
-        raise InvalidField('replica.address', 'write brackets around an IPv6 address only, as in [::1]:9000')
+        raise InvalidField('replica.address', 'must have brackets around an IPv6 host and no other, as in [::1]:9000')
     if number.is_unspecified:
         number = peer_host or ipaddress.ip_address('127.0.0.1')
     elif number.is_loopback and peer_host is not None and not peer_host.is_loopback:
@@ -144,7 +144,7 @@ def load_to_proto(load: ReplicaLoad) -> engine_pb2.EngineLoad:
 
 
 def _peer_host(peer: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the address in gRPC's description of a peer, such as 'ipv4:10.0.0.1:5' or 'ipv6:%5B::1%5D:5'."""
+    """Return the address in gRPC's description of a peer, such as 'ipv4:10.0.0.1:5' or 'ipv6:%5B::1%5D:5', or None."""
     kind, _, rest = unquote(peer).partition(':')
     if kind not in {'ipv4', 'ipv6'}:
         return None

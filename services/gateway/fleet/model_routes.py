@@ -89,7 +89,7 @@ class ModelRoutes(Protocol):
         ...
 
     async def holders_of(self, base_model: str) -> Sequence[str]:
-        """Return the services that hold a base model, the one with the most free memory first.
+        """Return the services that hold a base model, the best choice for a new adapter first.
 
         For an empty name, the first of all services is returned; it refuses the call.
 
@@ -102,13 +102,13 @@ class ModelRoutes(Protocol):
     async def creator_of(self, tenant_id: str, base_model: str, adapter_id: str, request_id: str) -> str:
         """Return the service that creates an adapter; a repeated request gets the same service.
 
-        `adapter_id` may be empty. If `request_id` is also empty, a repeated request may get another service.
+        `adapter_id` may be empty. If `request_id` is also empty, a repeated request may get a different service.
 
         Raises:
             BaseModelNotFound, ServiceUnreachable: see `holders_of`.
             ServiceUnreachable: no service reports the trainer that the first request was assigned to, or a service
                 that cannot be reached may have the adapter.
-            AdapterIdTaken: the tenant has or had an adapter with this id and another base model.
+            AdapterIdTaken: the tenant has or had an adapter with this id and a different base model.
         """
         ...
 

@@ -265,7 +265,7 @@ class Fleet:
         )
 
     def note_resident(self, replica_id: str, adapter_id: str, version: int) -> None:
-        """Record that a replica holds a version, which it has just used. A leased replica's next report clears this."""
+        """Record a version that a replica has just used; the next report of a leased replica clears the record."""
         if member := self._members.get(replica_id):
             if len(member.used_versions) >= MAX_USED_VERSIONS:
                 member.used_versions.clear()

@@ -1,8 +1,8 @@
 """Forwards calls to the services behind the gateway without parsing their bytes.
 
 Each direction buffers at most one message and reads the next one after writing it, so back-pressure reaches the sender
-and memory stays bounded. Deadlines and cancellation reach the service. The service's status is returned unchanged, and
-the request id is added to the trailing metadata if it is missing.
+and memory stays bounded. Deadlines and cancellation reach the service. The service's status is returned unchanged; an
+error of the transport is converted. The request id is added to the trailing metadata if it is missing.
 """
 
 from __future__ import annotations

@@ -1,3 +1,3 @@
-"""Futures: requests that are stored durably and run exactly once, and whose results are fetched by id."""
+"""Futures: requests that are stored durably and take effect once, and whose results are fetched by id."""
 
 __all__: list[str] = []

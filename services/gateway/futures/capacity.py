@@ -14,7 +14,7 @@ from services.kit.errors import BytesFull, QueueFull
 
 UNBOUNDED = Bounds(per_tenant=1 << 62, total=1 << 62)
 _MAX_UNSETTLED = 1 << 16
-"""Maximum number of sampling futures whose usage is remembered; far more than run at the same time."""
+"""Maximum number of sampling futures whose usage is remembered; more than usually run at the same time."""
 
 
 @dataclass
@@ -119,7 +119,7 @@ class SampleTally:
     def settled(self, future: Future, stored: Future) -> None:
         """Count the usage of a settled future, if the stored future is done and belongs to this gateway."""
         work = self._works.pop(future.future_id, None)
-        # An earlier attempt to settle may have succeeded although its response was lost; the finish times then differ.
+        # The finish times are not compared: they differ if an earlier attempt succeeded and its response was lost.
         if work is not None and stored.state is FutureState.DONE and stored.owner == future.owner:
             self._meter.count(future.tenant_id, *work)
 
@@ -135,8 +135,8 @@ class LimitedTrainer:
         """Create an adapter and return the response; a repeated request returns the adapter of the first request.
 
         Raises:
-            DomainError: the adapter would be new, and the tenant's limit is reached (QUOTA_EXCEEDED), or the number of
-                adapters is unknown.
+            DomainError: the adapter would be new, and the tenant's limit is reached (QUOTA_EXCEEDED); the number of
+                adapters is unknown; or the call failed.
         """
         async with self._limits.creating(tenant_id) as limit:
             request = request if limit is None else refused_creation(request, limit)
@@ -152,7 +152,7 @@ class LimitedTrainer:
         """Run an operation once the tenant is within its token rate, and return the response.
 
         Raises:
-            DomainError: the operation saves a checkpoint, and the tenant's storage is full (QUOTA_EXCEEDED).
+            DomainError: the operation failed, or would save a checkpoint above the storage limit (QUOTA_EXCEEDED).
         """
         await self._limits.enter(tenant_id, patience_seconds=None)
         if self._limits.is_storage_limited(tenant_id) and is_save(request):

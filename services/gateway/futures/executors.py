@@ -34,7 +34,7 @@ class ExecuteOperation:
 
     An operation gets the next number of its adapter, and the number is stored before the operation is sent. After a
     transient failure or a restart, the operation is sent again under that number. If it ran before, the model service
-    returns the recorded response. An operation gets another number only if the service reports that the operation did
+    returns the recorded response. An operation gets a new number only if the service reports that the operation did
     *not* run under its number: another caller's operation has the number (SEQUENCE_REUSED), or earlier operations are
     lost (SEQUENCE_GAP). A refused operation leaves its number unused, and the lane's next operation takes that number.
     """
@@ -73,7 +73,7 @@ class ExecuteOperation:
         return response
 
     async def stop(self, future: Future) -> bool:
-        """Cancel the operation unless the model service has started it; `__call__` then fails. Return False."""
+        """Cancel the operation if it is queued or needs more passes; `__call__` then fails. Return False."""
         number = self._sent.get(future.future_id)
         if future.future_id in self._unnumbered:
             self._stopped.add(future.future_id)
@@ -94,7 +94,7 @@ class ExecuteOperation:
             self._sent.pop(future.future_id, None)
 
     def _last_before(self, future: Future) -> int | None:
-        """Return the last number if it is of the previous position; if not, another gateway may have run the lane."""
+        """Return the number of the previous position, or None if it is not known, for example after a failure."""
         position, number = self._last.pop((future.tenant_id, future.lane), (None, None))
         return number if position is not None and position + 1 == future.position else None
 
@@ -145,7 +145,7 @@ class CreateAdapter:
 
 
 class DeleteAdapter:
-    """Deletes an adapter. A repeated deletion that finds no adapter succeeds, because an earlier attempt deleted it."""
+    """Deletes an adapter. A repeated attempt that finds no adapter succeeds: an earlier attempt may have deleted it."""
 
     def __init__(self, trainer: Trainer, store: FutureStore, retry: Retry) -> None:
         self._trainer = trainer
@@ -218,9 +218,9 @@ class SampleTask:
 class SamplePrompt:
     """Completes one prompt on any sampler.
 
-    An interrupted attempt has no effect: its tokens reached no client. Another attempt samples from the same
-    distribution, or returns the same tokens if the request has a seed. Transient failures are retried for `patience`.
-    `on_result` is called with each result before its future is settled.
+    An interrupted attempt has no effect: its tokens reached no client. The next attempt samples from the same
+    distribution; with a seed, an engine of the same kind returns the same tokens. Transient failures are retried for
+    `patience`. `on_result` is called with each result before its future is settled.
     """
 
     def __init__(

@@ -27,8 +27,8 @@ _RESULT_SECONDS = 60.0
 class Futures:
     """Accepts requests, and returns their outcomes.
 
-    `peers` are the other gateways on the database; None if the database cannot be shared. `grace` is the maximum wait
-    of `close` for requests that are being accepted.
+    `peers` are the other gateways on the database; None if the database cannot be shared. `close` refuses requests that
+    are not stored within `grace`.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Futures:
         """Accept a request durably; a repeated request with the same key returns the same future.
 
         Raises:
-            RequestIdReused: the key was used for another request.
+            RequestIdReused: the key was used for a different request.
             QueueFull: the tenant, or all tenants together, have too many unfinished futures, or too large requests.
             QuotaExceeded: the future samples, and its tenant has too many samples in flight or is over its token rate.
             Draining: this gateway is shutting down.
@@ -125,7 +125,7 @@ class Futures:
 
         Raises:
             FutureNotFound, FutureExpired: see `wait`.
-            DomainError: the error that the future failed with.
+            DomainError: see `result`.
         """
         future = await self.wait(future_id, seconds=_RESULT_SECONDS)
         return await self.result(future) if future.is_finished else None
@@ -164,14 +164,14 @@ class Futures:
         await self._stop(await self._find(future_id))
 
     async def drop_session(self, session_id: str) -> None:
-        """Stop the unfinished futures of a session of the current caller, except deletions of adapters."""
+        """Stop the unfinished futures of a caller's session, except adapter deletions; then raise the first failure."""
         failures: list[DomainError] = []
         for future in await self._records.store.list_of_session(self._caller().tenant_id, session_id):
             if future.kind != DELETE_KIND:
                 try:
                     await self._stop(future)
                 except DomainError as error:
-                    # A model service that cannot be reached must not keep the futures of others running.
+                    # If one model service cannot be reached, the futures of the others are stopped nevertheless.
                     failures.append(error)
         if failures:
             raise failures[0]

@@ -147,5 +147,5 @@ class Trainer(Protocol):
         ...
 
     async def cancel(self, tenant_id: str, adapter_id: str, *, number: int) -> None:
-        """Cancel an operation that the service has not begun to compute; other operations are not affected."""
+        """Cancel an operation that is queued, or that is running and needs more passes."""
         ...

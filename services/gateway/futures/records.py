@@ -19,10 +19,10 @@ from services.kit.failpoints import reach
 from services.kit.retry import Retry
 
 MAX_CRASHES = 3
-"""A resumed future fails once the process has crashed this many times while it ran the future."""
+"""A resumed future fails once the process has crashed this many times while it ran the resumed future."""
 SUSPECTED_CRASHES = 2
-"""Number of crashes after which a future is suspected. Suspected futures run one at a time, so that
-only the future that causes the crashes fails."""
+"""Number of these crashes after which a future is suspected. Suspected futures run one at a time, so that only the
+future that causes the crashes fails."""
 _ALONE_WAIT_SECONDS = 30.0
 """Maximum wait of a suspected future for another suspected future."""
 _EXPIRED_AT_ONCE = 200

@@ -64,7 +64,7 @@ class FutureRequest:
     note: str = ''
     """Facts that the API needs to return the outcome, at most `NOTE_LENGTH` characters; stored with the future."""
     is_note_free: bool = False
-    """Whether a repeated request may have another note; the first note is stored."""
+    """Whether a repeated request may have a different note; the first note is stored."""
     topic: str = ''
     """Name under which clients follow the completion of many futures; empty if absent."""
     base_model: str = ''

@@ -91,7 +91,7 @@ class Runner:
         self._next_poll: asyncio.TimerHandle | None = None
         self._is_closed = False
         self.is_disowned = asyncio.Event()
-        """Set once the store reports that another gateway owns a future of this runner, which must then be replaced."""
+        """Set once the store reports that another gateway owns a future; this runner must then be replaced."""
 
     def successor(self) -> 'Runner':
         """Return an empty runner with the same configuration."""
@@ -119,7 +119,7 @@ class Runner:
 
     @contextmanager
     def recording_finished(self) -> Iterator[set[str]]:
-        """Collect the ids of the futures that finish during the block: rows that are read in it may be outdated."""
+        """Collect the ids of the futures that finish during the block; rows that are read meanwhile may be outdated."""
         log = object()
         try:
             yield self._finished_logs.setdefault(log, set())
@@ -218,7 +218,7 @@ class Runner:
 
     def _on_task_done(self, future: Future, task: asyncio.Task[bytes]) -> None:
         if self._is_closed:
-            # The next process runs the future again, even if it just finished: the service has recorded the result.
+            # The next process runs the future again, even if it just finished; operations return the recorded result.
             if not task.cancelled():
                 task.exception()
             return

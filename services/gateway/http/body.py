@@ -55,7 +55,7 @@ async def read_json(call: HttpCall, make: Callable[[dict[str, Any]], Parsed], *,
     """
     kind = call.headers.get('content-type', JSON_TYPE).partition(';')[0].strip().lower()
     if kind != JSON_TYPE:
-        raise InvalidField('content-type', f'must be {JSON_TYPE}')
+        raise InvalidField('content-type', f'must be {JSON_TYPE}, got {kind[:80]!r}')
     if call.headers.get('content-encoding', 'identity').lower() != 'identity':
         raise InvalidField('content-encoding', 'must be absent; compressed bodies are not supported here')
     data = await read_bytes(call, limit_bytes=limit_bytes)

@@ -208,7 +208,7 @@ class JsonResponse:
 class EventResponse:
     """Response with server-sent events, each a JSON document.
 
-    The head is written with the first event, so that an earlier error can set another status.
+    The head is written with the first event, so that an earlier error can set a different status.
     """
 
     events: AsyncGenerator[Mapping[str, Any], None]

@@ -106,7 +106,7 @@ class KeyAuthenticator:
         Raises:
             CredentialsMissing: the call has no key.
             CredentialsInvalid: the key is unknown, revoked, expired or retired.
-            NotBuiltYet: the method is in no contract.
+            NotBuiltYet: the method's service is in no contract.
             ScopeMissing: the key lacks the scope, or only services may call the method.
         """
         key = await self._verifier.verify(bearer_token(metadata))

@@ -59,7 +59,7 @@ class PepperedSealer:
         """Return the decrypted secret; empty if `sealed` is empty.
 
         Raises:
-            CredentialsInvalid: the bytes are damaged, or were sealed with another pepper or for another purpose.
+            CredentialsInvalid: the bytes are damaged, or were sealed with a different pepper or purpose.
         """
         if not sealed:
             return ''

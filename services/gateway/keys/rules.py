@@ -10,7 +10,7 @@ from services.gateway.errors import KeyEnded
 DEFAULT_TENANT = 'default'
 """Tenant that every deployment has, and that owns the bootstrap key."""
 DEFAULT_OVERLAP = timedelta(days=1)
-"""Time for which a replaced key stays valid unless the request sets another time."""
+"""Time for which a replaced key stays valid unless the request sets a different time."""
 SECRET_RANDOM_BYTES = 32
 """Number of random bytes in a generated secret. They make brute force infeasible, even against a fast keyed hash."""
 

@@ -65,7 +65,7 @@ class FleetSamplers:
         """Return the sorted names of the base models that can be sampled, including those of recently lost replicas.
 
         Raises:
-            Unavailable: the fleet serves no base model.
+            NoReplica: the fleet serves no base model.
         """
         names = sorted({name for report in self._reports() if not report.followed_run for name in report.base_models})
         if not names:
@@ -99,7 +99,7 @@ IndexedResponse = tuple[int, wire.SampleResponse]
 async def sample_all(
     samplers: FleetSamplers, caller: Caller, requests: Sequence[wire.SampleRequest]
 ) -> AsyncGenerator[IndexedResponse, None]:
-    """Yield all responses as they arrive. A failure cancels all requests; several requests raise an exception group."""
+    """Yield all responses as they arrive. With several requests, a failure cancels all and is in an exception group."""
     if len(requests) == 1:
         async with aclosing(samplers.sample(caller, requests[0])) as responses:
             async for response in responses:
@@ -169,7 +169,7 @@ class ModelResolver:
 
         Raises:
             BaseModelNotFound: no model of the caller has this name.
-            InvalidField: a Tinker path is malformed, or the weights have another base model.
+            InvalidField: a Tinker path is malformed, or the weights have a different base model.
             DomainError: no sampler is available, or the checkpoint cannot be looked up now; the code is UNAVAILABLE.
         """
         base_models = self._samplers.base_model_names()

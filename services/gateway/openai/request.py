@@ -120,7 +120,7 @@ def _request(
         is_echoed=is_echoed,
     )
     if request.choice_count > MAX_CHOICES:
-        raise InvalidField('n', f'is too large: n times the number of prompts must be at most {MAX_CHOICES}')
+        raise InvalidField('n', f'gives {request.choice_count} completions of all prompts; the limit is {MAX_CHOICES}')
     return request
 
 

@@ -1,4 +1,4 @@
-"""Divides batches of prompts over the fleet, samples all prompts from one adapter version, and retries failed ones."""
+"""Divides batches of prompts over the fleet, uses one adapter version for all of them, and retries failed prompts."""
 
 import asyncio
 from collections.abc import AsyncGenerator

@@ -88,12 +88,13 @@ class Dispatch:
     async def find(self, attempt: Attempt) -> Replica:
         """Return the replica to try next.
 
-        A new request does not wait if all replicas refused it, or if no replica was ever registered. A request with
-        which several samplers failed is suspected (see `Suspects`), and first waits for the progress of other requests.
-        Meanwhile, and for a short time while the suspected request runs, new requests wait.
+        A new request does not wait if the last replica refused it (except with DRAINING), if no replica ever
+        registered, or if all replicas serve other base models. A request is suspected (see `Suspects`) if several
+        samplers in a row failed while they ran it, and first waits for the progress of other requests. Meanwhile, and
+        for a short time while the suspected request runs, new requests wait.
 
         Raises:
-            RequestCrashed: too many samplers failed in a row with this request, now or when a client sent it before.
+            RequestCrashed: too many samplers in a row failed while they ran this request or an earlier equal one.
             NoReplica: no replica is available, and none became available in time.
             BaseModelNotFound: there are replicas, but none serves this base model.
             DeadlinePassed: the deadline passed while the request waited.
@@ -153,12 +154,12 @@ class Dispatch:
             self.suspects.record_progress(attempt, replica.replica_id)
 
     def record_failure(self, attempt: Attempt, replica: Replica, error: DomainError) -> None:
-        """Record that a replica failed a request; return if another replica may be tried.
+        """Record that a request failed at a replica; return if another replica may be tried.
 
         Raises:
             DomainError: `error`, if the caller must receive it.
             CheckpointStreamLost: only this replica could continue the response.
-            RequestCrashed: too many samplers failed in a row with this request.
+            RequestCrashed: too many samplers in a row failed while they ran this request.
         """
         _end_turn(attempt)
         verdict = verdict_on(error, is_started=attempt.is_started)

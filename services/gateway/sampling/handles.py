@@ -26,7 +26,7 @@ _log = structlog.get_logger('sampling')
 
 
 class SamplingHandles:
-    """Sampling handles of the current caller. Resolved handles never change and are cached.
+    """Sampling handles of the current caller. The weights of a resolved handle never change, so it is cached.
 
     Concurrency: use it from one event loop.
     """
@@ -51,14 +51,14 @@ class SamplingHandles:
         """Create a handle, or return the handle that an equal request created.
 
         Raises:
-            RequestIdReused: a handle with this id and other content exists.
-            DomainError: the saved weights do not exist, cannot be looked up, or have another base model.
+            RequestIdReused: a handle with this id and different content exists.
+            DomainError: the saved weights do not exist, cannot be looked up, or have a different base model.
         """
         base_model = request.base_model
         if request.checkpoint_path:
             base_model = await self._weights.base_of_checkpoint(request.checkpoint_path)
             if request.base_model not in ('', base_model):
-                raise InvalidField('base_model', f'is {request.base_model[:100]!r}, the weights need {base_model!r}')
+                raise InvalidField('base_model', f'must be {base_model!r} for these weights, or be empty')
         handle = SamplingHandle(
             handle_id=request.handle_id,
             tenant_id=self._caller().tenant_id,
@@ -121,7 +121,7 @@ class SamplingHandles:
             SessionNotFound: the caller has no such handle.
             FutureExpired: the version was published so long ago that the result of the publishing future is deleted.
             ServiceUnreachable: the version is not published yet; retry.
-            DomainError: the error of the publishing future.
+            DomainError: the publishing future failed, or the handle's adapter cannot be looked up.
         """
         handle = await self.get(handle_id)
         if handle.is_version_due:

@@ -120,7 +120,7 @@ def adapter_of(message: bytes, *, is_scored: bool) -> sampling_pb2.AdapterRef:
 
 
 def _with_index(raw: bytes, position: int, index: int) -> bytes:
-    """Return a SampleBatchResponse with another prompt index, appended because parsers use a field's last value."""
+    """Return a SampleBatchResponse with a new prompt index, appended because parsers use a field's last value."""
     if position == index:
         return raw
     # Index 0 serializes to no bytes, so its field is written by hand.

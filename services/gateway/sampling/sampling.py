@@ -167,7 +167,7 @@ class Sampling:
         return _responses_among(await asyncio.gather(*map(call, self._members()), return_exceptions=True))
 
     async def load_adapter(self, caller: Caller, request: RoutedRequest, *, deadline: float | None = None) -> bytes:
-        """Load an adapter at the replica that its requests will reach first, and return the response.
+        """Load an adapter at the replica that requests for the adapter will reach first, and return the response.
 
         The request does not name the base model, so each base model of the fleet is tried until a sampler accepts it.
         """
@@ -177,7 +177,7 @@ class Sampling:
             try:
                 return await self.call_one(caller, _for_base(request, base_model), deadline=deadline)
             except DomainError as error:
-                # The sampler refuses an adapter of another base model, which the gateway cannot check.
+                # The sampler refuses an adapter of a different base model, which the gateway cannot check.
                 if error.reason != 'INVALID_FIELD':
                     raise
         return await self.call_one(caller, _for_base(request, last), deadline=deadline)

@@ -13,7 +13,7 @@ from services.gateway.store.database import Database
 
 
 class SamplingHandleRow(Base):
-    """Table of sampling handles; clients choose the ids, which are unique within a tenant only."""
+    """Table of sampling handles; ids are unique within a tenant only."""
 
     __tablename__ = 'sampling_handles'
     __table_args__ = (Index('ix_sampling_handles_session', 'tenant_id', 'session_id', 'create_time'),)

@@ -16,7 +16,7 @@ MAX_CONSECUTIVE_FAILURES = 3
 """If this many samplers in a row fail while they run a request, and none delivers a token, the request fails, because
 it may be the cause. A failure can count less if another request may be the cause, see `Suspects.blame`."""
 SUSPECTED_FAILURES = 2
-"""A request is suspected once this many samplers in a row have failed with it. It then runs only in its turn."""
+"""A request is suspected once this many samplers in a row failed while they ran it. It then runs only in its turn."""
 SUSPECT_SECONDS = 600.0
 """Time for which the failures of a request count if a client sends it again."""
 _ALONE_SECONDS = 3.0
@@ -73,7 +73,7 @@ class Attempt:
     def is_bound(self) -> bool:
         """Whether only the replica that started the response can continue it.
 
-        A checkpoint's path may be overwritten, so that another replica may load other weights.
+        A checkpoint may be overwritten, so that another replica may load different weights from its path.
         """
         return self.has_tokens and self.key.adapter is not None and self.key.adapter.is_checkpoint
 
@@ -92,7 +92,7 @@ class Attempt:
 
 
 class Turn:
-    """The turn of a suspected request to run. It ends by itself after some seconds, and then releases `lock`."""
+    """The turn of a suspected request to run. It ends by itself after a few seconds, and then releases `lock`."""
 
     def __init__(self, lock: asyncio.Lock) -> None:
         self._lock = lock
@@ -123,7 +123,7 @@ class _Loss:
 
 
 class Suspects:
-    """Requests that ran on samplers when these failed, and that may be the cause.
+    """Requests that ran on samplers when the samplers failed, and that may be the cause.
 
     A request that crashes samplers could crash every sampler each time that a client sends it again, and the requests
     that run alongside it would fail too. Suspected requests therefore run one after the other, each until its first

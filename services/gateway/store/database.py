@@ -97,7 +97,7 @@ class Database:
             is_loss_accepted: whether to open an SQLite database that lost committed transactions or has damaged rows.
 
         Raises:
-            ValueError: the URL has another scheme, or is an SQLite URL without a file.
+            ValueError: the URL has an unsupported scheme, or is an SQLite URL without a file.
             SchemaNotSupported: the schema has a revision that this release cannot upgrade.
             ServiceUnreachable: the database does not respond.
             DatabaseDamaged: the SQLite database is damaged, or lost committed transactions.

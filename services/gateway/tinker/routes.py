@@ -1,7 +1,7 @@
 """Paths, access rules, query strings and error responses that all routes of the Tinker API share.
 
 The SDK raises immediately on 400, 401, 403, 404, 410, 413 and 422, and retries for minutes on 408, 409, 429 and all
-statuses from 500. A status of the second group is used only if a retry can succeed: a permanent conflict returns 400.
+statuses from 500. A status of the second group is used only if a retry may succeed: a permanent conflict returns 400.
 """
 
 import re
@@ -152,7 +152,7 @@ def checked_query_of(call: HttpCall) -> Mapping[str, str]:
     """
     query = query_of(call)
     if query.get('access_scope', 'owned') not in _SCOPES:
-        raise InvalidField('access_scope', f'must be one of {", ".join(_SCOPES)}')
+        raise InvalidField('access_scope', f'must be one of {", ".join(_SCOPES)}, got {query["access_scope"][:80]!r}')
     return query
 
 
@@ -166,5 +166,5 @@ def _integer(query: Mapping[str, str], name: str, *, default: int, minimum: int,
     text = query.get(name, str(default))
     is_number = text.isascii() and text.isdigit() and len(text) <= 16
     if not is_number or not minimum <= int(text) <= maximum:
-        raise InvalidField(name, f'must be an integer from {minimum} to {maximum}')
+        raise InvalidField(name, f'must be an integer from {minimum} to {maximum}, got {text[:80]!r}')
     return int(text)

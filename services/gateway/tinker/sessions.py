@@ -83,7 +83,7 @@ class ProjectBody(TinkerModel):
 
 
 class SessionRoutes:
-    """Routes with which a client creates, renews and finishes its session."""
+    """Routes that create, renew and finish sessions."""
 
     def __init__(self, sessions: Sessions, *, is_unembed_trained: bool) -> None:
         """Create the routes; new sessions receive a notice unless `is_unembed_trained`."""

@@ -134,7 +134,7 @@ class Operations:
         Args:
             operation: operation without a sequence number.
             seq_id: position among the model's operations, from 1.
-            is_note_free: whether a repeated request may have another note; the first note is stored.
+            is_note_free: whether a repeated request may have a different note; the first note is stored.
 
         Raises:
             SessionFinished: the model's session is finished.

@@ -74,7 +74,7 @@ async def test_concurrent_equal_pushes_add_one_export(store: ExportStore) -> Non
     ],
 )
 async def test_different_push_is_another_export(store: ExportStore, field: str, value: object) -> None:
-    """A push with another target, checkpoint, digest or visibility adds another export."""
+    """A push with a different target, checkpoint, digest or visibility adds another export."""
     await add(store, EXPORT)
     assert (await add(store, numbered(2, **{field: value}))).export_id == 'ex-2'
 

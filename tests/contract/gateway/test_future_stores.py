@@ -153,7 +153,7 @@ async def test_next_position_follows_the_last_finished_one(store: Any) -> None:
 
 
 async def test_finished_futures_expire_and_are_deleted(store: Any) -> None:
-    """Waiting futures stay, expired futures are deleted later, and a lane's last finished future is never deleted."""
+    """Waiting futures stay, expired futures are deleted later, and a lane's last finished future is not deleted."""
     lane = [future_of(f'b{position}', lane='b', position=position) for position in range(3)]
     free, waiting = future_of('free'), future_of('waiting', lane='b', position=3)
     for future in (*lane, free, waiting):

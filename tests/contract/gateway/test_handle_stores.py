@@ -52,7 +52,7 @@ async def test_handle_is_stored_as_first_created(store: Any) -> None:
 
 
 async def test_base_model_and_version_of_a_handle_are_set_once(store: Any) -> None:
-    """Base model and version are set once, other fields stay, and settling an absent handle is no error."""
+    """Base model and version are set once, other fields stay, and settling an absent handle raises no error."""
     await store.add_if_absent(HANDLE)
     await store.settle('alice', HANDLE.handle_id, base_model='tiny', version=1 << 40)
     await store.settle('bob', HANDLE.handle_id, base_model='other', version=1)

@@ -98,7 +98,7 @@ async def test_work_adds_up_by_tenant_and_run(stores: Stores) -> None:
 
 
 async def test_repeated_batch_counts_once(stores: Stores) -> None:
-    """A batch that is recorded twice counts once; the same number of another writer is another batch."""
+    """A batch that is recorded twice counts once; the same number from another writer is a different batch."""
     work = ('alice', 'run-1', Work(prompt_count=1))
     for recorded in (batch(1, work), batch(1, work), batch(2, work), batch(2, work), batch(1, work, writer='w2')):
         await stores.usage.record(recorded)

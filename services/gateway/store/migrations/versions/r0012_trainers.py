@@ -1,4 +1,4 @@
-"""Table with the model service that receives each new adapter, for base models with several model services."""
+"""Table of the model service that each request for a new adapter was assigned to, for several model services."""
 
 import sqlalchemy as sa
 from alembic import op
