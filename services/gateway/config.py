@@ -69,7 +69,7 @@ class FleetConfig(_Section):
     """Time for which a new request waits if no sampler is available, for example because all have left the fleet. The
     request is then refused with NO_REPLICA, and clients repeat it."""
     waiting_per_tenant: int = Field(default=1024, ge=1)
-    """Maximum number of a tenant's waiting requests at each sampler. If all have that many, more are refused."""
+    """Maximum number of a tenant's waiting requests at each sampler. Once all have that many, others are refused."""
     relay_fan_out: int = Field(default=0, ge=0)
     """Number of samplers to which each sampler relays weights. With 0, all samplers use the checkpoint service."""
     checkpoint_address: str = ''
@@ -201,7 +201,7 @@ class GatewayConfig(ServiceConfig):
     """Hexadecimal secret for the digests of API keys and for stored hub tokens. Gateways that share a database need the
     same secret. Empty: the first start creates a secret and stores it in the state folder."""
     key_memory: timedelta = timedelta(seconds=5)
-    """Time for which verified keys are cached. A key that another gateway revokes stays valid here up to this long."""
+    """Time for which a verified key is cached. A key revoked at another gateway stays valid here at most that long."""
     heartbeat_interval: timedelta = Field(default=timedelta(seconds=30), gt=timedelta())
     """Interval at which clients should send heartbeats."""
     session_lifetime: timedelta = timedelta(minutes=5)

@@ -27,7 +27,7 @@ class EntryStore(Protocol[Entry_contra]):
         ...
 
     async def mark_deleted(self, key: EntryKey, *, moment: datetime) -> None:
-        """Mark one entry as deleted; an unknown key is ignored."""
+        """Mark one entry as deleted at `moment`; an unknown key is ignored."""
         ...
 
     async def mark_absent_deleted(self, present: Collection[EntryKey], *, moment: datetime) -> None:

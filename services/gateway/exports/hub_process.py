@@ -1,7 +1,7 @@
 """Process that uploads one folder to a hub: `python -m services.gateway.exports.hub_process`.
 
-The hub's client blocks and cannot be cancelled, but a process can be killed. The process reads its job, including the
-token, from standard input, so that the token appears in no process list and no environment.
+The hub's client cannot be cancelled, but a process can be killed. The job on standard input is a JSON object with
+`folder`, `target`, `token` and `is_private`, so that the token appears in no process list and no environment.
 """
 
 import json

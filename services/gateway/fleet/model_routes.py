@@ -267,7 +267,7 @@ class SeveralModels:
             if len(candidates) == 1:
                 return candidates[0]
             if not candidates:
-                # The run exists, so its service is unreachable.
+                # The catalogue has the run, so its service is probably unreachable.
                 raise ServiceUnreachable(MODEL)
         return await self._search(candidates, tenant_id, adapter_id)
 

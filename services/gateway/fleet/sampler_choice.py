@@ -154,9 +154,9 @@ def choose(
 ) -> Replica | None:
     """Return the replica for a request and remember the choice; None if no replica is usable.
 
-    A full replica is chosen only if all are full. Replicas below their fair share are preferred in this order: those
-    that hold the adapter and received this prefix, those that hold the adapter, those that received this prefix, all
-    others. If no replica is below its share, the least loaded one is chosen. A hash of the first block breaks ties.
+    A full replica is chosen only if all are full. Replicas below their fair share are preferred in this order: the
+    holder of the adapter that received this prefix, other holders, the replica that received this prefix, all others.
+    If no replica is below its share, the least loaded one is chosen. A hash of the first block breaks ties.
     """
     if not usable:
         return None

@@ -128,7 +128,7 @@ class GrpcFleetFacts:
 
 
 def merged(descriptions: Sequence[server_service_pb2.ServiceInfo]) -> server_service_pb2.ServiceInfo:
-    """Return a copy of the first description, with the base models and engine versions of all of them.
+    """Return a copy of the first description, with the base models and engine versions of all descriptions.
 
     A base model can be sampled, or a method is supported, if this is true for at least one sampler. If there are no
     descriptions, the result describes an unreachable service.

@@ -35,8 +35,7 @@ class _CachedKey:
 class KeyVerifier:
     """Verifies secrets. Unknown secrets and secrets of revoked, expired or retired keys raise the same error.
 
-    Results are cached by digest for `memory`. A key that another gateway revokes therefore stays valid at this gateway
-    for up to `memory`.
+    Results are cached by digest for `memory`. A key revoked at another gateway stays valid here at most that long.
     """
 
     def __init__(self, keys: KeyStore, *, hasher: PepperedHasher, clock: Clock, memory: timedelta) -> None:

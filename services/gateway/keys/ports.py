@@ -56,7 +56,7 @@ class KeyStore(Protocol):
         ...
 
     async def replace(self, key_id: str, rotate: Callable[[ApiKey], Rotation], *, digest: bytes) -> Rotation | None:
-        """Store both keys of `rotate(key)` in one transaction, the successor under `digest`; return None if unknown.
+        """Store both keys of `rotate(key)` in one transaction, the successor under `digest`; None for an unknown id.
 
         Raises:
             DomainError: `rotate` raised the error; nothing is stored.

@@ -172,7 +172,7 @@ class SamplerClient:
 
 @contextmanager
 def _indices_of(part: BatchPart) -> Iterator[None]:
-    """Replace the prompt indices in errors that the block raises by the indices in the caller's batch."""
+    """Replace the prompt indices in errors that the block raises with the indices in the caller's batch."""
     try:
         yield
     except DomainError as error:

@@ -64,7 +64,7 @@ class Session:
     is_settled: bool = False
     """Whether the session is settled: its work is dropped, its adapters are parked, and its versions are unpinned."""
     checkpoint_paths: tuple[str, ...] = ()
-    """Paths of checkpoints that were saved when the session was last settled."""
+    """Paths of the checkpoints that contained its adapters' current weights when the session was last settled."""
 
     @property
     def is_saved(self) -> bool:
@@ -121,4 +121,4 @@ class ParkedAdapter:
     is_idle: bool
     """Whether the adapter is parked and has no lease. If not, for example during an operation, park it again later."""
     checkpoint_path: str
-    """Checkpoint with the adapter's unsaved steps; empty if none was saved."""
+    """Checkpoint that contains the adapter's current weights, saved now or earlier; empty if none does."""

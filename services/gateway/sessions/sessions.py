@@ -42,7 +42,7 @@ class Sessions:
 
         Raises:
             ProjectNotFound: the caller's tenant has no such project.
-            RequestIdReused: the request id was used with other content.
+            RequestIdReused: the request id was used with different content.
         """
         await self._projects.check(caller.tenant_id, request.project_id)
         now = self._clock.now()

@@ -116,7 +116,7 @@ class SessionSettler:
                 await call(session.session_id)
 
     async def _park_all(self, session: Session, adapter_ids: Sequence[str]) -> list[str] | None:
-        """Park the adapters, and return the paths of saved checkpoints; None if the session must be settled again."""
+        """Park the adapters; return the paths of their checkpoints, or None if the session must be settled again."""
         paths, is_complete = list[str](), True
         for adapter_id in adapter_ids:
             if not await self._is_unchanged(session):

@@ -19,7 +19,7 @@ from services.kit.ids import new_id
 from services.kit.rpc.context import current_caller
 
 SAVED_LABEL = 'twinkle:saved_checkpoints'
-"""Label with the paths of the weights that were saved when a session ended, separated by spaces."""
+"""Label with the paths in `Session.checkpoint_paths`, converted to Tinker paths and separated by spaces."""
 _MAX_TAG_CHARACTERS = 4096
 """Maximum number of characters of all tags, as JSON."""
 _REASONS = {'success': FinishReason.SUCCESS, 'errored': FinishReason.FAILED, 'interrupted': FinishReason.INTERRUPTED}
