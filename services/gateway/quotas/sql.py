@@ -116,7 +116,7 @@ class SqlUsageStore(SqlStore):
 
 
 class SqlEndedUsage(SqlStore):
-    """Implements `EndedRows` for usage: adds old usage of deleted runs to the usage of their tenant without a run.
+    """Implements `EndedRows` for usage: moves old usage of deleted runs to rows of their tenants that name no run.
 
     The totals of a tenant stay the same for every period. Meters that are no longer needed are deleted.
     """
