@@ -13,6 +13,7 @@ import structlog
 
 from services.kit.clock import SystemClock
 from services.kit.config import keep_files_private, load_config
+from services.kit.errors import BaseModelNotFound
 from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.channel import open_channel
 from services.kit.rpc.server import RpcServer, serve_until_stopped
@@ -39,6 +40,7 @@ from services.model.backends.journal.schema import JournalRefused
 from services.model.backends.journal.sqlite_journal import SqliteJournal
 from services.model.backends.merged_folders import MergedFolders
 from services.model.config import ModelConfig
+from services.model.domain.errors import JournalUnavailable
 from services.model.domain.loader_batch import BatchSource
 from services.model.ports import Journal, Ports, TrainerBackend, WeightStore
 from twinkle.hub import HubError, resolve_model
@@ -65,9 +67,8 @@ def main() -> None:
     """Run the service until SIGINT or SIGTERM. All processes of the mesh but the first repeat the calls of the first.
 
     Raises:
-        SystemExit: The configuration is invalid, the model cannot be loaded, the journal is refused, or the server
-            cannot listen; the message states the cause.
-        JournalUnavailable, BaseModelNotFound: See `serve`.
+        SystemExit: The configuration is invalid, the model cannot be loaded, the journal cannot be used, a journaled
+            adapter has a different base model, or the server cannot listen; the message states the cause.
     """
     keep_plugins_out()
     keep_files_private()
@@ -81,8 +82,11 @@ def main() -> None:
     start_telemetry(config.telemetry, service=config.service)
     try:
         run_service(serve(config))
-    except JournalRefused as error:
+    except (BaseModelNotFound, JournalRefused) as error:
         raise SystemExit(f'services.model: {error}') from error
+    except JournalUnavailable as error:
+        text = f'the journal in {config.state_dir} cannot be read or written: {error.__cause__ or error}'
+        raise SystemExit(f'services.model: {text}') from error
     finally:
         stop_telemetry()
 

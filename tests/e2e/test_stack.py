@@ -213,11 +213,11 @@ def test_refused_operation_leaves_the_adapter_usable(stack: StackState, client: 
     """The refusal of a batch names the field, and the next operation succeeds with the next sequence number."""
     model = MultiLoraTransformersModel(stack.base_model, client=client)
     model.add_adapter_to_model('x')
+    before = model.get_adapter().sequence_number
     with pytest.raises(UsageError) as caught:
         model.forward_backward({'input_ids': [-5, 2], 'labels': [2, -100]})
     assert caught.value.reason == 'INVALID_FIELD'
     assert 'input_ids' in caught.value.violations[0].field
-    before = model.get_adapter().sequence_number
     model.forward_backward({'input_ids': [5, 2], 'labels': [2, -100]})
     assert model.get_adapter().sequence_number == before + 1
 

@@ -30,7 +30,7 @@ OPTIONAL = {'twinkle_client': 'ray'}
 """Extra that a package needs for some of its options only. It imports those libraries when an option is used."""
 TORCH = {'torch', 'transformers', 'peft', 'vllm'}
 """torch, and libraries that are used with it."""
-LIGHT_EXTRAS = ['', 'kit', 'data', 'gateway', 'checkpoint', 's3']
+LIGHT_EXTRAS = ['', 'kit', 'data', 'gateway', 'checkpoint', 'modelscope', 'rewards', 's3']
 """Extras that must not require `TORCH`."""
 
 

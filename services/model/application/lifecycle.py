@@ -60,8 +60,8 @@ class Recover:
         unsettled = [item for item in journaled if not item.is_settled or is_held(item.adapter.adapter_id)]
         _log.info('recovery started', adapters=len(journaled), unsettled=len(unsettled))
         for done, item in enumerate(unsettled, start=1):
-            await self._settle(item.adapter.adapter_id)
-            _log.info('adapter recovered', adapter=item.adapter.adapter_id, done=done, total=len(unsettled))
+            if await self._settle(item.adapter.adapter_id):
+                _log.info('adapter recovered', adapter=item.adapter.adapter_id, done=done, total=len(unsettled))
 
     def _with_lease(self, adapter: Adapter) -> Adapter:
         """Renew the lease of an adapter that had it, and return the adapter; without the lease if the renewal fails."""
@@ -74,8 +74,8 @@ class Recover:
             return replace(adapter, has_lease=False)
         return adapter
 
-    async def _settle(self, adapter_id: str) -> None:
-        """Restore an adapter, and park it if its last operation had crashed the service."""
+    async def _settle(self, adapter_id: str) -> bool:
+        """Restore an adapter, and park it if its last operation had crashed the service; return False if that fails."""
         try:
             async with self._residency.hold(adapter_id):
                 pass
@@ -86,6 +86,8 @@ class Recover:
         except DomainError as error:
             # The adapter's next operation reports the error; other adapters are not affected.
             _log.error('adapter not recovered', adapter=adapter_id, error=str(error))
+            return False
+        return True
 
 
 class Cleanup:
