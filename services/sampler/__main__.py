@@ -28,7 +28,7 @@ from services.sampler.application.relay import Relay
 from services.sampler.application.replica import Replica
 from services.sampler.application.resident_adapters import ResidentAdapters
 from services.sampler.application.sampling import Sampling
-from services.sampler.application.versions import Retention, Versions
+from services.sampler.application.versions_protocol import Retention, Versions
 from services.sampler.backends.fleet_client import FleetClient
 from services.sampler.backends.fleet_member import FleetMember
 from services.sampler.backends.weight_sources import WeightSources

@@ -16,7 +16,6 @@ from services.gateway.futures.executors import (
     SamplePrompt,
 )
 from services.gateway.futures.futures import DELETE_KIND, Futures
-from services.gateway.futures.lease import GatewayLease
 from services.gateway.futures.payloads import PayloadFiles
 from services.gateway.futures.ports import Executor, Trainer
 from services.gateway.futures.records import Expiry, FutureRecords
@@ -24,6 +23,7 @@ from services.gateway.futures.rules import SAMPLE_KIND, Bounds, PayloadsNotShare
 from services.gateway.futures.runner import Runner, RunnerLimits
 from services.gateway.futures.sql import SqlFutureStore
 from services.gateway.futures.sql_peers import SqlPeers
+from services.gateway.futures.takeover import GatewayLease
 from services.gateway.futures.waiters import Waiters
 from services.gateway.quotas.quotas import Quotas
 from services.gateway.sampling.handles import SamplingHandles

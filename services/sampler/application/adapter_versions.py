@@ -14,7 +14,7 @@ from services.kit.caller import Caller
 from services.kit.errors import AdapterNotFound, InvalidField
 from services.sampler.application.fetches import Fetches
 from services.sampler.application.followers import Follower, Followers
-from services.sampler.application.versions import Retention
+from services.sampler.application.versions_protocol import Retention
 from services.sampler.domain.adapter import AdapterChoice, AdapterKey, AdapterWeights, CheckpointFacts, VersionKey
 from services.sampler.domain.errors import AdapterMisfit, VersionNotReady
 from services.sampler.domain.residency import Residency, ResidentVersion

@@ -8,7 +8,7 @@ from services.kit.authority import require_scope
 from services.kit.caller import Caller
 from services.kit.errors import BaseModelNotFound, InvalidField
 from services.sampler.application.admission import Admission
-from services.sampler.application.versions import Versions
+from services.sampler.application.versions_protocol import Versions
 from services.sampler.domain.adapter import AdapterChoice
 from services.sampler.domain.generation import (
     GenerationEvent,

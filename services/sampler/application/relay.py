@@ -11,7 +11,7 @@ from services.kit.caller import Caller
 from services.kit.errors import Draining, VersionNotFound
 from services.kit.weights import Base, BytesInMemory, Frame, Header, ReceiverOptions, SegmentRef, Sender, VersionTarget
 from services.sampler.application.followers import Follower
-from services.sampler.application.versions import Versions
+from services.sampler.application.versions_protocol import Versions
 from services.sampler.domain.adapter import AdapterKey, VersionKey
 from services.sampler.domain.residency import ResidentVersion
 from services.sampler.ports import Synced

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from services.sampler.application.admission import Admission
-from services.sampler.application.versions import Versions
+from services.sampler.application.versions_protocol import Versions
 from services.sampler.domain.adapter import AdapterKey
 from services.sampler.domain.fleet import ReplicaReport
 from services.sampler.domain.generation import EngineFacts

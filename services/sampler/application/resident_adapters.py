@@ -3,7 +3,7 @@
 from services.kit.authority import require_scope
 from services.kit.caller import Caller
 from services.kit.paging import Page
-from services.sampler.application.versions import Versions
+from services.sampler.application.versions_protocol import Versions
 from services.sampler.domain.adapter import AdapterChoice
 from services.sampler.domain.residency import ResidentVersion
 

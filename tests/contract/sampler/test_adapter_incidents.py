@@ -15,7 +15,7 @@ from fixtures.sampler_service import FakeWeightSource
 from fixtures.tiers import mostly_slow
 from services.kit.caller import Caller
 from services.sampler.application.adapter_versions import AdapterVersions
-from services.sampler.application.versions import Retention
+from services.sampler.application.versions_protocol import Retention
 from services.sampler.domain.adapter import AdapterChoice, AdapterWeights, VersionKey
 from twinkle.data_format import TensorData
 

@@ -28,7 +28,7 @@ from services.sampler.__main__ import (
     make_versions,
     serve_until_engine_fails,
 )
-from services.sampler.application.versions import Versions
+from services.sampler.application.versions_protocol import Versions
 from services.sampler.backends.weight_sources import WeightSources
 from services.sampler.config import SamplerConfig
 from services.sampler.domain.adapter import AdapterChoice

@@ -14,7 +14,7 @@ from services.kit.caller import Caller
 from services.kit.errors import Unavailable, VersionNotFound
 from services.sampler.application.adapter_versions import AdapterVersions
 from services.sampler.application.fetches import MAX_UNAWAITED
-from services.sampler.application.versions import Retention
+from services.sampler.application.versions_protocol import Retention
 from services.sampler.domain.adapter import AdapterChoice, AdapterKey, AdapterWeights, CheckpointFacts, VersionKey
 from services.sampler.domain.errors import VersionNotReady
 

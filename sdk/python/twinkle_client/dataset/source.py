@@ -1,21 +1,17 @@
-"""Sources of a dataset's rows, and uploads of local rows to the data service."""
+"""Sources of a dataset's rows; local rows and files are uploaded to the data service first."""
 
 import json
-import tempfile
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import numpy as np
 
-from twinkle.api.data.v1 import dataset_pb2, dataset_service_pb2
-from twinkle.api.data.v1.dataset_service_pb2_grpc import DatasetServiceStub
+from twinkle.api.data.v1 import dataset_pb2
 from twinkle_client.dataset.hugging_face import is_table, split_of
-from twinkle_client.errors import RetryableError
-from twinkle_client.rpc import Connection, new_id
-from twinkle_client.transfer import MAX_FAILURES, file_chunks
+from twinkle_client.dataset.upload import upload_file, upload_lines, upload_table
+from twinkle_client.rpc import Connection
 
 _FORMATS = {
     '.jsonl': dataset_pb2.FILE_FORMAT_JSONL,
@@ -63,10 +59,10 @@ async def dataset_source(connection: Connection, meta: MetaLike) -> dataset_pb2.
     """
     data = split_of(meta.data, meta.split)
     if is_table(data):
-        return await _upload_table(connection, data, meta.data_slice)
+        return await upload_table(connection, data, meta.data_slice)
     if data is not None:
         lines = [json.dumps(row, default=_json_value, ensure_ascii=False) for row in _rows(data)]
-        return await _upload_lines(connection, _sliced(lines, meta.data_slice))
+        return await upload_lines(connection, _sliced(lines, meta.data_slice))
     if not meta.dataset_id:
         raise ValueError('dataset_id is empty; pass an id, a file, or rows as data=')
     path = Path(meta.dataset_id)
@@ -74,10 +70,10 @@ async def dataset_source(connection: Connection, meta: MetaLike) -> dataset_pb2.
         return _hub_source(meta)
     _check_file(path)
     if meta.data_slice is None:
-        return await _upload_file(connection, path, _FORMATS[path.suffix])
+        return await upload_file(connection, path, _FORMATS[path.suffix])
     if _FORMATS[path.suffix] != dataset_pb2.FILE_FORMAT_JSONL:
         raise ValueError(f'data_slice is not supported for {path.suffix} files; use JSONL')
-    return await _upload_lines(connection, _sliced(_read_lines(path), meta.data_slice))
+    return await upload_lines(connection, _sliced(_read_lines(path), meta.data_slice))
 
 
 def _rows(data: Any) -> list[dict[str, Any]]:
@@ -107,10 +103,6 @@ def _check_file(path: Path) -> None:
         raise FileNotFoundError(f'there is no file {str(path)!r} in {Path.cwd()}; a hub dataset is named org/name')
 
 
-def _file_size(path: Path) -> int:
-    return path.stat().st_size
-
-
 def _read_lines(path: Path) -> list[str]:
     return [line for line in path.read_text(encoding='utf-8').splitlines() if line.strip()]
 
@@ -130,66 +122,3 @@ def _json_value(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return cast(Any, value).tolist()
     raise ValueError(f'data: {type(value).__name__} cannot be represented in JSON')
-
-
-async def _upload_table(connection: Connection, data: Any, selection: Any) -> dataset_pb2.DatasetSource:
-    """Upload a `datasets.Dataset` as Parquet, which preserves its column types."""
-    if selection is not None:
-        indexes = range(len(data))
-        data = data.select(
-            indexes[selection] if isinstance(selection, slice) else [row for row in selection if row in indexes]
-        )
-    if not len(data):
-        raise ValueError('data: there are no rows; pass at least one')
-    with tempfile.TemporaryDirectory(prefix='twinkle-') as folder:
-        path = Path(folder) / 'rows.parquet'
-        data.to_parquet(str(path))
-        return await _upload_file(connection, path, dataset_pb2.FILE_FORMAT_PARQUET)
-
-
-async def _upload_lines(connection: Connection, lines: list[str]) -> dataset_pb2.DatasetSource:
-    if not lines:
-        raise ValueError('data: there are no rows; pass at least one')
-    with _temporary_file('\n'.join(lines) + '\n') as path:
-        return await _upload_file(connection, path, dataset_pb2.FILE_FORMAT_JSONL)
-
-
-@contextmanager
-def _temporary_file(text: str) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix='twinkle-') as folder:
-        path = Path(folder) / 'rows.jsonl'
-        path.write_text(text, encoding='utf-8')
-        yield path
-
-
-async def _upload_file(
-    connection: Connection, path: Path, file_format: dataset_pb2.FileFormat.ValueType
-) -> dataset_pb2.DatasetSource:
-    """Upload a file, resuming after a broken connection."""
-    stub = DatasetServiceStub(connection.channel)
-    upload_id = new_id('up')
-    committed, failures = 0, 0
-    while True:
-        requests = _upload_requests(path, upload_id, offset=committed)
-        try:
-            await connection.upload(stub.Upload, requests, request_type=dataset_service_pb2.UploadRequest)
-            break
-        except RetryableError:
-            failures += 1
-            if failures == MAX_FAILURES:
-                raise
-            state = await connection.unary(stub.GetUpload, dataset_service_pb2.GetUploadRequest(upload_id=upload_id))
-            failures = failures if state.committed_bytes == committed else 0
-            committed = state.committed_bytes
-    upload = dataset_pb2.UploadSource(upload_id=upload_id, format=file_format)
-    return dataset_pb2.DatasetSource(upload=upload)
-
-
-async def _upload_requests(
-    path: Path, upload_id: str, *, offset: int
-) -> AsyncIterator[dataset_service_pb2.UploadRequest]:
-    size = _file_size(path)
-    header = dataset_service_pb2.UploadHeader(upload_id=upload_id, size_bytes=size)
-    yield dataset_service_pb2.UploadRequest(header=header)
-    async for chunk in file_chunks(path, offset=offset):
-        yield dataset_service_pb2.UploadRequest(chunk=chunk)

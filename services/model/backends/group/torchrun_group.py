@@ -4,32 +4,28 @@ If a process ends, hangs, or computes a different result, all processes exit, as
 the running operation is recorded, so the journal can restore the adapters when the service starts again.
 """
 
-import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-import structlog
 import torch.distributed as dist
 from blake3 import blake3
 
 from services.kit.errors import DomainError
 from services.kit.worker import SingleWorker
 from services.model.backends.group.host import EngineHost
+from services.model.backends.group.rank_failure import exit_group, exit_on_defect
 from services.model.domain.engine import AdapterState, UnfinishedVerb, VerbRun
 from twinkle.model.engine.snapshot import STATE_TENSOR
 from twinkle.parallel import RankWatch, all_gather, broadcast, program_store
 
 _Arguments = ParamSpec('_Arguments')
 _Result = TypeVar('_Result')
-LOST_STATUS = 75
-"""Exit status of a process whose group cannot continue."""
 _NO_LIMIT = timedelta(days=365)
 """Time limit for receiving the next call, which may come after days; `RankWatch` detects lost processes."""
-_log = structlog.get_logger('engine')
 
 
 @dataclass(frozen=True)
@@ -56,7 +52,7 @@ class _Ranks:
             rank=dist.get_rank(),
             size=dist.get_world_size(),
             silence_seconds=silence_seconds,
-            on_lost=_exit,
+            on_lost=exit_group,
         )
         self._watch.start()
 
@@ -119,19 +115,19 @@ class TorchrunGroup:
         self._worker.close()
 
     def _run(self, call: _Call) -> Any:
-        with _exit_on_defect():
+        with exit_on_defect():
             self._ranks.share(call)
             return self._ranks.run(self._host, call)
 
     def _stop(self) -> None:
-        with _exit_on_defect():
+        with exit_on_defect():
             self._ranks.share(None)
             self._ranks.close()
 
 
 def follow(host: EngineHost, *, silence_seconds: float) -> None:
     """Repeat the calls of the first process until it stops. Signals are ignored, so that running calls complete."""
-    with _exit_on_defect():
+    with exit_on_defect():
         ranks = _Ranks(silence_seconds)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
@@ -162,19 +158,3 @@ def _outcome_text(result: Any, refusal: DomainError | None) -> str:
             hasher.update(name.encode())
             hasher.update(tensor.data)
     return f'done, state {hasher.hexdigest()}'
-
-
-@contextmanager
-def _exit_on_defect() -> Iterator[None]:
-    try:
-        yield
-    except DomainError:
-        raise
-    except Exception as error:
-        _exit(str(error), error)
-
-
-def _exit(problem: str, error: Exception | None = None) -> NoReturn:
-    """End this process without cleanup, because the thread of its engine may be waiting for a lost process."""
-    _log.error('mesh failed; all of its processes exit', problem=problem, exc_info=error)
-    os._exit(LOST_STATUS)

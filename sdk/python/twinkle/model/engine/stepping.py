@@ -11,7 +11,7 @@ from twinkle.data_format import LayerHealth, StepResult
 from twinkle.metric import StepFacts
 from twinkle.model.engine.adapter_state import AdapterState
 from twinkle.model.engine.adapters import AdapterTable
-from twinkle.model.engine.gradient import apply_gradient, apply_on_owner, clip_gradient, clip_on_owner
+from twinkle.model.engine.optimizer_step import apply_gradient, apply_on_owner, clip_gradient, clip_on_owner
 from twinkle.model.engine.reports import step_result
 from twinkle.model.engine.results import ClipOptions, StepOptions
 from twinkle.model.errors import AdapterNotReady, InvalidArgument, InvalidStepOptions

@@ -1,4 +1,4 @@
-"""The lease of this gateway among the gateways on a database, and the adoption of futures of gateways that stopped."""
+"""Takeover of the futures of gateways that crashed or stopped, and the lease that shows that this gateway runs."""
 
 import asyncio
 from contextlib import aclosing, suppress
