@@ -95,7 +95,10 @@ class TrainerBackend(Protocol):
     async def export_state(
         self, adapter_id: str, *, is_trainer_included: bool, consumed_train_samples: int | None = None
     ) -> AdapterState:
-        """Return a copy of the weights and, if requested, the trainer's state including the data cursor."""
+        """Return a copy of the weights and, if requested, the trainer's state.
+
+        `consumed_train_samples` replaces the data cursor in the trainer's state; None keeps it.
+        """
         ...
 
     async def import_state(self, adapter_id: str, state: AdapterState, *, is_trainer_included: bool) -> VerbRun:
@@ -116,7 +119,8 @@ class TrainerBackend(Protocol):
 class WeightStore(Protocol):
     """Stores versions and checkpoints on behalf of the current caller.
 
-    Errors of the store keep their reason, but not their class. `publish_version` and `save` raise those of `Publish`.
+    Errors that the store returns are DomainErrors with the reason of the original error, whose class is lost.
+    `publish_version` and `save` raise those of `Publish`.
     """
 
     async def publish_version(
@@ -136,7 +140,9 @@ class WeightStore(Protocol):
 
         Raises:
             InvalidField: The checkpoint has a different base model, or lacks the requested state of the trainer.
-            CheckpointNotFound, CheckpointDamaged, ServiceUnreachable: The checkpoint cannot be read.
+            ServiceUnreachable: The store cannot be reached.
+            DomainError: The checkpoint is missing or damaged; the reason is that of CheckpointNotFound or
+                CheckpointDamaged.
         """
         ...
 

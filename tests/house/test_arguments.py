@@ -15,7 +15,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 ALWAYS_PACKED = 'documented: batches are packed without padding; programs for padded batches pass it'
 ONE_PROCESS = 'documented: packing runs in one process; larger values log a warning'
 OTHER_INTERFACE = 'required by an interface of torch, vLLM or importlib'
-REFUSED = 'the class exists only to refuse its use, with an alternative'
+REFUSED = 'the class only raises an error that names an alternative'
 RESULT = 'a result, for programs to read'
 SHARED_SAMPLER = 'documented: weights are never merged into a sampler that tenants share; True writes a log line'
 HOST_MEMORY = 'documented: transfers use the memory of the host on both platforms'
@@ -135,9 +135,9 @@ def _effective_reads(node: ast.AST) -> Iterator[str]:
 
 
 def _refused(node: ast.If) -> Iterator[str]:
-    """Yield the names in conditions of a raising check, except those that are compared by order.
+    """Yield the names in the conditions of a check that raises. Comparisons count only if they test for equality.
 
-    Such a check refuses an unsupported value, which is an effect; a check of a range is no effect.
+    A test for equality or truth refuses an unsupported value, which is an effect. A test of a range is not.
     """
     if not any(isinstance(item, ast.Raise) for item in node.body):
         return
@@ -182,7 +182,7 @@ def _attributes_read() -> frozenset[str]:
 
 
 def _is_required_by_an_interface(name: str, parameter: str) -> bool:
-    """Return whether the method of another class has the parameter too, so that an implementation must accept it."""
+    """Return whether a method of the same name in another class has the parameter, so that this one must accept it."""
     class_name, _, method = name.rpartition('.')
     return bool(class_name) and method != '__init__' and len(_classes_with(method, parameter) - {class_name}) > 0
 

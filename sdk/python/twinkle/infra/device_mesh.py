@@ -155,7 +155,7 @@ class DeviceMesh:
 
     @property
     def is_model_parallel(self) -> bool:
-        """Whether ranks divide the layers of the model, or the computation of a layer."""
+        """Whether the axis `tp` or `pp` has several ranks."""
         return self.axis_size('tp') > 1 or self.axis_size('pp') > 1
 
     @property

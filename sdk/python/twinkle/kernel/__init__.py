@@ -1,7 +1,7 @@
 """Selection of the kernels for a model's norms and gates: the torch reference, Liger on a GPU, or a custom function.
 
 The reference is the implementation that other kernels are tested against, and its results are bitwise reproducible.
-The selection applies to a model in this process. The kernels of a service are selected by its operator, not by clients.
+The selection applies to a model in this process. Services have no setting for kernels.
 """
 
 from twinkle.kernel.choice import BACKENDS, DEFAULT_KERNEL_CONFIG, OPERATIONS, KernelChoice, hub

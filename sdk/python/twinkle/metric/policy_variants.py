@@ -1,4 +1,4 @@
-"""Policy metrics of losses that clip differently from GRPO.
+"""Variants of `GRPOMetric` for PPO, GSPO and CISPO.
 
 Legend: R labels, S features with labels.
 """

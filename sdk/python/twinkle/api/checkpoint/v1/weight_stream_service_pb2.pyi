@@ -98,7 +98,9 @@ class SubscribeRequest(_message.Message):
     version.
     """
     resume_version: _builtins.int
-    """Version whose transfer was interrupted, or 0 for none. It is sent first if it still exists."""
+    """Version whose transfer was interrupted, or 0 for none. It is sent first if it is newer than
+    `held_version` and still exists.
+    """
     resume_offset: _builtins.int
     """Number of encoded bytes of `resume_version` that the subscriber has."""
     is_single: _builtins.bool
