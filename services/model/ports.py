@@ -95,10 +95,7 @@ class TrainerBackend(Protocol):
     async def export_state(
         self, adapter_id: str, *, is_trainer_included: bool, consumed_train_samples: int | None = None
     ) -> AdapterState:
-        """Return a copy of the weights and, if requested, the trainer's state.
-
-        `consumed_train_samples` replaces the data cursor in the trainer's state; None keeps it.
-        """
+        """Return a copy of the weights and, if requested, the trainer's state, with the data cursor if it is given."""
         ...
 
     async def import_state(self, adapter_id: str, state: AdapterState, *, is_trainer_included: bool) -> VerbRun:
@@ -119,8 +116,7 @@ class TrainerBackend(Protocol):
 class WeightStore(Protocol):
     """Stores versions and checkpoints on behalf of the current caller.
 
-    Errors that the store returns are DomainErrors with the reason of the original error, whose class is lost.
-    `publish_version` and `save` raise those of `Publish`.
+    Its errors are DomainErrors with the original reason. `publish_version` and `save` raise those of `Publish`.
     """
 
     async def publish_version(
@@ -140,9 +136,7 @@ class WeightStore(Protocol):
 
         Raises:
             InvalidField: The checkpoint has a different base model, or lacks the requested state of the trainer.
-            ServiceUnreachable: The store cannot be reached.
-            DomainError: The checkpoint is missing or damaged; the reason is that of CheckpointNotFound or
-                CheckpointDamaged.
+            DomainError: The store cannot be reached, or the checkpoint is missing or damaged.
         """
         ...
 

@@ -41,7 +41,7 @@ DAMAGES = {
 def _json_body(route: str, damage: str, position: str, *, is_first: bool) -> bytes:
     """Return a long JSON body with `position` near its beginning or end."""
     limit_bytes = BODY_BYTES if route in PASSES else JSON_LIMIT_BYTES
-    # On routes with the larger limit, the padding exceeds the stored head, so a position at the end is only in the tail.
+    # On routes with the larger limit, padding exceeds the stored head, so a position at the end is in the tail only.
     padding = 'x' * (limit_bytes + 1 if damage == 'too long' else limit_bytes // 20)
     rest = f'{DAMAGES[damage]}, "padding": "{padding}"'
     text = f'{{{position}, {rest}}}' if is_first else f'{{{rest}, {position}, "type": "operation"}}'
