@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from twinkle.checkpoint_engine import InvalidPeftFolder, read_peft_folder, write_peft_folder
@@ -72,7 +73,14 @@ def write_tensors(path: Path, tensors: Mapping[str, TensorData] | None) -> None:
 
 
 def read_tensors(path: Path) -> dict[str, TensorData] | None:
-    """Read a file of tensors; None if there is no file."""
+    """Read a file of tensors; None if there is no file.
+
+    Raises:
+        SnapshotMismatch: the file is damaged.
+    """
     if not path.exists():
         return None
-    return {name: tensor_data_of(tensor) for name, tensor in load_file(path).items()}
+    try:
+        return {name: tensor_data_of(tensor) for name, tensor in load_file(path).items()}
+    except SafetensorError as error:
+        raise SnapshotMismatch(f'{path} is damaged: {error}') from error

@@ -138,6 +138,8 @@ def trainer_state(snapshot: AdapterSnapshot) -> dict[str, Any]:
         raise SnapshotMismatch(f'the trainer state is not JSON: {error}') from None
     if not isinstance(numbers, dict) or numbers.get('format') not in (1, FORMAT):
         raise SnapshotMismatch(f'the trainer state must have format 1 or {FORMAT}')
+    if not isinstance(numbers.get('step_count'), int):
+        raise SnapshotMismatch('the trainer state has no number of steps')
     return _from_format_1(numbers) if numbers['format'] == 1 else numbers
 
 
