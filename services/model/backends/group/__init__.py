@@ -1,7 +1,7 @@
 """Runs the engine of `twinkle.model`, in a thread of this process or in several processes that torchrun starts.
 
 `backend` implements the port, `worker_group` and `torchrun_group` pass its calls to the processes, and `host` runs in
-the engine's thread of each process. `rank_failure` ends a process that cannot continue. `verbs` converts verbs,
+the engine's thread of each process. `exit_group` ends a process that cannot continue. `verbs` converts verbs,
 `states` converts states, and `loading` loads the model.
 """
 

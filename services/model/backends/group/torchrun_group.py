@@ -16,8 +16,8 @@ from blake3 import blake3
 
 from services.kit.errors import DomainError
 from services.kit.worker import SingleWorker
+from services.model.backends.group.exit_group import exit_group, exit_on_defect
 from services.model.backends.group.host import EngineHost
-from services.model.backends.group.rank_failure import exit_group, exit_on_defect
 from services.model.domain.engine import AdapterState, UnfinishedVerb, VerbRun
 from twinkle.model.engine.snapshot import STATE_TENSOR
 from twinkle.parallel import RankWatch, all_gather, broadcast, program_store
