@@ -1,7 +1,7 @@
 """Compares the Tinker SDK with a plain program on the same work: training with peft, and sampling with HF generate.
 
-The stack uses the number of threads that `twinkle up` chooses, and the plain program all cores, as by default. The
-plain program loads the base model in float32; the stack does so too, or selects the type itself with `--dtype auto`.
+The stack uses the number of threads that `twinkle up` chooses, and the plain program uses all cores. The plain program
+loads the base model in float32; the stack does so too, or selects the type itself with `--dtype auto`.
 `./run bench peers --help` lists the options.
 """
 

@@ -87,7 +87,7 @@ def _replay(stack: StackState) -> subprocess.CompletedProcess[str]:
 
 
 def _kill_and_revive(stack: StackState) -> None:
-    """Kill the last rank of the mesh, wait until its launcher has ended, and start the mesh again."""
+    """Kill the last rank of the mesh, stop its launcher if it still runs, and start the mesh again."""
     launcher = next(service for service in stack.services if service.name == 'model')
     ranks = _processes_of(stack)
     assert len(ranks) == 2

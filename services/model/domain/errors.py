@@ -79,7 +79,7 @@ class AdapterNotReady(FailedPrecondition):
 
 @domain_error('LOSS_NOT_FINITE')
 class LossNotFinite(FailedPrecondition):
-    """The forward pass produced a loss that is not finite; no gradient was added."""
+    """A loss, a gradient or the accumulated gradient is not finite; no gradient was added."""
 
     adapter_id: str
     feature_index: int | None = None
@@ -87,7 +87,8 @@ class LossNotFinite(FailedPrecondition):
 
     def __str__(self) -> str:
         source = 'the batch' if self.feature_index is None else f'example {self.feature_index}'
-        return f'the loss of {source} is not finite, so no gradient was added; check the data and the learning rate'
+        problem = f'the loss or the gradient of {source} is not finite, so no gradient was added'
+        return f'{problem}; check the data and the learning rate'
 
 
 @domain_error(

@@ -1,4 +1,4 @@
-"""Layers on Megatron-core agree with transformers within rounding; pipeline stages leave results bitwise equal."""
+"""Layers on Megatron-core agree with `PackedCausalLM` within rounding; pipeline stages leave results bitwise equal."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(300)
 MESHES_PROGRAM = str(ROOT / 'tests' / 'fixtures' / 'megatron_meshes.py')
 """Path of a program that this process must not import, because the import of Megatron-core warns."""
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-6, 5e-6
-"""Maximum relative differences from transformers; a gradient is compared by its largest element."""
+"""Maximum relative differences from `PackedCausalLM`; a gradient is compared by its largest element."""
 
 
 @pytest.fixture(scope='module')
@@ -33,13 +33,13 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_pipeline_stages_change_no_bit(model_dir: Path) -> None:
-    """Two replicas of two stages have the digest of four replicas, and agree with transformers within rounding."""
+    """Two replicas of two stages have the digest of four replicas, and agree with `PackedCausalLM` within rounding."""
     _checked_meshes(model_dir, 'dp', 'dp x pp')
 
 
 @pytest.mark.slow
 def test_bits_depend_only_on_the_parts_of_layers(model_dir: Path) -> None:
-    """Meshes with equally many tensor ranks have one digest, and every mesh agrees with transformers within rounding.
+    """Meshes with equally many tensor ranks have one digest; every mesh agrees with `PackedCausalLM` within rounding.
 
     The digest includes five losses, dropout, accumulation, a value head, an adapter of the output head, split calls and
     a loss that fails. The gradient of an adapter is bitwise the same in a separate pass and in a shared pass.
@@ -100,7 +100,7 @@ def test_program_saves_an_adapter_for_every_other_trainer(model_dir: Path, tmp_p
 
 @pytest.mark.slow
 def test_real_model_on_three_tensor_ranks() -> None:
-    """A model with nine heads and three key-value heads gives the results of transformers on three ranks.
+    """A model with nine heads and three key-value heads gives, on three ranks, the results of one process.
 
     Rounding differences grow over its thirty layers, even without tensor ranks (docs/LOG.md).
     """

@@ -1,4 +1,4 @@
-"""Results of a forward pass and of a loss. Arrays are torch tensors in process, and NumPy arrays over the wire.
+"""Results of a forward pass and of a loss. Arrays are NumPy arrays; only the loss of a `LossOutput` is a tensor.
 
 Legend: N features, T tokens of the longest feature, V ids in the vocabulary, D embedding width.
 """
@@ -20,8 +20,8 @@ class ModelOutput(TypedDict, total=False):
     embeddings: Any
     """float32 [N, D]; present only for embedding tasks."""
     routed_experts: list[Any]
-    """N arrays, uint8 or int16 [T, layers with experts, experts per token]: experts of each token; present only if
-    requested."""
+    """N arrays, uint8 or int32 [tokens of the feature, layers with experts, experts per token]: experts of each token;
+    present only if requested."""
     num_tokens: int
     """Number of labels that count."""
     metrics: dict[str, float]

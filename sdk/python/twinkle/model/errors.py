@@ -44,7 +44,7 @@ class LossNotFinite(TrainerError, ArithmeticError):
 
     def __str__(self) -> str:
         location = 'the batch' if self.feature_index is None else f'features[{self.feature_index}]'
-        return f'the loss of {location} is not finite; no gradient was added'
+        return f'the loss or the gradient of {location} is not finite; no gradient was added'
 
 
 @error_class('memory ran out for {token_count} tokens that must run at once; at most {token_limit} may fit')

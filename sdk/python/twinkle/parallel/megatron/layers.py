@@ -52,7 +52,7 @@ class ColumnLayers(nn.Module):
         self._ranks = ranks
 
     def forward(self, x_S1I: Tensor) -> tuple[Tensor, None]:
-        """Return float [T, 1, O] for this rank's outputs, and None for a bias that is not added yet."""
+        """Return float [T, 1, O] for this rank's outputs, and None, because no bias is left to add."""
         x_T1I = all_rows(x_S1I, self._ranks)
         return self._join([layer(x_T1I) for layer in self.layers]), None
 
@@ -73,7 +73,7 @@ class RowLayer(nn.Module):
         self._ranks = ranks
 
     def forward(self, x_T1I: Tensor) -> tuple[Tensor, None]:
-        """Return float [S, 1, O], the sum over all ranks plus the bias, and None for a bias that is not added yet."""
+        """Return float [S, 1, O], the sum over all ranks plus the bias, and None, because no bias is left to add."""
         y_S1O = sum_of_ranks(self.layer(x_T1I), self._ranks)
         return (y_S1O if self.bias is None else y_S1O + self.bias), None
 
@@ -95,7 +95,7 @@ class MixtureLayer(nn.Module):
         self._ranks = ranks
 
     def forward(self, x_S1D: Tensor, **options: Any) -> tuple[Tensor, None]:
-        """Return float [S, 1, D], and None for a bias that is not added yet."""
+        """Return float [S, 1, D], and None, because no bias is left to add."""
         del options
         x_TD = all_rows(x_S1D, self._ranks)[:, 0]
         _, weights_TA, index_TA = self.router(x_TD)

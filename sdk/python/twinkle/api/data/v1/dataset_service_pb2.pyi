@@ -436,8 +436,8 @@ class ExportDatasetRequest(_message.Message):
     format: _dataset_pb2.FileFormat.ValueType
     """Format of the file. Required."""
     offset: _builtins.int
-    """First byte of the file to send, from 0 to the size of the file. The file of a dataset always consists of the same
-    bytes, so that an export can be resumed.
+    """First byte of the file to send, from 0 to the size of the file. The file has the same bytes until Apply
+    changes the dataset, so an interrupted export can be resumed.
     """
     def __init__(
         self,
