@@ -10,7 +10,7 @@ from twinkle.nn.rows import MIN_ROWS, pad_rows
 _SEED_LIMIT = 2**62
 """Exclusive limit of the seed of a pass."""
 _LAYER_STRIDE = 1_000_003
-"""Difference between the seeds of consecutive layers; it is large, so that all layers of a pass have different seeds."""
+"""Difference between the seeds of consecutive layers, large enough that all layers of a pass have different seeds."""
 
 
 @dataclass(frozen=True)
