@@ -41,7 +41,7 @@ class Quotas:
 
     @remote_method
     async def set(self, tenant_id: str, quota: pb.Quota) -> pb.SetQuotaResponse:
-        """Replace a tenant's quota; an unset limit has its value in the server's configuration, if there is one.
+        """Replace a tenant's quota. An unset limit takes its value from the server's configuration, or has no limit.
 
         Raises:
             NotFoundError: The tenant does not exist.

@@ -48,7 +48,7 @@ def head_of(model: TransformersModel) -> torch.Tensor:
 
 
 def test_critic_without_adapter_trains_the_whole_model(tiny_llama_dir, features):
-    """A critic without adapter trains all weights from initial values of 0, and removing it restores the model."""
+    """A critic without an adapter predicts 0 at first and trains all weights; removing it restores the model."""
     critic = TransformersValueModel(str(tiny_llama_dir))
     before = {name: tensor.clone() for name, tensor in critic.engine.model.base_parameters.items()}
     critic.set_optimizer('AdamW', lr=1e-3)
@@ -118,7 +118,7 @@ def test_critic_resumes_bitwise(tiny_llama_dir, tmp_path: Path, features, config
 
 @pytest.mark.parametrize('config', [None, CONFIG], ids=['full', 'lora'])
 def test_value_head_is_loaded_without_optimizer(tiny_llama_dir, tmp_path: Path, features, config):
-    """A critic saved without optimizer gives the same values when it is loaded."""
+    """A critic saved without an optimizer gives the same values when it is loaded."""
     first, second = (TransformersValueModel(str(tiny_llama_dir)) for _ in range(2))
     for critic in (first, second):
         critic.add_adapter_to_model('critic', config, full_parameters=config is None)
@@ -149,7 +149,7 @@ def test_value_head_in_the_trainer_state_is_loaded(tiny_llama_dir, tmp_path: Pat
 
 
 def test_mismatched_checkpoint_is_refused(tiny_llama_dir, tmp_path: Path, features):
-    """A value head of a wrong width is refused without changes; a critic without adapter refuses a LoRA checkpoint."""
+    """A value head of the wrong width is refused without changes; a critic without an adapter refuses a LoRA checkpoint."""
     critic = TransformersValueModel(str(tiny_llama_dir))
     critic.add_adapter_to_model('critic', CONFIG)
     critic.set_optimizer('AdamW', lr=1e-2)

@@ -37,11 +37,11 @@ class LayerHealth(TypedDict):
     path: str
     """Path of the layer in the base model."""
     grad_norm: float
-    """Norm of the gradient before clipping, scaled as for the step."""
+    """Norm of the gradient, scaled as for the step; before clipping if `clip_grad_and_step` clips it."""
     weight_norm: float
     """Norm of the weights before the step."""
     relative_update: float
-    """Norm of the change divided by the norm of the weights; 0.0 if no step was applied."""
+    """Norm of the change divided by `weight_norm`; 0.0 if nothing changed, infinity if only `weight_norm` is 0."""
     non_finite_location: str
     """First element that is infinite or NaN; empty if all are finite."""
 
@@ -146,6 +146,8 @@ class TrainingVerbs(ModelHandle):
         adapter_name: str | None = None,
     ) -> float:
         """Scale the accumulated gradient to a norm of at most `max_grad_norm`; return the norm before scaling.
+
+        While gradients are being accumulated, nothing is scaled, and 0.0 is returned.
 
         Args:
             max_grad_norm: Positive limit.

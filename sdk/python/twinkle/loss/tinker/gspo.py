@@ -12,7 +12,7 @@ from twinkle.loss.tinker.base import TinkerClippedLoss
 class TinkerGSPO(TinkerClippedLoss):
     """`- sum of min(s A, clip(s, low, high) A)`, where s is the geometric mean of the ratios r of a datum's labels.
 
-    log s has the gradient of the label's log-probability. The mean is taken over the labels where the stream
+    At each label, the gradient of log s is that of the label's log-probability. The mean is taken over the labels where the stream
     `sequence_ratio_mask` is not 0.
 
     Args:

@@ -49,7 +49,7 @@ class Configuring(AdapterTable):
         if 'values' in built.required_outputs and state.value_head is None:
             if isinstance(state.weights, FullWeights) and state.weights.is_sharded:
                 raise InvalidArgument(
-                    'a loss that learns values does not support a full-parameter run with fsdp ranks; use dp_size alone'
+                    'a full-parameter run with fsdp ranks does not support losses that learn values; use dp_size alone'
                 )
             state.add_value_head(ValueHead(self.model.config.hidden_size, device=self.model.device))
         state.loss, state.loss_choice = built, _choice(loss, built, options)

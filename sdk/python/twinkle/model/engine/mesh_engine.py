@@ -160,7 +160,7 @@ def _import_megatron() -> Any:
 
 @contextmanager
 def _ignored_warnings() -> Iterator[None]:
-    """Ignore Megatron-core's warnings of optional libraries whose parts are not used here, such as fused optimizers."""
+    """Ignore warnings: Megatron-core warns about missing libraries for features that are not used here."""
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         yield

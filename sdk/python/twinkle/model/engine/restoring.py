@@ -211,7 +211,7 @@ def _value_head(state: AdapterState, tensors: Mapping[str, TensorData], hidden_s
     if not any(name in tensors for name in head.named_parameters()):
         return None
     if isinstance(state.weights, FullWeights) and state.weights.is_sharded:
-        raise ValueError('a value head does not support a full-parameter run with fsdp ranks')
+        raise ValueError('a full-parameter run with fsdp ranks does not support value heads; use dp_size alone')
     with torch.no_grad():
         for name, parameter in head.named_parameters().items():
             parameter.copy_(_like(parameter, tensors[name], name))

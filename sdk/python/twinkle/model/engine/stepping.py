@@ -48,7 +48,7 @@ class Stepping(AdapterTable):
             max_grad_value: limit of each element's magnitude, applied first; None disables it.
 
         Returns:
-            The norm of the divided gradient before scaling, or None while accumulating.
+            The norm before scaling of the gradient, divided as for the step; None while accumulating.
 
         Raises:
             InvalidArgument: a limit is not positive, or `norm_type` is below 1.
@@ -123,7 +123,7 @@ class Stepping(AdapterTable):
         step_options: StepOptions | None = None,
         is_health_returned: bool = False,
     ) -> StepResult:
-        """Run clip_grad_norm, step, zero_grad and, if there is a schedule, lr_step, with the same arguments.
+        """Run clip_grad_norm, step, zero_grad and, if there is a schedule, lr_step; see these methods for the arguments.
 
         Raises:
             InvalidArgument, InvalidStepOptions, AdapterNotReady: see these methods; nothing was changed.
@@ -168,7 +168,7 @@ class Stepping(AdapterTable):
 def _step(
     state: AdapterState, changes: Mapping[str, Any], *, gradients: Mapping[str, Tensor | None] | None
 ) -> StepResult:
-    """Apply the gradient; measure the layers if unclipped `gradients` are given."""
+    """Apply the gradient; measure the layers if `gradients` are given, copied before this call clips them."""
     if state.is_accumulating:
         return step_result(state, is_applied=False)
     before = None if gradients is None else _copies(state)

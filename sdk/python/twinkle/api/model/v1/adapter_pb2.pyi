@@ -106,7 +106,7 @@ class Adapter(_message.Message):
 
     @_builtins.property
     def user_metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels that the owner attached to the adapter."""
+        """Labels that the client chose when it created the adapter."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
