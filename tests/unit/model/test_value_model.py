@@ -149,7 +149,7 @@ def test_value_head_in_the_trainer_state_is_loaded(tiny_llama_dir, tmp_path: Pat
 
 
 def test_mismatched_checkpoint_is_refused(tiny_llama_dir, tmp_path: Path, features):
-    """A value head of the wrong width is refused without changes; a critic without an adapter refuses a LoRA checkpoint."""
+    """A value head of the wrong width changes nothing; a critic without an adapter refuses a LoRA checkpoint."""
     critic = TransformersValueModel(str(tiny_llama_dir))
     critic.add_adapter_to_model('critic', CONFIG)
     critic.set_optimizer('AdamW', lr=1e-2)

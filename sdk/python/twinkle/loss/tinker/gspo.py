@@ -12,8 +12,8 @@ from twinkle.loss.tinker.base import TinkerClippedLoss
 class TinkerGSPO(TinkerClippedLoss):
     """`- sum of min(s A, clip(s, low, high) A)`, where s is the geometric mean of the ratios r of a datum's labels.
 
-    At each label, the gradient of log s is that of the label's log-probability. The mean is taken over the labels where the stream
-    `sequence_ratio_mask` is not 0.
+    At each label, the gradient of log s is that of the label's log-probability. The mean is taken over the labels where
+    the stream `sequence_ratio_mask` is not 0.
 
     Args:
         clip_low_threshold: see `TinkerClippedLoss`. Tinker publishes no defaults; these are the bounds of `GSPOLoss`.

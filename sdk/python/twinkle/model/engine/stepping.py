@@ -123,7 +123,7 @@ class Stepping(AdapterTable):
         step_options: StepOptions | None = None,
         is_health_returned: bool = False,
     ) -> StepResult:
-        """Run clip_grad_norm, step, zero_grad and, if there is a schedule, lr_step; see these methods for the arguments.
+        """Run clip_grad_norm, step, zero_grad and, if there is a schedule, lr_step; see these methods for arguments.
 
         Raises:
             InvalidArgument, InvalidStepOptions, AdapterNotReady: see these methods; nothing was changed.
