@@ -10,13 +10,13 @@ import grpc
 
 from services.gateway.catalogue.follow import Purge
 from services.gateway.catalogue.grpc import LimitedCheckpoints
-from services.gateway.catalogue.open import checkpoint_jobs, open_catalogue
+from services.gateway.catalogue.open import Catalogue, checkpoint_jobs, open_catalogue
 from services.gateway.catalogue.sql import SqlEndedRows
 from services.gateway.config import GatewayConfig
 from services.gateway.exports.open import open_exports
 from services.gateway.fleet.open import fleet_jobs, open_fleet, open_replicas, open_upstreams, upstream_jobs
 from services.gateway.fleet.upstreams import ServiceFacts, Upstreams
-from services.gateway.forwarding.endpoints import make_endpoints
+from services.gateway.forwarding.endpoints import make_endpoints, metric_endpoint
 from services.gateway.forwarding.merged import MergedServerInfoServicer
 from services.gateway.forwarding.open import open_forwarding
 from services.gateway.futures.capacity import LimitedTrainer
@@ -27,6 +27,8 @@ from services.gateway.http.server import HttpServer, open_http
 from services.gateway.keys.authenticator import GatewayAuthenticator, KeyAuthenticator
 from services.gateway.keys.open import Accounts, open_keys
 from services.gateway.keys.pepper import PepperUnusable
+from services.gateway.metrics.metrics import Metrics
+from services.gateway.metrics.sql import SqlEndedMetrics, SqlMetricStore
 from services.gateway.openai.models import FleetSamplers
 from services.gateway.openai.routes import open_openai
 from services.gateway.quotas.open import open_quotas, quota_jobs
@@ -47,6 +49,8 @@ from services.kit.sqlite_seals import DatabaseDamaged
 from services.kit.telemetry import start_telemetry, stop_telemetry
 from services.kit.telemetry.event_loop import run_service
 
+_ENDED = (SqlEndedRows, SqlHandleStore, SqlEndedUsage, SqlEndedMetrics)
+"""Stores from which old rows are removed, in this order."""
 Job = Callable[[], Coroutine[Any, Any, Any]]
 
 
@@ -73,6 +77,7 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         upstreams = await open_upstreams(config, database, stack, clock=clock)
         quotas = await stack.enter_async_context(_quotas(config, database, upstreams, clock=clock))
         catalogue = open_catalogue(database, _checkpoint_client(config, upstreams, quotas), clock=clock)
+        metrics = _metrics(config, database, catalogue, clock=clock)
         fleet, channels, samplers = await open_fleet(config, stack, clock=clock)
         sampling = open_sampling(config, fleet, channels, lookups=upstreams.lookups, quotas=quotas)
         exports, export_runner = open_exports(config, database, catalogue.client, clock=clock)
@@ -83,6 +88,7 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         handles = open_handles(database, futures, sampling=sampling, weights=weights, quotas=quotas, clock=clock)
         replicas = open_replicas(config, fleet)
         endpoints = make_endpoints(accounts, sessions, catalogue, quotas, exports=exports, replicas=replicas)
+        endpoints.append(metric_endpoint(metrics))
         handlers = open_forwarding(config, upstreams, quotas.training, sampling=sampling)
         server = _server(config, accounts, endpoints, handlers=handlers, facts=upstreams.all_facts(samplers))
         server.on_drain(fleet.close)
@@ -101,7 +107,7 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
             *fleet_jobs(config, fleet, channels, sampler=upstreams.internal.get('sampler')),
             *quota_jobs(config.quotas, quotas, upstreams.internal_models, clock=clock),
             export_runner.run,
-            Purge([SqlEndedRows(database), SqlHandleStore(database), SqlEndedUsage(database)], clock=clock).run,
+            Purge([store(database) for store in _ENDED], clock=clock).run,
             *future_jobs,
         ]
         yield Gateway(server, jobs, futures, http)
@@ -145,6 +151,10 @@ def _trainer(config: GatewayConfig, upstreams: Upstreams, quotas: Quotas) -> Lim
     if upstreams.calls is None:
         return None
     return LimitedTrainer(GrpcTrainer(upstreams.calls, internal_token=config.internal_token), quotas.training)
+
+
+def _metrics(config: GatewayConfig, database: Database, catalogue: Catalogue, *, clock: Clock) -> Metrics:
+    return Metrics(SqlMetricStore(database), catalogue.runs, clock=clock, max_points=config.metric_points_per_run)
 
 
 @asynccontextmanager

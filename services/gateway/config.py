@@ -209,6 +209,8 @@ class GatewayConfig(ServiceConfig):
     fleet: FleetConfig = FleetConfig()
     futures: FuturesConfig = FuturesConfig()
     quotas: QuotasConfig = QuotasConfig()
+    metric_points_per_run: int = Field(default=1_000_000, ge=1)
+    """Maximum number of values of metrics that are stored for a run."""
     exports: ExportsConfig = ExportsConfig()
     http_listen: str = ''
     """Address of the HTTP APIs, `host:port`; port 0 picks a free port. Empty: the HTTP APIs are disabled."""

@@ -12,6 +12,8 @@ from services.gateway.fleet.replicas import Replicas
 from services.gateway.fleet.servicer import FleetServicer
 from services.gateway.keys.open import Accounts
 from services.gateway.keys.servicer import KeyServicer
+from services.gateway.metrics.metrics import Metrics
+from services.gateway.metrics.servicer import MetricServicer
 from services.gateway.quotas.quotas import Quotas
 from services.gateway.quotas.servicer import QuotaServicer, UsageServicer
 from services.gateway.sessions.servicer import SessionServicer
@@ -24,6 +26,7 @@ from twinkle.api.gateway.v1 import (
     export_service_pb2,
     fleet_service_pb2,
     key_service_pb2,
+    metric_service_pb2,
     quota_service_pb2,
     session_service_pb2,
 )
@@ -31,6 +34,7 @@ from twinkle.api.gateway.v1.catalogue_service_pb2_grpc import add_CatalogueServi
 from twinkle.api.gateway.v1.export_service_pb2_grpc import add_ExportServiceServicer_to_server
 from twinkle.api.gateway.v1.fleet_service_pb2_grpc import add_FleetServiceServicer_to_server
 from twinkle.api.gateway.v1.key_service_pb2_grpc import add_KeyServiceServicer_to_server
+from twinkle.api.gateway.v1.metric_service_pb2_grpc import add_MetricServiceServicer_to_server
 from twinkle.api.gateway.v1.quota_service_pb2_grpc import add_QuotaServiceServicer_to_server
 from twinkle.api.gateway.v1.session_service_pb2_grpc import add_SessionServiceServicer_to_server
 from twinkle.api.model.v1 import adapter_service_pb2, training_service_pb2
@@ -71,3 +75,8 @@ def make_endpoints(
         Endpoint(_service_in(export_service_pb2), ExportServicer(exports), add_ExportServiceServicer_to_server),
         Endpoint(_service_in(fleet_service_pb2), FleetServicer(replicas), add_FleetServiceServicer_to_server),
     ]
+
+
+def metric_endpoint(metrics: Metrics) -> Endpoint:
+    """Return the endpoint for metrics of runs."""
+    return Endpoint(_service_in(metric_service_pb2), MetricServicer(metrics), add_MetricServiceServicer_to_server)

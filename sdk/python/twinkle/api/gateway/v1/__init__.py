@@ -9,6 +9,8 @@ __all__ = [
     'fleet_service_pb2_grpc',
     'key_service_pb2',
     'key_service_pb2_grpc',
+    'metric_service_pb2',
+    'metric_service_pb2_grpc',
     'quota_service_pb2',
     'quota_service_pb2_grpc',
     'session_service_pb2',

@@ -1,0 +1,55 @@
+"""Points of metrics, and filters for lists of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+MAX_NAME_LENGTH = 128
+MAX_STEP = 2**53 - 1
+"""Largest step, which every language can represent."""
+MAX_LOGGED = 1000
+"""Maximum number of points in a request."""
+MAX_LISTED_NAMES = 100
+DEFAULT_POINTS, MAX_POINTS = 1000, 10_000
+"""Number of points of each metric in a list: by default, and at most."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """Value of a metric at one step."""
+
+    name: str
+    step: int
+    value: float
+    """May be infinite or NaN."""
+
+
+@dataclass(kw_only=True)
+class Series:
+    """Points of one metric, by ascending step."""
+
+    name: str
+    steps: list[int] = field(default_factory=list[int])
+    values: list[float] = field(default_factory=list[float])
+    times: list[datetime] = field(default_factory=list[datetime])
+    """UTC: time at which each point was stored."""
+    point_count: int = 0
+    """Number of stored points; larger than the number of listed points if the metric was reduced."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricFilter:
+    """Filter for the points of a run."""
+
+    names: Sequence[str] = ()
+    """Metrics to list; empty for all."""
+    begin_step: int = 0
+    end_step: int | None = None
+    """First step that is not listed; None for no limit."""
+    max_points: int = DEFAULT_POINTS
+    """Maximum number of points of each metric, at least 2."""
+
+
+def is_metric_name(name: str) -> bool:
+    """Return whether a metric may have this name: printable ASCII without spaces, not empty and not too long."""
+    return 0 < len(name) <= MAX_NAME_LENGTH and all('!' <= character <= '~' for character in name)
