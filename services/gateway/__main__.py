@@ -70,14 +70,12 @@ class Gateway:
 async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gateway]:
     """Open the features of a gateway in the order of their dependencies, and close them at the end of the block."""
     async with AsyncExitStack() as stack:
-        database = await Database.open(config.database_address(), is_loss_accepted=config.accept_data_loss)
-        stack.push_async_callback(database.close)
+        database = await stack.enter_async_context(_opened_database(config))
         accounts = await open_keys(config, database, clock=clock)
         sessions = open_sessions(config, database, accounts.projects, clock=clock)
         upstreams = await open_upstreams(config, database, stack, clock=clock)
         quotas = await stack.enter_async_context(_quotas(config, database, upstreams, clock=clock))
         catalogue = open_catalogue(database, _checkpoint_client(config, upstreams, quotas), clock=clock)
-        metrics = _metrics(config, database, catalogue, clock=clock)
         fleet, channels, samplers = await open_fleet(config, stack, clock=clock)
         sampling = open_sampling(config, fleet, channels, lookups=upstreams.lookups, quotas=quotas)
         exports, export_runner = open_exports(config, database, catalogue.client, clock=clock)
@@ -86,7 +84,7 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
             open_futures(config, database, trainer=trainer, sampling=sampling, quotas=quotas, clock=clock)
         )
         handles = open_handles(database, futures, sampling=sampling, weights=weights, quotas=quotas, clock=clock)
-        replicas = open_replicas(config, fleet)
+        replicas, metrics = open_replicas(config, fleet), _metrics(config, database, catalogue, clock=clock)
         endpoints = make_endpoints(accounts, sessions, catalogue, quotas, exports=exports, replicas=replicas)
         endpoints.append(metric_endpoint(metrics))
         handlers = open_forwarding(config, upstreams, quotas.training, sampling=sampling)
@@ -111,6 +109,15 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
             *future_jobs,
         ]
         yield Gateway(server, jobs, futures, http)
+
+
+@asynccontextmanager
+async def _opened_database(config: GatewayConfig) -> AsyncIterator[Database]:
+    database = await Database.open(config.database_address(), is_loss_accepted=config.accept_data_loss)
+    try:
+        yield database
+    finally:
+        await database.close()
 
 
 def _server(

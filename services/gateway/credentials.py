@@ -64,7 +64,7 @@ METHODS: Mapping[str, Requirement] = {
     'twinkle.api.data.v1.DatasetService/GetStoredBytes': Access.INTERNAL,
     'twinkle.api.gateway.v1.FleetService/Lease': Access.INTERNAL,
     'twinkle.api.gateway.v1.FleetService/Register': Access.INTERNAL,
-    'twinkle.api.gateway.v1.MetricService/ListMetrics': Access.ANY_KEY,
+    'twinkle.api.gateway.v1.MetricService/GetMetrics': Access.ANY_KEY,
     'twinkle.api.model.v1.AdapterService/EndLease': Scope.OPERATOR,
     'twinkle.api.model.v1.AdapterService/ParkAdapter': Access.INTERNAL,
     'twinkle.api.model.v1.AdapterService/TakeOver': Scope.OPERATOR,

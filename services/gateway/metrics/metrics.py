@@ -18,7 +18,7 @@ _CACHED_COUNTS = 10_000
 
 
 class Metrics:
-    """Stores and lists the metrics of a caller's runs."""
+    """Stores and reads the metrics of a caller's runs."""
 
     def __init__(
         self,
@@ -47,18 +47,18 @@ class Metrics:
         """
         await self._find(caller, run_id)
         key = (caller.tenant_id, run_id)
-        count = self._counts.get(key)
-        if count is None or count + len(points) > self._max_points:
-            count = await self._store.count(*key)
-        if count + len(points) > self._max_points:
-            raise QuotaExceeded('metric points of a run', self._max_points)
+        count = self._counts.get(key, self._max_points) + len(points)
+        if count > self._max_points:
+            count = await self._store.count_with(*key, points)
+        if count > self._max_points:
+            raise QuotaExceeded('metric_points_per_run', self._max_points)
         await self._store.save(*key, points, moment=self._clock.now())
-        self._counts[key] = count + len(points)
+        self._counts[key] = count
         self._counts.move_to_end(key)
         if len(self._counts) > _CACHED_COUNTS:
             self._counts.popitem(last=False)
 
-    async def list(self, caller: Caller, run_id: str, wanted: MetricFilter) -> Sequence[Series]:
+    async def get(self, caller: Caller, run_id: str, wanted: MetricFilter) -> Sequence[Series]:
         """Return the metrics of a run by name.
 
         Raises:

@@ -10,6 +10,11 @@ MAX_STEP = 2**53 - 1
 MAX_LOGGED = 1000
 """Maximum number of points in a request."""
 MAX_LISTED_NAMES = 100
+"""Maximum number of names in a filter."""
+MAX_SERIES = 1000
+"""Maximum number of metrics in a list."""
+MAX_LISTED = 1_000_000
+"""Maximum number of points in a list of all metrics together."""
 DEFAULT_POINTS, MAX_POINTS = 1000, 10_000
 """Number of points of each metric in a list: by default, and at most."""
 

@@ -41,10 +41,10 @@ class MetricServicer(metric_service_pb2_grpc.MetricServiceServicer):
         await self._metrics.log(current_caller(), run_id, points)
         return messages.LogMetricsResponse()
 
-    async def ListMetrics(self, request: messages.ListMetricsRequest, context: Context) -> messages.ListMetricsResponse:
+    async def GetMetrics(self, request: messages.GetMetricsRequest, context: Context) -> messages.GetMetricsResponse:
         run_id, wanted = id_from_proto(request.run_id, 'run_id'), metric_filter_from_proto(request)
-        series = await self._metrics.list(current_caller(), run_id, wanted)
-        return messages.ListMetricsResponse(series=map(series_to_proto, series))
+        series = await self._metrics.get(current_caller(), run_id, wanted)
+        return messages.GetMetricsResponse(series=map(series_to_proto, series))
 
 
 def points_from_proto(request: messages.LogMetricsRequest) -> list[Point]:
@@ -65,7 +65,7 @@ def points_from_proto(request: messages.LogMetricsRequest) -> list[Point]:
     ]
 
 
-def metric_filter_from_proto(request: messages.ListMetricsRequest) -> MetricFilter:
+def metric_filter_from_proto(request: messages.GetMetricsRequest) -> MetricFilter:
     """Return the filter for points.
 
     Raises:

@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, String, case, func, or_, select, tuple_
 from sqlalchemy.orm import Mapped, mapped_column
 
 from services.gateway.catalogue.sql import RunRow
-from services.gateway.metrics.rules import MetricFilter, Point, Series
+from services.gateway.metrics.rules import MAX_LISTED, MAX_SERIES, MetricFilter, Point, Series
 from services.gateway.store.base import Base, SqlStore, delete_all, insert_into
 
 
@@ -45,11 +45,14 @@ class SqlMetricStore(SqlStore):
             changed = {'value': insert.excluded.value, 'record_time': insert.excluded.record_time}
             await connection.execute(insert.on_conflict_do_update(index_elements=[*key, 'name', 'step'], set_=changed))
 
-    async def count(self, tenant_id: str, run_id: str) -> int:
-        """Return the number of stored points of a run."""
-        query = select(func.count()).select_from(MetricRow).where(_is_of_run(tenant_id, run_id))
+    async def count_with(self, tenant_id: str, run_id: str, points: Sequence[Point]) -> int:
+        """Return the number of points that a run has once `points` are stored, too."""
+        keys = {(point.name, point.step) for point in points}
+        count = select(func.count()).select_from(MetricRow).where(_is_of_run(tenant_id, run_id))
+        replaced = count.where(tuple_(MetricRow.name, MetricRow.step).in_(keys))
         async with self._database.read() as connection:
-            return int(await connection.scalar(query) or 0)
+            stored, known = await connection.scalar(count), await connection.scalar(replaced)
+        return (stored or 0) + len(keys) - (known or 0)
 
     async def list_of(self, tenant_id: str, run_id: str, wanted: MetricFilter) -> Sequence[Series]:
         """Return the metrics of a run by name; see `MetricFilter`."""
@@ -61,9 +64,11 @@ class SqlMetricStore(SqlStore):
         counts = select(MetricRow.name, func.count(), func.min(MetricRow.step), func.max(MetricRow.step))
         async with self._database.read() as connection:
             found: Sequence[Any] = (await connection.execute(counts.where(condition).group_by(MetricRow.name))).all()
-            series = {name: Series(name=name, point_count=count) for name, count, *_ in sorted(found)}
-            long = {name: (first, last) for name, count, first, last in found if count > wanted.max_points}
-            for query in _queries(condition, long, wanted.max_points):
+            listed = sorted(found)[:MAX_SERIES]
+            series = {name: Series(name=name, point_count=count) for name, count, *_ in listed}
+            max_points = min(wanted.max_points, MAX_LISTED // max(len(listed), 1))
+            long = {name: (first, last) for name, count, first, last in listed if count > max_points}
+            for query in _queries(condition & MetricRow.name.in_(series), long, max_points):
                 rows: Sequence[Any] = (await connection.execute(query)).all()
                 for name, step, value, moment in rows:
                     series[name].steps.append(step)

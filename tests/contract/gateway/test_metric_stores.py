@@ -61,7 +61,9 @@ async def test_a_repeated_point_replaces_the_earlier_one(store):
     assert first.times == [LATER, START]
     assert (second.name, second.steps) == ('y', [3])
     assert math.isnan(second.values[0])
-    assert await store.count('alice', 'ad-1') == 3
+    assert await store.count_with('alice', 'ad-1', []) == 3
+    more = [Point('x', 2, 0.0), Point('x', 4, 0.0), Point('z', 2, 0.0), Point('x', 4, 1.0)]
+    assert await store.count_with('alice', 'ad-1', more) == 5
 
 
 async def test_metrics_belong_to_one_run_of_one_tenant(store):
@@ -72,7 +74,7 @@ async def test_metrics_belong_to_one_run_of_one_tenant(store):
     for number, owner in enumerate(owners):
         (series,) = await store.list_of(*owner, MetricFilter())
         assert series.values == [float(number)]
-        assert await store.count(*owner) == 1
+        assert await store.count_with(*owner, []) == 1
     assert not await store.list_of('bob', 'ad-2', MetricFilter())
 
 
@@ -119,6 +121,6 @@ async def test_metrics_of_runs_that_are_no_longer_listed_are_removed(database, s
         await _save(store, _points('x', 700), run_id)
     await store.save('alice', 'ad-2', [Point('x', 900, 1.0)], moment=LATER)
     assert await SqlEndedMetrics(database).purge(before=LATER) == 700
-    assert await store.count('alice', 'ad-1') == 700
+    assert await store.count_with('alice', 'ad-1', []) == 700
     (left,) = await store.list_of('alice', 'ad-2', MetricFilter())
     assert left.steps == [900]

@@ -25,7 +25,7 @@ from fixtures.two_tenants import ABSENT, Ids, TwoTenants, two_tenants
 from services.gateway.credentials import Access, Scope, requirement_of
 from twinkle.api.data.v1 import dataset_pb2
 from twinkle.api.data.v1 import dataset_service_pb2 as dataset_wire
-from twinkle.api.gateway.v1 import key_service_pb2, key_service_pb2_grpc
+from twinkle.api.gateway.v1 import key_service_pb2, key_service_pb2_grpc, metric_service_pb2
 from twinkle.api.sampler.v1 import sampler_service_pb2 as sampler_wire
 from twinkle.api.sampler.v1 import sampling_pb2
 
@@ -194,6 +194,9 @@ REQUESTS: dict[str, Callable[[Ids], Message]] = {
     ),
     'ComputeLogprobs': lambda ids: sampler_wire.ComputeLogprobsRequest(
         base_model='tiny', adapter=adapter_of(ids), token_ids=[sample_request().prompt.token_ids]
+    ),
+    'LogMetrics': lambda ids: metric_service_pb2.LogMetricsRequest(
+        run_id=ids.model, points=[metric_service_pb2.MetricPoint(name='loss')]
     ),
     'LoadAdapter': lambda ids: sampler_wire.LoadAdapterRequest(adapter=adapter_of(ids)),
 }

@@ -94,8 +94,8 @@ class LogMetricsResponse(_message.Message):
 Global___LogMetricsResponse: _TypeAlias = LogMetricsResponse  # noqa: Y015
 
 @_typing.final
-class ListMetricsRequest(_message.Message):
-    """Request message for ListMetrics."""
+class GetMetricsRequest(_message.Message):
+    """Request message for GetMetrics."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -113,11 +113,11 @@ class ListMetricsRequest(_message.Message):
     max_points: _builtins.int
     """Maximum number of points of each metric. Defaults to 1000; values above 10000 are reduced to 10000. A metric with
     more points is reduced to the smallest and the largest value of ranges of steps of equal length, so that peaks
-    remain. At least 2.
+    remain. At least 2. A response has at most 1000000 points: if there are many metrics, each has fewer.
     """
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of the metrics to return, at most 100. Empty selects all."""
+        """Names of the metrics to return, at most 100. Empty selects all, up to the first 1000 by name."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class ListMetricsRequest(_message.Message):
     _WhichOneofArgType__end_step: _TypeAlias = _typing.Literal["_end_step", b"_end_step"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__end_step) -> _WhichOneofReturnType__end_step | None: ...
 
-Global___ListMetricsRequest: _TypeAlias = ListMetricsRequest  # noqa: Y015
+Global___GetMetricsRequest: _TypeAlias = GetMetricsRequest  # noqa: Y015
 
 @_typing.final
 class MetricSeries(_message.Message):
@@ -185,8 +185,8 @@ class MetricSeries(_message.Message):
 Global___MetricSeries: _TypeAlias = MetricSeries  # noqa: Y015
 
 @_typing.final
-class ListMetricsResponse(_message.Message):
-    """Response message for ListMetrics."""
+class GetMetricsResponse(_message.Message):
+    """Response message for GetMetrics."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -206,4 +206,4 @@ class ListMetricsResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ListMetricsResponse: _TypeAlias = ListMetricsResponse  # noqa: Y015
+Global___GetMetricsResponse: _TypeAlias = GetMetricsResponse  # noqa: Y015

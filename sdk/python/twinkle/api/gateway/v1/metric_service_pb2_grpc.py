@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class MetricServiceStub:
-    """Stores and lists the metrics of runs. Runs of other tenants are reported as NOT_FOUND. The metrics of a run are stored
-    for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; ListMetrics accepts any valid API key.
+    """Stores and returns the metrics of runs. Runs of other tenants are reported as NOT_FOUND. The metrics of a run are stored
+    for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; GetMetrics accepts any valid API key.
     """
 
     def __init__(self, channel):
@@ -41,16 +41,16 @@ class MetricServiceStub:
                 request_serializer=twinkle_dot_api_dot_gateway_dot_v1_dot_metric__service__pb2.LogMetricsRequest.SerializeToString,
                 response_deserializer=twinkle_dot_api_dot_gateway_dot_v1_dot_metric__service__pb2.LogMetricsResponse.FromString,
                 _registered_method=True)
-        self.ListMetrics = channel.unary_unary(
-                '/twinkle.api.gateway.v1.MetricService/ListMetrics',
-                request_serializer=twinkle_dot_api_dot_gateway_dot_v1_dot_metric__service__pb2.ListMetricsRequest.SerializeToString,
-                response_deserializer=twinkle_dot_api_dot_gateway_dot_v1_dot_metric__service__pb2.ListMetricsResponse.FromString,
+        self.GetMetrics = channel.unary_unary(
+                '/twinkle.api.gateway.v1.MetricService/GetMetrics',
+                request_serializer=twinkle_dot_api_dot_gateway_dot_v1_dot_metric__service__pb2.GetMetricsRequest.SerializeToString,
+                response_deserializer=twinkle_dot_api_dot_gateway_dot_v1_dot_metric__service__pb2.GetMetricsResponse.FromString,
                 _registered_method=True)
 
 
 class MetricServiceServicer:
-    """Stores and lists the metrics of runs. Runs of other tenants are reported as NOT_FOUND. The metrics of a run are stored
-    for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; ListMetrics accepts any valid API key.
+    """Stores and returns the metrics of runs. Runs of other tenants are reported as NOT_FOUND. The metrics of a run are stored
+    for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; GetMetrics accepts any valid API key.
     """
 
     def LogMetrics(self, request, context):
@@ -62,8 +62,8 @@ class MetricServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ListMetrics(self, request, context):
-        """Lists the metrics of a run. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND).
+    def GetMetrics(self, request, context):
+        """Returns the metrics of a run. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -77,10 +77,10 @@ def add_MetricServiceServicer_to_server(servicer, server):
                     request_deserializer=twinkle_dot_api_dot_gateway_dot_v1_dot_metric__service__pb2.LogMetricsRequest.FromString,
                     response_serializer=twinkle_dot_api_dot_gateway_dot_v1_dot_metric__service__pb2.LogMetricsResponse.SerializeToString,
             ),
-            'ListMetrics': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListMetrics,
-                    request_deserializer=twinkle_dot_api_dot_gateway_dot_v1_dot_metric__service__pb2.ListMetricsRequest.FromString,
-                    response_serializer=twinkle_dot_api_dot_gateway_dot_v1_dot_metric__service__pb2.ListMetricsResponse.SerializeToString,
+            'GetMetrics': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetMetrics,
+                    request_deserializer=twinkle_dot_api_dot_gateway_dot_v1_dot_metric__service__pb2.GetMetricsRequest.FromString,
+                    response_serializer=twinkle_dot_api_dot_gateway_dot_v1_dot_metric__service__pb2.GetMetricsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -91,8 +91,8 @@ def add_MetricServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class MetricService:
-    """Stores and lists the metrics of runs. Runs of other tenants are reported as NOT_FOUND. The metrics of a run are stored
-    for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; ListMetrics accepts any valid API key.
+    """Stores and returns the metrics of runs. Runs of other tenants are reported as NOT_FOUND. The metrics of a run are stored
+    for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; GetMetrics accepts any valid API key.
     """
 
     @staticmethod
@@ -123,7 +123,7 @@ class MetricService:
             _registered_method=True)
 
     @staticmethod
-    def ListMetrics(request,
+    def GetMetrics(request,
             target,
             options=(),
             channel_credentials=None,
@@ -136,9 +136,9 @@ class MetricService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/twinkle.api.gateway.v1.MetricService/ListMetrics',
-            twinkle_dot_api_dot_gateway_dot_v1_dot_metric__service__pb2.ListMetricsRequest.SerializeToString,
-            twinkle_dot_api_dot_gateway_dot_v1_dot_metric__service__pb2.ListMetricsResponse.FromString,
+            '/twinkle.api.gateway.v1.MetricService/GetMetrics',
+            twinkle_dot_api_dot_gateway_dot_v1_dot_metric__service__pb2.GetMetricsRequest.SerializeToString,
+            twinkle_dot_api_dot_gateway_dot_v1_dot_metric__service__pb2.GetMetricsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -13,8 +13,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class MetricServiceStub:
-    """Stores and lists the metrics of runs. Runs of other tenants are reported as NOT_FOUND. The metrics of a run are stored
-    for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; ListMetrics accepts any valid API key.
+    """Stores and returns the metrics of runs. Runs of other tenants are reported as NOT_FOUND. The metrics of a run are stored
+    for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; GetMetrics accepts any valid API key.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -23,12 +23,12 @@ class MetricServiceStub:
     repeated request has no further effect. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND); RESOURCE_EXHAUSTED
     (ERROR_REASON_QUOTA_EXCEEDED) if the run has too many points.
     """
-    ListMetrics: _aio.UnaryUnaryMultiCallable[_metric_service_pb2.ListMetricsRequest, _metric_service_pb2.ListMetricsResponse]
-    """Lists the metrics of a run. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND)."""
+    GetMetrics: _aio.UnaryUnaryMultiCallable[_metric_service_pb2.GetMetricsRequest, _metric_service_pb2.GetMetricsResponse]
+    """Returns the metrics of a run. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND)."""
 
 class MetricServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Stores and lists the metrics of runs. Runs of other tenants are reported as NOT_FOUND. The metrics of a run are stored
-    for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; ListMetrics accepts any valid API key.
+    """Stores and returns the metrics of runs. Runs of other tenants are reported as NOT_FOUND. The metrics of a run are stored
+    for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; GetMetrics accepts any valid API key.
     """
 
     @_abc_1.abstractmethod
@@ -43,11 +43,11 @@ class MetricServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
-    def ListMetrics(
+    def GetMetrics(
         self,
-        request: _metric_service_pb2.ListMetricsRequest,
-        context: _aio.ServicerContext[_metric_service_pb2.ListMetricsRequest, _abc.Awaitable[_metric_service_pb2.ListMetricsResponse]],
-    ) -> _abc.Awaitable[_metric_service_pb2.ListMetricsResponse]:
-        """Lists the metrics of a run. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND)."""
+        request: _metric_service_pb2.GetMetricsRequest,
+        context: _aio.ServicerContext[_metric_service_pb2.GetMetricsRequest, _abc.Awaitable[_metric_service_pb2.GetMetricsResponse]],
+    ) -> _abc.Awaitable[_metric_service_pb2.GetMetricsResponse]:
+        """Returns the metrics of a run. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND)."""
 
 def add_MetricServiceServicer_to_server(servicer: MetricServiceServicer, server: _aio.Server) -> None: ...

@@ -1,0 +1,139 @@
+"""Tests of `MetricService` over loopback, with the runs that a model service reports."""
+
+import asyncio
+import math
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from fixtures.gateway_upstream import Upstream
+from fixtures.running_gateway import ADMIN, RunningGateway, bearer, failure_of, running_gateway
+from integration.gateway.test_gateway_services import adapter_event
+from twinkle.api.gateway.v1 import metric_service_pb2 as messages
+from twinkle.api.gateway.v1 import metric_service_pb2_grpc
+from twinkle.api.gateway.v1.key_service_pb2 import SCOPE_SAMPLE
+
+
+def stub_of(gateway: RunningGateway) -> Any:
+    return metric_service_pb2_grpc.MetricServiceStub(gateway.channel)
+
+
+def log_request(run_id: str = 'ad-1', **values: float) -> messages.LogMetricsRequest:
+    """Return a request that logs values at step 3."""
+    points = [messages.MetricPoint(name=name, step=3, value=value) for name, value in values.items()]
+    return messages.LogMetricsRequest(run_id=run_id, points=points)
+
+
+async def values_of(gateway: RunningGateway, **filters: Any) -> dict[str, tuple[list[int], list[float]]]:
+    """Return steps and values of the metrics of a run by name."""
+    request = messages.GetMetricsRequest(**{'run_id': 'ad-1', **filters})
+    response = await stub_of(gateway).GetMetrics(request, metadata=ADMIN)
+    return {series.name: (list(series.steps), list(series.values)) for series in response.series}
+
+
+async def test_logged_values_are_returned_after_a_restart(tmp_path: Path) -> None:
+    """Values of a run are stored by name and step, with the gateway's time, and survive a restart of the gateway."""
+    upstream = Upstream()
+    upstream.adapters.watch.snapshot = [adapter_event('ad-1')]
+    async with upstream.serving():
+        async with running_gateway(tmp_path, upstream=upstream.address) as gateway:
+            await stub_of(gateway).LogMetrics(log_request(loss=2.5, reward=math.inf), metadata=ADMIN)
+            await stub_of(gateway).LogMetrics(log_request(loss=1.5), metadata=ADMIN)
+        async with running_gateway(tmp_path, upstream=upstream.address) as gateway:
+            assert await values_of(gateway) == {'loss': ([3], [1.5]), 'reward': ([3], [math.inf])}
+            assert await values_of(gateway, names=['loss'], end_step=3) == {}
+            response = await stub_of(gateway).GetMetrics(messages.GetMetricsRequest(run_id='ad-1'), metadata=ADMIN)
+            assert response.series[0].times_us == [int(gateway.clock.now().timestamp() * 1_000_000)]
+
+
+async def test_run_that_was_just_created_can_be_logged(gateway: RunningGateway, upstream: Upstream) -> None:
+    """A request for a run that the model service has not reported yet waits for the report."""
+    logging = asyncio.ensure_future(stub_of(gateway).LogMetrics(log_request(loss=1.0), metadata=ADMIN))
+    await asyncio.sleep(0)
+    upstream.adapters.watch.changes.put_nowait(adapter_event('ad-1'))
+    await logging
+    assert await values_of(gateway) == {'loss': ([3], [1.0])}
+
+
+async def test_run_of_another_tenant_does_not_exist(gateway: RunningGateway, upstream: Upstream) -> None:
+    """The metrics of another tenant's run can be neither logged nor read, although the run has some."""
+    upstream.adapters.watch.changes.put_nowait(adapter_event('ad-1'))
+    await stub_of(gateway).LogMetrics(log_request(loss=1.0), metadata=ADMIN)
+    other = bearer((await gateway.make_key('bob')).secret)
+    for call in (
+        stub_of(gateway).LogMetrics(log_request(loss=9.0), metadata=other),
+        stub_of(gateway).GetMetrics(messages.GetMetricsRequest(run_id='ad-1'), metadata=other),
+    ):
+        failure = await failure_of(call)
+        assert (failure.code, failure.reason) == (grpc.StatusCode.NOT_FOUND, 'RUN_NOT_FOUND')
+    assert await values_of(gateway) == {'loss': ([3], [1.0])}
+
+
+async def test_key_for_sampling_reads_and_does_not_log(gateway: RunningGateway, upstream: Upstream) -> None:
+    """Logging needs the scope for training; every key of the tenant reads metrics."""
+    upstream.adapters.watch.changes.put_nowait(adapter_event('ad-1', tenant_id='alice'))
+    key = bearer((await gateway.make_key('alice', scopes=(SCOPE_SAMPLE,))).secret)
+    failure = await failure_of(stub_of(gateway).LogMetrics(log_request(loss=1.0), metadata=key))
+    assert failure.code is grpc.StatusCode.PERMISSION_DENIED
+    response = await stub_of(gateway).GetMetrics(messages.GetMetricsRequest(run_id='ad-1'), metadata=key)
+    assert not response.series
+
+
+@pytest.mark.parametrize(
+    ('points', 'field'),
+    [
+        ([], 'points'),
+        ([{'name': 'x'}] * 1001, 'points'),
+        ([{'name': 'x'}, {'name': ''}], 'points[1].name'),
+        ([{'name': 'a b'}], 'points[0].name'),
+        ([{'name': 'ü'}], 'points[0].name'),
+        ([{'name': 'x' * 129}], 'points[0].name'),
+        ([{'name': 'x', 'step': -1}], 'points[0].step'),
+        ([{'name': 'x', 'step': 2**53}], 'points[0].step'),
+    ],
+)
+async def test_invalid_points_are_refused(gateway: RunningGateway, points: list[dict[str, Any]], field: str) -> None:
+    """An invalid request is refused with its field before the run is looked up, and stores nothing."""
+    request = messages.LogMetricsRequest(run_id='ad-1', points=[messages.MetricPoint(**point) for point in points])
+    failure = await failure_of(stub_of(gateway).LogMetrics(request, metadata=ADMIN))
+    assert (failure.code, failure.metadata['field']) == (grpc.StatusCode.INVALID_ARGUMENT, field)
+
+
+@pytest.mark.parametrize(
+    ('filters', 'field'),
+    [
+        ({'names': ['x'] * 101}, 'names'),
+        ({'names': ['x', ' ']}, 'names[1]'),
+        ({'begin_step': -1}, 'begin_step'),
+        ({'end_step': -1}, 'end_step'),
+        ({'max_points': -1}, 'max_points'),
+        ({'max_points': 1}, 'max_points'),
+    ],
+)
+async def test_invalid_filters_are_refused(gateway: RunningGateway, filters: dict[str, Any], field: str) -> None:
+    """An invalid filter is refused with its field."""
+    request = messages.GetMetricsRequest(run_id='ad-1', **filters)
+    failure = await failure_of(stub_of(gateway).GetMetrics(request, metadata=ADMIN))
+    assert (failure.code, failure.metadata['field']) == (grpc.StatusCode.INVALID_ARGUMENT, field)
+
+
+async def test_points_of_a_run_are_limited(tmp_path: Path) -> None:
+    """Values beyond the limit are refused as a whole; replaced values do not count twice, also after a restart."""
+    upstream = Upstream()
+    upstream.adapters.watch.snapshot = [adapter_event('ad-1'), adapter_event('ad-2')]
+    async with upstream.serving():
+        async with running_gateway(tmp_path, upstream=upstream.address, metric_points_per_run=3) as gateway:
+            stub = stub_of(gateway)
+            for _ in range(5):
+                await stub.LogMetrics(log_request(a=1.0, b=2.0), metadata=ADMIN)
+            failure = await failure_of(stub.LogMetrics(log_request(c=3.0, d=4.0), metadata=ADMIN))
+            assert (failure.code, failure.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, 'QUOTA_EXCEEDED')
+            await stub.LogMetrics(log_request('ad-2', c=3.0, d=4.0), metadata=ADMIN)
+            assert set(await values_of(gateway)) == {'a', 'b'}
+        async with running_gateway(tmp_path, upstream=upstream.address, metric_points_per_run=3) as gateway:
+            await stub_of(gateway).LogMetrics(log_request(c=3.0), metadata=ADMIN)
+            failure = await failure_of(stub_of(gateway).LogMetrics(log_request(d=4.0), metadata=ADMIN))
+            assert failure.reason == 'QUOTA_EXCEEDED'
+            assert set(await values_of(gateway)) == {'a', 'b', 'c'}
