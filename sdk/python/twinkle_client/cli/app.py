@@ -10,6 +10,7 @@ from twinkle_client.cli import (
     models,
     planning,
     quotas,
+    run,
     runs,
     sampling,
     stack,
@@ -33,6 +34,7 @@ app.command('runs')(runs.runs)
 app.command('certs')(certificates.certs)
 app.command('trace')(traces.trace)
 app.command('usage')(quotas.usage)
+app.add_typer(run.app, name='run')
 app.add_typer(checkpoints.app, name='checkpoint')
 app.add_typer(fleet.app, name='fleet')
 app.add_typer(models.app, name='models')

@@ -13,6 +13,7 @@ from twinkle.api.model.v1.training_config_pb2 import LOSS_REDUCTION_MEAN, LossCo
 from twinkle_client.convert import full_parameter_config, lora_config
 from twinkle_client.convert.labels import labels
 from twinkle_client.convert.sampling import SCHEME
+from twinkle_client.metrics import RunMetrics
 from twinkle_client.model.configuring import ConfiguringVerbs
 from twinkle_client.model.custom_loss import CustomLossVerbs
 from twinkle_client.model.exporting import ExportingVerbs
@@ -121,6 +122,10 @@ class MultiLoraTransformersModel(
         Operations started with `.submit`, or with `.aio` in tasks, do not wait for the results of earlier ones.
         """
         return Pipeline(self._connection, self._adapter(adapter_name).operations)
+
+    def metrics(self, *, adapter_name: str | None = None) -> RunMetrics:
+        """Return the metrics of an adapter's run, to log and read them."""
+        return RunMetrics(self.adapter_id(adapter_name), client=self._client)
 
     def _attach(self, adapter_name: str, adapter_id: str, last_number: int) -> None:
         log = OperationLog(self._connection, adapter_id, last_number=last_number)

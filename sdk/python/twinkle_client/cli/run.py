@@ -1,0 +1,85 @@
+"""`twinkle run`: one training run and its metrics."""
+
+import json
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from twinkle.api.gateway.v1.catalogue_service_pb2 import Run
+from twinkle_client.cli.curves import curve
+from twinkle_client.cli.session import StateDirOption, console, error_console, open_client
+from twinkle_client.cli.times import local_text
+from twinkle_client.metrics import MetricSeries, RunMetrics
+
+_WIDTH, _HEIGHT = 60, 6
+_POINTS = 2 * _WIDTH
+
+app = typer.Typer(help='Show a training run and its metrics.', no_args_is_help=True)
+
+
+@app.command('show')
+def show(
+    run: Annotated[str, typer.Argument(help='Run id, as printed by `twinkle runs`.')],
+    metric: Annotated[list[str] | None, typer.Option(help='Metric to show; repeat for several. Default: all.')] = None,
+    is_json: Annotated[
+        bool, typer.Option('--json', help='Print JSON, with up to 10,000 points of each metric.')
+    ] = False,
+    state_dir: StateDirOption = None,
+) -> None:
+    """Show a run with the curves of its metrics."""
+    with open_client(state_dir) as client, error_console.status('loading the run'):
+        found = client.get_training_run(run)
+        series = RunMetrics(run, client=client).get(metric or (), max_points=10_000 if is_json else _POINTS)
+    if is_json:
+        console.print_json(json.dumps(_as_json(found, series)))
+        return
+    state = 'active' if found.is_active else 'ended'
+    facts = f'{found.base_model}, rank {found.lora_rank}' if found.lora_rank else found.base_model
+    console.print(
+        f'{run}: {facts}, {found.step_count} steps, version {found.version}, {state}, {local_text(found.create_time)}',
+        highlight=False,
+        soft_wrap=True,
+    )
+    for name, one in series.items():
+        _print_curve(name, one)
+    if not series:
+        error_console.print('no metrics yet; programs log them with RunMetrics(run).log({...}, step=...)')
+
+
+def _print_curve(name: str, series: MetricSeries) -> None:
+    """Print a metric: its last value, its curve, and the range of its values and steps."""
+    finite = [value for value in series.values if abs(value) < float('inf')]
+    table = Table(title=f'{name}: {series.values[-1]:.6g} at step {series.steps[-1]}', title_justify='left', box=None)
+    table.add_column(justify='right', no_wrap=True)
+    table.add_column(no_wrap=True)
+    labels = [''] * _HEIGHT
+    if finite:
+        labels[0], labels[-1] = f'{max(finite):.4g}', f'{min(finite):.4g}'
+    for label, line in zip(labels, curve(series.steps, series.values, width=_WIDTH, height=_HEIGHT), strict=True):
+        table.add_row(label, line)
+    table.add_row('step', f'{series.steps[0]}{series.steps[-1]:>{_WIDTH - len(str(series.steps[0]))}}')
+    table.show_header = False
+    console.print(table, highlight=False)
+
+
+def _as_json(run: Run, series: dict[str, MetricSeries]) -> dict[str, object]:
+    """Return a run and its metrics for JSON, in which numbers that are not finite are text."""
+    return {
+        'run': run.run_id,
+        'base_model': run.base_model,
+        'lora_rank': run.lora_rank,
+        'steps': run.step_count,
+        'version': run.version,
+        'is_active': run.is_active,
+        'labels': dict(run.user_metadata),
+        'metrics': {
+            name: {
+                'steps': list(one.steps),
+                'values': [value if abs(value) < float('inf') else str(value) for value in one.values],
+                'times': [time.isoformat() for time in one.times],
+                'point_count': one.point_count,
+            }
+            for name, one in series.items()
+        },
+    }

@@ -1,0 +1,106 @@
+"""Metrics of a run: numbers by name and step, which the server stores for as long as the run is listed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from twinkle.api.gateway.v1 import metric_service_pb2 as pb
+from twinkle.api.gateway.v1.metric_service_pb2_grpc import MetricServiceStub
+from twinkle_client.client import TwinkleClient, current_client
+from twinkle_client.rpc import LoopThread, remote_method
+
+_EPOCH = datetime.fromtimestamp(0, UTC)
+_POINTS_PER_REQUEST = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricSeries:
+    """Points of one metric, by ascending step."""
+
+    steps: Sequence[int]
+    values: Sequence[float]
+    times: Sequence[datetime]
+    """UTC: time at which the server stored each point."""
+    point_count: int
+    """Number of stored points between the requested steps; larger than the number of points if they were reduced."""
+
+
+class RunMetrics:
+    """Logs and reads the metrics of a run.
+
+    Args:
+        run_id: Id of the run, which is the adapter's id.
+        client: Connection to the server. Defaults to the client initialized last.
+    """
+
+    def __init__(self, run_id: str, *, client: TwinkleClient | None = None) -> None:
+        self.run_id = run_id
+        self._connection = current_client(client).connection
+        self._stub = MetricServiceStub(self._connection.channel)
+
+    @property
+    def loop_thread(self) -> LoopThread:
+        """Event loop that runs the methods."""
+        return self._connection.loop_thread
+
+    @remote_method
+    async def log(self, values: Mapping[str, Any], *, step: int) -> None:
+        """Store values at a step; a value for the same name and step replaces the earlier one.
+
+        Args:
+            values: Numbers by name, also NumPy and torch scalars. A name has 1 to 128 printable ASCII characters and no
+                spaces.
+            step: Step of the program, at least 0.
+
+        Raises:
+            TypeError: A value is not a number.
+            UsageError: A name or the step is invalid.
+            NotFoundError: The run does not exist.
+            QuotaError: The run has too many points.
+        """
+        points = [pb.MetricPoint(name=name, step=step, value=_number(name, value)) for name, value in values.items()]
+        for begin in range(0, len(points), _POINTS_PER_REQUEST):
+            part = points[begin : begin + _POINTS_PER_REQUEST]
+            await self._connection.unary(self._stub.LogMetrics, pb.LogMetricsRequest(run_id=self.run_id, points=part))
+
+    @remote_method
+    async def get(
+        self, names: Sequence[str] = (), *, begin_step: int = 0, end_step: int | None = None, max_points: int = 1000
+    ) -> dict[str, MetricSeries]:
+        """Return metrics by name.
+
+        Args:
+            names: Metrics to return, at most 100. Empty: all, up to the first 1,000 by name.
+            begin_step: First step.
+            end_step: Step before which the metrics end. Unset: no limit.
+            max_points: Maximum number of points of each metric, from 2 to 10,000. A metric with more points is reduced
+                to the smallest and the largest value of ranges of steps, so that peaks remain.
+
+        Raises:
+            UsageError: An argument is invalid.
+            NotFoundError: The run does not exist.
+        """
+        request = pb.GetMetricsRequest(
+            run_id=self.run_id, names=names, begin_step=begin_step, end_step=end_step, max_points=max_points
+        )
+        response = await self._connection.unary(self._stub.GetMetrics, request)
+        return {series.name: _series(series) for series in response.series}
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, str):
+        raise TypeError(f'values[{name!r}]: expected a number, got {value!r}')
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f'values[{name!r}]: expected a number, got {type(value).__name__}') from error
+
+
+def _series(message: pb.MetricSeries) -> MetricSeries:
+    return MetricSeries(
+        steps=list(message.steps),
+        values=list(message.values),
+        times=[_EPOCH + timedelta(microseconds=time) for time in message.times_us],
+        point_count=message.point_count,
+    )

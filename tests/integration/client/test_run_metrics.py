@@ -1,0 +1,123 @@
+"""`RunMetrics` and `twinkle run show` against a gateway."""
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator
+from datetime import UTC
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fixtures.gateway_upstream import Upstream
+from fixtures.running_gateway import ADMIN_KEY, RunningGateway, running_gateway
+from integration.gateway.test_gateway_services import adapter_event
+from twinkle_client import NotFoundError, TwinkleClient, UsageError
+from twinkle_client.cli import app
+from twinkle_client.metrics import RunMetrics
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path) -> AsyncIterator[RunningGateway]:
+    """A gateway with the run 'ad-1'."""
+    upstream = Upstream()
+    upstream.adapters.watch.snapshot = [adapter_event('ad-1')]
+    async with (
+        upstream.serving(),
+        running_gateway(tmp_path, upstream=upstream.address, limits={'message_bytes': 4 << 20}) as running,
+    ):
+        yield running
+
+
+@pytest.fixture
+async def metrics(gateway: RunningGateway) -> AsyncIterator[RunMetrics]:
+    """Metrics of the run 'ad-1'."""
+    client = TwinkleClient(gateway.address, ADMIN_KEY)
+    yield RunMetrics('ad-1', client=client)
+    await asyncio.to_thread(client.close)
+
+
+@pytest.fixture
+def run(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A function that runs a command."""
+    monkeypatch.setenv('TWINKLE_SERVER_URL', f'http://{gateway.address}')
+    monkeypatch.setenv('TWINKLE_API_KEY', ADMIN_KEY)
+    monkeypatch.setenv('COLUMNS', '200')
+    return lambda *arguments: asyncio.to_thread(CliRunner().invoke, app, list(arguments))
+
+
+async def test_numbers_of_every_kind_are_logged(metrics: RunMetrics) -> None:
+    """Python, NumPy and torch numbers are stored as float64, and more values than a request can have in several."""
+    values = {
+        'int': 3,
+        'float': -0.5,
+        'numpy': np.float32(1.5),
+        'torch': torch.tensor(2.5),
+        'nan': math.nan,
+        'inf': math.inf,
+    }
+    await metrics.log.aio(values, step=0)
+    await metrics.log.aio({f'layer/{index}': index for index in range(1200)}, step=0)
+    found = await metrics.get.aio(list(values))
+    assert {name: repr(series.values[0]) for name, series in found.items()} == {
+        'int': '3.0', 'float': '-0.5', 'numpy': '1.5', 'torch': '2.5', 'nan': 'nan', 'inf': 'inf',
+    }  # fmt: skip
+    assert found['int'].times[0].tzinfo is UTC
+    every = await metrics.get.aio()
+    assert len(every) == 1000, 'the first 1,000 by name'
+
+
+async def test_long_curves_are_reduced_on_request(metrics: RunMetrics) -> None:
+    """A curve with more points than requested is reduced, and reports its number of points."""
+    for step in range(30):
+        await metrics.log.aio({'loss': 1.0 / (step + 1)}, step=step)
+    (series,) = (await metrics.get.aio(begin_step=10, end_step=30, max_points=4)).values()
+    assert (series.steps, series.point_count) == ([10, 19, 20, 29], 20)
+    assert series.values == [1 / 11, 1 / 20, 1 / 21, 1 / 30]
+
+
+@pytest.mark.parametrize('value', ['1.5', None, [1.0], np.zeros(2)])
+async def test_values_that_are_no_numbers_are_refused_by_name(metrics: RunMetrics, value: Any) -> None:
+    """A value that is not a single number is refused with its name, and nothing of the call is stored."""
+    with pytest.raises(TypeError, match=r"values\['reward'\]: expected a number"):
+        await metrics.log.aio({'loss': 1.0, 'reward': value}, step=0)
+    assert await metrics.get.aio() == {}
+
+
+async def test_errors_name_the_field_and_the_run(gateway: RunningGateway, metrics: RunMetrics) -> None:
+    """Invalid names and steps raise UsageError, and unknown runs NotFoundError."""
+    with pytest.raises(UsageError, match=r'points\[0\]\.name'):
+        await metrics.log.aio({'my loss': 1.0}, step=0)
+    with pytest.raises(UsageError, match='step'):
+        await metrics.log.aio({'loss': 1.0}, step=-1)
+    client = TwinkleClient(gateway.address, ADMIN_KEY)
+    with pytest.raises(NotFoundError, match='ad-9'):
+        await RunMetrics('ad-9', client=client).log.aio({'loss': 1.0}, step=0)
+    await asyncio.to_thread(client.close)
+
+
+async def test_command_draws_curves_and_prints_json(run: Any, metrics: RunMetrics) -> None:
+    """`twinkle run show` prints the run with a curve of each metric, or as JSON with all points."""
+    empty = await run('run', 'show', 'ad-1')
+    assert (empty.exit_code, 'no metrics yet' in empty.stderr) == (0, True)
+    for step in range(12):
+        await metrics.log.aio({'loss': 4.0 - step / 4, 'reward': math.nan}, step=step)
+    shown = await run('run', 'show', 'ad-1')
+    assert shown.exit_code == 0, shown.output
+    assert 'ad-1: tiny, rank 8, 0 steps' in shown.stdout
+    assert 'loss: 1.25 at step 11' in shown.stdout
+    assert sum('\u2800' <= character <= '\u28ff' for character in shown.stdout) >= 60
+    selected = await run('run', 'show', 'ad-1', '--metric', 'reward')
+    assert 'loss' not in selected.stdout
+    printed = await run('run', 'show', 'ad-1', '--json')
+    begin, end = printed.stdout.index('{'), printed.stdout.rindex('}')
+    found = json.loads(printed.stdout[begin : end + 1])
+    assert found['metrics']['loss']['values'] == [4.0 - step / 4 for step in range(12)]
+    assert found['metrics']['reward']['values'] == ['nan'] * 12
+    missing = await run('run', 'show', 'ad-2')
+    assert missing.exit_code == 1
+    assert "no run 'ad-2'" in missing.stderr
