@@ -6,6 +6,7 @@ from services.kit.errors import (
     Disposition,
     FailedPrecondition,
     NotFound,
+    QuotaExceeded,
     ServiceUnreachable,
     Unavailable,
     domain_error,
@@ -49,6 +50,11 @@ class WeightsNotSaved(NotFound):
     """A Tinker client has not saved weights under the path that it samples from."""
 
     checkpoint_id: str
+
+
+@domain_error('QUOTA_EXCEEDED', 'the run exceeds quota {quota!r}, which is {limit}; log fewer values, or to a new run')
+class MetricsFull(QuotaExceeded):
+    """The run has too many points or names of metrics."""
 
 
 @domain_error('KEY_NOT_FOUND', 'no API key {key_id!r}')

@@ -1,5 +1,6 @@
 """Metrics of a run: numbers by name and step, which the server stores for as long as the run is listed."""
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -12,6 +13,8 @@ from twinkle_client.rpc import LoopThread, remote_method
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _POINTS_PER_REQUEST = 1000
+_MAX_STEP = 2**53 - 1
+"""Largest step that the server accepts; it refuses larger ones by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +57,13 @@ class RunMetrics:
             step: Step of the program, at least 0.
 
         Raises:
-            TypeError: A value is not a number.
+            TypeError: A name is not a text, a value is not a number, or the step is not an integer.
             UsageError: A name or the step is invalid.
             NotFoundError: The run does not exist.
             QuotaError: The run has too many points.
         """
-        points = [pb.MetricPoint(name=name, step=step, value=_number(name, value)) for name, value in values.items()]
+        number = max(min(operator.index(step), _MAX_STEP + 1), -1)
+        points = [_point(name, number, value) for name, value in values.items()]
         for begin in range(0, len(points), _POINTS_PER_REQUEST):
             part = points[begin : begin + _POINTS_PER_REQUEST]
             await self._connection.unary(self._stub.LogMetrics, pb.LogMetricsRequest(run_id=self.run_id, points=part))
@@ -71,11 +75,12 @@ class RunMetrics:
         """Return metrics by name.
 
         Args:
-            names: Metrics to return, at most 100. Empty: all, up to the first 1,000 by name.
+            names: Metrics to return, at most 100. Empty: all.
             begin_step: First step.
             end_step: Step before which the metrics end. Unset: no limit.
-            max_points: Maximum number of points of each metric, from 2 to 10,000. A metric with more points is reduced
-                to the smallest and the largest value of ranges of steps, so that peaks remain.
+            max_points: Maximum number of points of each metric, from 2 to 10,000, and at most 100,000 of all metrics
+                together. A metric with more points is reduced to its first and last point, and the smallest and the
+                largest value of ranges of steps, so that peaks remain.
 
         Raises:
             UsageError: An argument is invalid.
@@ -88,13 +93,19 @@ class RunMetrics:
         return {series.name: _series(series) for series in response.series}
 
 
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, str):
-        raise TypeError(f'values[{name!r}]: expected a number, got {value!r}')
+def _point(name: Any, step: int, value: Any) -> pb.MetricPoint:
+    if not isinstance(name, str):
+        raise TypeError(f'values: names must be texts, got {name!r}')
+    problem = f'values[{name!r}]: expected a number, got {type(value).__name__}'
+    if isinstance(value, str | bytes | bytearray):
+        raise TypeError(problem)
+    # A tensor that requires a gradient warns when it is converted.
+    detach = getattr(value, 'detach', None)
     try:
-        return float(value)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f'values[{name!r}]: expected a number, got {type(value).__name__}') from error
+        number = float(value if detach is None else detach())
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TypeError(problem) from error
+    return pb.MetricPoint(name=name, step=step, value=number)
 
 
 def _series(message: pb.MetricSeries) -> MetricSeries:

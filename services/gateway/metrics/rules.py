@@ -1,22 +1,21 @@
 """Points of metrics, and filters for lists of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass
 
 MAX_NAME_LENGTH = 128
 MAX_STEP = 2**53 - 1
 """Largest step, which every language can represent."""
 MAX_LOGGED = 1000
 """Maximum number of points in a request."""
+MAX_NAMES = 1000
+"""Maximum number of metrics of a run."""
 MAX_LISTED_NAMES = 100
 """Maximum number of names in a filter."""
-MAX_SERIES = 1000
-"""Maximum number of metrics in a list."""
-MAX_LISTED = 1_000_000
-"""Maximum number of points in a list of all metrics together."""
 DEFAULT_POINTS, MAX_POINTS = 1000, 10_000
 """Number of points of each metric in a list: by default, and at most."""
+MAX_LISTED = 100_000
+"""Maximum number of points in a list of all metrics together."""
 
 
 @dataclass(frozen=True)
@@ -29,16 +28,16 @@ class Point:
     """May be infinite or NaN."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Series:
     """Points of one metric, by ascending step."""
 
     name: str
-    steps: list[int] = field(default_factory=list[int])
-    values: list[float] = field(default_factory=list[float])
-    times: list[datetime] = field(default_factory=list[datetime])
-    """UTC: time at which each point was stored."""
-    point_count: int = 0
+    steps: Sequence[int]
+    values: Sequence[float]
+    times_us: Sequence[int]
+    """Time at which each point was stored, in microseconds since 1970-01-01 UTC."""
+    point_count: int
     """Number of stored points; larger than the number of listed points if the metric was reduced."""
 
 

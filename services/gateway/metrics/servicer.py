@@ -2,7 +2,7 @@
 
 # ruff: noqa: N802 (the methods have the contract's names)
 
-from datetime import UTC, datetime, timedelta
+import asyncio
 from typing import Any
 
 import grpc
@@ -27,7 +27,6 @@ from twinkle.api.gateway.v1 import metric_service_pb2 as messages
 from twinkle.api.gateway.v1 import metric_service_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
-_EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 class MetricServicer(metric_service_pb2_grpc.MetricServiceServicer):
@@ -44,7 +43,7 @@ class MetricServicer(metric_service_pb2_grpc.MetricServiceServicer):
     async def GetMetrics(self, request: messages.GetMetricsRequest, context: Context) -> messages.GetMetricsResponse:
         run_id, wanted = id_from_proto(request.run_id, 'run_id'), metric_filter_from_proto(request)
         series = await self._metrics.get(current_caller(), run_id, wanted)
-        return messages.GetMetricsResponse(series=map(series_to_proto, series))
+        return await asyncio.to_thread(lambda: messages.GetMetricsResponse(series=map(series_to_proto, series)))
 
 
 def points_from_proto(request: messages.LogMetricsRequest) -> list[Point]:
@@ -91,7 +90,7 @@ def series_to_proto(series: Series) -> messages.MetricSeries:
         name=series.name,
         steps=series.steps,
         values=series.values,
-        times_us=((moment - _EPOCH) // timedelta(microseconds=1) for moment in series.times),
+        times_us=series.times_us,
         point_count=series.point_count,
     )
 

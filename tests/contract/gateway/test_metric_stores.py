@@ -1,16 +1,19 @@
 """Contract tests of the store of metrics, on SQLite and PostgreSQL, against points in memory."""
 
+import asyncio
 import math
 import random
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 
 from fixtures.gateway_entries import RUN, START
 from services.gateway.catalogue.sql import SqlRunStore
-from services.gateway.metrics.rules import MAX_STEP, MetricFilter, Point
+from services.gateway.errors import MetricsFull
+from services.gateway.metrics.rules import MAX_LISTED, MAX_NAMES, MAX_STEP, MetricFilter, Point
 from services.gateway.metrics.sql import SqlEndedMetrics, SqlMetricStore
 from services.gateway.store.database import Database
 
@@ -32,95 +35,146 @@ def store(database: Database) -> SqlMetricStore:
     return SqlMetricStore(database)
 
 
-def _points(name: str, count: int, *, seed: int = 0) -> list[Point]:
-    numbers = random.Random(seed)
-    return [Point(name, step, numbers.gauss()) for step in range(count)]
-
-
-async def _save(store: SqlMetricStore, points: list[Point], run_id: str = 'ad-1', tenant_id: str = 'alice') -> None:
+async def _save(
+    store: SqlMetricStore,
+    points: list[Point],
+    owner: tuple[str, str] = ('alice', 'ad-1'),
+    *,
+    moment: datetime = START,
+    max_points: int = 10**6,
+) -> None:
     for begin in range(0, len(points), 1000):
-        await store.save(tenant_id, run_id, points[begin : begin + 1000], moment=START)
+        await store.save(*owner, points[begin : begin + 1000], moment=moment, max_points=max_points)
+
+
+async def _metrics(store: SqlMetricStore, owner: tuple[str, str] = ('alice', 'ad-1'), **wanted: Any) -> dict[str, Any]:
+    return {series.name: series for series in await store.list_of(*owner, MetricFilter(**wanted))}
+
+
+def _texts(values: Any) -> list[str]:
+    return [float(value).hex() for value in values]
 
 
 async def test_every_number_is_returned_bitwise(store):
-    """Every float64 is returned with its bits, except -0.0, which is returned as 0.0; NaN stays NaN."""
+    """Every float64 is returned with its bits, and NaN as NaN, with the time of its storage."""
     await _save(store, [Point('x', step, value) for step, value in enumerate(VALUES)])
-    (series,) = await store.list_of('alice', 'ad-1', MetricFilter())
-    assert [value.hex() for value in series.values] == [(value + 0.0).hex() for value in VALUES]
+    (series,) = (await _metrics(store)).values()
+    assert _texts(series.values) == _texts(VALUES)
     assert series.steps == list(range(len(VALUES)))
-    assert set(series.times) == {START}
+    assert set(series.times_us) == {int(START.timestamp() * 1_000_000)}
     assert series.point_count == len(VALUES)
 
 
-async def test_a_repeated_point_replaces_the_earlier_one(store):
-    """A point with the name and step of another one replaces it, in the same request and in a later one."""
-    await _save(store, [Point('x', 3, 1.0), Point('y', 3, 2.0), Point('x', 3, 4.0)])
-    await store.save('alice', 'ad-1', [Point('y', 3, math.nan), Point('x', 2, 5.0)], moment=LATER)
-    first, second = await store.list_of('alice', 'ad-1', MetricFilter())
-    assert (first.name, first.steps, first.values) == ('x', [2, 3], [5.0, 4.0])
-    assert first.times == [LATER, START]
-    assert (second.name, second.steps) == ('y', [3])
-    assert math.isnan(second.values[0])
-    assert await store.count_with('alice', 'ad-1', []) == 3
-    more = [Point('x', 2, 0.0), Point('x', 4, 0.0), Point('z', 2, 0.0), Point('x', 4, 1.0)]
-    assert await store.count_with('alice', 'ad-1', more) == 5
+async def test_random_points_are_stored_like_a_mapping(store):
+    """Points in any order, over chunk borders and in several calls, are stored like values of a mapping."""
+    numbers = random.Random(3)
+    expected: dict[tuple[str, int], float] = {}
+    steps = [0, 1, 1022, 1023, 1024, 1025, 5000, 2**40, MAX_STEP - 1, MAX_STEP]
+    for _ in range(30):
+        count = numbers.randint(1, 40)
+        points = [Point(numbers.choice('abc'), numbers.choice(steps), numbers.choice(VALUES)) for _ in range(count)]
+        await _save(store, points)
+        expected.update({(point.name, point.step): point.value for point in points})
+    found = await _metrics(store)
+    for name, series in found.items():
+        own = sorted(step for key, step in expected if key == name)
+        assert series.steps == own
+        assert _texts(series.values) == _texts(expected[name, step] for step in own)
+    assert sum(series.point_count for series in found.values()) == len(expected)
+    part = await _metrics(store, names=['b', 'z'], begin_step=1023, end_step=5001)
+    assert list(part) == ['b']
+    assert part['b'].steps == sorted(step for key, step in expected if key == 'b' and 1023 <= step < 5001)
 
 
 async def test_metrics_belong_to_one_run_of_one_tenant(store):
     """Runs with the same id of two tenants, and two runs of a tenant, have separate metrics."""
     owners = [('alice', 'ad-1'), ('bob', 'ad-1'), ('alice', 'ad-2')]
-    for number, (tenant_id, run_id) in enumerate(owners):
-        await _save(store, [Point('x', 0, float(number))], run_id, tenant_id)
     for number, owner in enumerate(owners):
-        (series,) = await store.list_of(*owner, MetricFilter())
-        assert series.values == [float(number)]
-        assert await store.count_with(*owner, []) == 1
-    assert not await store.list_of('bob', 'ad-2', MetricFilter())
+        await _save(store, [Point('x', 0, float(number))], owner)
+    for number, owner in enumerate(owners):
+        assert (await _metrics(store, owner))['x'].values == [float(number)]
+    assert await _metrics(store, ('bob', 'ad-2')) == {}
 
 
-async def test_filters_select_names_and_steps(store):
-    """A list has the requested names only, from the first step on and before the last one."""
-    await _save(store, [*_points('a', 10), *_points('b', 10), *_points('c', 3)])
-    found = await store.list_of('alice', 'ad-1', MetricFilter(names=['c', 'a', 'z'], begin_step=2, end_step=5))
-    assert [(series.name, series.steps, series.point_count) for series in found] == [('a', [2, 3, 4], 3), ('c', [2], 1)]
-    assert not await store.list_of('alice', 'ad-1', MetricFilter(begin_step=10))
-
-
-@pytest.mark.parametrize('count', [10, 11, 99, 1003])
+@pytest.mark.parametrize('count', [11, 99, 1003])
 @pytest.mark.parametrize('max_points', [2, 3, 10])
-async def test_long_metrics_keep_their_extremes(store, count, max_points):
-    """A long metric is reduced to stored points, among them its smallest and largest value; short ones are whole."""
-    long, short = _points('long', count, seed=count), _points('short', max_points)
+async def test_long_metrics_keep_their_ends_and_extremes(store, count, max_points):
+    """A long metric is reduced to stored points, among them both ends and the extremes; short ones are whole."""
+    numbers = random.Random(count)
     # Steps with gaps, the largest possible step among them.
-    long = [replace(point, step=point.step * 7 if point.step < count - 1 else MAX_STEP) for point in long]
-    await _save(store, [*long, *short])
-    found = {one.name: one for one in await store.list_of('alice', 'ad-1', MetricFilter(max_points=max_points))}
-    assert found['short'].values == [point.value for point in short]
-    reduced, stored = found['long'], {point.step: point.value for point in long}
-    assert reduced.point_count == count
-    assert len(reduced.steps) <= max_points or count <= max_points
+    steps = [*(7 * step for step in range(count - 1)), MAX_STEP]
+    stored = {step: numbers.gauss() for step in steps}
+    await _save(store, [Point('long', step, value) for step, value in stored.items()])
+    await _save(store, [Point('short', step, float(step)) for step in range(max_points)])
+    found = await _metrics(store, max_points=max_points)
+    assert found['short'].steps == list(range(max_points))
+    reduced = found['long']
+    assert (reduced.point_count, reduced.steps[0], reduced.steps[-1]) == (count, 0, MAX_STEP)
+    assert len(reduced.steps) <= max_points
     assert reduced.steps == sorted(set(reduced.steps))
     assert all(stored[step] == value for step, value in zip(reduced.steps, reduced.values, strict=True))
-    assert {min(stored.values()), max(stored.values())} <= set(reduced.values)
+    if max_points == 10:
+        inner = [value for step, value in stored.items() if step not in (0, MAX_STEP)]
+        assert {min(inner), max(inner)} <= set(reduced.values)
 
 
 async def test_ranges_of_equal_length_keep_a_peak_each(store):
     """Each range of steps keeps its own peak, and a missing value only if it has no other."""
     values = [1.0, 9.0, 1.0, math.nan, math.nan, math.nan, math.nan, math.nan, 2.0, 2.0, 8.0, math.nan]
     await _save(store, [Point('x', step, value) for step, value in enumerate(values)])
-    (series,) = await store.list_of('alice', 'ad-1', MetricFilter(max_points=6))
-    assert series.steps == [0, 1, 4, 8, 10]
-    assert [str(value) for value in series.values] == ['1.0', '9.0', 'nan', '2.0', '8.0']
+    series = (await _metrics(store, max_points=8))['x']
+    assert series.steps == [0, 1, 4, 8, 10, 11]
+    assert [str(value) for value in series.values] == ['1.0', '9.0', 'nan', '2.0', '8.0', 'nan']
+
+
+async def test_lists_of_many_metrics_are_bounded(store):
+    """A list of many metrics has at most a fixed number of points: each metric has fewer."""
+    for index in range(MAX_NAMES):
+        await _save(store, [Point(f'm{index:03}', step, 1.0) for step in range(150)])
+    found = await _metrics(store, max_points=10_000)
+    assert len(found) == MAX_NAMES
+    assert sum(len(series.steps) for series in found.values()) <= MAX_LISTED
+    assert {series.point_count for series in found.values()} == {150}
+
+
+async def test_limits_hold_for_gateways_that_store_at_the_same_time(database, database_url):
+    """Concurrent calls of two gateways store exactly as many points as a run may have; replaced points do not count."""
+    other = await Database.open(database_url)
+    stores = [SqlMetricStore(database), SqlMetricStore(other)]
+    calls = [
+        _save(stores[index % 2], [Point('x', 5 * index + step, 1.0) for step in range(5)], max_points=50)
+        for index in range(24)
+    ]
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(result) for result in results].count(MetricsFull) == 14
+    assert (await _metrics(stores[0]))['x'].point_count == 50
+    kept = (await _metrics(stores[0]))['x'].steps[0]
+    await _save(stores[1], [Point('x', kept, 2.0)], max_points=50)
+    with pytest.raises(MetricsFull, match='metric_points_per_run'):
+        await _save(stores[1], [Point('x', kept, 3.0), Point('y', 0, 3.0)], max_points=50)
+    assert list(await _metrics(stores[0])) == ['x']
+    assert (await _metrics(stores[0]))['x'].values[0] == 2.0
+    await other.close()
+
+
+async def test_names_of_a_run_are_limited(store):
+    """A run has at most 1,000 metrics; another run and known names are not affected."""
+    await _save(store, [Point(f'm{index}', 0, 1.0) for index in range(MAX_NAMES)])
+    with pytest.raises(MetricsFull, match='metric_names_per_run'):
+        await _save(store, [Point('m0', 1, 1.0), Point('more', 0, 1.0)])
+    await _save(store, [Point('m0', 1, 1.0)])
+    await _save(store, [Point('more', 0, 1.0)], ('alice', 'ad-2'))
 
 
 async def test_metrics_of_runs_that_are_no_longer_listed_are_removed(database, store):
-    """Old points of unknown runs are removed; new ones, and those of listed runs of the same tenant, stay."""
+    """Old metrics of unknown runs are removed; those of listed runs, and newer ones, stay."""
     await SqlRunStore(database).save(replace(RUN, tenant_id='alice', run_id='ad-1'))
     await SqlRunStore(database).save(replace(RUN, tenant_id='bob', run_id='ad-2'))
-    for run_id in ('ad-1', 'ad-2'):
-        await _save(store, _points('x', 700), run_id)
-    await store.save('alice', 'ad-2', [Point('x', 900, 1.0)], moment=LATER)
-    assert await SqlEndedMetrics(database).purge(before=LATER) == 700
-    assert await store.count_with('alice', 'ad-1', []) == 700
-    (left,) = await store.list_of('alice', 'ad-2', MetricFilter())
-    assert left.steps == [900]
+    points = [Point(f'm{index}', 0, 1.0) for index in range(700)]
+    for run_id in ('ad-1', 'ad-2', 'ad-3'):
+        await _save(store, points, ('alice', run_id))
+    await _save(store, points, ('alice', 'ad-3'), moment=LATER)
+    assert await SqlEndedMetrics(database).purge(before=LATER) == 701
+    assert await SqlEndedMetrics(database).purge(before=LATER) == 0
+    assert len(await _metrics(store, ('alice', 'ad-1'))) == len(await _metrics(store, ('alice', 'ad-3'))) == 700
+    assert await _metrics(store, ('alice', 'ad-2')) == {}

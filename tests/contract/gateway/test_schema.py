@@ -56,7 +56,7 @@ def _remove_later_tables(connection: Connection) -> None:
     is_sealed = connection.dialect.name == 'sqlite'
     if is_sealed:
         sqlite_seals.remove(raw)
-    for table in ('creations', 'metric_points'):
+    for table in ('creations', 'metric_runs', 'metric_chunks'):
         connection.execute(text(f'DROP TABLE {table}'))
     connection.execute(text("UPDATE alembic_version SET version_num = 'r0011'"))
     if is_sealed:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from fixtures.gateway_upstream import Upstream
 from fixtures.running_gateway import ADMIN_KEY, RunningGateway, running_gateway
 from integration.gateway.test_gateway_services import adapter_event
-from twinkle_client import NotFoundError, TwinkleClient, UsageError
+from twinkle_client import NotFoundError, QuotaError, TwinkleClient, UsageError
 from twinkle_client.cli import app
 from twinkle_client.metrics import RunMetrics
 
@@ -37,6 +37,8 @@ async def gateway(tmp_path: Path) -> AsyncIterator[RunningGateway]:
 async def metrics(gateway: RunningGateway) -> AsyncIterator[RunMetrics]:
     """Metrics of the run 'ad-1'."""
     client = TwinkleClient(gateway.address, ADMIN_KEY)
+    while not await client.list_training_runs.aio():
+        pass
     yield RunMetrics('ad-1', client=client)
     await asyncio.to_thread(client.close)
 
@@ -51,24 +53,22 @@ def run(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 async def test_numbers_of_every_kind_are_logged(metrics: RunMetrics) -> None:
-    """Python, NumPy and torch numbers are stored as float64, and more values than a request can have in several."""
-    values = {
-        'int': 3,
-        'float': -0.5,
-        'numpy': np.float32(1.5),
-        'torch': torch.tensor(2.5),
-        'nan': math.nan,
-        'inf': math.inf,
-    }
-    await metrics.log.aio(values, step=0)
-    await metrics.log.aio({f'layer/{index}': index for index in range(1200)}, step=0)
-    found = await metrics.get.aio(list(values))
+    """Python, NumPy and torch numbers are stored as float64, also tensors with a gradient."""
+    values = {'int': 3, 'float': -0.5, 'numpy': np.float32(1.5), 'nan': math.nan, 'inf': math.inf}
+    await metrics.log.aio({**values, 'torch': torch.tensor(2.5, requires_grad=True)}, step=np.int64(0))
+    found = await metrics.get.aio([*values, 'torch'])
     assert {name: repr(series.values[0]) for name, series in found.items()} == {
-        'int': '3.0', 'float': '-0.5', 'numpy': '1.5', 'torch': '2.5', 'nan': 'nan', 'inf': 'inf',
+        'int': '3.0', 'float': '-0.5', 'numpy': '1.5', 'nan': 'nan', 'inf': 'inf', 'torch': '2.5',
     }  # fmt: skip
     assert found['int'].times[0].tzinfo is UTC
-    every = await metrics.get.aio()
-    assert len(every) == 1000, 'the first 1,000 by name'
+
+
+async def test_more_values_than_a_request_can_have_are_sent_in_several(metrics: RunMetrics) -> None:
+    """A run has at most 1,000 metrics; a call with more is refused, and the first 1,000 are stored."""
+    with pytest.raises(QuotaError, match='metric_names_per_run'):
+        await metrics.log.aio({f'layer/{index:04}': index for index in range(1200)}, step=0)
+    found = await metrics.get.aio()
+    assert list(found) == [f'layer/{index:04}' for index in range(1000)]
 
 
 async def test_long_curves_are_reduced_on_request(metrics: RunMetrics) -> None:
@@ -76,11 +76,11 @@ async def test_long_curves_are_reduced_on_request(metrics: RunMetrics) -> None:
     for step in range(30):
         await metrics.log.aio({'loss': 1.0 / (step + 1)}, step=step)
     (series,) = (await metrics.get.aio(begin_step=10, end_step=30, max_points=4)).values()
-    assert (series.steps, series.point_count) == ([10, 19, 20, 29], 20)
-    assert series.values == [1 / 11, 1 / 20, 1 / 21, 1 / 30]
+    assert (series.steps, series.point_count) == ([10, 29], 20)
+    assert series.values == [1 / 11, 1 / 30]
 
 
-@pytest.mark.parametrize('value', ['1.5', None, [1.0], np.zeros(2)])
+@pytest.mark.parametrize('value', ['1.5', b'1.5', None, [1.0], np.zeros(2), 10**400])
 async def test_values_that_are_no_numbers_are_refused_by_name(metrics: RunMetrics, value: Any) -> None:
     """A value that is not a single number is refused with its name, and nothing of the call is stored."""
     with pytest.raises(TypeError, match=r"values\['reward'\]: expected a number"):
@@ -92,8 +92,14 @@ async def test_errors_name_the_field_and_the_run(gateway: RunningGateway, metric
     """Invalid names and steps raise UsageError, and unknown runs NotFoundError."""
     with pytest.raises(UsageError, match=r'points\[0\]\.name'):
         await metrics.log.aio({'my loss': 1.0}, step=0)
-    with pytest.raises(UsageError, match='step'):
-        await metrics.log.aio({'loss': 1.0}, step=-1)
+    for step in (-1, -(10**30), 2**53, 10**30):
+        with pytest.raises(UsageError, match='step'):
+            await metrics.log.aio({'loss': 1.0}, step=step)
+    for step in (None, 1.0, '1'):
+        with pytest.raises(TypeError):
+            await metrics.log.aio({'loss': 1.0}, step=step)
+    with pytest.raises(TypeError, match='names must be texts'):
+        await metrics.log.aio({1: 1.0}, step=0)
     client = TwinkleClient(gateway.address, ADMIN_KEY)
     with pytest.raises(NotFoundError, match='ad-9'):
         await RunMetrics('ad-9', client=client).log.aio({'loss': 1.0}, step=0)
@@ -121,3 +127,14 @@ async def test_command_draws_curves_and_prints_json(run: Any, metrics: RunMetric
     missing = await run('run', 'show', 'ad-2')
     assert missing.exit_code == 1
     assert "no run 'ad-2'" in missing.stderr
+
+
+async def test_command_shows_the_last_value_of_a_long_curve(run: Any, metrics: RunMetrics) -> None:
+    """The title has the last value also if the curve has fewer points than the run, and names are shown as they are."""
+    for step in range(300):
+        await metrics.log.aio({'loss[val]': math.sin(step), 'x[/b]': 1.0}, step=step)
+    shown = await run('run', 'show', 'ad-1', '--metric', 'loss[val]', '--metric', 'x[/b]', '--metric', 'los')
+    assert shown.exit_code == 0, shown.output
+    assert f'loss[val]: {math.sin(299):.6g} at step 299' in shown.stdout
+    assert 'x[/b]: 1 at step 299' in shown.stdout
+    assert "the run has no metric 'los'" in shown.stderr

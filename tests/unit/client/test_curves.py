@@ -41,6 +41,14 @@ def test_nothing_is_drawn_without_finite_values(values: list[float]) -> None:
     assert curve(range(len(values)), values, width=5, height=2) == [' ' * 5] * 2
 
 
+def test_the_smallest_differences_are_drawn() -> None:
+    """Values that differ by the smallest float64, and the largest ones, are at the top and the bottom."""
+    for values in ([0.0, 5e-324], [1.5e-323, 2e-323], [-1.7e308, 1.7e308]):
+        first, last = curve([0, 1], values, width=4, height=2)
+        assert first[-1] != BLANK
+        assert last[0] != BLANK
+
+
 @given(
     st.dictionaries(st.integers(0, 2**53 - 1), st.floats(), min_size=1, max_size=20),
     st.integers(1, 30),

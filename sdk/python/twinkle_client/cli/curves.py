@@ -22,6 +22,9 @@ def curve(steps: Sequence[int], values: Sequence[float], *, width: int, height: 
     if not finite:
         return [' ' * width] * height
     low, high = min(finite), max(finite)
+    # The difference of two large values can be infinite.
+    scale = 1.0 if math.isfinite(high - low) else 0.5
+    span = high * scale - low * scale
     columns, rows = 2 * width - 1, 4 * height - 1
     previous: tuple[int, int] | None = None
     for step, value in zip(steps, values, strict=True):
@@ -29,8 +32,7 @@ def curve(steps: Sequence[int], values: Sequence[float], *, width: int, height: 
             previous = None
             continue
         x = round((step - steps[0]) / max(steps[-1] - steps[0], 1) * columns)
-        # Halves, because the difference of two large values can be infinite.
-        y = round((high / 2 - value / 2) / (high / 2 - low / 2) * rows) if high > low else rows
+        y = round((high * scale - value * scale) / span * rows) if span else rows
         for column, row in _line(previous or (x, y), (x, y)):
             cells[row // 4][column // 2] |= _DOTS[column % 2][row % 4]
         previous = (x, y)

@@ -1,10 +1,11 @@
 """`twinkle run`: one training run and its metrics."""
 
 import json
+import math
+from functools import partial
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from twinkle.api.gateway.v1.catalogue_service_pb2 import Run
 from twinkle_client.cli.curves import curve
@@ -32,35 +33,37 @@ def show(
         found = client.get_training_run(run)
         series = RunMetrics(run, client=client).get(metric or (), max_points=10_000 if is_json else _POINTS)
     if is_json:
-        console.print_json(json.dumps(_as_json(found, series)))
+        typer.echo(json.dumps(_as_json(found, series)))
         return
     state = 'active' if found.is_active else 'ended'
     facts = f'{found.base_model}, rank {found.lora_rank}' if found.lora_rank else found.base_model
-    console.print(
-        f'{run}: {facts}, {found.step_count} steps, version {found.version}, {state}, {local_text(found.create_time)}',
-        highlight=False,
-        soft_wrap=True,
+    line = (
+        f'{run}: {facts}, {found.step_count} steps, version {found.version}, {state}, {local_text(found.create_time)}'
     )
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
     for name, one in series.items():
         _print_curve(name, one)
-    if not series:
-        error_console.print('no metrics yet; programs log them with RunMetrics(run).log({...}, step=...)')
+    for name in metric or ():
+        if name not in series:
+            error_console.print(f'the run has no metric {name!r}', markup=False, highlight=False)
+    if not series and not metric:
+        error_console.print('no metrics yet; programs log them with RunMetrics(run).log({...}, step=...)', markup=False)
 
 
 def _print_curve(name: str, series: MetricSeries) -> None:
     """Print a metric: its last value, its curve, and the range of its values and steps."""
-    finite = [value for value in series.values if abs(value) < float('inf')]
-    table = Table(title=f'{name}: {series.values[-1]:.6g} at step {series.steps[-1]}', title_justify='left', box=None)
-    table.add_column(justify='right', no_wrap=True)
-    table.add_column(no_wrap=True)
+    finite = [value for value in series.values if math.isfinite(value)]
     labels = [''] * _HEIGHT
     if finite:
         labels[0], labels[-1] = f'{max(finite):.4g}', f'{min(finite):.4g}'
-    for label, line in zip(labels, curve(series.steps, series.values, width=_WIDTH, height=_HEIGHT), strict=True):
-        table.add_row(label, line)
-    table.add_row('step', f'{series.steps[0]}{series.steps[-1]:>{_WIDTH - len(str(series.steps[0]))}}')
-    table.show_header = False
-    console.print(table, highlight=False)
+    margin = max(map(len, (*labels, 'step')))
+    width = max(min(_WIDTH, console.width - margin - 2), 8)
+    print_plain = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    print_plain(f'{name}: {series.values[-1]:.6g} at step {series.steps[-1]}')
+    for label, line in zip(labels, curve(series.steps, series.values, width=width, height=_HEIGHT), strict=True):
+        print_plain(f'{label:>{margin}} {line}')
+    first = str(series.steps[0])
+    print_plain(f'{"step":>{margin}} {first}{series.steps[-1]:>{max(width - len(first), 0)}}')
 
 
 def _as_json(run: Run, series: dict[str, MetricSeries]) -> dict[str, object]:
@@ -76,7 +79,7 @@ def _as_json(run: Run, series: dict[str, MetricSeries]) -> dict[str, object]:
         'metrics': {
             name: {
                 'steps': list(one.steps),
-                'values': [value if abs(value) < float('inf') else str(value) for value in one.values],
+                'values': [value if math.isfinite(value) else str(value) for value in one.values],
                 'times': [time.isoformat() for time in one.times],
                 'point_count': one.point_count,
             }

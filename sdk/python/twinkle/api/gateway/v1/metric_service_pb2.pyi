@@ -32,7 +32,7 @@ class MetricPoint(_message.Message):
     step: _builtins.int
     """Step of the run, counted by the program: at least 0 and below 2^53."""
     value: _builtins.float
-    """Value. Infinities and NaN are stored too, and -0 as 0."""
+    """Value. Infinities and NaN are stored too."""
     def __init__(
         self,
         *,
@@ -111,13 +111,14 @@ class GetMetricsRequest(_message.Message):
     end_step: _builtins.int
     """Returns only points before this step. If unset, there is no upper limit."""
     max_points: _builtins.int
-    """Maximum number of points of each metric. Defaults to 1000; values above 10000 are reduced to 10000. A metric with
-    more points is reduced to the smallest and the largest value of ranges of steps of equal length, so that peaks
-    remain. At least 2. A response has at most 1000000 points: if there are many metrics, each has fewer.
+    """Maximum number of points of each metric, at least 2. Defaults to 1000; values above 10000 are reduced to 10000. A
+    metric with more points is reduced to its first and last point, and the smallest and the largest value of ranges of
+    steps of equal length; NaN is omitted from ranges with other values. A response has at most 100000 points: if there
+    are many metrics, each has fewer.
     """
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of the metrics to return, at most 100. Empty selects all, up to the first 1000 by name."""
+        """Names of the metrics to return, at most 100. Empty selects all; a run has at most 1000."""
 
     def __init__(
         self,

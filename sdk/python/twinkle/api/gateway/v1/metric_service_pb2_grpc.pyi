@@ -20,8 +20,8 @@ class MetricServiceStub:
     def __init__(self, channel: _aio.Channel) -> None: ...
     LogMetrics: _aio.UnaryUnaryMultiCallable[_metric_service_pb2.LogMetricsRequest, _metric_service_pb2.LogMetricsResponse]
     """Stores values of metrics. A value that is logged again for the same name and step replaces the earlier one, so a
-    repeated request has no further effect. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND); RESOURCE_EXHAUSTED
-    (ERROR_REASON_QUOTA_EXCEEDED) if the run has too many points.
+    repeated request stores the same values again. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND); RESOURCE_EXHAUSTED
+    (ERROR_REASON_QUOTA_EXCEEDED) if the run has too many points or more than 1000 names.
     """
     GetMetrics: _aio.UnaryUnaryMultiCallable[_metric_service_pb2.GetMetricsRequest, _metric_service_pb2.GetMetricsResponse]
     """Returns the metrics of a run. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND)."""
@@ -38,8 +38,8 @@ class MetricServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_metric_service_pb2.LogMetricsRequest, _abc.Awaitable[_metric_service_pb2.LogMetricsResponse]],
     ) -> _abc.Awaitable[_metric_service_pb2.LogMetricsResponse]:
         """Stores values of metrics. A value that is logged again for the same name and step replaces the earlier one, so a
-        repeated request has no further effect. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND); RESOURCE_EXHAUSTED
-        (ERROR_REASON_QUOTA_EXCEEDED) if the run has too many points.
+        repeated request stores the same values again. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND); RESOURCE_EXHAUSTED
+        (ERROR_REASON_QUOTA_EXCEEDED) if the run has too many points or more than 1000 names.
         """
 
     @_abc_1.abstractmethod
