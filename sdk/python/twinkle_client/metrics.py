@@ -4,7 +4,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, SupportsIndex
 
 from twinkle.api.gateway.v1 import metric_service_pb2 as pb
 from twinkle.api.gateway.v1.metric_service_pb2_grpc import MetricServiceStub
@@ -13,8 +13,8 @@ from twinkle_client.rpc import LoopThread, remote_method
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _POINTS_PER_REQUEST = 1000
-_MAX_STEP = 2**53 - 1
-"""Largest step that the server accepts; it refuses larger ones by name."""
+_MAX_STEP, _MAX_POINTS = 2**53 - 1, 10_000
+"""Largest step that the server accepts, and largest number of points that it returns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +60,11 @@ class RunMetrics:
             TypeError: A name is not a text, a value is not a number, or the step is not an integer.
             UsageError: A name or the step is invalid.
             NotFoundError: The run does not exist.
-            QuotaError: The run has too many points.
+            QuotaError: The run would have too many points or names.
+
+        More than 1,000 values are sent in several requests, so an error may leave the first ones stored.
         """
-        number = max(min(operator.index(step), _MAX_STEP + 1), -1)
-        points = [_point(name, number, value) for name, value in values.items()]
+        points = [_point(name, _step(step), value) for name, value in values.items()]
         for begin in range(0, len(points), _POINTS_PER_REQUEST):
             part = points[begin : begin + _POINTS_PER_REQUEST]
             await self._connection.unary(self._stub.LogMetrics, pb.LogMetricsRequest(run_id=self.run_id, points=part))
@@ -83,14 +84,26 @@ class RunMetrics:
                 largest value of ranges of steps, so that peaks remain.
 
         Raises:
+            TypeError: `names` is a single text, or a number is not an integer.
             UsageError: An argument is invalid.
             NotFoundError: The run does not exist.
         """
+        if isinstance(names, str):
+            raise TypeError(f'names: expected a list of names, got {names!r}')
         request = pb.GetMetricsRequest(
-            run_id=self.run_id, names=names, begin_step=begin_step, end_step=end_step, max_points=max_points
+            run_id=self.run_id,
+            names=names,
+            begin_step=_step(begin_step),
+            end_step=None if end_step is None else _step(end_step),
+            max_points=max(min(operator.index(max_points), _MAX_POINTS), -1),
         )
         response = await self._connection.unary(self._stub.GetMetrics, request)
         return {series.name: _series(series) for series in response.series}
+
+
+def _step(step: SupportsIndex) -> int:
+    """Return a step as an integer that fits into a message. The server refuses the replacements of all others."""
+    return max(min(operator.index(step), _MAX_STEP + 1), -1)
 
 
 def _point(name: Any, step: int, value: Any) -> pb.MetricPoint:

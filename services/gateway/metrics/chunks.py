@@ -1,5 +1,10 @@
-"""Points of a metric in chunks of consecutive steps, as arrays that a database stores as bytes."""
+"""Points of a metric in chunks of consecutive points, as arrays that a database stores as bytes.
 
+A chunk is named by a step: it has the points from this step on, up to the step of the next chunk. The first chunk of a
+metric has the name 0. A chunk that is too long is divided, so sparse steps need no more chunks than dense ones.
+"""
+
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -12,27 +17,60 @@ from services.gateway.metrics.rules import Point
 Points = npt.NDArray[Any]
 """Structured array [N] with the fields of `POINT`, by ascending step."""
 ChunkKey = tuple[str, int]
-"""Name of a metric, and index of a chunk."""
+"""Names of a metric and of a chunk."""
 POINT = np.dtype([('step', '<i8'), ('value', '<f8'), ('time_us', '<i8')])
 """Step, value, and time of storage in microseconds since 1970-01-01 UTC."""
-CHUNK_STEPS = 1024
-"""Number of steps of a chunk."""
+CHUNK_POINTS = 1024
+"""Maximum number of points of a chunk."""
 
 
-def chunks_of(points: Iterable[Point], time_us: int) -> dict[ChunkKey, Points]:
-    """Return points by chunk. Of several points with one name and step, the last one is kept."""
+def chunks_of(points: Iterable[Point], stored: Mapping[str, Sequence[int]], time_us: int) -> dict[ChunkKey, Points]:
+    """Return points by the chunk that they belong to. Of points with one name and step, the last one is kept.
+
+    Args:
+        points: new points.
+        stored: names of the stored chunks of each metric, ascending; a metric without chunks may be absent.
+        time_us: time of storage.
+    """
     last = {(point.name, point.step): point.value for point in points}
     found = defaultdict[ChunkKey, list[tuple[int, float, int]]](list)
     for (name, step), value in sorted(last.items()):
-        found[name, step // CHUNK_STEPS].append((step, value, time_us))
+        chunks = stored.get(name) or [0]
+        found[name, chunks[bisect_right(chunks, step) - 1]].append((step, value, time_us))
     return {key: np.array(rows, POINT) for key, rows in found.items()}
 
 
-def merged(stored: bytes, new: Points) -> Points:
-    """Return the points of a chunk after `new` points were added; they replace stored ones with the same step."""
-    both = np.concatenate([np.frombuffer(stored, POINT), new])[::-1]
+def merged(key: ChunkKey, stored: bytes, new: Points) -> dict[ChunkKey, Points]:
+    """Return a chunk after `new` points were added, divided if it is too long; they replace stored ones of one step."""
+    before = np.frombuffer(stored, POINT)
+    both = np.concatenate([before, new])[::-1]
     # Of equal steps, `unique` returns the first index, which is that of the new point.
-    return both[np.unique(both['step'], return_index=True)[1]]
+    points = both[np.unique(both['step'], return_index=True)[1]]
+    if len(points) <= CHUNK_POINTS:
+        return {key: points}
+    # Points that follow all stored ones fill the chunk. Otherwise, more points may be inserted, so both parts get room.
+    is_appended = not len(before) or new['step'][0] > before['step'][-1]
+    length = CHUNK_POINTS if is_appended else -(-len(points) // (len(points) // CHUNK_POINTS + 1))
+    parts = [points[begin : begin + length] for begin in range(0, len(points), length)]
+    return {(key[0], int(part['step'][0]) if index else key[1]): part for index, part in enumerate(parts)}
+
+
+def merge_all(stored: Mapping[ChunkKey, bytes], new: Mapping[ChunkKey, Points]) -> dict[ChunkKey, bytes]:
+    """Return the changed chunks; see `merged`."""
+    changed: dict[ChunkKey, bytes] = {}
+    for key, points in new.items():
+        changed.update({own: part.tobytes() for own, part in merged(key, stored.get(key, b''), points).items()})
+    return changed
+
+
+def count_of(chunks: Iterable[bytes]) -> int:
+    """Return the number of points in chunks."""
+    return sum(map(len, chunks)) // POINT.itemsize
+
+
+def joined(chunks: Sequence[bytes]) -> Points:
+    """Return the points of consecutive chunks."""
+    return np.frombuffer(b''.join(chunks), POINT)
 
 
 def reduced(points: Points, max_points: int) -> Points:
@@ -50,16 +88,6 @@ def reduced(points: Points, max_points: int) -> Points:
         for indexes in np.split(np.arange(len(points)), np.flatnonzero(np.diff(part)) + 1):
             kept.update(_extremes(points['value'], indexes))
     return points[sorted(kept)]
-
-
-def joined(chunks: Sequence[bytes]) -> Points:
-    """Return the points of consecutive chunks."""
-    return np.frombuffer(b''.join(chunks), POINT)
-
-
-def merge_all(stored: Mapping[ChunkKey, bytes], new: Mapping[ChunkKey, Points]) -> dict[ChunkKey, Points]:
-    """Return the changed chunks; see `merged`."""
-    return {key: merged(stored.get(key, b''), points) for key, points in new.items()}
 
 
 def _extremes(values: Any, indexes: Any) -> tuple[int, int]:

@@ -50,18 +50,11 @@ def points_from_proto(request: messages.LogMetricsRequest) -> list[Point]:
     """Return the points of a request.
 
     Raises:
-        InvalidField: there are no points or too many, or a name or a step is invalid.
+        InvalidField: there are no points or too many, a name or a step is invalid, or a step or a value is not set.
     """
     if not 0 < len(request.points) <= MAX_LOGGED:
         raise InvalidField('points', f'must have 1 to {MAX_LOGGED} items, got {len(request.points)}')
-    return [
-        Point(
-            _name(point.name, f'points[{index}].name'),
-            _step(point.step, f'points[{index}].step'),
-            point.value,
-        )
-        for index, point in enumerate(request.points)
-    ]
+    return [_point(point, f'points[{index}]') for index, point in enumerate(request.points)]
 
 
 def metric_filter_from_proto(request: messages.GetMetricsRequest) -> MetricFilter:
@@ -93,6 +86,13 @@ def series_to_proto(series: Series) -> messages.MetricSeries:
         times_us=series.times_us,
         point_count=series.point_count,
     )
+
+
+def _point(point: messages.MetricPoint, field: str) -> Point:
+    for name in ('step', 'value'):
+        if not point.HasField(name):
+            raise InvalidField(f'{field}.{name}', 'must be set')
+    return Point(_name(point.name, f'{field}.name'), _step(point.step, f'{field}.step'), point.value)
 
 
 def _step(step: int, field: str) -> int:

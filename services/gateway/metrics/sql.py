@@ -1,21 +1,25 @@
 """Tables and store of metrics."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, LargeBinary, String, select, tuple_, update
+from sqlalchemy import ColumnElement, LargeBinary, String, delete, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import Mapped, mapped_column
 
 from services.gateway.catalogue.sql import RunRow
 from services.gateway.errors import MetricsFull
-from services.gateway.metrics.chunks import CHUNK_STEPS, ChunkKey, Points, chunks_of, joined, merge_all, reduced
+from services.gateway.metrics.chunks import ChunkKey, Points, chunks_of, count_of, joined, merge_all, reduced
 from services.gateway.metrics.rules import MAX_LISTED, MAX_NAMES, MetricFilter, Point, Series
-from services.gateway.store.base import Base, SqlStore, delete_all, insert_into
+from services.gateway.store.base import Base, SqlStore, insert_into
+from services.gateway.store.database import Database
+from services.kit.worker import Threads
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
+_WRITERS = 2
+"""Number of transactions that store points at the same time. The others wait without a connection to the database."""
 
 
 class MetricRunRow(Base):
@@ -43,6 +47,12 @@ class MetricChunkRow(Base):
 class SqlMetricStore(SqlStore):
     """Stores the points of runs."""
 
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self._writers = asyncio.Semaphore(_WRITERS)
+        # Transactions must not wait for threads that other work occupies.
+        self._merging, self._reading = Threads('metrics-merging', count=_WRITERS), Threads('metrics-reading', count=1)
+
     async def save(
         self, tenant_id: str, run_id: str, points: Sequence[Point], *, moment: datetime, max_points: int
     ) -> None:
@@ -52,58 +62,63 @@ class SqlMetricStore(SqlStore):
             MetricsFull: the run would have more than `max_points` points or `MAX_NAMES` names; nothing is stored.
         """
         key = {'tenant_id': tenant_id, 'run_id': run_id}
-        new = chunks_of(points, (moment - _EPOCH) // timedelta(microseconds=1))
-        async with self._database.write() as connection:
+        time_us = (moment - _EPOCH) // timedelta(microseconds=1)
+        async with self._writers, self._database.write() as connection:
             counts = await _locked_counts(connection, key, moment)
-            stored, known_names = await _stored(connection, key, new)
-            changed = await asyncio.to_thread(merge_all, stored, new)
-            counts['point_count'] += sum(map(len, changed.values())) - len(joined(list(stored.values())))
-            counts['name_count'] += len({name for name, _ in new} - known_names)
-            for quota, limit, count in (
-                ('metric_points_per_run', max_points, counts['point_count']),
-                ('metric_names_per_run', MAX_NAMES, counts['name_count']),
+            chunks = await _chunks_by_name(connection, key, {point.name for point in points})
+            new = await self._merging.run(chunks_of, points, chunks, time_us)
+            stored = await _stored(connection, key, new)
+            changed = await self._merging.run(merge_all, stored, new)
+            added = {
+                'point_count': count_of(changed.values()) - count_of(stored.values()),
+                'name_count': len({name for name, _ in new} - chunks.keys()),
+            }
+            for name, quota, limit in (
+                ('point_count', 'metric_points_per_run', max_points),
+                ('name_count', 'metric_names_per_run', MAX_NAMES),
             ):
-                if count > limit:
+                if added[name] and counts[name] + added[name] > limit:
                     raise MetricsFull(quota, limit)
-            rows = [
-                {**key, 'name': name, 'chunk': chunk, 'points': data.tobytes()}
-                for (name, chunk), data in sorted(changed.items(), key=lambda item: item[0])
-            ]
-            insert = insert_into(connection, MetricChunkRow)
-            replace = insert.on_conflict_do_update(
-                index_elements=[*key, 'name', 'chunk'], set_={'points': insert.excluded.points}
-            )
-            await connection.execute(replace, rows)
+                counts[name] += added[name]
+            await _write(connection, key, changed)
             is_run = _is_of_run(MetricRunRow, **key)
             await connection.execute(update(MetricRunRow).where(is_run).values(**counts, update_time=moment))
 
     async def list_of(self, tenant_id: str, run_id: str, wanted: MetricFilter) -> Sequence[Series]:
         """Return the metrics of a run by name; see `MetricFilter`."""
         row = MetricChunkRow
-        condition = _is_of_run(row, tenant_id, run_id) & (row.chunk >= wanted.begin_step // CHUNK_STEPS)
+        condition = _is_of_run(row, tenant_id, run_id)
         if wanted.end_step is not None:
-            condition &= row.chunk <= wanted.end_step // CHUNK_STEPS
+            condition &= row.chunk < wanted.end_step
         if wanted.names:
             condition &= row.name.in_(wanted.names)
         query = select(row.name, row.points).where(condition).order_by(row.name, row.chunk)
         async with self._database.read() as connection:
             found: Sequence[Any] = (await connection.execute(query)).all()
-        return await asyncio.to_thread(_series_of, found, wanted)
+        return await self._reading.run(_series_of, found, wanted)
 
 
 class SqlEndedMetrics(SqlStore):
-    """Implements `EndedRows` for the metrics of runs that are no longer listed."""
+    """Implements `EndedRows` for the metrics of runs that are no longer listed, with one transaction for each run."""
 
     async def purge(self, *, before: datetime) -> int:
         row, listed = MetricRunRow, select(RunRow.tenant_id, RunRow.run_id)
         is_ended = tuple_(row.tenant_id, row.run_id).not_in(listed) & (row.update_time < before)
         async with self._database.read() as connection:
             ended: Sequence[Any] = (await connection.execute(select(row.tenant_id, row.run_id).where(is_ended))).all()
-        count = 0
-        for tenant_id, run_id in ended:
-            count += await delete_all(self._database, MetricChunkRow, _is_of_run(MetricChunkRow, tenant_id, run_id))
-            count += await delete_all(self._database, row, _is_of_run(row, tenant_id, run_id) & is_ended)
-        return count
+        return sum([await self._purge_run(*key, before=before) for key in ended])
+
+    async def _purge_run(self, tenant_id: str, run_id: str, *, before: datetime) -> int:
+        """Delete the metrics of a run, unless they were changed since `before`; return the number of rows."""
+        is_run = _is_of_run(MetricRunRow, tenant_id, run_id)
+        locked = select(MetricRunRow.update_time).where(is_run).with_for_update()
+        async with self._database.write() as connection:
+            changed = await connection.scalar(locked)
+            if changed is None or changed >= before:
+                return 0
+            is_chunk = _is_of_run(MetricChunkRow, tenant_id, run_id)
+            count = (await connection.execute(delete(MetricChunkRow).where(is_chunk))).rowcount
+            return count + (await connection.execute(delete(MetricRunRow).where(is_run))).rowcount
 
 
 def _is_of_run(row: type[MetricRunRow | MetricChunkRow], tenant_id: str, run_id: str) -> ColumnElement[bool]:
@@ -113,26 +128,45 @@ def _is_of_run(row: type[MetricRunRow | MetricChunkRow], tenant_id: str, run_id:
 async def _locked_counts(connection: AsyncConnection, key: Mapping[str, str], moment: datetime) -> dict[str, int]:
     """Lock the row of a run until the end of the transaction, and return its counts."""
     empty = {**key, 'point_count': 0, 'name_count': 0, 'update_time': moment}
-    insert = insert_into(connection, MetricRunRow).values(empty)
-    await connection.execute(insert.on_conflict_do_nothing(index_elements=list(key)))
+    insert = insert_into(connection, MetricRunRow).values(empty).on_conflict_do_nothing(index_elements=list(key))
     query = select(MetricRunRow.point_count, MetricRunRow.name_count).where(_is_of_run(MetricRunRow, **key))
-    point_count, name_count = (await connection.execute(query.with_for_update())).one()
-    return {'point_count': point_count, 'name_count': name_count}
+    counts = None
+    while counts is None:
+        # A purge may delete the row between the two statements.
+        await connection.execute(insert)
+        counts = (await connection.execute(query.with_for_update())).one_or_none()
+    return {'point_count': counts[0], 'name_count': counts[1]}
+
+
+async def _chunks_by_name(
+    connection: AsyncConnection, key: Mapping[str, str], names: Collection[str]
+) -> dict[str, list[int]]:
+    """Return the names of the stored chunks of some metrics, ascending; metrics without chunks are absent."""
+    row = MetricChunkRow
+    query = select(row.name, row.chunk).where(_is_of_run(row, **key), row.name.in_(names))
+    rows: Sequence[Any] = (await connection.execute(query)).all()
+    found: dict[str, list[int]] = {}
+    for name, chunk in rows:
+        found.setdefault(name, []).append(chunk)
+    return {name: sorted(chunks) for name, chunks in found.items()}
 
 
 async def _stored(
     connection: AsyncConnection, key: Mapping[str, str], new: Mapping[ChunkKey, Points]
-) -> tuple[dict[ChunkKey, bytes], set[str]]:
-    """Return the stored chunks that `new` changes, and its names that the run already has."""
-    row, names = MetricChunkRow, {name for name, _ in new}
-    is_run = _is_of_run(row, **key)
-    chunks = select(row.name, row.chunk, row.points).where(is_run, tuple_(row.name, row.chunk).in_(list(new)))
-    known = select(row.name).where(is_run, row.name.in_(names)).distinct()
-    found: Sequence[Any] = (await connection.execute(chunks)).all()
-    return (
-        {(name, chunk): bytes(points) for name, chunk, points in found},
-        set((await connection.execute(known)).scalars()),
-    )
+) -> dict[ChunkKey, bytes]:
+    """Return the stored chunks that `new` changes."""
+    row = MetricChunkRow
+    is_changed = _is_of_run(row, **key) & tuple_(row.name, row.chunk).in_(list(new))
+    query = select(row.name, row.chunk, row.points).where(is_changed)
+    found: Sequence[Any] = (await connection.execute(query)).all()
+    return {(name, chunk): bytes(points) for name, chunk, points in found}
+
+
+async def _write(connection: AsyncConnection, key: Mapping[str, str], changed: Mapping[ChunkKey, bytes]) -> None:
+    rows = [{**key, 'name': name, 'chunk': chunk, 'points': data} for (name, chunk), data in sorted(changed.items())]
+    insert = insert_into(connection, MetricChunkRow)
+    index, points = [*key, 'name', 'chunk'], {'points': insert.excluded.points}
+    await connection.execute(insert.on_conflict_do_update(index_elements=index, set_=points), rows)
 
 
 def _series_of(rows: Sequence[Any], wanted: MetricFilter) -> list[Series]:

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from services.kit.errors import Code, DomainError
-from services.model.domain.sequence import is_refusal
+from services.model.domain.sequence import is_refusal, outcome_disposition
 from twinkle.data_format.streams import EXTRA_STREAMS
 
 PROTOS = Path(__file__).parents[3] / 'protos/twinkle/api'
@@ -24,11 +24,13 @@ def test_comment_lists_every_extra_tensor() -> None:
     assert set(re.findall(r'"(\w+)"', comment)) == set(EXTRA_STREAMS)
 
 
-def test_comment_lists_the_codes_after_which_a_number_is_reusable() -> None:
-    """The comment of `sequence_number` lists exactly the codes after which a number can be used again."""
+def test_comment_lists_the_dispositions_after_which_a_number_is_reusable() -> None:
+    """The comment of `sequence_number` lists exactly the dispositions of errors after which a number is free."""
     comment = _comment('model/v1/operation.proto', 'int64 sequence_number')
-    reusable = {code.name for code in Code if is_refusal(_error_of(code))}
-    assert set(re.findall(r'\b[A-Z][A-Z_]{5,}\b', comment)) - {'ABORTED', 'ERROR_REASON_SEQUENCE_REUSED'} == reusable
+    listed = set(re.findall(r'\b[A-Z][A-Z_]{5,}\b', comment)) - {'ABORTED', 'ERROR_REASON_SEQUENCE_REUSED'}
+    errors = [_error_of(code) for code in Code]
+    assert listed == {outcome_disposition(error).value for error in errors if is_refusal(error)}
+    assert not listed & {outcome_disposition(error).value for error in errors if not is_refusal(error)}
 
 
 def _error_of(code: Code) -> DomainError:

@@ -196,7 +196,7 @@ REQUESTS: dict[str, Callable[[Ids], Message]] = {
         base_model='tiny', adapter=adapter_of(ids), token_ids=[sample_request().prompt.token_ids]
     ),
     'LogMetrics': lambda ids: metric_service_pb2.LogMetricsRequest(
-        run_id=ids.model, points=[metric_service_pb2.MetricPoint(name='loss')]
+        run_id=ids.model, points=[metric_service_pb2.MetricPoint(name='loss', step=0, value=0.0)]
     ),
     'LoadAdapter': lambda ids: sampler_wire.LoadAdapterRequest(adapter=adapter_of(ids)),
 }

@@ -1,6 +1,5 @@
 """Tests of `MetricService` over loopback, with the runs that a model service reports."""
 
-import asyncio
 import math
 from pathlib import Path
 from typing import Any
@@ -48,15 +47,6 @@ async def test_logged_values_are_returned_after_a_restart(tmp_path: Path) -> Non
             assert response.series[0].times_us == [int(gateway.clock.now().timestamp() * 1_000_000)]
 
 
-async def test_run_that_was_just_created_can_be_logged(gateway: RunningGateway, upstream: Upstream) -> None:
-    """A request for a run that the model service has not reported yet waits for the report."""
-    logging = asyncio.ensure_future(stub_of(gateway).LogMetrics(log_request(loss=1.0), metadata=ADMIN))
-    await asyncio.sleep(0)
-    upstream.adapters.watch.changes.put_nowait(adapter_event('ad-1'))
-    await logging
-    assert await values_of(gateway) == {'loss': ([3], [1.0])}
-
-
 async def test_run_of_another_tenant_does_not_exist(gateway: RunningGateway, upstream: Upstream) -> None:
     """The metrics of another tenant's run can be neither logged nor read, although the run has some."""
     upstream.adapters.watch.changes.put_nowait(adapter_event('ad-1'))
@@ -85,13 +75,15 @@ async def test_key_for_sampling_reads_and_does_not_log(gateway: RunningGateway, 
     ('points', 'field'),
     [
         ([], 'points'),
-        ([{'name': 'x'}] * 1001, 'points'),
-        ([{'name': 'x'}, {'name': ''}], 'points[1].name'),
-        ([{'name': 'a b'}], 'points[0].name'),
-        ([{'name': 'ü'}], 'points[0].name'),
-        ([{'name': 'x' * 129}], 'points[0].name'),
-        ([{'name': 'x', 'step': -1}], 'points[0].step'),
-        ([{'name': 'x', 'step': 2**53}], 'points[0].step'),
+        ([{'name': 'x', 'step': 0, 'value': 0.0}] * 1001, 'points'),
+        ([{'name': 'x', 'step': 0, 'value': 0.0}, {'name': '', 'step': 0, 'value': 0.0}], 'points[1].name'),
+        ([{'name': 'a b', 'step': 0, 'value': 0.0}], 'points[0].name'),
+        ([{'name': 'x', 'value': 0.0}], 'points[0].step'),
+        ([{'name': 'x', 'step': 0}], 'points[0].value'),
+        ([{'name': 'ü', 'step': 0, 'value': 0.0}], 'points[0].name'),
+        ([{'name': 'x' * 129, 'step': 0, 'value': 0.0}], 'points[0].name'),
+        ([{'name': 'x', 'step': -1, 'value': 0.0}], 'points[0].step'),
+        ([{'name': 'x', 'step': 2**53, 'value': 0.0}], 'points[0].step'),
     ],
 )
 async def test_invalid_points_are_refused(gateway: RunningGateway, points: list[dict[str, Any]], field: str) -> None:

@@ -62,8 +62,8 @@ def _print_curve(name: str, series: MetricSeries) -> None:
     print_plain(f'{name}: {series.values[-1]:.6g} at step {series.steps[-1]}')
     for label, line in zip(labels, curve(series.steps, series.values, width=width, height=_HEIGHT), strict=True):
         print_plain(f'{label:>{margin}} {line}')
-    first = str(series.steps[0])
-    print_plain(f'{"step":>{margin}} {first}{series.steps[-1]:>{max(width - len(first), 0)}}')
+    first, last = str(series.steps[0]), str(series.steps[-1])
+    print_plain(f'{"step":>{margin}} {first}' + ('' if first == last else f' {last:>{max(width - len(first) - 1, 0)}}'))
 
 
 def _as_json(run: Run, series: dict[str, MetricSeries]) -> dict[str, object]:

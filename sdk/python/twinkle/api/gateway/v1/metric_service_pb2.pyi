@@ -30,21 +30,28 @@ class MetricPoint(_message.Message):
     name: _builtins.str
     """Name of the metric, such as "loss" or "reward/mean": 1 to 128 printable ASCII characters without spaces."""
     step: _builtins.int
-    """Step of the run, counted by the program: at least 0 and below 2^53."""
+    """Step of the run, counted by the program: at least 0 and below 2^53. Required."""
     value: _builtins.float
-    """Value. Infinities and NaN are stored too."""
+    """Value. Infinities and NaN are stored too. Required."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
-        step: _builtins.int = ...,
-        value: _builtins.float = ...,
+        step: _builtins.int | None = ...,
+        value: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_step", b"_step", "_value", b"_value", "step", b"step", "value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "step", b"step", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_step", b"_step", "_value", b"_value", "name", b"name", "step", b"step", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__step: _TypeAlias = _typing.Literal["step"]  # noqa: Y015
+    _WhichOneofArgType__step: _TypeAlias = _typing.Literal["_step", b"_step"]  # noqa: Y015
+    _WhichOneofReturnType__value: _TypeAlias = _typing.Literal["value"]  # noqa: Y015
+    _WhichOneofArgType__value: _TypeAlias = _typing.Literal["_value", b"_value"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__step) -> _WhichOneofReturnType__step | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__value) -> _WhichOneofReturnType__value | None: ...
 
 Global___MetricPoint: _TypeAlias = MetricPoint  # noqa: Y015
 

@@ -56,7 +56,8 @@ class MetricServiceServicer:
     def LogMetrics(self, request, context):
         """Stores values of metrics. A value that is logged again for the same name and step replaces the earlier one, so a
         repeated request stores the same values again. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND); RESOURCE_EXHAUSTED
-        (ERROR_REASON_QUOTA_EXCEEDED) if the run has too many points or more than 1000 names.
+        (ERROR_REASON_QUOTA_EXCEEDED) if the run would have too many points, or
+        more than 1000 names; nothing is stored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

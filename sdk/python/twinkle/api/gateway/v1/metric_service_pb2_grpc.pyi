@@ -21,7 +21,8 @@ class MetricServiceStub:
     LogMetrics: _aio.UnaryUnaryMultiCallable[_metric_service_pb2.LogMetricsRequest, _metric_service_pb2.LogMetricsResponse]
     """Stores values of metrics. A value that is logged again for the same name and step replaces the earlier one, so a
     repeated request stores the same values again. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND); RESOURCE_EXHAUSTED
-    (ERROR_REASON_QUOTA_EXCEEDED) if the run has too many points or more than 1000 names.
+    (ERROR_REASON_QUOTA_EXCEEDED) if the run would have too many points, or
+    more than 1000 names; nothing is stored.
     """
     GetMetrics: _aio.UnaryUnaryMultiCallable[_metric_service_pb2.GetMetricsRequest, _metric_service_pb2.GetMetricsResponse]
     """Returns the metrics of a run. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND)."""
@@ -39,7 +40,8 @@ class MetricServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _abc.Awaitable[_metric_service_pb2.LogMetricsResponse]:
         """Stores values of metrics. A value that is logged again for the same name and step replaces the earlier one, so a
         repeated request stores the same values again. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND); RESOURCE_EXHAUSTED
-        (ERROR_REASON_QUOTA_EXCEEDED) if the run has too many points or more than 1000 names.
+        (ERROR_REASON_QUOTA_EXCEEDED) if the run would have too many points, or
+        more than 1000 names; nothing is stored.
         """
 
     @_abc_1.abstractmethod

@@ -1,0 +1,109 @@
+"""Runs that the gateway does not know yet, and the division of points into chunks."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.gateway.errors import RunNotFound
+from services.gateway.metrics.chunks import CHUNK_POINTS, chunks_of, count_of, joined, merge_all
+from services.gateway.metrics.metrics import Metrics
+from services.gateway.metrics.rules import MAX_STEP, MetricFilter, Point
+from services.kit.caller import Caller
+from services.kit.clock import FakeClock
+
+ALICE = Caller(tenant_id='alice')
+
+
+class _Runs:
+    """Runs that are unknown for a number of calls."""
+
+    def __init__(self, unknown_calls: int) -> None:
+        self.unknown_calls = unknown_calls
+
+    async def get(self, caller: Caller, run_id: str) -> None:
+        self.unknown_calls -= 1
+        if self.unknown_calls >= 0:
+            raise RunNotFound(run_id)
+
+
+class _Store:
+    """Store that keeps the arguments of its calls."""
+
+    def __init__(self) -> None:
+        self.saved: list[Any] = []
+
+    async def save(self, *arguments: Any, **options: Any) -> None:
+        self.saved.append((arguments, options))
+
+    async def list_of(self, *arguments: Any) -> list[Any]:
+        return []
+
+
+def _metrics(unknown_calls: int) -> tuple[Any, _Store, list[float]]:
+    store, pauses = _Store(), list[float]()
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    runs: Any = _Runs(unknown_calls)
+    stored: Any = store
+    return Metrics(stored, runs, clock=FakeClock(), max_points=9, pause=pause), store, pauses
+
+
+@pytest.mark.parametrize('unknown_calls', [0, 1, 5])
+async def test_logging_waits_for_a_new_run(unknown_calls: int) -> None:
+    """A run that becomes known within about two seconds is logged, after growing pauses."""
+    metrics, store, pauses = _metrics(unknown_calls)
+    points = [Point('loss', 0, 1.0)]
+    await metrics.log(ALICE, 'ad-1', points)
+    assert store.saved[0][0] == ('alice', 'ad-1', points)
+    assert len(pauses) == unknown_calls
+    assert pauses == sorted(pauses)
+
+
+async def test_unknown_runs_are_refused() -> None:
+    """Logging to an unknown run fails after less than two seconds, and reading its metrics fails at once."""
+    metrics, store, pauses = _metrics(6)
+    with pytest.raises(RunNotFound):
+        await metrics.log(ALICE, 'ad-1', [Point('loss', 0, 1.0)])
+    assert not store.saved
+    assert 1 < sum(pauses) < 2
+    reader, _, reader_pauses = _metrics(1)
+    with pytest.raises(RunNotFound):
+        await reader.get(ALICE, 'ad-1', MetricFilter())
+    assert not reader_pauses
+
+
+def _steps(kind: str, count: int) -> list[int]:
+    numbers = random.Random(7)
+    return {
+        'ascending': list(range(count)),
+        'descending': list(range(count, 0, -1)),
+        'sparse': [1_000_000 * step for step in range(count)],
+        'random': [numbers.randrange(MAX_STEP) for _ in range(count)],
+        'repeated': [numbers.randrange(50) for _ in range(count)],
+    }[kind]
+
+
+@pytest.mark.parametrize('kind', ['ascending', 'descending', 'sparse', 'random', 'repeated'])
+@pytest.mark.parametrize('batch', [1, 7, 1000])
+def test_chunks_are_full_in_any_order_of_steps(kind: str, batch: int) -> None:
+    """Points in any order are stored like values of a mapping, in chunks that are at least half full on average."""
+    steps = _steps(kind, 3000)
+    stored: dict[tuple[str, int], bytes] = {}
+    expected: dict[int, float] = {}
+    for begin in range(0, len(steps), batch):
+        points = [Point('x', step, float(begin + index)) for index, step in enumerate(steps[begin : begin + batch])]
+        expected.update({point.step: point.value for point in points})
+        new = chunks_of(points, {'x': sorted(chunk for _, chunk in stored)}, 5)
+        stored.update(merge_all(stored, new))
+    chunks = [stored[key] for key in sorted(stored)]
+    points = joined(chunks)
+    assert points['step'].tolist() == sorted(expected)
+    assert points['value'].tolist() == [expected[step] for step in sorted(expected)]
+    assert np.all(points['time_us'] == 5)
+    assert count_of(chunks) == len(expected)
+    assert max(count_of([chunk]) for chunk in chunks) <= CHUNK_POINTS
+    assert len(chunks) <= 1 + 2 * len(expected) / CHUNK_POINTS
