@@ -155,7 +155,7 @@ async def test_wrong_names_of_tinker_are_refused(running: OpenAiGateway) -> None
     path = f'tinker://{RUN}/sampler_weights/best'
     problems = {
         'tinker://': 'must be tinker://{run}/{kind}/{name}',
-        f'tinker://{RUN}/sampler_weights/': 'a name has',
+        f'tinker://{RUN}/sampler_weights/': 'must be a name of 1 to',
         f'tinker://{RUN}/nothing/best': 'must have one of the kinds',
         f'tinker://{RUN}/weights/best': 'save with save_weights_for_sampler',
         f'large;{path}': "the base model of the weights is 'tiny'",
