@@ -71,7 +71,7 @@ def test_client_arguments_have_the_library_defaults() -> None:
 
 
 def test_every_remote_verb_has_blocking_and_async_forms() -> None:
-    """All verbs are remote methods, except `adapter_id`, `metrics`, `pipeline` and the remote stream `watch_operations`."""
+    """All verbs are remote methods, except `adapter_id`, `metrics`, `pipeline` and the stream `watch_operations`."""
     client = TwinkleClient('http://127.0.0.1:9', 'key')
     try:
         model = RemoteModel('tiny', client=client)
