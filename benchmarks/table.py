@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
         report = report or report_of(recorded['ratios'], _measure())
         print(report, file=sys.stderr)
         return {'report': report.splitlines()}
-    record = {'date': f'{datetime.now(UTC):%Y-%m-%d}', 'hardware': hardware, 'ratios': _measure()}
+    record = {'hardware': hardware, 'ratios': _measure()}
     RECORD.write_text(json.dumps(record, indent=2) + '\n', encoding='utf-8')
     PAGE.write_text(render(record), encoding='utf-8')
     return record
@@ -94,7 +94,10 @@ def _measure() -> list[dict[str, Any]]:
         name, *options = command.split()
         measure = importlib.import_module(f'benchmarks.{name}').main
         figures[command] = measure(options) if options else measure()
-    return [{**asdict(row), **_spread(reduce(getitem, row.figure.split('/'), figures[row.command]))} for row in ROWS]
+    date = {'date': f'{datetime.now(UTC):%Y-%m-%d}'}
+    return [
+        {**asdict(row), **date, **_spread(reduce(getitem, row.figure.split('/'), figures[row.command]))} for row in ROWS
+    ]
 
 
 def _spread(ratio: Any) -> dict[str, float]:
@@ -140,7 +143,7 @@ def render(record: Mapping[str, Any]) -> str:
     lines = [
         '# Performance',
         '',
-        f'Measured on {record["date"]} with `./run bench table`, which writes this page.',
+        'Measured with `./run bench table`, which writes this page.',
         '',
         f'- Machine: {hardware["cores"]} cores of {hardware["processor"]}, {hardware["memory_gib"]} GiB of memory,',
         f'  {", ".join(hardware["accelerators"]) or "no GPU"}; torch {hardware["libraries"]["torch"]}.',
@@ -150,10 +153,10 @@ def render(record: Mapping[str, Any]) -> str:
         '',
         '[LOG.md](LOG.md) has older measurements, and those that have no peer.',
         '',
-        '| work | compared with | ratio | goal | benchmark |',
-        '| --- | --- | --- | --- | --- |',
+        '| work | compared with | ratio | goal | benchmark | date |',
+        '| --- | --- | --- | --- | --- | --- |',
     ]
     for ratio in record['ratios']:
-        cells = (ratio['work'], ratio['peer'], _figures(ratio), ratio['goal'], f'`{ratio["command"]}`')
+        cells = (ratio['work'], ratio['peer'], _figures(ratio), ratio['goal'], f'`{ratio["command"]}`', ratio['date'])
         lines.append(f'| {" | ".join(map(str, cells))} |')
     return '\n'.join(lines) + '\n'

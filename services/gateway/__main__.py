@@ -84,7 +84,7 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
             open_futures(config, database, trainer=trainer, sampling=sampling, quotas=quotas, clock=clock)
         )
         handles = open_handles(database, futures, sampling=sampling, weights=weights, quotas=quotas, clock=clock)
-        replicas, metrics = open_replicas(config, fleet), _metrics(config, database, catalogue, clock=clock)
+        replicas, metrics = open_replicas(config, fleet), _metrics(config, database, catalogue, stack, clock=clock)
         endpoints = make_endpoints(accounts, sessions, catalogue, quotas, exports=exports, replicas=replicas)
         endpoints.append(metric_endpoint(metrics))
         handlers = open_forwarding(config, upstreams, quotas.training, sampling=sampling)
@@ -160,8 +160,12 @@ def _trainer(config: GatewayConfig, upstreams: Upstreams, quotas: Quotas) -> Lim
     return LimitedTrainer(GrpcTrainer(upstreams.calls, internal_token=config.internal_token), quotas.training)
 
 
-def _metrics(config: GatewayConfig, database: Database, catalogue: Catalogue, *, clock: Clock) -> Metrics:
-    return Metrics(SqlMetricStore(database), catalogue.runs, clock=clock, max_points=config.metric_points_per_run)
+def _metrics(
+    config: GatewayConfig, database: Database, catalogue: Catalogue, stack: AsyncExitStack, *, clock: Clock
+) -> Metrics:
+    store = SqlMetricStore(database)
+    stack.callback(store.close)
+    return Metrics(store, catalogue.runs, clock=clock, max_points=config.metric_points_per_run)
 
 
 @asynccontextmanager

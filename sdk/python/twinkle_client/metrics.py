@@ -51,18 +51,18 @@ class RunMetrics:
     async def log(self, values: Mapping[str, Any], *, step: int) -> None:
         """Store values at a step; a value for the same name and step replaces the earlier one.
 
+        More than 1,000 values are sent in several requests, so after an error, the first ones may be stored.
+
         Args:
             values: Numbers by name, also NumPy and torch scalars. A name has 1 to 128 printable ASCII characters and no
                 spaces.
             step: Step of the program, at least 0.
 
         Raises:
-            TypeError: A name is not a text, a value is not a number, or the step is not an integer.
+            TypeError: A name is not a string, a value is not a number, or the step is not an integer.
             UsageError: A name or the step is invalid.
             NotFoundError: The run does not exist.
             QuotaError: The run would have too many points or names.
-
-        More than 1,000 values are sent in several requests, so an error may leave the first ones stored.
         """
         points = [_point(name, _step(step), value) for name, value in values.items()]
         for begin in range(0, len(points), _POINTS_PER_REQUEST):
@@ -84,7 +84,7 @@ class RunMetrics:
                 largest value of ranges of steps, so that peaks remain.
 
         Raises:
-            TypeError: `names` is a single text, or a number is not an integer.
+            TypeError: `names` is a single string, or a number is not an integer.
             UsageError: An argument is invalid.
             NotFoundError: The run does not exist.
         """
@@ -102,13 +102,13 @@ class RunMetrics:
 
 
 def _step(step: SupportsIndex) -> int:
-    """Return a step as an integer that fits into a message. The server refuses the replacements of all others."""
+    """Return a step limited to integers that fit into a message. The server refuses -1 and 2^53 by name."""
     return max(min(operator.index(step), _MAX_STEP + 1), -1)
 
 
 def _point(name: Any, step: int, value: Any) -> pb.MetricPoint:
     if not isinstance(name, str):
-        raise TypeError(f'values: names must be texts, got {name!r}')
+        raise TypeError(f'values: names must be strings, got {name!r}')
     problem = f'values[{name!r}]: expected a number, got {type(value).__name__}'
     if isinstance(value, str | bytes | bytearray):
         raise TypeError(problem)

@@ -70,7 +70,7 @@ class CheckpointStore(EntryStore[Checkpoint], Protocol):
 
 
 class EndedRows(Protocol):
-    """Store of rows that stay for some time after they have ended: entries, sessions, sampling handles and usage."""
+    """Store of rows that stay for some time after they have ended, such as entries, sessions, usage and metrics."""
 
     async def purge(self, *, before: datetime) -> int:
         """Remove the rows that ended before `before`, except rows that other rows need; return the number removed."""

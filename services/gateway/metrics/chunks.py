@@ -1,7 +1,7 @@
 """Points of a metric in chunks of consecutive points, as arrays that a database stores as bytes.
 
-A chunk is named by a step: it has the points from this step on, up to the step of the next chunk. The first chunk of a
-metric has the name 0. A chunk that is too long is divided, so sparse steps need no more chunks than dense ones.
+A chunk is identified by a step. It has the points from this step on, up to the step of the next chunk. The first chunk
+of a metric has the step 0. A chunk that is too long is divided, so sparse steps need no more chunks than dense ones.
 """
 
 from bisect import bisect_right
@@ -17,7 +17,7 @@ from services.gateway.metrics.rules import Point
 Points = npt.NDArray[Any]
 """Structured array [N] with the fields of `POINT`, by ascending step."""
 ChunkKey = tuple[str, int]
-"""Names of a metric and of a chunk."""
+"""Name of a metric, and step of a chunk."""
 POINT = np.dtype([('step', '<i8'), ('value', '<f8'), ('time_us', '<i8')])
 """Step, value, and time of storage in microseconds since 1970-01-01 UTC."""
 CHUNK_POINTS = 1024
@@ -29,7 +29,7 @@ def chunks_of(points: Iterable[Point], stored: Mapping[str, Sequence[int]], time
 
     Args:
         points: new points.
-        stored: names of the stored chunks of each metric, ascending; a metric without chunks may be absent.
+        stored: steps of the stored chunks of each metric, ascending; a metric without chunks may be absent.
         time_us: time of storage.
     """
     last = {(point.name, point.step): point.value for point in points}

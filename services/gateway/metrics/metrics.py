@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from services.gateway.catalogue.runs import Runs
 from services.gateway.errors import RunNotFound
+from services.gateway.metrics.ports import MetricStore
 from services.gateway.metrics.rules import MetricFilter, Point, Series
-from services.gateway.metrics.sql import SqlMetricStore
 from services.kit.caller import Caller
 from services.kit.clock import Clock
 
@@ -19,7 +19,7 @@ class Metrics:
 
     def __init__(
         self,
-        store: SqlMetricStore,
+        store: MetricStore,
         runs: Runs,
         *,
         clock: Clock,

@@ -45,7 +45,7 @@ class MetricChunkRow(Base):
 
 
 class SqlMetricStore(SqlStore):
-    """Stores the points of runs."""
+    """Implements `MetricStore`. `close` stops its threads."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
@@ -56,11 +56,6 @@ class SqlMetricStore(SqlStore):
     async def save(
         self, tenant_id: str, run_id: str, points: Sequence[Point], *, moment: datetime, max_points: int
     ) -> None:
-        """Store points; a point with the name and step of a stored one replaces it, and the last of several counts.
-
-        Raises:
-            MetricsFull: the run would have more than `max_points` points or `MAX_NAMES` names; nothing is stored.
-        """
         key = {'tenant_id': tenant_id, 'run_id': run_id}
         time_us = (moment - _EPOCH) // timedelta(microseconds=1)
         async with self._writers, self._database.write() as connection:
@@ -85,7 +80,6 @@ class SqlMetricStore(SqlStore):
             await connection.execute(update(MetricRunRow).where(is_run).values(**counts, update_time=moment))
 
     async def list_of(self, tenant_id: str, run_id: str, wanted: MetricFilter) -> Sequence[Series]:
-        """Return the metrics of a run by name; see `MetricFilter`."""
         row = MetricChunkRow
         condition = _is_of_run(row, tenant_id, run_id)
         if wanted.end_step is not None:
@@ -96,6 +90,10 @@ class SqlMetricStore(SqlStore):
         async with self._database.read() as connection:
             found: Sequence[Any] = (await connection.execute(query)).all()
         return await self._reading.run(_series_of, found, wanted)
+
+    def close(self) -> None:
+        self._merging.close()
+        self._reading.close()
 
 
 class SqlEndedMetrics(SqlStore):
@@ -141,7 +139,7 @@ async def _locked_counts(connection: AsyncConnection, key: Mapping[str, str], mo
 async def _chunks_by_name(
     connection: AsyncConnection, key: Mapping[str, str], names: Collection[str]
 ) -> dict[str, list[int]]:
-    """Return the names of the stored chunks of some metrics, ascending; metrics without chunks are absent."""
+    """Return the steps of the stored chunks of some metrics, ascending; metrics without chunks are absent."""
     row = MetricChunkRow
     query = select(row.name, row.chunk).where(_is_of_run(row, **key), row.name.in_(names))
     rows: Sequence[Any] = (await connection.execute(query)).all()

@@ -13,9 +13,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fixtures.gateway_upstream import Upstream
+from fixtures.gateway_upstream import Upstream, adapter_event, wait_until
 from fixtures.running_gateway import ADMIN_KEY, RunningGateway, running_gateway
-from integration.gateway.test_gateway_services import adapter_event
 from twinkle_client import NotFoundError, QuotaError, TwinkleClient, UsageError
 from twinkle_client.cli import app
 from twinkle_client.metrics import RunMetrics
@@ -37,8 +36,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[RunningGateway]:
 async def metrics(gateway: RunningGateway) -> AsyncIterator[RunMetrics]:
     """Metrics of the run 'ad-1'."""
     client = TwinkleClient(gateway.address, ADMIN_KEY)
-    while not await client.list_training_runs.aio():
-        pass
+    await wait_until(client.list_training_runs.aio, bool)
     yield RunMetrics('ad-1', client=client)
     await asyncio.to_thread(client.close)
 
@@ -98,7 +96,7 @@ async def test_errors_name_the_field_and_the_run(gateway: RunningGateway, metric
     for step in (None, 1.0, '1'):
         with pytest.raises(TypeError):
             await metrics.log.aio({'loss': 1.0}, step=step)
-    with pytest.raises(TypeError, match='names must be texts'):
+    with pytest.raises(TypeError, match='names must be strings'):
         await metrics.log.aio({1: 1.0}, step=0)
     client = TwinkleClient(gateway.address, ADMIN_KEY)
     with pytest.raises(NotFoundError, match='ad-9'):

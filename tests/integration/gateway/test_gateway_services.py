@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from fixtures.gateway_upstream import Upstream
+from fixtures.gateway_upstream import Upstream, adapter_event, wait_until
 from fixtures.running_gateway import ADMIN, ADMIN_KEY, RunningGateway, bearer, failure_of, running_gateway
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2
 from twinkle.api.gateway.v1 import (
@@ -33,19 +32,6 @@ def catalogue(gateway: RunningGateway) -> Any:
     return catalogue_service_pb2_grpc.CatalogueServiceStub(gateway.channel)
 
 
-def adapter_event(adapter_id: str, *, tenant_id: str = 'default', **fields: Any) -> Any:
-    """Return the event of a model service about an adapter."""
-    message = adapter_service_pb2.WatchAdaptersResponse(tenant_id=tenant_id, resume_token=f'at-{adapter_id}')
-    message.adapter.adapter_id = adapter_id
-    message.adapter.base_model = 'tiny'
-    message.adapter.lora_config.lora_rank = 8
-    message.adapter.create_time.FromSeconds(1_700_000_000)
-    message.adapter.update_time.FromSeconds(1_700_000_100)
-    for name, value in fields.items():
-        setattr(message.adapter, name, value)
-    return message
-
-
 def checkpoint_event(name: str, *, tenant_id: str = 'default') -> Any:
     """Return the event of a checkpoint service about a checkpoint."""
     message = checkpoint_service_pb2.WatchCheckpointsResponse(tenant_id=tenant_id, resume_token=f'at-{name}')
@@ -56,14 +42,6 @@ def checkpoint_event(name: str, *, tenant_id: str = 'default') -> Any:
     message.checkpoint.size_bytes = 1 << 33
     message.checkpoint.create_time.FromSeconds(1_700_000_000)
     return message
-
-
-async def wait_until(call: Callable[[], Awaitable[Any]], is_accepted: Callable[[Any], bool]) -> Any:
-    """Repeat a call until its result is accepted, and return the result; the test's time limit bounds the wait."""
-    while True:
-        response = await call()
-        if is_accepted(response):
-            return response
 
 
 async def list_runs(gateway: RunningGateway) -> dict[str, Any]:

@@ -7,11 +7,10 @@ from typing import Any
 import grpc
 import pytest
 
-from fixtures.gateway_upstream import Upstream
+from fixtures.gateway_upstream import Upstream, adapter_event, wait_until
 from fixtures.running_gateway import ADMIN, RunningGateway, bearer, failure_of, running_gateway
-from integration.gateway.test_gateway_services import adapter_event
+from twinkle.api.gateway.v1 import catalogue_service_pb2, catalogue_service_pb2_grpc, metric_service_pb2_grpc
 from twinkle.api.gateway.v1 import metric_service_pb2 as messages
-from twinkle.api.gateway.v1 import metric_service_pb2_grpc
 from twinkle.api.gateway.v1.key_service_pb2 import SCOPE_SAMPLE
 
 
@@ -67,6 +66,9 @@ async def test_key_for_sampling_reads_and_does_not_log(gateway: RunningGateway, 
     key = bearer((await gateway.make_key('alice', scopes=(SCOPE_SAMPLE,))).secret)
     failure = await failure_of(stub_of(gateway).LogMetrics(log_request(loss=1.0), metadata=key))
     assert failure.code is grpc.StatusCode.PERMISSION_DENIED
+    catalogue: Any = catalogue_service_pb2_grpc.CatalogueServiceStub(gateway.channel)
+    listing = catalogue_service_pb2.ListRunsRequest()
+    await wait_until(lambda: catalogue.ListRuns(listing, metadata=key), lambda response: bool(response.runs))
     response = await stub_of(gateway).GetMetrics(messages.GetMetricsRequest(run_id='ad-1'), metadata=key)
     assert not response.series
 

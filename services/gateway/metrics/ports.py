@@ -1,0 +1,25 @@
+"""The store of metrics."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Protocol
+
+from services.gateway.metrics.rules import MetricFilter, Point, Series
+
+
+class MetricStore(Protocol):
+    """Stores the points of runs."""
+
+    async def save(
+        self, tenant_id: str, run_id: str, points: Sequence[Point], *, moment: datetime, max_points: int
+    ) -> None:
+        """Store points; a point with the name and step of a stored one replaces it, and the last of several counts.
+
+        Raises:
+            MetricsFull: the run would have more than `max_points` points or `MAX_NAMES` names; nothing is stored.
+        """
+        ...
+
+    async def list_of(self, tenant_id: str, run_id: str, wanted: MetricFilter) -> Sequence[Series]:
+        """Return the metrics of a run by name; see `MetricFilter`."""
+        ...
