@@ -27,8 +27,8 @@ from services.gateway.http.server import HttpServer, open_http
 from services.gateway.keys.authenticator import GatewayAuthenticator, KeyAuthenticator
 from services.gateway.keys.open import Accounts, open_keys
 from services.gateway.keys.pepper import PepperUnusable
-from services.gateway.metrics.metrics import Metrics
-from services.gateway.metrics.sql import SqlEndedMetrics, SqlMetricStore
+from services.gateway.metrics.open import OpenMetrics, open_metrics
+from services.gateway.metrics.sql import SqlEndedMetrics
 from services.gateway.openai.models import FleetSamplers
 from services.gateway.openai.routes import open_openai
 from services.gateway.quotas.open import open_quotas, quota_jobs
@@ -84,9 +84,10 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
             open_futures(config, database, trainer=trainer, sampling=sampling, quotas=quotas, clock=clock)
         )
         handles = open_handles(database, futures, sampling=sampling, weights=weights, quotas=quotas, clock=clock)
-        replicas, metrics = open_replicas(config, fleet), _metrics(config, database, catalogue, stack, clock=clock)
+        replicas = open_replicas(config, fleet)
+        metrics = await stack.enter_async_context(_metrics(config, database, catalogue, upstreams, clock=clock))
         endpoints = make_endpoints(accounts, sessions, catalogue, quotas, exports=exports, replicas=replicas)
-        endpoints.append(metric_endpoint(metrics))
+        endpoints.append(metric_endpoint(metrics.metrics))
         handlers = open_forwarding(config, upstreams, quotas.training, sampling=sampling)
         server = _server(config, accounts, endpoints, handlers=handlers, facts=upstreams.all_facts(samplers))
         server.on_drain(fleet.close)
@@ -98,15 +99,14 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
             *open_tinker_catalogue(database, catalogue, accounts, sessions, upstreams=upstreams, clock=clock),
         ]
         http = open_http(config, authenticator=KeyAuthenticator(accounts.verifier), routes=routes)
+        own_jobs = [*metrics.jobs, *future_jobs, export_runner.run, _purge(database, clock=clock).run]
         jobs = [
             session_job(config, database, models=upstreams.models, versions=handles, work=futures, clock=clock),
             *upstream_jobs(config, database, upstreams, clock=clock),
             *checkpoint_jobs(database, upstreams.internal.get('checkpoint'), clock=clock),
             *fleet_jobs(config, fleet, channels, sampler=upstreams.internal.get('sampler')),
             *quota_jobs(config.quotas, quotas, upstreams.internal_models, clock=clock),
-            export_runner.run,
-            Purge([store(database) for store in _ENDED], clock=clock).run,
-            *future_jobs,
+            *own_jobs,
         ]
         yield Gateway(server, jobs, futures, http)
 
@@ -161,11 +161,14 @@ def _trainer(config: GatewayConfig, upstreams: Upstreams, quotas: Quotas) -> Lim
 
 
 def _metrics(
-    config: GatewayConfig, database: Database, catalogue: Catalogue, stack: AsyncExitStack, *, clock: Clock
-) -> Metrics:
-    store = SqlMetricStore(database)
-    stack.callback(store.close)
-    return Metrics(store, catalogue.runs, clock=clock, max_points=config.metric_points_per_run)
+    config: GatewayConfig, database: Database, catalogue: Catalogue, upstreams: Upstreams, *, clock: Clock
+) -> AbstractAsyncContextManager[OpenMetrics]:
+    models, limit = upstreams.internal_models, config.metric_points_per_run
+    return open_metrics(database, catalogue.runs, models, clock=clock, max_points=limit)
+
+
+def _purge(database: Database, *, clock: Clock) -> Purge:
+    return Purge([store(database) for store in _ENDED], clock=clock)
 
 
 @asynccontextmanager

@@ -21,6 +21,7 @@ from twinkle_client import NotFoundError, TwinkleClient, UsageError
 from twinkle_client.cli import app
 from twinkle_client.dataloader import DataLoader
 from twinkle_client.dataset import Dataset, DatasetMeta
+from twinkle_client.metrics import MetricSeries
 from twinkle_client.model import MultiLoraTransformersModel
 from twinkle_client.sampler import Sampler
 from twinkle_client.stack import SERVICES, StackError, StackOptions, StackState, revive_stack, start_stack, stop_stack
@@ -87,6 +88,10 @@ def test_training_loop_learns(stack: StackState, client: TwinkleClient) -> None:
         model.clip_grad_and_step(1.0)
     assert np.mean(losses[-2:]) < np.mean(losses[:2])
     assert model.calculate_metric()['step_count'] == len(losses)
+    found = _stored_metrics(model, 'train/loss', length=len(losses))
+    assert found['train/loss'].steps == list(range(1, len(losses) + 1))
+    assert found['train/loss'].values == losses
+    assert {'train/grad_norm', 'train/learning_rate', 'train/device_seconds', 'train/token_count'} <= found.keys()
     version = model.publish_version()
     sampler = Sampler(stack.base_model, client=client)
     prompt = {'messages': CHATS[0]['messages'][:1]}
@@ -96,6 +101,14 @@ def test_training_loop_learns(stack: StackState, client: TwinkleClient) -> None:
     sampled = [candidates[0][1] for candidates in sequence.logprobs]
     np.testing.assert_allclose(trained[trained != 0], sampled, atol=1e-4)
     assert client.get_training_run(run_id).run_id == run_id
+
+
+def _stored_metrics(model: MultiLoraTransformersModel, name: str, *, length: int) -> dict[str, MetricSeries]:
+    """Return the metrics of a run, once the metric has this length; the test's time limit bounds the wait."""
+    while True:
+        found = model.metrics().get()
+        if name in found and found[name].point_count >= length:
+            return found
 
 
 def test_resumed_loop_continues_after_its_last_batch(stack: StackState, client: TwinkleClient) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Protocol
 
-from services.gateway.metrics.rules import MetricFilter, Point, Series
+from services.gateway.metrics.rules import MetricFilter, Point, Report, Series
 
 
 class MetricStore(Protocol):
@@ -17,6 +17,16 @@ class MetricStore(Protocol):
 
         Raises:
             MetricsFull: the run would have more than `max_points` points or `MAX_NAMES` names; nothing is stored.
+        """
+        ...
+
+    async def save_reports(
+        self, tenant_id: str, run_id: str, reports: Sequence[Report], *, moment: datetime, max_points: int
+    ) -> None:
+        """Store the points of those reports that follow the last stored one, in one transaction.
+
+        Raises:
+            MetricsFull: see `save`; nothing is stored.
         """
         ...
 

@@ -29,6 +29,24 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Report:
+    """Points of one step that the model service reported for an operation."""
+
+    sequence_number: int
+    """Number of the operation; the reports of a run have ascending numbers."""
+    points: Sequence[Point]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunReports:
+    """The last reports of a run, by ascending number."""
+
+    tenant_id: str
+    run_id: str
+    reports: Sequence[Report]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Series:
     """Points of one metric, by ascending step."""
 

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from services.gateway.catalogue.sql import RunRow
 from services.gateway.errors import MetricsFull
 from services.gateway.metrics.chunks import ChunkKey, Points, chunks_of, count_of, joined, merge_all, reduced
-from services.gateway.metrics.rules import MAX_LISTED, MAX_NAMES, MetricFilter, Point, Series
+from services.gateway.metrics.rules import MAX_LISTED, MAX_NAMES, MetricFilter, Point, Report, Series
 from services.gateway.store.base import Base, SqlStore, insert_into
 from services.gateway.store.database import Database
 from services.kit.worker import Threads
@@ -31,6 +31,8 @@ class MetricRunRow(Base):
     point_count: Mapped[int]
     name_count: Mapped[int]
     update_time: Mapped[datetime]
+    sequence_number: Mapped[int]
+    """Number of the operation of the last stored report; 0 before the first one."""
 
 
 class MetricChunkRow(Base):
@@ -57,27 +59,52 @@ class SqlMetricStore(SqlStore):
         self, tenant_id: str, run_id: str, points: Sequence[Point], *, moment: datetime, max_points: int
     ) -> None:
         key = {'tenant_id': tenant_id, 'run_id': run_id}
-        time_us = (moment - _EPOCH) // timedelta(microseconds=1)
         async with self._writers, self._database.write() as connection:
             counts = await _locked_counts(connection, key, moment)
-            chunks = await _chunks_by_name(connection, key, {point.name for point in points})
-            new = await self._merging.run(chunks_of, points, chunks, time_us)
-            stored = await _stored(connection, key, new)
-            changed = await self._merging.run(merge_all, stored, new)
-            added = {
-                'point_count': count_of(changed.values()) - count_of(stored.values()),
-                'name_count': len({name for name, _ in new} - chunks.keys()),
-            }
-            for name, quota, limit in (
-                ('point_count', 'metric_points_per_run', max_points),
-                ('name_count', 'metric_names_per_run', MAX_NAMES),
-            ):
-                if added[name] and counts[name] + added[name] > limit:
-                    raise MetricsFull(quota, limit)
-                counts[name] += added[name]
-            await _write(connection, key, changed)
-            is_run = _is_of_run(MetricRunRow, **key)
-            await connection.execute(update(MetricRunRow).where(is_run).values(**counts, update_time=moment))
+            await self._add(connection, key, counts, points, moment=moment, max_points=max_points)
+
+    async def save_reports(
+        self, tenant_id: str, run_id: str, reports: Sequence[Report], *, moment: datetime, max_points: int
+    ) -> None:
+        key = {'tenant_id': tenant_id, 'run_id': run_id}
+        async with self._writers, self._database.write() as connection:
+            counts = await _locked_counts(connection, key, moment)
+            new = [report for report in reports if report.sequence_number > counts['sequence_number']]
+            if new:
+                counts['sequence_number'] = new[-1].sequence_number
+                points = [point for report in new for point in report.points]
+                await self._add(connection, key, counts, points, moment=moment, max_points=max_points)
+
+    async def _add(
+        self,
+        connection: AsyncConnection,
+        key: Mapping[str, str],
+        counts: dict[str, int],
+        points: Sequence[Point],
+        *,
+        moment: datetime,
+        max_points: int,
+    ) -> None:
+        """Add points to a run whose row is locked, and store its new counts."""
+        time_us = (moment - _EPOCH) // timedelta(microseconds=1)
+        chunks = await _chunks_by_name(connection, key, {point.name for point in points})
+        new = await self._merging.run(chunks_of, points, chunks, time_us)
+        stored = await _stored(connection, key, new)
+        changed = await self._merging.run(merge_all, stored, new)
+        added = {
+            'point_count': count_of(changed.values()) - count_of(stored.values()),
+            'name_count': len({name for name, _ in new} - chunks.keys()),
+        }
+        for name, quota, limit in (
+            ('point_count', 'metric_points_per_run', max_points),
+            ('name_count', 'metric_names_per_run', MAX_NAMES),
+        ):
+            if added[name] and counts[name] + added[name] > limit:
+                raise MetricsFull(quota, limit)
+            counts[name] += added[name]
+        await _write(connection, key, changed)
+        is_run = _is_of_run(MetricRunRow, **key)
+        await connection.execute(update(MetricRunRow).where(is_run).values(**counts, update_time=moment))
 
     async def list_of(self, tenant_id: str, run_id: str, wanted: MetricFilter) -> Sequence[Series]:
         row = MetricChunkRow
@@ -125,15 +152,17 @@ def _is_of_run(row: type[MetricRunRow | MetricChunkRow], tenant_id: str, run_id:
 
 async def _locked_counts(connection: AsyncConnection, key: Mapping[str, str], moment: datetime) -> dict[str, int]:
     """Lock the row of a run until the end of the transaction, and return its counts."""
-    empty = {**key, 'point_count': 0, 'name_count': 0, 'update_time': moment}
-    insert = insert_into(connection, MetricRunRow).values(empty).on_conflict_do_nothing(index_elements=list(key))
-    query = select(MetricRunRow.point_count, MetricRunRow.name_count).where(_is_of_run(MetricRunRow, **key))
+    empty = {'point_count': 0, 'name_count': 0, 'sequence_number': 0}
+    row = {**key, **empty, 'update_time': moment}
+    insert = insert_into(connection, MetricRunRow).values(row).on_conflict_do_nothing(index_elements=list(key))
+    columns = [MetricRunRow.point_count, MetricRunRow.name_count, MetricRunRow.sequence_number]
+    query = select(*columns).where(_is_of_run(MetricRunRow, **key))
     counts = None
     while counts is None:
         # A purge may delete the row between the two statements.
         await connection.execute(insert)
         counts = (await connection.execute(query.with_for_update())).one_or_none()
-    return {'point_count': counts[0], 'name_count': counts[1]}
+    return dict(zip(empty, counts, strict=True))
 
 
 async def _chunks_by_name(

@@ -13,6 +13,7 @@ from services.model.application.train_stream import OperationFailure
 from services.model.domain import result as domain
 from services.model.domain.adapter import Adapter
 from services.model.domain.loader_batch import LoaderCursor
+from services.model.domain.step_metrics import MetricReport, StepMetrics
 from twinkle.api.data.v1 import dataset_pb2
 from twinkle.api.model.v1 import (
     adapter_pb2,
@@ -61,6 +62,7 @@ def event_to_proto(event: AdapterEvent) -> adapter_service_pb2.WatchAdaptersResp
     message = adapter_service_pb2.WatchAdaptersResponse(tenant_id=event.tenant_id, resume_token=event.token)
     if event.adapter is not None:
         message.adapter.CopyFrom(adapter_to_proto(event.adapter))
+        message.metrics.reports.extend(map(_report_to_proto, event.adapter.metrics.reports))
     elif event.is_synced:
         message.is_synced = True
     elif event.damaged_id:
@@ -68,6 +70,16 @@ def event_to_proto(event: AdapterEvent) -> adapter_service_pb2.WatchAdaptersResp
     else:
         message.deletion.adapter_id = event.deleted_id
     return message
+
+
+def metrics_to_proto(metrics: StepMetrics) -> adapter_service_pb2.AdapterMetrics:
+    return adapter_service_pb2.AdapterMetrics(reports=map(_report_to_proto, metrics.reports), totals=metrics.totals)
+
+
+def _report_to_proto(report: MetricReport) -> adapter_service_pb2.MetricReport:
+    return adapter_service_pb2.MetricReport(
+        sequence_number=report.sequence_number, step=report.step, values=report.values
+    )
 
 
 def result_to_proto(result: domain.OperationResult | OperationFailure) -> operation_result_pb2.OperationResult:

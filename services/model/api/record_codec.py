@@ -11,12 +11,13 @@ from services.kit.weights.wire import lora_config_from_proto
 from services.model.api.convert_config import training_config_from_proto
 from services.model.api.convert_features import check_example_count, cursor_from_proto
 from services.model.api.convert_operation import operation_from_proto
-from services.model.api.convert_result import adapter_to_proto, cursor_to_proto, result_to_proto
+from services.model.api.convert_result import adapter_to_proto, cursor_to_proto, metrics_to_proto, result_to_proto
 from services.model.application.train_stream import OperationFailure
 from services.model.domain import result as domain
 from services.model.domain.adapter import Adapter
 from services.model.domain.loader_batch import LoadedBatch
 from services.model.domain.operation import Operation
+from services.model.domain.step_metrics import MetricReport, StepMetrics
 from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2
 from twinkle.api.model.v1 import operation_result_pb2 as wire
 from twinkle.data_format import ForwardResult, LayerHealth, StepResult, base_model_id
@@ -59,7 +60,7 @@ class ProtoRecordCodec:
 
     def adapter_to_bytes(self, adapter: Adapter) -> bytes:
         message = adapter_service_pb2.WatchAdaptersResponse(
-            tenant_id=adapter.tenant_id, adapter=adapter_to_proto(adapter)
+            tenant_id=adapter.tenant_id, adapter=adapter_to_proto(adapter), metrics=metrics_to_proto(adapter.metrics)
         )
         return message.SerializeToString(deterministic=True)
 
@@ -89,7 +90,16 @@ class ProtoRecordCodec:
             session_end_time=message.session_end_time.ToDatetime(tzinfo=UTC)
             if message.HasField('session_end_time')
             else None,
+            metrics=_metrics_from_proto(event.metrics),
         )
+
+
+def _metrics_from_proto(message: adapter_service_pb2.AdapterMetrics) -> StepMetrics:
+    reports = (
+        MetricReport(sequence_number=report.sequence_number, step=report.step, values=dict(report.values))
+        for report in message.reports
+    )
+    return StepMetrics(reports=tuple(reports), totals=dict(message.totals))
 
 
 def result_from_proto(message: wire.OperationResult) -> domain.OperationResult:

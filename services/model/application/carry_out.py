@@ -11,7 +11,7 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from services.kit.caller import Caller
 from services.kit.errors import DomainError, Internal
@@ -43,6 +43,10 @@ class _Execution:
     operation: Operation
     resident: Resident
     queue_time: timedelta
+
+    def adapter_after(self, run: VerbRun | None, *, now: datetime) -> Adapter:
+        """Return the adapter after the operation; see `progress.adapter_after`."""
+        return adapter_after(self.adapter, self.operation, run, now=now, queue_time=self.queue_time)
 
 
 class CarryOut:
@@ -165,7 +169,7 @@ class CarryOut:
             run, result = None, outcome
         else:
             run, result = outcome, result_of(operation, outcome, queue_time=execution.queue_time)
-        adapter = adapter_after(execution.adapter, operation, run, now=self._clock.now())
+        adapter = execution.adapter_after(run, now=self._clock.now())
         self._journal.note(adapter, operation, result)
         self._directory.refresh(adapter)
         # Take a snapshot immediately if a replay might not be bitwise equal.
@@ -224,7 +228,7 @@ class CarryOut:
             await self._skip(execution, outcome)
             return
         operation = execution.operation
-        adapter = adapter_after(execution.adapter, operation, outcome.run, now=self._clock.now())
+        adapter = execution.adapter_after(outcome.run, now=self._clock.now())
         if outcome.version is not None:
             adapter = replace(adapter, version=outcome.version)
         result = result_of(operation, outcome.run, queue_time=execution.queue_time)

@@ -8,10 +8,13 @@ from services.model.domain.adapter import Adapter
 from services.model.domain.engine import VerbRun
 from services.model.domain.operation import Load, Operation, Save, Undo, token_count
 from services.model.domain.result import OperationResult, Receipt, SaveResult
+from services.model.domain.step_metrics import metrics_after
 from twinkle.data_format import StepResult
 
 
-def adapter_after(adapter: Adapter, operation: Operation, run: VerbRun | None, *, now: datetime) -> Adapter:
+def adapter_after(
+    adapter: Adapter, operation: Operation, run: VerbRun | None, *, now: datetime, queue_time: timedelta = timedelta()
+) -> Adapter:
     """Return the adapter after an operation. For a failed operation that used up its number, `run` must be None."""
     changes: dict[str, Any] = {'sequence_number': operation.sequence_number, 'update_time': now}
     if run is not None:
@@ -22,6 +25,13 @@ def adapter_after(adapter: Adapter, operation: Operation, run: VerbRun | None, *
         changes['step_count'] = run.step_count
     if run is not None:
         changes['checkpoint_path'] = _checkpoint_after(adapter, operation, run)
+        changes['metrics'] = metrics_after(
+            adapter.metrics,
+            operation,
+            run,
+            step_count=changes.get('step_count', adapter.step_count),
+            queue_seconds=queue_time.total_seconds(),
+        )
     return replace(adapter, **changes)
 
 

@@ -207,6 +207,7 @@ class Restore:
                 trained_token_count=adapter.trained_token_count,
                 training_config=adapter.training_config,
                 checkpoint_path=adapter.checkpoint_path,
+                metrics=adapter.metrics,
                 update_time=adapter.update_time,
             )
 

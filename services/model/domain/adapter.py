@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from services.model.domain.step_metrics import StepMetrics
 from services.model.domain.training_config import TrainingConfig
 from twinkle.data_format import LoraConfig
 
@@ -47,6 +48,7 @@ class Adapter:
     optimizer and without an expiry, if no step or undo followed. Empty otherwise."""
     session_end_time: datetime | None = None
     """Time of the last request to park the adapter because its session had ended; None before the first request."""
+    metrics: StepMetrics = field(default_factory=StepMetrics)
 
     @property
     def is_full_parameter(self) -> bool:

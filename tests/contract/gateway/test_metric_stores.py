@@ -13,7 +13,7 @@ import pytest
 from fixtures.gateway_entries import RUN, START
 from services.gateway.catalogue.sql import SqlRunStore
 from services.gateway.errors import MetricsFull
-from services.gateway.metrics.rules import MAX_LISTED, MAX_NAMES, MAX_STEP, MetricFilter, Point
+from services.gateway.metrics.rules import MAX_LISTED, MAX_NAMES, MAX_STEP, MetricFilter, Point, Report
 from services.gateway.metrics.sql import SqlEndedMetrics, SqlMetricStore
 from services.gateway.store.database import Database
 
@@ -178,3 +178,52 @@ async def test_metrics_of_runs_that_are_no_longer_listed_are_removed(database, s
     assert await SqlEndedMetrics(database).purge(before=LATER) == 0
     assert len(await _metrics(store, ('alice', 'ad-1'))) == len(await _metrics(store, ('alice', 'ad-3'))) == 700
     assert await _metrics(store, ('alice', 'ad-2')) == {}
+
+
+def _report(number: int, *points: Point) -> Report:
+    return Report(sequence_number=number, points=points)
+
+
+async def test_each_report_is_stored_once(store):
+    """Reports up to the last stored number are ignored, even with other values, and logged values stay beside them."""
+    save = store.save_reports
+    await _save(store, [Point('own', 1, 7.0)])
+    first, second = _report(2, Point('loss', 1, 3.0)), _report(4, Point('loss', 2, 2.0), Point('rate', 2, 0.1))
+    for reports in ([first], [first, second], [_report(4, Point('loss', 2, 9.0))], []):
+        await save('alice', 'ad-1', reports, moment=START, max_points=100)
+    found = await _metrics(store)
+    assert {name: (series.steps, series.values) for name, series in found.items()} == {
+        'loss': ([1, 2], [3.0, 2.0]),
+        'own': ([1], [7.0]),
+        'rate': ([2], [0.1]),
+    }
+    # After an undo, the same step is reported again with a later number.
+    await save('alice', 'ad-1', [_report(9, Point('loss', 2, 1.5))], moment=START, max_points=100)
+    assert (await _metrics(store))['loss'].values == [3.0, 1.5]
+
+
+async def test_gateways_store_the_reports_of_a_run_once(database, database_url):
+    """Two gateways that receive the same reports store each point once, in the order of the numbers."""
+    other = await Database.open(database_url)
+    stores = [SqlMetricStore(database), SqlMetricStore(other)]
+    reports = [_report(number, Point('loss', number % 7, float(number))) for number in range(1, 40)]
+    calls = [
+        stores[index % 2].save_reports('alice', 'ad-1', reports[index : index + 8], moment=START, max_points=100)
+        for index in range(32)
+    ]
+    await asyncio.gather(*calls)
+    series = (await _metrics(stores[0]))['loss']
+    assert series.point_count == 7
+    assert series.values[39 % 7] == 39.0
+    await other.close()
+
+
+async def test_reports_count_against_the_limit_of_a_run(store):
+    """Reports beyond the limit raise MetricsFull and store nothing, and the reports before them stay."""
+    reports = [_report(number, Point('loss', number, 1.0)) for number in range(1, 6)]
+    await store.save_reports('alice', 'ad-1', reports[:3], moment=START, max_points=4)
+    with pytest.raises(MetricsFull):
+        await store.save_reports('alice', 'ad-1', reports[3:], moment=START, max_points=4)
+    assert (await _metrics(store))['loss'].steps == [1, 2, 3]
+    await store.save_reports('alice', 'ad-1', reports[3:4], moment=START, max_points=4)
+    assert (await _metrics(store))['loss'].steps == [1, 2, 3, 4]

@@ -11,6 +11,8 @@ from sqlalchemy import Connection, text
 import services.gateway.__main__  # noqa: F401 (imports every feature, which registers its tables)
 from services.gateway.keys.rules import Tenant
 from services.gateway.keys.sql import SqlTenantStore
+from services.gateway.metrics.rules import MetricFilter, Point, Report
+from services.gateway.metrics.sql import SqlMetricStore
 from services.gateway.store.base import Base
 from services.gateway.store.database import Database
 from services.gateway.store.migrations import SchemaNotSupported
@@ -75,6 +77,34 @@ async def test_database_of_the_first_release_stays_usable(database_url: str) -> 
     async with reopened.read() as connection:
         assert await connection.run_sync(_differences) == []
     assert await SqlTenantStore(reopened).get('alice') == tenant
+    await reopened.close()
+
+
+def _remove_report_numbers(connection: Connection) -> None:
+    """Remove the column that was added after revision r0013, and record this revision."""
+    raw = cast(sqlite_seals.DatabaseConnection, connection.connection)
+    is_sealed = connection.dialect.name == 'sqlite'
+    if is_sealed:
+        sqlite_seals.remove(raw)
+    connection.execute(text('ALTER TABLE metric_runs DROP COLUMN sequence_number'))
+    connection.execute(text("UPDATE alembic_version SET version_num = 'r0013'"))
+    if is_sealed:
+        sqlite_seals.install(raw)
+
+
+async def test_stored_metrics_stay_after_an_upgrade(database_url: str) -> None:
+    """Metrics of a database at revision r0013 are readable, and reports are added to them."""
+    database = await Database.open(database_url)
+    key, moment = ('alice', 'ad-1'), FakeClock().now()
+    await SqlMetricStore(database).save(*key, [Point('x', 0, 1.0)], moment=moment, max_points=10)
+    async with database.write() as connection:
+        await connection.run_sync(_remove_report_numbers)
+    await database.close()
+    reopened = await Database.open(database_url)
+    store, report = SqlMetricStore(reopened), Report(sequence_number=1, points=[Point('x', 1, 2.0)])
+    await store.save_reports(*key, [report], moment=moment, max_points=10)
+    (series,) = await store.list_of(*key, MetricFilter())
+    assert series.values == [1.0, 2.0]
     await reopened.close()
 
 

@@ -46,6 +46,29 @@ async def test_logged_values_are_returned_after_a_restart(tmp_path: Path) -> Non
             assert response.series[0].times_us == [int(gateway.clock.now().timestamp() * 1_000_000)]
 
 
+def reported(number: int, step: int, **values: float) -> Any:
+    """Return the event of a model service that reports metrics of a step."""
+    event = adapter_event('ad-1', step_count=step)
+    event.metrics.reports.add(sequence_number=number, step=step).values.update(values)
+    return event
+
+
+async def test_reports_of_the_model_service_are_stored(tmp_path: Path) -> None:
+    """Reports of a snapshot and of changes are stored by step without a call of the program, once across restarts."""
+    upstream = Upstream()
+    upstream.adapters.watch.snapshot = [reported(2, 1, loss=3.0, **{'bad name': 1.0})]
+    async with upstream.serving():
+        async with running_gateway(tmp_path, upstream=upstream.address) as gateway:
+            catalogue: Any = catalogue_service_pb2_grpc.CatalogueServiceStub(gateway.channel)
+            listing = catalogue_service_pb2.ListRunsRequest()
+            await wait_until(lambda: catalogue.ListRuns(listing, metadata=ADMIN), lambda response: bool(response.runs))
+            upstream.adapters.watch.changes.put_nowait(reported(4, 2, loss=2.0))
+            await wait_until(lambda: values_of(gateway), lambda found: found.get('loss') == ([1, 2], [3.0, 2.0]))
+            await stub_of(gateway).LogMetrics(log_request(loss=9.0), metadata=ADMIN)
+        async with running_gateway(tmp_path, upstream=upstream.address) as gateway:
+            assert await values_of(gateway) == {'loss': ([1, 2, 3], [3.0, 2.0, 9.0])}
+
+
 async def test_run_of_another_tenant_does_not_exist(gateway: RunningGateway, upstream: Upstream) -> None:
     """The metrics of another tenant's run can be neither logged nor read, although the run has some."""
     upstream.adapters.watch.changes.put_nowait(adapter_event('ad-1'))

@@ -2,7 +2,11 @@
 
 import os
 
-from twinkle.nn.cpu_products import has_independent_rows
+import pytest
+import torch
+
+from twinkle.nn.cpu_products import has_independent_rows, has_padded_sums
+from twinkle.nn.sequences import KEY_BLOCK, UNSPLIT_KEYS
 
 
 def test_rows_of_products_are_independent() -> None:
@@ -13,3 +17,21 @@ def test_rows_of_products_are_independent() -> None:
 def test_child_processes_do_not_inherit_the_setting() -> None:
     """The environment variable is set only while the library reads it."""
     assert 'MKL_CBWR' not in os.environ
+
+
+def test_zeros_leave_sums_of_attention_unchanged() -> None:
+    """Sums over as many keys as attention does not pad equal those of padded keys on this CPU."""
+    assert has_padded_sums(UNSPLIT_KEYS, KEY_BLOCK)
+
+
+@pytest.mark.parametrize('limit', [192, 176, 64])
+def test_sums_in_other_parts_are_found(limit: int) -> None:
+    """A kernel that divides sums of more terms than its limit into halves is right only up to the limit."""
+
+    def halved(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Multiply, and divide sums below 512 terms into halves if they are longer than the limit."""
+        terms = len(weight)
+        first = terms if terms <= limit else terms // 2 if terms < 512 else limit
+        return x[:, :first] @ weight[:first] + x[:, first:] @ weight[first:]
+
+    assert has_padded_sums(192, 512, matmul=halved) == (limit == 192)

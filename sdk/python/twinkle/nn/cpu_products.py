@@ -9,8 +9,10 @@ MKL keeps its setting.
 """
 
 import os
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from twinkle.infra import get_logger
 from twinkle.nn.cpu_facts import cpu_text
@@ -53,3 +55,23 @@ def has_independent_rows() -> bool:
     swapped_x, swapped_weight = x[:, :outputs].contiguous(), weight.T.contiguous()
     pairs = ((x, weight), (swapped_x, swapped_weight))
     return all(torch.equal((a @ b.T)[:count], a[:count].clone() @ b.T) for a, b in pairs for count in (16, 17, 64))
+
+
+def has_padded_sums(terms: int, padded: int, *, matmul: Callable[[Tensor, Tensor], Tensor] = torch.matmul) -> bool:
+    """Return whether zeros at the end of float32 sums leave their bits unchanged.
+
+    Sums of `terms` terms and fewer, in steps of 16, are compared with the same sums padded to `terms` and to `padded`.
+
+    Args:
+        terms: number of terms up to which sums are not padded, a multiple of 16.
+        padded: number of terms to which longer sums are padded.
+        matmul: product to test.
+    """
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(32, padded, generator=generator), torch.randn(padded, 64, generator=generator)
+    for length in range(16, terms + 1, 16):
+        own = x * (torch.arange(padded) < length)
+        sums = [matmul(own[:, :count].contiguous(), weight[:count]) for count in (length, terms, padded)]
+        if not all(torch.equal(sums[0], other) for other in sums[1:]):
+            return False
+    return True

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from twinkle.nn.cpu_products import has_padded_sums
 from twinkle.nn.delta_net import PackedDeltaNet
 from twinkle.nn.errors import UnsupportedModel
 from twinkle.nn.float32_weights import float32_weights
@@ -37,6 +38,7 @@ from twinkle.nn.probe_passes import (
     short_windows,
     tree_and_separate_outputs,
 )
+from twinkle.nn.sequences import KEY_BLOCK, UNSPLIT_KEYS
 
 _logger = logging.getLogger(__name__)
 
@@ -180,7 +182,8 @@ def _can_share_prefixes(packed: PackedModel, *, is_bitwise: bool) -> bool:
     """Return whether sequences that share the rows of a prefix give the results of separate sequences."""
     shared, separate = tree_and_separate_outputs(packed)
     if is_bitwise:
-        is_equal = all(map(torch.equal, shared, separate))
+        # The sequences of this check are short, so longer sums of attention are checked separately.
+        is_equal = all(map(torch.equal, shared, separate)) and has_padded_sums(UNSPLIT_KEYS, KEY_BLOCK)
     else:
         own, expected = ([packed.logits(hidden) for hidden in outputs] for outputs in (shared, separate))
         is_equal = _difference(own, expected, is_half=packed.dtype_name != 'float32') is None

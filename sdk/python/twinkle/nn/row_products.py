@@ -43,9 +43,7 @@ class BlockedProducts:
 
     def add(self, y_RN: Tensor, x_RK: Tensor, weight_KN: Tensor, *, beta: float = 1.0, scaling: float = 1.0) -> None:
         """Replace `y_RN` by `beta y + scaling x W`, block by block."""
-        if x_RK.stride(1) != 1:
-            # Kernels add the terms of rows with a different layout in a different order.
-            x_RK = x_RK.contiguous()
+        x_RK = _with_contiguous_rows(x_RK)
         limit, begin = max(x_RK.shape[0], _REFERENCE_ROWS), 0
         factors = {'beta': beta, 'alpha': scaling}
         sizes = [
@@ -107,6 +105,7 @@ def needs_blocks(x: Tensor) -> bool:
 def product(x_RK: Tensor, weight_KN: Tensor, bias_N: Tensor | None = None) -> Tensor:
     """Return [R, N], `x W + bias`. If autograd traces the call, its backward pass has no blocks."""
     if not needs_blocks(x_RK):
+        x_RK = _with_contiguous_rows(x_RK)
         return x_RK @ weight_KN if bias_N is None else torch.addmm(bias_N, x_RK, weight_KN)
     shape = x_RK.shape[0], weight_KN.shape[1]
     if bias_N is None:
@@ -123,4 +122,10 @@ def add_product(y_RN: Tensor, x_RK: Tensor, weight_KN: Tensor, *, scaling: float
     if needs_blocks(x_RK):
         _BLOCKED.add(y_RN, x_RK, weight_KN, scaling=scaling)
     else:
-        y_RN.addmm_(x_RK, weight_KN, alpha=scaling)
+        y_RN.addmm_(_with_contiguous_rows(x_RK), weight_KN, alpha=scaling)
+
+
+def _with_contiguous_rows(x_RK: Tensor) -> Tensor:
+    """Return the rows in the layout for which kernels of half precision add the terms of a sum in one order."""
+    is_right = x_RK.dtype not in _HALF or x_RK.device.type != 'cpu' or x_RK.stride(1) == 1
+    return x_RK if is_right else x_RK.contiguous()

@@ -2,8 +2,8 @@
 
 Two sequences with a common prefix can share its rows (`SequenceSpan.parent`) and still get, bitwise, the results of
 separate sequences. For this, the results of a row must not depend on the number of later keys. On a CPU, that holds for
-calls whose shapes are padded as here; the constants were measured (docs/LOG.md, 2026-11-29). On accelerators, nothing
-is padded.
+calls whose shapes are padded as here. The constants were measured (docs/LOG.md, 2026-11-29 and 2026-11-30), and
+`twinkle.nn.probe` checks them when a model is loaded. On accelerators, nothing is padded.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,12 @@ from twinkle.nn.spans import SequenceSpan
 _ROW_MULTIPLE = 16
 """Rows and keys are padded to multiples of this number, because the kernel rounds the ones after the last multiple
 differently. The first row of a call is at such a multiple in its sequence."""
-_UNSPLIT_KEYS = 256
-_KEY_BLOCK = 512
-"""More than `_UNSPLIT_KEYS` keys are padded to a multiple of `_KEY_BLOCK`, the number of keys that the kernel handles
-at once. It adds the halves of a block of more than 384 keys separately, so without padding, a row with 300 keys would
-change if later keys were added."""
+UNSPLIT_KEYS = 192
+KEY_BLOCK = 512
+"""More than `UNSPLIT_KEYS` keys are padded to a multiple of `KEY_BLOCK`, the number of keys that the kernel handles at
+once. MKL adds the parts of a long sum separately, and the number of terms decides where the parts end, so without
+padding, a row with 300 keys would change if later keys were added. On Intel CPUs, sums of up to 384 terms have one
+part; on AMD Zen 5, sums of up to 192 terms."""
 _MASKED_ROWS = 256
 """Maximum number of rows of a call with a mask. Such a call computes all of its keys, including masked ones, so the
 rows are divided among calls that leave out most masked keys."""
@@ -44,7 +45,7 @@ class CallShape:
     def of(cls, begin: int, length: int, multiple: int) -> 'CallShape':
         """Return the padded shape for `length` rows from the position `begin` on."""
         front, end = begin % multiple, begin + length
-        key_multiple = _KEY_BLOCK if multiple > 1 and end > _UNSPLIT_KEYS else multiple
+        key_multiple = KEY_BLOCK if multiple > 1 and end > UNSPLIT_KEYS else multiple
         # -(-a // b) * b is the smallest multiple of b that is at least a.
         return cls(
             begin - front, front, -(-(front + length) // multiple) * multiple, -(-end // key_multiple) * key_multiple

@@ -577,6 +577,110 @@ class WatchAdaptersRequest(_message.Message):
 Global___WatchAdaptersRequest: _TypeAlias = WatchAdaptersRequest  # noqa: Y015
 
 @_typing.final
+class MetricReport(_message.Message):
+    """Metrics of an adapter at one step."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ValuesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    sequence_number: _builtins.int
+    """Number of the operation that completed the report."""
+    step: _builtins.int
+    """Number of optimizer steps applied."""
+    @_builtins.property
+    def values(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Values by name, such as "train/loss"."""
+
+    def __init__(
+        self,
+        *,
+        sequence_number: _builtins.int = ...,
+        step: _builtins.int = ...,
+        values: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence_number", b"sequence_number", "step", b"step", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MetricReport: _TypeAlias = MetricReport  # noqa: Y015
+
+@_typing.final
+class AdapterMetrics(_message.Message):
+    """Recent metrics of an adapter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class TotalsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    REPORTS_FIELD_NUMBER: _builtins.int
+    TOTALS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def reports(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetricReport]:
+        """The last reports, at most 8, by ascending sequence number: one for each optimizer step and for each CalculateMetric."""
+
+    @_builtins.property
+    def totals(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Totals of the operations since the last optimizer step. Only the journal of the service stores them; watches do not
+        send them.
+        """
+
+    def __init__(
+        self,
+        *,
+        reports: _abc.Iterable[Global___MetricReport] | None = ...,
+        totals: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reports", b"reports", "totals", b"totals"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdapterMetrics: _TypeAlias = AdapterMetrics  # noqa: Y015
+
+@_typing.final
 class AdapterDeletion(_message.Message):
     """A deleted adapter."""
 
@@ -610,6 +714,7 @@ class WatchAdaptersResponse(_message.Message):
     IS_SYNCED_FIELD_NUMBER: _builtins.int
     DAMAGED_ADAPTER_ID_FIELD_NUMBER: _builtins.int
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
     tenant_id: _builtins.str
     """Tenant that owns the adapter. Empty in `is_synced` events."""
     is_synced: _builtins.bool
@@ -626,6 +731,10 @@ class WatchAdaptersResponse(_message.Message):
     def deletion(self) -> Global___AdapterDeletion:
         """The adapter was deleted, or was removed because it was unused."""
 
+    @_builtins.property
+    def metrics(self) -> Global___AdapterMetrics:
+        """Metrics of the adapter. Set together with `adapter`."""
+
     def __init__(
         self,
         *,
@@ -635,10 +744,11 @@ class WatchAdaptersResponse(_message.Message):
         is_synced: _builtins.bool = ...,
         damaged_adapter_id: _builtins.str = ...,
         resume_token: _builtins.str = ...,
+        metrics: Global___AdapterMetrics | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "damaged_adapter_id", b"damaged_adapter_id", "deletion", b"deletion", "event", b"event", "is_synced", b"is_synced"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "damaged_adapter_id", b"damaged_adapter_id", "deletion", b"deletion", "event", b"event", "is_synced", b"is_synced", "metrics", b"metrics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "damaged_adapter_id", b"damaged_adapter_id", "deletion", b"deletion", "event", b"event", "is_synced", b"is_synced", "resume_token", b"resume_token", "tenant_id", b"tenant_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "damaged_adapter_id", b"damaged_adapter_id", "deletion", b"deletion", "event", b"event", "is_synced", b"is_synced", "metrics", b"metrics", "resume_token", b"resume_token", "tenant_id", b"tenant_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["adapter", "deletion", "is_synced", "damaged_adapter_id"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015

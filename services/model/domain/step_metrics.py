@@ -1,0 +1,122 @@
+"""Metrics of a run that are reported without a request: those of each optimizer step, and those of CalculateMetric."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from services.model.domain.engine import VerbRun
+from services.model.domain.operation import (
+    Backward,
+    CalculateMetric,
+    ClipGradAndStep,
+    ClipGradNorm,
+    Forward,
+    ForwardBackward,
+    Load,
+    Operation,
+    Step,
+    Undo,
+    ZeroGrad,
+    token_count,
+)
+from services.model.domain.result import MetricResult
+from twinkle.data_format import ForwardResult, StepResult
+
+MAX_REPORTS = 8
+"""Number of reports that an adapter keeps. A reader of the change feed that misses more changes loses older ones."""
+_MEAN_OF = 'mean.'
+_COUNT_OF = 'count.'
+"""Prefixes of the totals of metrics that a loss reports."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricReport:
+    """Metrics of a run at one step."""
+
+    sequence_number: int
+    """Number of the operation that completed the report."""
+    step: int
+    """Number of optimizer steps applied."""
+    values: Mapping[str, float]
+    """Values by name, such as 'train/loss'."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepMetrics:
+    """Recent reports of an adapter, and totals of its operations since the last optimizer step."""
+
+    reports: tuple[MetricReport, ...] = ()
+    totals: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+def metrics_after(
+    metrics: StepMetrics, operation: Operation, run: VerbRun, *, step_count: int, queue_seconds: float
+) -> StepMetrics:
+    """Return an adapter's metrics after an operation.
+
+    Args:
+        metrics: metrics before the operation.
+        operation: the operation, which succeeded.
+        run: its run on the engine.
+        step_count: number of optimizer steps applied after the operation.
+        queue_seconds: time in the queue, without `run.wait_seconds`.
+    """
+    if isinstance(operation.verb, ZeroGrad | Load | Undo):
+        return StepMetrics(reports=metrics.reports)
+    totals, values = _totals_after(metrics.totals, operation, run, queue_seconds), dict[str, float]()
+    match operation.verb, run.outcome:
+        case Step() | ClipGradAndStep(), StepResult(is_applied=True) as outcome:
+            totals, values = {}, _step_values(totals, outcome)
+        case CalculateMetric(is_training=is_training), MetricResult() as outcome:
+            prefix = 'train' if is_training else 'eval'
+            values = {f'{prefix}/{name}': value for name, value in outcome.values.items()}
+        case _:
+            pass
+    if not values:
+        return StepMetrics(reports=metrics.reports, totals=totals)
+    report = MetricReport(sequence_number=operation.sequence_number, step=step_count, values=values)
+    return StepMetrics(reports=(*metrics.reports, report)[-MAX_REPORTS:], totals=totals)
+
+
+def _totals_after(
+    totals: Mapping[str, float], operation: Operation, run: VerbRun, queue_seconds: float
+) -> dict[str, float]:
+    """Return the totals with those of an operation added."""
+    after = dict(totals)
+
+    def add(name: str, value: float) -> None:
+        after[name] = after.get(name, 0.0) + value
+
+    add('queue_seconds', queue_seconds + run.wait_seconds)
+    add('device_seconds', run.device_seconds)
+    if isinstance(operation.verb, Forward | ForwardBackward):
+        add('token_count', token_count(operation.verb))
+        add(f'{_MEAN_OF}pass_adapter_count', run.pass_adapter_count)
+        add(f'{_COUNT_OF}pass_adapter_count', 1)
+    match operation.verb, run.outcome:
+        case Backward() | ForwardBackward(), ForwardResult() as outcome:
+            # A loss that is a mean counts as often as it has labels.
+            weight = max(outcome.num_tokens, 1)
+            add(f'{_MEAN_OF}loss', weight * outcome.loss)
+            add(f'{_COUNT_OF}loss', weight)
+            for name, value in outcome.metrics.items():
+                add(f'{_MEAN_OF}{name}', value)
+                add(f'{_COUNT_OF}{name}', 1)
+        case ClipGradNorm(), StepResult(grad_norm=float() as grad_norm):
+            after['grad_norm'] = grad_norm
+        case _:
+            pass
+    return after
+
+
+def _step_values(totals: Mapping[str, float], outcome: StepResult) -> dict[str, float]:
+    """Return the metrics of an optimizer step from the totals of its operations and its result."""
+    values = {'learning_rate': outcome.learning_rate}
+    for key, total in totals.items():
+        if key.startswith(_MEAN_OF):
+            name = key.removeprefix(_MEAN_OF)
+            values[name] = total / totals[f'{_COUNT_OF}{name}']
+        elif not key.startswith(_COUNT_OF):
+            values[key] = total
+    if outcome.grad_norm is not None:
+        values['grad_norm'] = outcome.grad_norm
+    return {f'train/{name}': value for name, value in values.items()}

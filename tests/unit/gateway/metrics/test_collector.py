@@ -1,0 +1,101 @@
+"""The collector stores reports of the model services once, and keeps them while the database does not respond."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import pytest
+
+from services.gateway.errors import MetricsFull
+from services.gateway.metrics.collector import MetricCollector
+from services.gateway.metrics.rules import MetricFilter, Point, Report, RunReports, Series
+from services.kit.clock import FakeClock
+from services.kit.errors import ServiceUnreachable
+
+MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class MemoryStore:
+    """Implements `MetricStore` for reports; it raises the errors in `failures` first."""
+
+    def __init__(self) -> None:
+        self.saved: dict[tuple[str, str], list[int]] = {}
+        self.failures: list[Exception] = []
+        self.call_count = 0
+
+    async def save(
+        self, tenant_id: str, run_id: str, points: Sequence[Point], *, moment: datetime, max_points: int
+    ) -> None:
+        raise NotImplementedError
+
+    async def save_reports(
+        self, tenant_id: str, run_id: str, reports: Sequence[Report], *, moment: datetime, max_points: int
+    ) -> None:
+        self.call_count += 1
+        if self.failures:
+            raise self.failures.pop(0)
+        self.saved.setdefault((tenant_id, run_id), []).extend(report.sequence_number for report in reports)
+
+    async def list_of(self, tenant_id: str, run_id: str, wanted: MetricFilter) -> Sequence[Series]:
+        raise NotImplementedError
+
+
+def reports(*numbers: int, run_id: str = 'ad-1') -> RunReports:
+    """Return a run's reports with these numbers."""
+    found = [Report(sequence_number=number, points=[Point('train/loss', number, 1.0)]) for number in numbers]
+    return RunReports(tenant_id='alice', run_id=run_id, reports=found)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    """Empty store."""
+    return MemoryStore()
+
+
+@pytest.fixture
+def collector(store: MemoryStore) -> MetricCollector:
+    """Collector of the store."""
+    return MetricCollector(store, clock=FakeClock(), max_points=100, pause=lambda _: asyncio.sleep(0))
+
+
+async def test_repeated_reports_are_stored_once(store: MemoryStore, collector: MetricCollector) -> None:
+    """The feed sends the last reports again with each change; each is stored once, in one call for each run."""
+    for numbers in ([], [2], [2], [2, 4], [4, 6]):
+        await collector.save(reports(*numbers))
+    await collector.save(reports(3, run_id='ad-2'))
+    await collector.flush()
+    await collector.flush()
+    assert store.saved == {('alice', 'ad-1'): [2, 4, 6], ('alice', 'ad-2'): [3]}
+    assert store.call_count == 2
+
+
+async def test_reports_wait_while_the_database_does_not_respond(store: MemoryStore, collector: MetricCollector) -> None:
+    """A failed flush loses nothing and keeps the order; a cancelled one does so, too."""
+    await collector.save(reports(2))
+    await collector.save(reports(3, run_id='ad-2'))
+    for error in (ServiceUnreachable('database'), asyncio.CancelledError()):
+        store.failures.append(error)  # pyright: ignore[reportArgumentType] (a cancellation is no Exception)
+        with pytest.raises(type(error)):
+            await collector.flush()
+    await collector.save(reports(2, 4))
+    await collector.close()
+    assert store.saved == {('alice', 'ad-1'): [2, 4], ('alice', 'ad-2'): [3]}
+
+
+async def test_full_run_does_not_stop_the_others(store: MemoryStore, collector: MetricCollector) -> None:
+    """The reports of a run at its limit are dropped, and those of other runs are stored."""
+    store.failures.append(MetricsFull('metric_points_per_run', 100))
+    await collector.save(reports(2))
+    await collector.save(reports(3, run_id='ad-2'))
+    await collector.flush()
+    assert store.saved == {('alice', 'ad-2'): [3]}
+    assert store.call_count == 2
+
+
+async def test_deleted_run_is_forgotten_after_its_last_report(store: MemoryStore, collector: MetricCollector) -> None:
+    """Reports that wait when a run is deleted are still stored."""
+    await collector.save(reports(2))
+    await collector.mark_deleted(('alice', 'ad-1'), moment=MOMENT)
+    await collector.mark_absent_deleted([], moment=MOMENT)
+    await collector.flush()
+    assert store.saved == {('alice', 'ad-1'): [2]}
