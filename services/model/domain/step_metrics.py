@@ -67,7 +67,7 @@ def metrics_after(
         case Step() | ClipGradAndStep(), StepResult(is_applied=True) as outcome:
             totals, values = {}, _step_values(totals, outcome)
         case CalculateMetric(is_training=is_training), MetricResult() as outcome:
-            prefix = 'train' if is_training else 'eval'
+            prefix = 'metric' if is_training else 'eval'
             values = {f'{prefix}/{name}': value for name, value in outcome.values.items()}
         case _:
             pass

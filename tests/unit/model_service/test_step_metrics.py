@@ -137,7 +137,7 @@ def test_dropped_gradient_does_not_count(verb):
     assert run.values['train/token_count'] == 4
 
 
-@pytest.mark.parametrize(('is_training', 'name'), [(True, 'train/accuracy'), (False, 'eval/accuracy')])
+@pytest.mark.parametrize(('is_training', 'name'), [(True, 'metric/accuracy'), (False, 'eval/accuracy')])
 def test_calculated_metrics_are_reported_at_the_current_step(is_training, name):
     """CalculateMetric reports its values, and does not end the totals of the step."""
     run = Run()
