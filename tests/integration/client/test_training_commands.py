@@ -1,6 +1,7 @@
 """The commands `estimate`, `sample` and `runs`, run against a fake gateway."""
 
 import asyncio
+import json
 
 import pytest
 from typer.testing import CliRunner
@@ -72,3 +73,33 @@ async def test_runs_show_the_state_of_their_next_operation(gateway: FakeGateway,
     result = await run('runs')
     (line,) = [line for line in result.output.splitlines() if f'{RUN_ID} ' in line]
     assert state in line
+
+
+async def test_runs_are_printed_as_json(run) -> None:
+    """With `--json`, the runs are one JSON document, with their labels, name and state."""
+    result = await run('runs', '--json')
+    (found,) = [item for item in json.loads(result.output) if item['run'] == RUN_ID]
+    assert found['state'] == 'idle'
+    assert found['name'] == found['labels'].get('name', '')
+    assert {'base_model', 'lora_rank', 'steps', 'version', 'is_active', 'create_time'} <= found.keys()
+
+
+async def test_ids_of_runs_stay_whole_in_a_narrow_terminal(gateway: FakeGateway, run) -> None:
+    """An id is on one line if the terminal is too narrow for the table, so it can be copied."""
+    gateway.run_ids = (f'ad-{"0123456789abcdef" * 8}', f'ad-{"f" * 32}')
+    output = (await run('runs')).output
+    assert all(run_id in output for run_id in gateway.run_ids)
+
+
+@pytest.mark.parametrize('text', ['name', '=x'])
+async def test_label_without_a_value_is_refused(gateway: FakeGateway, run, text: str) -> None:
+    """A label that is not NAME=VALUE is refused before a request is sent."""
+    result = await run('runs', '--label', text)
+    assert (result.exit_code, '--label: expected NAME=VALUE' in result.output) == (1, True)
+    assert not gateway.calls['ListRuns']
+
+
+async def test_runs_are_filtered_by_label(gateway: FakeGateway, run) -> None:
+    """`--label` is sent as a filter, and a value may contain an equals sign."""
+    await run('runs', '--label', 'name=a=b', '--label', 'team=blue')
+    assert dict(gateway.calls['ListRuns'][0].user_metadata) == {'name': 'a=b', 'team': 'blue'}

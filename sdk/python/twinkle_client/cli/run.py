@@ -9,6 +9,7 @@ import typer
 
 from twinkle.api.gateway.v1.catalogue_service_pb2 import Run
 from twinkle_client.cli.curves import curve
+from twinkle_client.cli.runs import NAME_LABEL, run_as_json
 from twinkle_client.cli.session import StateDirOption, console, error_console, open_client
 from twinkle_client.cli.times import local_text
 from twinkle_client.metrics import MetricSeries, RunMetrics
@@ -37,10 +38,12 @@ def show(
         return
     state = 'active' if found.is_active else 'ended'
     facts = f'{found.base_model}, rank {found.lora_rank}' if found.lora_rank else found.base_model
-    line = (
-        f'{run}: {facts}, {found.step_count} steps, version {found.version}, {state}, {local_text(found.create_time)}'
-    )
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
+    name = f'{run} {found.user_metadata.get(NAME_LABEL, "")}'.strip()
+    line = f'{name}: {facts}, {found.step_count} steps, version {found.version}, {state}'
+    console.print(f'{line}, {local_text(found.create_time)}', markup=False, highlight=False, soft_wrap=True)
+    tags = [f'{label}={value}' for label, value in sorted(found.user_metadata.items()) if label != NAME_LABEL]
+    if tags:
+        console.print(', '.join(tags), markup=False, highlight=False, soft_wrap=True)
     for name, one in series.items():
         _print_curve(name, one)
     for name in metric or ():
@@ -69,13 +72,7 @@ def _print_curve(name: str, series: MetricSeries) -> None:
 def _as_json(run: Run, series: dict[str, MetricSeries]) -> dict[str, object]:
     """Return a run and its metrics for JSON, in which numbers that are not finite are text."""
     return {
-        'run': run.run_id,
-        'base_model': run.base_model,
-        'lora_rank': run.lora_rank,
-        'steps': run.step_count,
-        'version': run.version,
-        'is_active': run.is_active,
-        'labels': dict(run.user_metadata),
+        **run_as_json(run),
         'metrics': {
             name: {
                 'steps': list(one.steps),
