@@ -24,6 +24,7 @@ PARTS = {
     'services.sampler': 'sampler-vllm',
     'twinkle_client': '',
     'twinkle.data_format': '',
+    'twinkle.tracking': '',
 }
 """Extra that each package needs; empty for the base distribution."""
 OPTIONAL = {'twinkle_client': 'ray'}

@@ -28,6 +28,7 @@ TORCH_FREE = [
     'twinkle.rollout',
     'twinkle.reward',
     'twinkle.template',
+    'twinkle.tracking',
     'twinkle_client',
     'twinkle_client.cli',
 ]

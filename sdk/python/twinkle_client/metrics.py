@@ -8,6 +8,7 @@ from typing import Any, SupportsIndex
 
 from twinkle.api.gateway.v1 import metric_service_pb2 as pb
 from twinkle.api.gateway.v1.metric_service_pb2_grpc import MetricServiceStub
+from twinkle.tracking import number_of
 from twinkle_client.client import TwinkleClient, current_client
 from twinkle_client.rpc import LoopThread, remote_method
 
@@ -109,16 +110,7 @@ def _step(step: SupportsIndex) -> int:
 def _point(name: Any, step: int, value: Any) -> pb.MetricPoint:
     if not isinstance(name, str):
         raise TypeError(f'values: names must be strings, got {name!r}')
-    problem = f'values[{name!r}]: expected a number, got {type(value).__name__}'
-    if isinstance(value, str | bytes | bytearray):
-        raise TypeError(problem)
-    # A tensor that requires a gradient warns when it is converted.
-    detach = getattr(value, 'detach', None)
-    try:
-        number = float(value if detach is None else detach())
-    except (TypeError, ValueError, OverflowError) as error:
-        raise TypeError(problem) from error
-    return pb.MetricPoint(name=name, step=step, value=number)
+    return pb.MetricPoint(name=name, step=step, value=number_of(name, value))
 
 
 def _series(message: pb.MetricSeries) -> MetricSeries:

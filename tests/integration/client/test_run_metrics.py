@@ -4,7 +4,7 @@ import asyncio
 import json
 import math
 from collections.abc import AsyncIterator
-from datetime import UTC
+from datetime import UTC, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from fixtures.byte_proxy import ByteProxy
 from fixtures.gateway_upstream import Upstream, adapter_event, wait_until
 from fixtures.running_gateway import ADMIN_KEY, RunningGateway, running_gateway
+from twinkle.tracking import open_tracker
 from twinkle_client import NotFoundError, QuotaError, TwinkleClient, UsageError
 from twinkle_client.cli import app
 from twinkle_client.metrics import RunMetrics
@@ -101,6 +103,58 @@ async def test_errors_name_the_field_and_the_run(gateway: RunningGateway, metric
     client = TwinkleClient(gateway.address, ADMIN_KEY)
     with pytest.raises(NotFoundError, match='ad-9'):
         await RunMetrics('ad-9', client=client).log.aio({'loss': 1.0}, step=0)
+    await asyncio.to_thread(client.close)
+
+
+async def test_tracker_survives_a_run_that_the_server_refuses(
+    gateway: RunningGateway, metrics: RunMetrics, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A tracker whose values the server refuses warns once, counts them, and does not stop the program."""
+    client = TwinkleClient(gateway.address, ADMIN_KEY)
+    tracker = open_tracker(metrics=RunMetrics('ad-9', client=client))
+    for step in range(3):
+        tracker.log({'loss': 1.0}, step=step)
+    await asyncio.to_thread(tracker.finish)
+    await asyncio.to_thread(client.close)
+    assert tracker.lost_counts == {'service': 3}
+    assert 'tracker service lost the values of step 0, training continues: NotFoundError' in caplog.text
+    assert await metrics.get.aio() == {}
+
+
+async def test_tracker_stores_values_of_an_outage_when_the_server_is_back(
+    gateway: RunningGateway, metrics: RunMetrics
+) -> None:
+    """Log calls return at once while the server is unreachable, and their values are stored when it is back."""
+    proxy = ByteProxy(int(gateway.address.rpartition(':')[2]), is_counting_responses=False)
+    address = await proxy.start()
+    client = TwinkleClient(address, ADMIN_KEY)
+    tracker = open_tracker(metrics=RunMetrics('ad-1', client=client))
+    tracker.log({'loss': 0.0}, step=0)
+    await wait_until(metrics.get.aio, bool)
+    await proxy.stop()
+    for step in range(1, 6):
+        tracker.log({'loss': float(step)}, step=step)
+    await proxy.start(int(address.rpartition(':')[2]))
+    await asyncio.to_thread(tracker.finish)
+    await asyncio.to_thread(client.close)
+    await proxy.stop()
+    assert tracker.lost_counts == {'service': 0}
+    assert (await metrics.get.aio())['loss'].values == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+async def test_tracker_ends_in_time_while_the_server_is_unreachable(
+    gateway: RunningGateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The end of a run waits for its time limit, and not for the retries of the client."""
+    proxy = ByteProxy(int(gateway.address.rpartition(':')[2]), is_counting_responses=False)
+    client = TwinkleClient(await proxy.start(), ADMIN_KEY, retry_timeout=timedelta(seconds=5))
+    tracker = open_tracker(metrics=RunMetrics('ad-1', client=client), finish_timeout=0.2)
+    await proxy.stop()
+    for step in range(3):
+        tracker.log({'loss': 1.0}, step=step)
+    await asyncio.to_thread(tracker.finish)
+    assert tracker.lost_counts == {'service': 3}
+    assert 'tracker service did not end its run in time; unsent log calls: 3' in caplog.text
     await asyncio.to_thread(client.close)
 
 

@@ -1,5 +1,6 @@
 """Registries that build components (losses, metrics, processors, ...) by name, and their errors."""
 
+from twinkle.component.error_capture import ErrorCapture
 from twinkle.component.missing import MissingLibrary
 from twinkle.component.registry import (
     ComponentRegistry,
@@ -12,6 +13,7 @@ from twinkle.component.registry import (
 
 __all__ = [
     'ComponentRegistry',
+    'ErrorCapture',
     'InvalidComponent',
     'InvalidComponentOptions',
     'MissingLibrary',

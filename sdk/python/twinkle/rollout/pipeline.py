@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from twinkle.rollout.error_capture import ErrorCapture
+from twinkle.component import ErrorCapture
 from twinkle.rollout.errors import PipelineClosed
 
 _Prompts = TypeVar('_Prompts')

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, cast
 
+from twinkle.component import ErrorCapture
 from twinkle.data_format import Message, ToolCall
 from twinkle.data_format import Tool as ToolSpec
-from twinkle.rollout.error_capture import ErrorCapture
 from twinkle.rollout.errors import InvalidArguments, InvalidTool
 from twinkle.rollout.schema import check_arguments
 from twinkle.rollout.tool import Tool, ToolFailure, ToolResult

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from twinkle.component import ErrorCapture
 from twinkle.rollout.episode import Rollout
-from twinkle.rollout.error_capture import ErrorCapture
 from twinkle.rollout.errors import CallbackFailed
 
 TRACE_FILE = 'rollouts.jsonl'

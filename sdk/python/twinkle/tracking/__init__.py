@@ -1,0 +1,34 @@
+"""Experiment tracking: one interface to log numbers of a run, with the services' store, files and other trackers.
+
+`open_tracker` opens a run in one or several backends. Packages of other trackers are imported when their backend is
+used.
+"""
+
+from twinkle.tracking.backends.jsonl import JsonlBackend
+from twinkle.tracking.backends.mlflow import MlflowBackend
+from twinkle.tracking.backends.service import MetricStore, ServiceBackend
+from twinkle.tracking.backends.tensorboard import TensorboardBackend
+from twinkle.tracking.backends.trackio import TrackioBackend
+from twinkle.tracking.backends.wandb import WandbBackend
+from twinkle.tracking.opening import TRACKERS, open_tracker
+from twinkle.tracking.run import RunOptions, TrackedRun
+from twinkle.tracking.tracker import Status, Tracker, TrackerBackend
+from twinkle.tracking.values import number_of
+
+__all__ = [
+    'TRACKERS',
+    'JsonlBackend',
+    'MetricStore',
+    'MlflowBackend',
+    'RunOptions',
+    'ServiceBackend',
+    'Status',
+    'TensorboardBackend',
+    'TrackedRun',
+    'Tracker',
+    'TrackerBackend',
+    'TrackioBackend',
+    'WandbBackend',
+    'number_of',
+    'open_tracker',
+]

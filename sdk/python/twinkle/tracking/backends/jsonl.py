@@ -1,0 +1,78 @@
+"""JSON files as a backend: one line for each log call, and a description of the run."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+from twinkle.tracking.delivery import Status
+from twinkle.tracking.run import TrackedRun
+
+
+class JsonlBackend:
+    """Appends a line such as `{"step": 3, "loss": 0.5}` for each log call, and writes it to the file at once.
+
+    The run is described in a second file with the suffix `.json`: id, names, tags, configuration, times and status,
+    which is 'running' until the run ends. A run that is continued appends lines; for a repeated step, the last line of
+    a name counts. NaN and infinities are written as Python's json does.
+
+    Args:
+        path: File for the numbers; its folder is created if necessary.
+    """
+
+    name = 'jsonl'
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._description: dict[str, Any] = {}
+        self._lines: IO[str]
+
+    def start(self, run: TrackedRun) -> None:
+        """Open the files.
+
+        Raises:
+            ValueError: The files belong to another run.
+            OSError: The files cannot be written.
+        """
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        description_path = self._path.with_suffix('.json')
+        found: dict[str, Any] = json.loads(description_path.read_text()) if description_path.exists() else {}
+        if found and found.get('run_id') != run.run_id:
+            raise ValueError(
+                f'{description_path} belongs to run {found.get("run_id")!r}; pass this run_id to continue the run, or'
+                ' choose another file'
+            )
+        self._description = {
+            **asdict(run), 'create_time': found.get('create_time', _now()), 'end_time': None, 'status': 'running',
+        }  # fmt: skip
+        _remove_partial_line(self._path)
+        self._lines = self._path.open('a')
+        self._save_description()
+
+    def log(self, values: Mapping[str, float], *, step: int) -> None:
+        self._lines.write(json.dumps({'step': step, **values}) + '\n')
+        self._lines.flush()
+
+    def finish(self, status: Status) -> None:
+        self._lines.close()
+        self._description |= {'end_time': _now(), 'status': status}
+        self._save_description()
+
+    def _save_description(self) -> None:
+        path = self._path.with_suffix('.json')
+        partial = path.with_suffix('.json.partial')
+        partial.write_text(json.dumps(self._description, indent=2) + '\n')
+        partial.replace(path)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec='milliseconds')
+
+
+def _remove_partial_line(path: Path) -> None:
+    """Cut off a line that a killed process did not complete."""
+    content = path.read_bytes() if path.exists() else b''
+    if content and not content.endswith(b'\n'):
+        path.write_bytes(content[: content.rfind(b'\n') + 1])

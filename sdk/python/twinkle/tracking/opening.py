@@ -1,0 +1,80 @@
+"""Opening of a tracked run in the backends that a program names."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Unpack
+
+from twinkle.component import UnknownComponent
+from twinkle.tracking.backends.jsonl import JsonlBackend
+from twinkle.tracking.backends.mlflow import MlflowBackend
+from twinkle.tracking.backends.service import MetricStore, ServiceBackend
+from twinkle.tracking.backends.tensorboard import TensorboardBackend
+from twinkle.tracking.backends.trackio import TrackioBackend
+from twinkle.tracking.backends.wandb import WandbBackend
+from twinkle.tracking.delivery import TrackerBackend
+from twinkle.tracking.run import RunOptions, TrackedRun
+from twinkle.tracking.tracker import Tracker
+
+TRACKERS = ('service', 'jsonl', 'trackio', 'wandb', 'mlflow', 'tensorboard')
+"""Names of the backends."""
+
+
+def open_tracker(
+    trackers: str | Sequence[str | TrackerBackend] | None = None,
+    *,
+    metrics: MetricStore | None = None,
+    folder: str | os.PathLike[str] = 'runs',
+    finish_timeout: float = 60.0,
+    **run: Unpack[RunOptions],
+) -> Tracker:
+    """Open a run in one or several backends; an existing run with the same id is continued.
+
+    Under torchrun, open it in the first process only, or pass an empty list in the others.
+
+    Args:
+        trackers: Names from `TRACKERS` with commas between them, or a list of names and backends. None: the services'
+            store if `metrics` is given, otherwise no backend.
+        metrics: `model.metrics()` of `twinkle_client`, for the backend 'service'.
+        folder: Folder for the files of local backends. The environment variables of a tracker override it, such as
+            WANDB_DIR, MLFLOW_TRACKING_URI and TRACKIO_DIR.
+        finish_timeout: See `Tracker`.
+        run: See `RunOptions`.
+
+    Raises:
+        UnknownComponent: A name is unknown; a ValueError.
+        MissingLibrary: The package of a backend is not installed; an ImportError with the pip command.
+        TypeError: An option has the wrong type.
+        ValueError: An option is invalid, or a backend refused the run.
+    """
+    if trackers is None:
+        trackers = () if metrics is None else 'service'
+    listed = [name.strip() for name in trackers.split(',') if name.strip()] if isinstance(trackers, str) else trackers
+    if metrics is not None:
+        run.setdefault('run_id', metrics.run_id)
+    described = TrackedRun.make(run)
+    backends = [_backend(item, described, Path(folder), metrics) if isinstance(item, str) else item for item in listed]
+    names = [backend.name for backend in backends]
+    if len(set(names)) < len(names):
+        raise ValueError(f'trackers: {names} names a backend twice; name each one once')
+    return Tracker(described, backends, finish_timeout=finish_timeout)
+
+
+def _backend(name: str, run: TrackedRun, folder: Path, metrics: MetricStore | None) -> TrackerBackend:
+    match name:
+        case 'service':
+            if metrics is None:
+                raise ValueError("trackers: 'service' needs metrics=model.metrics() of a model of twinkle_client")
+            return ServiceBackend(metrics)
+        case 'jsonl':
+            return JsonlBackend(folder / run.project / f'{run.run_id}.jsonl')
+        case 'trackio':
+            return TrackioBackend()
+        case 'wandb':
+            return WandbBackend(folder)
+        case 'mlflow':
+            return MlflowBackend(folder)
+        case 'tensorboard':
+            return TensorboardBackend(folder / run.project / run.run_id)
+        case _:
+            raise UnknownComponent('tracker', name, TRACKERS)

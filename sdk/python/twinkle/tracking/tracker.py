@@ -1,0 +1,97 @@
+"""The tracker of a run, which passes numbers to all backends."""
+
+import time
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self, SupportsIndex
+
+from twinkle.tracking.delivery import Delivery, Status, TrackerBackend
+from twinkle.tracking.run import TrackedRun
+from twinkle.tracking.values import checked_step, checked_values
+
+__all__ = ['Status', 'Tracker', 'TrackerBackend']
+
+_INTERRUPTED_SECONDS = 10.0
+"""Maximum time that an interrupted or failed program waits for the backends."""
+
+
+class Tracker:
+    """Logs the numbers of a run in several backends. `open_tracker` creates it.
+
+    `log` never waits for a backend. A backend that fails, or that is too slow, loses values, which it reports as a
+    warning and in `lost_counts`; the program and the other backends continue.
+
+    Use it as a context manager, or call `finish`: a program that exits without it loses values that still wait.
+
+    Args:
+        run: Description of the run.
+        backends: Backends to use. An error while one is started ends the others and is raised.
+        finish_timeout: Maximum time in seconds that `finish` waits for all backends. An interrupted or failed run
+            waits for at most 10 seconds.
+
+    Concurrency: any thread may log.
+    """
+
+    def __init__(self, run: TrackedRun, backends: Iterable[TrackerBackend], *, finish_timeout: float = 60.0) -> None:
+        self.run = run
+        self._timeout = finish_timeout
+        self._is_finished = False
+        self._deliveries: list[Delivery] = []
+        for backend in backends:
+            try:
+                backend.start(run)
+            except BaseException as error:
+                error.add_note(f'tracker {backend.name!r} could not open run {run.run_id!r}')
+                self.finish('failed')
+                raise
+            self._deliveries.append(Delivery(backend))
+
+    @property
+    def lost_counts(self) -> dict[str, int]:
+        """Number of log calls that were lost, by name of the backend."""
+        return {delivery.name: delivery.lost_count for delivery in self._deliveries}
+
+    def log(self, values: Mapping[str, Any], *, step: SupportsIndex) -> None:
+        """Log numbers at a step. Invalid values are refused before any backend receives them.
+
+        Args:
+            values: Python, NumPy or torch numbers by name. A name has up to 128 letters, digits and `_ - . :`, with
+                `/` between parts.
+            step: Step of the program, at least 0. Steps may repeat; docs/tracking.md has a table of what the backends
+                store.
+
+        Raises:
+            TypeError: A value is not a number, or the step is not an integer.
+            ValueError: A name or the step is invalid.
+            RuntimeError: The run has ended.
+        """
+        numbers, number = checked_values(values), checked_step(step)
+        if self._is_finished:
+            raise RuntimeError(f'run {self.run.run_id!r} has ended; open it again with its run_id to log more')
+        for delivery in self._deliveries:
+            delivery.log(numbers, step=number)
+
+    def finish(self, status: Status = 'finished') -> None:
+        """End the run in all backends, and wait for their values. Finishing again has no effect."""
+        if self._is_finished:
+            return
+        self._is_finished = True
+        seconds = self._timeout if status == 'finished' else min(self._timeout, _INTERRUPTED_SECONDS)
+        end = time.monotonic() + seconds
+        for delivery in self._deliveries:
+            delivery.close(status)
+        for delivery in self._deliveries:
+            delivery.join(max(end - time.monotonic(), 0.0))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the run. An error of the block makes its status 'failed', and Ctrl-C makes it 'interrupted'."""
+        del trace
+        if kind is None or (isinstance(error, SystemExit) and not error.code):
+            self.finish('finished')
+        else:
+            self.finish('interrupted' if issubclass(kind, KeyboardInterrupt) else 'failed')

@@ -1,0 +1,169 @@
+"""Contract of `twinkle.tracking`: every backend stores the same scripted runs, which are read back from its storage.
+
+The trackers of other projects run in child processes, with the packages of requirements.txt on their path.
+"""
+
+import asyncio
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures.gateway_upstream import Upstream, adapter_event, wait_until
+from fixtures.running_gateway import ADMIN_KEY, running_gateway
+from fixtures.source_tree import ROOT
+from fixtures.tracked_runs import CONFIG, RUNS, write_runs
+from fixtures.tracker_files import StoredRun, read_jsonl
+from twinkle_client import TwinkleClient
+from twinkle_client.metrics import RunMetrics
+
+PACKAGES = Path(sys.prefix) / 'tracking'
+"""Folder into which `./run test --all` installs requirements.txt."""
+FOREIGN = ('trackio', 'wandb', 'mlflow', 'tensorboard')
+pytestmark = pytest.mark.timeout(300)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """All runs as one backend stored them."""
+
+    tracker: str
+    runs: dict[str, StoredRun]
+
+
+@pytest.fixture(
+    scope='module', params=['jsonl', 'service', *(pytest.param(name, marks=pytest.mark.slow) for name in FOREIGN)]
+)
+def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Stored:
+    """The scripted runs, written with one backend."""
+    tracker, folder = request.param, tmp_path_factory.mktemp(request.param)
+    if tracker == 'jsonl':
+        write_runs(tracker, folder)
+        return Stored(tracker, {run_id: read_jsonl(folder, run_id) for run_id in RUNS})
+    if tracker == 'service':
+        return Stored(tracker, asyncio.run(stored_by_a_gateway(folder)))
+    return Stored(tracker, stored_by_a_child(tracker, folder))
+
+
+async def stored_by_a_gateway(folder: Path) -> dict[str, StoredRun]:
+    """Write the runs to the store of a gateway, and read them from it."""
+    upstream = Upstream()
+    upstream.adapters.watch.snapshot = [adapter_event(run_id) for run_id in RUNS]
+    async with upstream.serving(), running_gateway(folder, upstream=upstream.address) as gateway:
+        client = TwinkleClient(gateway.address, ADMIN_KEY)
+        await wait_until(client.list_training_runs.aio, lambda page: len(list(page)) == len(RUNS))
+        await asyncio.to_thread(write_runs, 'service', folder, lambda run_id: RunMetrics(run_id, client=client))
+        runs: dict[str, StoredRun] = {}
+        for run_id in RUNS:
+            found = await RunMetrics(run_id, client=client).get.aio()
+            points = {name: list(zip(series.steps, series.values, strict=True)) for name, series in found.items()}
+            runs[run_id] = StoredRun(points=points)
+        await asyncio.to_thread(client.close)
+    return runs
+
+
+def stored_by_a_child(tracker: str, folder: Path) -> dict[str, StoredRun]:
+    """Write the runs with another project's tracker in a child process, without network."""
+    if not (PACKAGES / '.installed').is_file():
+        raise FileNotFoundError(f'{PACKAGES}: ./run test --all installs the trackers there')
+    paths = [PACKAGES, ROOT / 'sdk' / 'python', ROOT / 'tests']
+    environment = {
+        **os.environ,
+        'PYTHONPATH': os.pathsep.join(map(str, paths)),
+        'HOME': str(folder),
+        'WANDB_MODE': 'offline',
+        'TRACKIO_DIR': str(folder / 'trackio'),
+        'DO_NOT_TRACK': '1',
+    }
+    command = [sys.executable, str(ROOT / 'tests' / 'fixtures' / 'tracked_runs.py'), tracker, str(folder)]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return {run_id: StoredRun(**run) for run_id, run in json.loads(done.stdout.splitlines()[-1]).items()}
+
+
+def values_of(run: StoredRun, name: str) -> list[tuple[float, float]]:
+    """Return the points of a metric, with NaN as infinity because NaN is not equal to itself."""
+    return [(step, math.inf if math.isnan(value) else value) for step, value in run.points[name]]
+
+
+def last_values(run: StoredRun, name: str) -> dict[float, float]:
+    """Return the value of each step that was stored last."""
+    return dict(values_of(run, name))
+
+
+def test_every_number_is_stored_with_its_name_and_step(stored: Stored) -> None:
+    """Python and NumPy numbers, NaN, names with separators, and several log calls for a step are stored."""
+    run = stored.runs['plain']
+    assert {name: values_of(run, name) for name in run.points} == {
+        'train/loss': [(0, 1.25), (5, 1.0)],
+        'train': [(0, 0.5)],
+        'reward:mean': [(0, 3.0)],
+        'nan': [(0, math.inf), (5, 2.5)],
+    }
+
+
+def test_a_run_is_described(stored: Stored) -> None:
+    """Name, tags and configuration are stored by every backend except the services' store."""
+    run = stored.runs['plain']
+    if stored.tracker == 'service':
+        assert (run.name, run.tags, run.config) == (None, None, None)
+        return
+    config: dict[str, Any] = CONFIG
+    if stored.tracker == 'mlflow':
+        config = {'lr': '0.5', 'model': 'tiny', 'lora/rank': '8', 'lora/targets': "['q', 'v']", 'is_final': 'True'}
+    assert (run.name, run.tags, run.config) == ('A plain run', ['one', 'two words'], config)
+
+
+def test_a_run_with_the_same_id_is_continued(stored: Stored) -> None:
+    """Points of both parts are stored, and the last value of a repeated step is the later one."""
+    run = stored.runs['resumed']
+    assert last_values(run, 'loss') == {0: 10, 1: 9, 2: 98, 3: 97, 4: 96, 5: 95}
+    assert len(run.points['loss']) == (6 if stored.tracker == 'service' else 8)
+
+
+def test_the_end_of_a_run_is_recorded(stored: Stored) -> None:
+    """An error of the program or Ctrl-C marks the run in the backends with a status, and the values remain."""
+    statuses = [stored.runs[run_id].status for run_id in ('plain', 'resumed', 'broken', 'stopped')]
+    expected: dict[str, list[str | None]] = {
+        'jsonl': ['finished', 'finished', 'failed', 'interrupted'],
+        'mlflow': ['finished', 'finished', 'failed', 'interrupted'],
+        'wandb': ['finished', 'finished', 'failed', 'failed'],
+    }
+    assert statuses == expected.get(stored.tracker, [None] * 4)
+    assert [values_of(stored.runs[run_id], 'loss') for run_id in ('broken', 'stopped')] == [[(0, 1.0)]] * 2
+
+
+INTERRUPTED = """
+import sys
+from twinkle.tracking import open_tracker
+with open_tracker('jsonl', folder=sys.argv[1], run_id='r') as tracker:
+    for step in range(100):
+        tracker.log({'loss': step}, step=step)
+    print('running', flush=True)
+    sys.stdin.read()
+"""
+"""Program that logs numbers and then waits for an interrupt."""
+
+
+def test_ctrl_c_ends_the_run_and_keeps_its_values(tmp_path: Path) -> None:
+    """A program that receives SIGINT writes all values, and marks its run as interrupted."""
+    command = [sys.executable, '-c', INTERRUPTED, str(tmp_path)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == 'running\n'
+        process.send_signal(signal.SIGINT)
+        process.wait()
+        assert process.stderr is not None
+        assert 'KeyboardInterrupt' in process.stderr.read()
+    run = read_jsonl(tmp_path, 'r', project='twinkle')
+    assert run.status == 'interrupted'
+    assert run.points['loss'] == [(step, step) for step in range(100)]
