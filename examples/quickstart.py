@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
@@ -27,8 +27,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from examples.cookbook.recipe import TRACKED, trackers
 from twinkle.data_format import LoraConfig
 from twinkle.telemetry import read_spans
+from twinkle.tracking import Tracker, open_tracker
 from twinkle_client import TwinkleClient, init_twinkle_client
 from twinkle_client.cli.waterfall import waterfall
 from twinkle_client.dataloader import DataLoader
@@ -58,6 +60,7 @@ class Facts:
     after: list[str] = field(default_factory=list[str])
     first_loss: float = 0.0
     last_loss: float = 0.0
+    stored_losses: int = 0
     trained_tokens_per_second: float = 0.0
     sampled_tokens_per_second: float = 0.0
     version: int = 0
@@ -76,6 +79,7 @@ def main() -> None:
     parser.add_argument('--steps', type=int, default=18, help='optimizer steps')
     parser.add_argument('--model', default=DEFAULT_MODEL, help='base model')
     parser.add_argument('--state-dir', type=Path, default=Path('.twinkle/quickstart'), help='folder of the services')
+    parser.add_argument('--track', type=trackers, default=(), metavar='NAMES', help=f'trackers: {", ".join(TRACKED)}')
     parser.add_argument('--facts', type=Path, help='JSON file for the measurements')
     options = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -86,7 +90,8 @@ def main() -> None:
         with _own_stack(options.state_dir.absolute(), options.model) as stack, tracing_to(stack.state_dir / 'traces'):
             with init_twinkle_client(stack.address, stack.read_api_key()) as client:
                 _show_dtype(client, facts)
-                _teach(client, options.model, options.steps, facts, folder=stack.state_dir / 'adapters')
+                folder = stack.state_dir / 'adapters'
+                _teach(client, options.model, options.steps, facts, names=options.track, folder=folder)
             _show_trace(stack.state_dir / 'traces', facts)
         _show_peft(options.model, facts)
     except KeyboardInterrupt:
@@ -131,7 +136,9 @@ def _show_dtype(client: TwinkleClient, facts: Facts) -> None:
     console.print(f'  base model in {" and ".join(facts.dtypes)}')
 
 
-def _teach(client: TwinkleClient, model_id: str, steps: int, facts: Facts, *, folder: Path) -> None:
+def _teach(
+    client: TwinkleClient, model_id: str, steps: int, facts: Facts, *, names: Sequence[str], folder: Path
+) -> None:
     sampler = Sampler(model_id, client=client)
     console.rule('2. Before')
     facts.before = _ask(sampler, facts)
@@ -143,7 +150,10 @@ def _teach(client: TwinkleClient, model_id: str, steps: int, facts: Facts, *, fo
     model.set_optimizer('AdamW', lr=2e-3)
     model.set_lr_scheduler('CosineWarmupScheduler', num_warmup_steps=2, num_training_steps=steps + 2)
     loader = DataLoader(_dataset(client, model_id), batch_size=BATCH_SIZE, shuffle=True, seed=0, epochs=0)
-    _train(model, loader, steps, facts)
+    # The services store the numbers with the run; `--track` adds other trackers.
+    with open_tracker(['service', *names], metrics=model.metrics(), project='quickstart') as tracker:
+        _train(model, loader, steps, facts, tracker=tracker)
+    facts.stored_losses = model.metrics().get(['loss'])['loss'].point_count
     _trace_last_step(model, loader, sampler, facts)
     console.rule('4. After')
     facts.after = _ask(sampler, facts, version=facts.version)
@@ -164,7 +174,9 @@ def _dataset(client: TwinkleClient, model_id: str) -> Dataset:
     return dataset
 
 
-def _train(model: MultiLoraTransformersModel, loader: DataLoader, steps: int, facts: Facts) -> None:
+def _train(
+    model: MultiLoraTransformersModel, loader: DataLoader, steps: int, facts: Facts, *, tracker: Tracker
+) -> None:
     """Train all steps but the last, with a progress bar."""
     columns = (
         TextColumn('  {task.description}'),
@@ -183,6 +195,8 @@ def _train(model: MultiLoraTransformersModel, loader: DataLoader, steps: int, fa
             loss = output['loss']
             facts.first_loss, facts.last_loss = facts.first_loss or loss, loss
             facts.trained_tokens_per_second = tokens / (time.monotonic() - begin)
+            numbers = {'loss': loss, 'tokens_per_second': facts.trained_tokens_per_second}
+            tracker.log(numbers, step=int(progress.tasks[task].completed))
             progress.update(task, advance=1, numbers=f'loss {loss:.3f}  {facts.trained_tokens_per_second:.0f} tokens/s')
             if progress.tasks[task].completed >= steps - 1:
                 break

@@ -122,7 +122,7 @@ def train(recipe: Recipe[Setting]) -> None:
     plotted = ('reward', 'staleness', 'sampler_ratio')
     pipeline = AsyncPipeline(loop.sample, loop.prompts(), sync=loop.sync, max_staleness=setting.max_staleness)
     begin = time.monotonic()
-    with Curves(recipe.out, title=title, total_steps=setting.steps, plotted=plotted) as curves, pipeline as batches:
+    with Curves(recipe, title=title, total_steps=setting.steps, plotted=plotted) as curves, pipeline as batches:
         for batch in batches:
             curves.record(**loop.learn(batch.samples))
     print(f'{setting.steps} steps in {time.monotonic() - begin:.1f} s')

@@ -1,34 +1,46 @@
-"""Records a run: a progress bar, one line of JSON per step, and a plot at the end."""
+"""Records a run: a progress bar, one line of JSON per step, other trackers, and a plot at the end."""
 
-import json
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from dataclasses import asdict
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
 from examples.cookbook.plots import plot_curves
+from examples.cookbook.recipe import Recipe
+from twinkle.tracking import JsonlBackend, MetricStore, TrackerBackend, open_tracker
 
 
 class Curves:
-    """Context manager that records the metrics of a run.
+    """Context manager that records the metrics of a run, with `twinkle.tracking`.
 
     On a terminal it shows a progress bar with the latest plotted metrics below it; otherwise it prints one line per
-    step. Each step is written to `curves.jsonl` at once, so an interrupted run keeps its results. The plot
-    `curves.png` is drawn at the end, even after an interrupt.
+    step. Each step is written to `curves.jsonl` at once, so an interrupted run keeps its results; `curves.json` has
+    the setting and the status. The plot `curves.png` is drawn at the end, even after an interrupt.
 
     Args:
-        folder: Output folder; created if necessary. Files of an earlier run are replaced.
+        recipe: Options of the run. Files of an earlier run in its output folder are replaced; the folder is created if
+            necessary. Other trackers keep the earlier runs.
         title: Title of the plot and the bar.
         total_steps: Number of calls to `record`.
         plotted: Names of the metrics to plot, one panel each.
+        metrics: Store of the run's metrics, if it trains on services.
     """
 
-    def __init__(self, folder: Path, *, title: str, total_steps: int, plotted: Sequence[str]) -> None:
-        self._folder, self._title, self._plotted = folder, title, tuple(plotted)
+    def __init__(
+        self,
+        recipe: Recipe[Any],
+        *,
+        title: str,
+        total_steps: int,
+        plotted: Sequence[str],
+        metrics: MetricStore | None = None,
+    ) -> None:
+        self._recipe, self._title, self._plotted = recipe, title, tuple(plotted)
+        self._folder, self._metrics = recipe.out, metrics
         self._console = Console()
         self._bar = _bar(self._console)
         self._task = self._bar.add_task(title, total=total_steps)
@@ -37,8 +49,18 @@ class Curves:
         """Metrics of all recorded steps, in order; `step` is the index of the step, from 0."""
 
     def __enter__(self) -> Self:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._lines = (self._folder / 'curves.jsonl').open('w')
+        for name in ('curves.jsonl', 'curves.json'):
+            (self._folder / name).unlink(missing_ok=True)
+        others = [name for name in self._recipe.trackers if name != 'jsonl']
+        backends: list[str | TrackerBackend] = [JsonlBackend(self._folder / 'curves.jsonl'), *others]
+        self._tracker = open_tracker(
+            backends if self._metrics is None else [*backends, 'service'],
+            metrics=self._metrics,
+            folder=self._folder,
+            project=f'cookbook-{self._recipe.name}',
+            name=self._title,
+            config={'seed': self._recipe.seed, **asdict(self._recipe.setting)},
+        )
         self._bar.start()
         return self
 
@@ -46,7 +68,7 @@ class Curves:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.stop()
-        self._lines.close()
+        self._tracker.__exit__(kind, error, trace)
         if self.steps:
             plot_curves(self.steps, self._plotted, title=self._title, path=self._folder / 'curves.png')
             print(f'curves: {self._folder}/curves.jsonl and curves.png')
@@ -54,9 +76,8 @@ class Curves:
     def record(self, **numbers: float) -> None:
         """Record the metrics of the next step."""
         step = {'step': len(self.steps), **{name: float(value) for name, value in numbers.items()}}
+        self._tracker.log(numbers, step=len(self.steps))
         self.steps.append(step)
-        self._lines.write(json.dumps(step) + '\n')
-        self._lines.flush()
         self._last |= {name: step[name] for name in self._plotted if name in step}
         self._bar.numbers = _shown(self._last)
         self._bar.update(self._task, advance=1)

@@ -92,7 +92,7 @@ def train(recipe: Recipe[Setting]) -> None:
     model.add_metric('DPOMetric', is_training=False, beta=setting.beta)
     reference = reference_logps(model, held_out)
     with Curves(
-        recipe.out, title='DPO', total_steps=setting.steps + 1, plotted=['loss', 'margins', 'accuracies']
+        recipe, title='DPO', total_steps=setting.steps + 1, plotted=['loss', 'margins', 'accuracies']
     ) as curves:
         curves.record(**evaluate(model, held_out, reference))
         for step, batch in enumerate(DataLoader(training, batch_size=2 * setting.pairs), 1):

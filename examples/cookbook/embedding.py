@@ -104,7 +104,7 @@ def train(recipe: Recipe[Setting]) -> None:
     model.set_loss('InfonceLoss', temperature=setting.temperature)
     model.add_metric('EmbeddingMetric')
     plotted = ['loss', 'accuracy', 'pos_sim', 'neg_sim']
-    with Curves(recipe.out, title='InfoNCE', total_steps=setting.steps + 1, plotted=plotted) as curves:
+    with Curves(recipe, title='InfoNCE', total_steps=setting.steps + 1, plotted=plotted) as curves:
         curves.record(**evaluate(model, held_out))
         for step, batch in enumerate(itertools.islice(endless(loader), setting.steps), 1):
             output = model.forward_backward(batch, task='embedding')

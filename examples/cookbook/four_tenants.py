@@ -10,7 +10,7 @@ the digests of the final weights must be bitwise equal. `--solo B` runs tenant B
 The recipe connects to running services (TWINKLE_SERVER_URL or `twinkle up`), or starts them for the run.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -63,7 +63,7 @@ def fine_tune(recipe: Recipe[Setting], client: TwinkleClient, log: Log) -> None:
     dataset.encode()
     loader = DataLoader(dataset, batch_size=setting.batch_size, shuffle=True, seed=recipe.seed, epochs=0)
     batches = [batch for _, batch in zip(range(setting.steps), loader, strict=False)]
-    model = adapter(recipe, client, lora_rank=8)
+    model = adapter(recipe, client, log, lora_rank=8)
     learn(model, batches, log)
     log.weights(client, model)
 
@@ -72,7 +72,7 @@ def pretrain(recipe: Recipe[Setting], client: TwinkleClient, log: Log) -> None:
     """Run tenant B: continued pre-training on text that the client packs."""
     setting = recipe.setting
     packs = packed_text(setting)
-    model = adapter(recipe, client, lora_rank=32)
+    model = adapter(recipe, client, log, lora_rank=32)
     learn(model, [[packs[step % len(packs)], packs[(step + 1) % len(packs)]] for step in range(setting.steps)], log)
     log.weights(client, model)
 
@@ -80,7 +80,7 @@ def pretrain(recipe: Recipe[Setting], client: TwinkleClient, log: Log) -> None:
 def reinforce(recipe: Recipe[Setting], client: TwinkleClient, log: Log) -> None:
     """Run tenant C: GRPO, in which each step samples with the newest weights and a different seed."""
     setting = recipe.setting
-    model, sampler = adapter(recipe, client, lora_rank=8), Sampler(setting.model, client=client)
+    model, sampler = adapter(recipe, client, log, lora_rank=8), Sampler(setting.model, client=client)
     model.set_loss('GRPOLoss', epsilon=0.2)
     manager = CheckpointEngineManager(model=model, sampler=sampler)
     chats = [{'messages': [{'role': 'user', 'content': prompt}]} for prompt in PROMPTS]
@@ -104,14 +104,14 @@ def score(recipe: Recipe[Setting], client: TwinkleClient, log: Log) -> None:
     """Run tenant D: log-probabilities of texts under the base model, from the model service and the sampler."""
     setting = recipe.setting
     packs = packed_text(setting)
-    model, sampler = adapter(recipe, client, lora_rank=8), Sampler(setting.model, client=client)
+    model, sampler = adapter(recipe, client, log, lora_rank=8), Sampler(setting.model, client=client)
     log.start.wait()
     for step in range(setting.steps):
         feature = packs[-1 - step % len(packs)]
         output = model.forward_only([feature], disable_lora=True)
         (logps,) = sampler.compute_logprobs([feature['input_ids'][: setting.max_tokens]])
         log.step(output, logps[1:], mean_logprob=-output['loss'])
-    model.remove_adapter()
+    log.remove(model)
 
 
 def learn(model: MultiLoraTransformersModel, batches: list[Any], log: Log) -> None:
@@ -130,11 +130,12 @@ class LetterReward(TextReward):
         return sum(character.isalpha() for character in completion) / max(len(completion), 1)
 
 
-def adapter(recipe: Recipe[Setting], client: TwinkleClient, *, lora_rank: int) -> MultiLoraTransformersModel:
+def adapter(recipe: Recipe[Setting], client: TwinkleClient, log: Log, *, lora_rank: int) -> MultiLoraTransformersModel:
     """Return a model handle with a new adapter, whose initial weights depend only on the seed and the rank."""
     model = MultiLoraTransformersModel(recipe.setting.model, client=client)
     model.add_adapter_to_model('default', LoraConfig(r=lora_rank, lora_alpha=2 * lora_rank, seed=recipe.seed))
     model.set_optimizer('AdamW', lr=recipe.setting.learning_rate)
+    log.track(model)
     return model
 
 
@@ -161,9 +162,10 @@ def compare(recipe: Recipe[Setting]) -> None:
     with connected(recipe.setting.model) as admin:
         run = partial(run_tenants, admin, steps=recipe.setting.steps)
         if solo == 'none':
-            together = run(tenants, out=recipe.out / 'together', title='together')
+            together = run(tenants, recipe=replace(recipe, out=recipe.out / 'together'), title='together')
         for tenant in [tenant for tenant in tenants if solo in {'none', tenant.name}]:
-            alone |= run([tenant], out=recipe.out / f'{tenant.name}_alone', title=f'{tenant.name} alone')
+            own = replace(recipe, out=recipe.out / f'{tenant.name}_alone')
+            alone |= run([tenant], recipe=own, title=f'{tenant.name} alone')
     is_equal = {name: log.digests == alone[name].digests for name, log in together.items()}
     for name, equal in is_equal.items():
         shared = max(together[name].pass_adapter_counts)

@@ -121,7 +121,7 @@ def train(recipe: Recipe[Setting]) -> None:
     training_questions, test_questions = split_questions(rng)
     test_answers = teacher.answers(test_questions, seed=recipe.seed)
     held_out = scored_features(student, teacher, test_questions, test_answers, setting.top_k)
-    with Curves(recipe.out, title='GKD', total_steps=setting.steps + 1, plotted=['loss', 'divergence']) as curves:
+    with Curves(recipe, title='GKD', total_steps=setting.steps + 1, plotted=['loss', 'divergence']) as curves:
         curves.record(divergence=model.forward_only(held_out)['metrics']['divergence'])
         for step in range(setting.steps):
             manager.sync_weights(merge_and_sync=False)

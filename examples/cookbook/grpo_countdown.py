@@ -90,7 +90,7 @@ def train(recipe: Recipe[Setting]) -> None:
     plotted = ('held_out_reward', 'reward', 'train/approx_kl', 'train/clip_ratio', 'entropy')
     with (
         ExitStack() as stack,
-        Curves(recipe.out, title='GRPO: the countdown game', total_steps=setting.steps + 1, plotted=plotted) as curves,
+        Curves(recipe, title='GRPO: the countdown game', total_steps=setting.steps + 1, plotted=plotted) as curves,
     ):
         sampler = build_sampler(model, setting.engine, lora_rank=setting.lora_rank, stack=stack)
         manager = CheckpointEngineManager(model=model, sampler=sampler)

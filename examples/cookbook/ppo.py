@@ -104,7 +104,7 @@ def train(recipe: Recipe[Setting]) -> None:
     manager = CheckpointEngineManager(model=model, sampler=sampler)
     rng = np.random.default_rng(recipe.seed)
     title = f'PPO with a critic, seed {recipe.seed}'
-    with Curves(recipe.out, title=title, total_steps=setting.steps, plotted=PLOTTED) as curves:
+    with Curves(recipe, title=title, total_steps=setting.steps, plotted=PLOTTED) as curves:
         for step in range(setting.steps):
             manager.sync_weights(merge_and_sync=False, adapter_name='policy')
             held_out = sample(sampler, HELD_OUT_TOPICS, setting, seed=HELD_OUT_SEED)

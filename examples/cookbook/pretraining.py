@@ -77,7 +77,7 @@ def train(recipe: Recipe[Setting]) -> None:
     model.set_lr_scheduler('CosineWarmupScheduler', num_warmup_steps=2, num_training_steps=setting.steps + 1)
     batches = endless(DataLoader(packs, batch_size=setting.batch_size, shuffle=True, seed=recipe.seed))
     plotted = ['loss', 'held_out_perplexity']
-    with Curves(recipe.out, title='pre-training', total_steps=setting.steps + 1, plotted=plotted) as curves:
+    with Curves(recipe, title='pre-training', total_steps=setting.steps + 1, plotted=plotted) as curves:
         curves.record(held_out_perplexity=perplexity(model, held_out))
         for step in range(1, setting.steps + 1):
             output = model.forward_backward(next(batches))

@@ -4,25 +4,32 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from twinkle.tracking import TRACKERS, check_trackers
+
 Setting = TypeVar('Setting')
 Batch = TypeVar('Batch')
+TRACKED = tuple(name for name in TRACKERS if name != 'service')
 
 
 @dataclass(frozen=True)
 class Recipe(Generic[Setting]):
     """Options of one run of a recipe."""
 
+    name: str
+    """Name of the recipe's module."""
     setting: Setting
     """Sizes and rates, in the frozen dataclass that the recipe defines."""
     seed: int
     out: Path
     """Output folder, which exists."""
+    trackers: Sequence[str] = ()
+    """Trackers to use in addition to `curves.jsonl` and to the services' store."""
 
 
 def run_recipe(
@@ -63,6 +70,14 @@ def read_recipe(name: str, about: str, settings: Mapping[str, Setting]) -> Recip
     parser.add_argument('--setting', choices=sorted(settings), default='cpu', help='sizes to run with (default: cpu)')
     parser.add_argument('--seed', type=non_negative_int, default=0, help='seed of all random numbers (default: 0)')
     parser.add_argument('--out', type=Path, default=Path('out') / name, help=f'output folder (default: out/{name})')
+    parser.add_argument(
+        '--track',
+        type=trackers,
+        default=(),
+        metavar='NAMES',
+        help=f'trackers of the curves, with commas between them: {", ".join(TRACKED)} (default: only curves.jsonl and,'
+        ' with the services, their store)',
+    )
     any_setting: Any = next(iter(settings.values()))
     hints = get_type_hints(type(any_setting))
     for field in fields(any_setting):
@@ -80,7 +95,9 @@ def read_recipe(name: str, about: str, settings: Mapping[str, Setting]) -> Recip
         field.name: value for field in fields(any_setting) if (value := getattr(options, field.name)) is not None
     }
     chosen: Any = settings[options.setting]
-    return Recipe(setting=replace(chosen, **changes), seed=options.seed, out=options.out)
+    return Recipe(
+        name=name, setting=replace(chosen, **changes), seed=options.seed, out=options.out, trackers=options.track
+    )
 
 
 def endless(batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -106,6 +123,17 @@ def non_negative_int(text: str) -> int:
 def non_negative_float(text: str) -> float:
     """Convert the value of an option, and check its sign; argparse shows this function's name in its error messages."""
     return _checked(float(text))
+
+
+def trackers(text: str) -> list[str]:
+    """Convert the value of `--track`. A tracker that is unknown or not installed is an error of the command line."""
+    try:
+        names = check_trackers(text)
+    except (ValueError, ImportError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if 'service' in names:
+        raise argparse.ArgumentTypeError("recipes on services always use their store; leave out 'service'")
+    return names
 
 
 def _argument_type(hint: Any) -> dict[str, Any]:

@@ -131,9 +131,9 @@ def teach(recipe: Recipe[Setting], components: Components) -> None:
     model.set_optimizer('AdamW', lr=setting.learning_rate)
     model.set_lr_scheduler('CosineWarmupScheduler', num_warmup_steps=2, num_training_steps=steps + 2)
     manager = components.CheckpointEngineManager(model=model, sampler=components.sampler)
-    with Curves(
-        recipe.out, title='SFT: the model learns its name', total_steps=steps + 2, plotted=['loss', 'named']
-    ) as curves:
+    metrics = model.metrics() if setting.where == 'services' else None
+    title, plotted = 'SFT: the model learns its name', ['loss', 'named']
+    with Curves(recipe, title=title, total_steps=steps + 2, plotted=plotted, metrics=metrics) as curves:
         curves.record(named=named_fraction(components))
         for epoch in range(setting.epochs):
             seed = 1000 * recipe.seed + epoch

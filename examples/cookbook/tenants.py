@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from blake3 import blake3
 
 from examples.cookbook.curves import Curves
+from examples.cookbook.recipe import Recipe
+from twinkle.tracking import Tracker, open_tracker
 from twinkle_client import TwinkleClient
 from twinkle_client.administration import KeyAdministration
 from twinkle_client.model import MultiLoraTransformersModel
@@ -33,12 +34,19 @@ class Log:
     """Digests of all results, in order."""
     pass_adapter_counts: list[int] = field(default_factory=list)
     """Number of adapters that shared each forward pass."""
+    tracker: Tracker = field(default_factory=open_tracker)
+    """Tracker of the tenant's run; `track` opens it."""
+
+    def track(self, model: MultiLoraTransformersModel) -> None:
+        """Store later numbers with the run of the tenant's adapter."""
+        self.tracker = open_tracker(metrics=model.metrics())
 
     def step(self, output: Mapping[str, Any], *compared: Any, **numbers: float) -> None:
         """Log a step: the output of its forward pass, other arrays to compare, and numbers to record."""
         arrays = [output['loss'], *output['logps'], *compared]
         self.digests += [blake3(np.ascontiguousarray(array).tobytes()).hexdigest() for array in arrays]
         self.pass_adapter_counts.append(output['receipt']['pass_adapter_count'])
+        self.tracker.log(numbers, step=len(self.pass_adapter_counts) - 1)
         self.updates.put({f'{self.name}_{name}': number for name, number in numbers.items()})
 
     def weights(self, client: TwinkleClient, model: MultiLoraTransformersModel) -> None:
@@ -46,6 +54,11 @@ class Log:
         with tempfile.TemporaryDirectory() as folder:
             files = client.download_checkpoint(model.save('final'), folder)
             self.digests.append(blake3((files / 'adapter_model.safetensors').read_bytes()).hexdigest())
+        self.remove(model)
+
+    def remove(self, model: MultiLoraTransformersModel) -> None:
+        """End the tracker, and delete the adapter."""
+        self.tracker.finish()
         model.remove_adapter()
 
 
@@ -60,16 +73,17 @@ class Tenant:
 
 
 def run_tenants(
-    admin: TwinkleClient, tenants: Sequence[Tenant], *, out: Path, title: str, steps: int
+    admin: TwinkleClient, tenants: Sequence[Tenant], *, recipe: Recipe[Any], title: str, steps: int
 ) -> dict[str, Log]:
     """Run tenants at the same time, record their curves, and return their logs by name.
 
-    The logs are also written to `bits.json` in the output folder.
+    The logs are also written to `bits.json` in the output folder. The services store the numbers of each tenant with
+    its run.
 
     Args:
         admin: Client whose key may create other keys.
         tenants: Tenants with different names.
-        out: Output folder.
+        recipe: Options of the run, with its output folder.
         title: Title of the plot.
         steps: Number of steps of each tenant.
     """
@@ -79,7 +93,7 @@ def run_tenants(
     plotted = [f'{tenant.name}_{tenant.plotted}' for tenant in tenants]
     with (
         ExitStack() as keys,
-        Curves(out, title=title, total_steps=len(tenants) * steps, plotted=plotted) as curves,
+        Curves(recipe, title=title, total_steps=len(tenants) * steps, plotted=plotted) as curves,
         ThreadPoolExecutor(len(tenants)) as pool,
     ):
         clients = [client_of(tenant, admin, keys) for tenant in tenants]
@@ -99,7 +113,7 @@ def run_tenants(
         for run in runs:
             run.result()
     saved = {name: {'bits': log.digests, 'pass_adapter_counts': log.pass_adapter_counts} for name, log in logs.items()}
-    (out / 'bits.json').write_text(json.dumps(saved, indent=2))
+    (recipe.out / 'bits.json').write_text(json.dumps(saved, indent=2))
     return logs
 
 
@@ -118,6 +132,7 @@ def work(tenant: Tenant, client: TwinkleClient, log: Log) -> None:
             tenant.work(client, log)
     except BaseException:
         log.start.abort()
+        log.tracker.finish('failed')
         raise
     finally:
         log.updates.put(None)

@@ -92,7 +92,7 @@ def train(recipe: Recipe[Setting]) -> None:
     params = SamplingParams(max_tokens=setting.max_tokens)
     rollout = MultiTurnRollout(sampler, None, ToolManager([multiply]), params, parse_tool_call=parse_calls, max_turns=3)
     plotted = ['called', 'right', 'kept', 'loss']
-    with Curves(recipe.out, title='tool use', total_steps=setting.rounds + 1, plotted=plotted) as curves:
+    with Curves(recipe, title='tool use', total_steps=setting.rounds + 1, plotted=plotted) as curves:
         for number in range(setting.rounds + 1):
             manager.sync_weights(merge_and_sync=False)
             numbers = evaluate(rollout(held_out, num_samples=setting.held_out_samples, seed=recipe.seed))

@@ -113,7 +113,7 @@ def train(recipe: Recipe[Setting]) -> None:
     manager = CheckpointEngineManager(model=model, sampler=sampler)
     batches = endless(DataLoader(dataset, batch_size=setting.batch_size, shuffle=True, seed=recipe.seed))
     plotted = ['loss', 'accuracy', 'blind_accuracy']
-    with Curves(recipe.out, title='vision fine-tuning', total_steps=setting.steps + 1, plotted=plotted) as curves:
+    with Curves(recipe, title='vision fine-tuning', total_steps=setting.steps + 1, plotted=plotted) as curves:
         manager.sync_weights(merge_and_sync=False)
         curves.record(**evaluate(sampler, held_out))
         for step in range(1, setting.steps + 1):

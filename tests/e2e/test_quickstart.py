@@ -34,6 +34,11 @@ def test_model_learns_its_name(facts: dict[str, Any]) -> None:
     assert facts['last_loss'] < 0.6 * facts['first_loss']
 
 
+def test_losses_are_stored_with_the_run(facts: dict[str, Any]) -> None:
+    """The services store the loss of each of the 17 steps before the traced one."""
+    assert facts['stored_losses'] == 17
+
+
 def test_plain_peft_gives_the_same_answer(facts: dict[str, Any]) -> None:
     """The saved folder gives the same answer in transformers and peft as in the sampler."""
     assert Path(facts['folder']).is_dir()

@@ -19,7 +19,8 @@ import pytest
 from fixtures.gateway_upstream import Upstream, adapter_event, wait_until
 from fixtures.running_gateway import ADMIN_KEY, running_gateway
 from fixtures.source_tree import ROOT
-from fixtures.tracked_runs import CONFIG, RUNS, write_runs
+from fixtures.tiny_model import build_tiny_model
+from fixtures.tracked_runs import CONFIG, PROJECT, RUNS, write_runs
 from fixtures.tracker_files import StoredRun, read_jsonl
 from twinkle_client import TwinkleClient
 from twinkle_client.metrics import RunMetrics
@@ -27,6 +28,8 @@ from twinkle_client.metrics import RunMetrics
 PACKAGES = Path(sys.prefix) / 'tracking'
 """Folder into which `./run test --all` installs requirements.txt."""
 FOREIGN = ('trackio', 'wandb', 'mlflow', 'tensorboard')
+SHORT = {'steps': 2, 'pack-tokens': 64, 'held-out-packs': 2, 'evaluate-every': 2}
+"""Options for a short run of a recipe."""
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -46,7 +49,7 @@ def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     tracker, folder = request.param, tmp_path_factory.mktemp(request.param)
     if tracker == 'jsonl':
         write_runs(tracker, folder)
-        return Stored(tracker, {run_id: read_jsonl(folder, run_id) for run_id in RUNS})
+        return Stored(tracker, {run_id: read_jsonl(folder, PROJECT, run_id) for run_id in RUNS})
     if tracker == 'service':
         return Stored(tracker, asyncio.run(stored_by_a_gateway(folder)))
     return Stored(tracker, stored_by_a_child(tracker, folder))
@@ -69,23 +72,31 @@ async def stored_by_a_gateway(folder: Path) -> dict[str, StoredRun]:
     return runs
 
 
-def stored_by_a_child(tracker: str, folder: Path) -> dict[str, StoredRun]:
-    """Write the runs with another project's tracker in a child process, without network."""
+def stored_by_a_child(tracker: str, folder: Path, *run: str) -> dict[str, StoredRun]:
+    """Write and read the runs with another project's tracker in a child process; with a project and a run, read it."""
+    printed = printed_by_a_child(
+        [str(ROOT / 'tests' / 'fixtures' / 'tracked_runs.py'), tracker, str(folder), *run], folder
+    )
+    return {run_id: StoredRun(**stored) for run_id, stored in json.loads(printed.splitlines()[-1]).items()}
+
+
+def printed_by_a_child(arguments: list[str], folder: Path) -> str:
+    """Run a Python program with the packages of all trackers, without network, and return its output."""
     if not (PACKAGES / '.installed').is_file():
         raise FileNotFoundError(f'{PACKAGES}: ./run test --all installs the trackers there')
-    paths = [PACKAGES, ROOT / 'sdk' / 'python', ROOT / 'tests']
     environment = {
         **os.environ,
-        'PYTHONPATH': os.pathsep.join(map(str, paths)),
+        'PYTHONPATH': os.pathsep.join(map(str, [PACKAGES, ROOT / 'sdk' / 'python', ROOT / 'tests', ROOT])),
         'HOME': str(folder),
         'WANDB_MODE': 'offline',
         'TRACKIO_DIR': str(folder / 'trackio'),
         'DO_NOT_TRACK': '1',
     }
-    command = [sys.executable, str(ROOT / 'tests' / 'fixtures' / 'tracked_runs.py'), tracker, str(folder)]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
-    return {run_id: StoredRun(**run) for run_id, run in json.loads(done.stdout.splitlines()[-1]).items()}
+    return done.stdout
 
 
 def values_of(run: StoredRun, name: str) -> list[tuple[float, float]]:
@@ -164,6 +175,26 @@ def test_ctrl_c_ends_the_run_and_keeps_its_values(tmp_path: Path) -> None:
         process.wait()
         assert process.stderr is not None
         assert 'KeyboardInterrupt' in process.stderr.read()
-    run = read_jsonl(tmp_path, 'r', project='twinkle')
+    run = read_jsonl(tmp_path, 'twinkle', 'r')
     assert run.status == 'interrupted'
     assert run.points['loss'] == [(step, step) for step in range(100)]
+
+
+@pytest.mark.slow
+def test_a_recipe_logs_its_curves_to_all_trackers(tmp_path: Path) -> None:
+    """A recipe with `--track` stores the numbers of `curves.jsonl` and the setting in each tracker."""
+    recipe = ['-m', 'examples.cookbook.pretraining', '--track', ','.join(FOREIGN), '--out', str(tmp_path)]
+    options = {'model': build_tiny_model(tmp_path / 'model'), 'text': ROOT / 'docs', **SHORT}
+    printed_by_a_child(
+        [*recipe, *(part for name, value in options.items() for part in (f'--{name}', str(value)))], tmp_path
+    )
+    description = json.loads((tmp_path / 'curves.json').read_text())
+    lines = [json.loads(line) for line in (tmp_path / 'curves.jsonl').read_text().splitlines()]
+    losses = [(line['step'], line['loss']) for line in lines if 'loss' in line]
+    assert len(losses) == 2
+    assert (description['status'], description['config']['seed']) == ('finished', 0)
+    for tracker in FOREIGN:
+        (run,) = stored_by_a_child(tracker, tmp_path, description['project'], description['run_id']).values()
+        assert run.name == 'pre-training'
+        assert str((run.config or {})['pack_tokens']) == '64'
+        assert last_values(run, 'loss') == pytest.approx(dict(losses), rel=1e-6)

@@ -38,6 +38,7 @@ def run(stack: StackState, out: Path, *options: str, steps: int = STEPS) -> None
         assert process.stdout is not None
         printed = process.stdout.read()
     assert process.returncode == 0, printed
+    assert 'tracker' not in printed, 'values were not stored'
 
 
 def logs_of(folder: Path) -> dict[str, dict[str, list]]:

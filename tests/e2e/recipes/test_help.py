@@ -61,7 +61,7 @@ def test_help_lists_every_option() -> None:
     for recipe in printed:
         assert 'STATUS 0' in recipe.text
         assert f'python -m examples.cookbook.{recipe.name}' in recipe.text
-        options = {'setting', 'seed', 'out', *(field.replace('_', '-') for field in recipe.fields)}
+        options = {'setting', 'seed', 'out', 'track', *(field.replace('_', '-') for field in recipe.fields)}
         assert {option for option in options if f'--{option} ' not in recipe.text} == set()
 
 
@@ -75,6 +75,7 @@ def test_invalid_options_are_rejected_by_name(tmp_path: Path) -> None:
         '--seed': '-1',
         '--loss-type': 'simpo',
         '--precision': 'fp16',
+        '--track': 'jsonl,wandbb',
         '--out': str(tmp_path / 'file' / 'out'),
     }
     imports = 'import sys\nfrom examples.cookbook import dpo\n'

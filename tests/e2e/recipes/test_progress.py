@@ -11,8 +11,11 @@ from fixtures.source_tree import ROOT
 RUN = """
 import sys
 from pathlib import Path
+from dataclasses import make_dataclass
 from examples.cookbook.curves import Curves
-with Curves(Path(sys.argv[1]), title='many numbers', total_steps=3, plotted=['reward']) as curves:
+from examples.cookbook.recipe import Recipe
+recipe = Recipe(name='progress', setting=make_dataclass('Setting', [])(), seed=0, out=Path(sys.argv[1]))
+with Curves(recipe, title='many numbers', total_steps=3, plotted=['reward']) as curves:
     for step in range(3):
         curves.record(reward=step / 4, **{f'a_number_with_a_long_name_{index}': index for index in range(12)})
 """

@@ -138,7 +138,7 @@ def test_a_folder_with_the_name_of_a_tracker_is_no_package(tmp_path, monkeypatch
     (tmp_path / 'outputs_of_a_tracker').mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(MissingLibrary):
-        required('outputs_of_a_tracker', 'tracking-outputs')
+        required('outputs_of_a_tracker')
 
 
 def test_no_backend_is_a_valid_choice():

@@ -10,7 +10,7 @@ from twinkle.tracking.backends.service import MetricStore, ServiceBackend
 from twinkle.tracking.backends.tensorboard import TensorboardBackend
 from twinkle.tracking.backends.trackio import TrackioBackend
 from twinkle.tracking.backends.wandb import WandbBackend
-from twinkle.tracking.opening import TRACKERS, open_tracker
+from twinkle.tracking.opening import TRACKERS, check_trackers, open_tracker
 from twinkle.tracking.run import RunOptions, TrackedRun
 from twinkle.tracking.tracker import Status, Tracker, TrackerBackend
 from twinkle.tracking.values import number_of
@@ -29,6 +29,7 @@ __all__ = [
     'TrackerBackend',
     'TrackioBackend',
     'WandbBackend',
+    'check_trackers',
     'number_of',
     'open_tracker',
 ]

@@ -8,6 +8,7 @@ from typing import Unpack
 from twinkle.component import UnknownComponent
 from twinkle.tracking.backends.jsonl import JsonlBackend
 from twinkle.tracking.backends.mlflow import MlflowBackend
+from twinkle.tracking.backends.packages import required
 from twinkle.tracking.backends.service import MetricStore, ServiceBackend
 from twinkle.tracking.backends.tensorboard import TensorboardBackend
 from twinkle.tracking.backends.trackio import TrackioBackend
@@ -18,6 +19,27 @@ from twinkle.tracking.tracker import Tracker
 
 TRACKERS = ('service', 'jsonl', 'trackio', 'wandb', 'mlflow', 'tensorboard')
 """Names of the backends."""
+_LIBRARIES = frozenset({'trackio', 'wandb', 'mlflow', 'tensorboard'})
+"""Backends that need the library of the same name."""
+
+
+def check_trackers(trackers: str) -> list[str]:
+    """Return the names of backends in a text with commas, if each one is known and installed.
+
+    Raises:
+        UnknownComponent: A name is unknown; a ValueError.
+        ValueError: A name occurs twice.
+        MissingLibrary: The package of a backend is not installed; an ImportError with the pip command.
+    """
+    names = [name.strip() for name in trackers.split(',') if name.strip()]
+    for name in names:
+        if name not in TRACKERS:
+            raise UnknownComponent('tracker', name, TRACKERS)
+        if names.count(name) > 1:
+            raise ValueError(f'trackers: {name!r} is named twice')
+        if name in _LIBRARIES:
+            required(name)
+    return names
 
 
 def open_tracker(
@@ -49,7 +71,7 @@ def open_tracker(
     """
     if trackers is None:
         trackers = () if metrics is None else 'service'
-    listed = [name.strip() for name in trackers.split(',') if name.strip()] if isinstance(trackers, str) else trackers
+    listed = check_trackers(trackers) if isinstance(trackers, str) else trackers
     if metrics is not None:
         run.setdefault('run_id', metrics.run_id)
     described = TrackedRun.make(run)

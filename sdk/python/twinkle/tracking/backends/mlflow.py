@@ -32,8 +32,8 @@ class MlflowBackend:
     name = 'mlflow'
 
     def __init__(self, folder: Path) -> None:
-        self._mlflow = required('mlflow', 'tracking-mlflow')
-        self._entities = required('mlflow', 'tracking-mlflow', module='mlflow.entities')
+        self._mlflow = required('mlflow')
+        self._entities = required('mlflow', module='mlflow.entities')
         self._folder = folder
         self._client: Any = None
         self._mlflow_id = ''

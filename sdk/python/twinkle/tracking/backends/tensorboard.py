@@ -10,8 +10,6 @@ from twinkle.tracking.backends.packages import required
 from twinkle.tracking.delivery import Status
 from twinkle.tracking.run import TrackedRun
 
-_EXTRA = 'tracking-tensorboard'
-
 
 class TensorboardBackend:
     """Writes event files; `tensorboard --logdir runs` shows them.
@@ -29,12 +27,12 @@ class TensorboardBackend:
     name = 'tensorboard'
 
     def __init__(self, folder: Path) -> None:
-        self._writers = required('tensorboard', _EXTRA, module='tensorboard.summary.writer.event_file_writer')
-        self._events = required('tensorboard', _EXTRA, module='tensorboard.compat.proto.event_pb2')
-        self._summaries = required('tensorboard', _EXTRA, module='tensorboard.compat.proto.summary_pb2')
-        self._tensors = required('tensorboard', _EXTRA, module='tensorboard.compat.proto.tensor_pb2')
-        self._types = required('tensorboard', _EXTRA, module='tensorboard.compat.proto.types_pb2')
-        self._texts = required('tensorboard', _EXTRA, module='tensorboard.plugins.text.metadata')
+        self._writers = required('tensorboard', module='tensorboard.summary.writer.event_file_writer')
+        self._events = required('tensorboard', module='tensorboard.compat.proto.event_pb2')
+        self._summaries = required('tensorboard', module='tensorboard.compat.proto.summary_pb2')
+        self._tensors = required('tensorboard', module='tensorboard.compat.proto.tensor_pb2')
+        self._types = required('tensorboard', module='tensorboard.compat.proto.types_pb2')
+        self._texts = required('tensorboard', module='tensorboard.plugins.text.metadata')
         self._folder = folder
         self._writer: Any = None
 

@@ -23,7 +23,7 @@ class TrackioBackend:
     name = 'trackio'
 
     def __init__(self) -> None:
-        self._trackio = required('trackio', 'tracking-trackio')
+        self._trackio = required('trackio')
         self._run: Any = None
 
     def start(self, run: TrackedRun) -> None:

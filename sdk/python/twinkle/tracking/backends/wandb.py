@@ -26,7 +26,7 @@ class WandbBackend:
     name = 'wandb'
 
     def __init__(self, folder: Path) -> None:
-        self._wandb = required('wandb', 'tracking-wandb')
+        self._wandb = required('wandb')
         self._folder = Path(os.environ.get('WANDB_DIR') or folder)
         self._run: Any = None
 
