@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from twinkle_client import TwinkleClient
+from twinkle_client.metrics import RunMetrics
 from twinkle_client.stack import StackState
 
 pytestmark = pytest.mark.timeout(300)
@@ -15,12 +17,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def run(example: str, stack: StackState, *arguments: str, api_key: str = '') -> str:
     """Run an example and return its output; `api_key` replaces the administrator's key."""
+    return run_python(['-m', f'examples.{example}', *arguments], stack, api_key=api_key).stdout
+
+
+def run_python(arguments: list[str], stack: StackState, *, api_key: str = '') -> 'subprocess.CompletedProcess[str]':
+    """Run a Python program; `api_key` replaces the administrator's key."""
     key = api_key or stack.read_api_key()
     environment = {**os.environ, 'TWINKLE_SERVER_URL': stack.address, 'TWINKLE_API_KEY': key}
-    command = [sys.executable, '-m', f'examples.{example}', *arguments]
+    command = [sys.executable, *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done
 
 
 def test_tenants_train_side_by_side(tiny_stack: StackState) -> None:
@@ -49,3 +56,21 @@ def test_chat_streams_its_answer_and_its_counts(tiny_stack: StackState, tenant_k
     counts = [int(word) for word in lines[-1].split() if word.isdigit()]
     assert counts[0] > 0
     assert 0 < counts[1] <= 64
+
+
+def test_loop_of_the_tracking_page_stores_its_numbers(tiny_stack: StackState, tenant_key: str) -> None:
+    """The first program of docs/tracking.md stores a loss and a number of tokens for each step."""
+    program = (ROOT / 'docs' / 'tracking.md').read_text().split('```')[1].removeprefix('python\n')
+    model = "MODEL = 'smollm2-135m-instruct'"
+    assert model in program
+    done = run_python(
+        ['-c', program.replace(model, f'MODEL = {tiny_stack.base_model!r}')], tiny_stack, api_key=tenant_key
+    )
+    assert 'tracker' not in done.stderr
+    with TwinkleClient(tiny_stack.address, tenant_key) as client:
+        (found,) = client.list_training_runs()
+        metrics = RunMetrics(found.run_id, client=client).get()
+    losses = metrics['loss'].values
+    assert list(metrics) == ['loss', 'tokens']
+    assert metrics['loss'].steps == list(range(len(losses)))
+    assert losses[-1] < losses[0]

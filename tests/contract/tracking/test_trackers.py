@@ -10,12 +10,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fixtures.faulty_service import free_port
 from fixtures.gateway_upstream import Upstream, adapter_event, wait_until
 from fixtures.running_gateway import ADMIN_KEY, running_gateway
 from fixtures.source_tree import ROOT
@@ -72,28 +74,30 @@ async def stored_by_a_gateway(folder: Path) -> dict[str, StoredRun]:
     return runs
 
 
-def stored_by_a_child(tracker: str, folder: Path, *run: str) -> dict[str, StoredRun]:
+def stored_by_a_child(
+    tracker: str, folder: Path, *run: str, environment: Mapping[str, str] | None = None
+) -> dict[str, StoredRun]:
     """Write and read the runs with another project's tracker in a child process; with a project and a run, read it."""
-    printed = printed_by_a_child(
-        [str(ROOT / 'tests' / 'fixtures' / 'tracked_runs.py'), tracker, str(folder), *run], folder
-    )
+    program = [str(ROOT / 'tests' / 'fixtures' / 'tracked_runs.py'), tracker, str(folder), *run]
+    printed = printed_by_a_child(program, folder, environment=environment)
     return {run_id: StoredRun(**stored) for run_id, stored in json.loads(printed.splitlines()[-1]).items()}
 
 
-def printed_by_a_child(arguments: list[str], folder: Path) -> str:
-    """Run a Python program with the packages of all trackers, without network, and return its output."""
+def printed_by_a_child(arguments: list[str], folder: Path, *, environment: Mapping[str, str] | None = None) -> str:
+    """Run a Python program with the packages of all trackers, without their servers, and return its output."""
     if not (PACKAGES / '.installed').is_file():
         raise FileNotFoundError(f'{PACKAGES}: ./run test --all installs the trackers there')
-    environment = {
+    variables = {
         **os.environ,
         'PYTHONPATH': os.pathsep.join(map(str, [PACKAGES, ROOT / 'sdk' / 'python', ROOT / 'tests', ROOT])),
         'HOME': str(folder),
         'WANDB_MODE': 'offline',
         'TRACKIO_DIR': str(folder / 'trackio'),
         'DO_NOT_TRACK': '1',
+        **(environment or {}),
     }
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, *arguments], cwd=folder, env=variables, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -198,3 +202,32 @@ def test_a_recipe_logs_its_curves_to_all_trackers(tmp_path: Path) -> None:
         assert run.name == 'pre-training'
         assert str((run.config or {})['pack_tokens']) == '64'
         assert last_values(run, 'loss') == pytest.approx(dict(losses), rel=1e-6)
+
+
+BROKEN_DATABASE = """
+import sqlite3, sys
+from twinkle.tracking import open_tracker
+with open_tracker('jsonl,mlflow', folder=sys.argv[1], run_id='r', project='contract') as tracker:
+    with sqlite3.connect(sys.argv[1] + '/mlflow.db') as database:
+        database.execute('DROP TABLE metrics')
+    tracker.log({'loss': 1.0}, step=0)
+    tracker.log({'loss': 0.5}, step=1)
+print(tracker.lost_counts)
+"""
+"""Program whose second tracker fails in every log call."""
+
+
+@pytest.mark.slow
+def test_a_tracker_that_fails_during_training_does_not_stop_it(tmp_path: Path) -> None:
+    """A program goes on if MLflow refuses its values, reports their number, and keeps them in the other tracker."""
+    printed = printed_by_a_child(['-c', BROKEN_DATABASE, str(tmp_path)], tmp_path)
+    assert printed.splitlines()[-1] == "{'jsonl': 0, 'mlflow': 2}"
+    assert read_jsonl(tmp_path, PROJECT, 'r').points == {'loss': [(0, 1.0), (1, 0.5)]}
+
+
+@pytest.mark.slow
+def test_values_for_an_unreachable_server_stay_on_this_machine(tmp_path: Path) -> None:
+    """Trackio writes values to its local database while its server cannot be reached, and the program goes on."""
+    server = {'TRACKIO_SERVER_URL': f'http://127.0.0.1:{free_port()}', 'TRACKIO_WRITE_TOKEN': 'token'}
+    runs = stored_by_a_child('trackio', tmp_path, environment=server)
+    assert last_values(runs['plain'], 'train/loss') == {0: 1.25, 5: 1.0}
