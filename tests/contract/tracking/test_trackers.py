@@ -141,6 +141,8 @@ def test_a_run_with_the_same_id_is_continued(stored: Stored) -> None:
     run = stored.runs['resumed']
     assert last_values(run, 'loss') == {0: 10, 1: 9, 2: 98, 3: 97, 4: 96, 5: 95}
     assert len(run.points['loss']) == (6 if stored.tracker == 'service' else 8)
+    config = {'service': None, 'mlflow': {'lr': '0.5', 'added': '1'}}.get(stored.tracker, {'lr': 0.25, 'added': 1})
+    assert run.config == config
 
 
 def test_the_end_of_a_run_is_recorded(stored: Stored) -> None:

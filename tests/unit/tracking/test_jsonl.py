@@ -53,3 +53,5 @@ def test_a_file_of_another_run_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"curves\.json belongs to run 'first'; pass this run_id"):
         open_tracker([JsonlBackend(path)], run_id='second')
     assert lines_of(path) == [{'step': 0, 'loss': 1.0}]
+    with pytest.raises(ValueError, match=r'use \.jsonl'):
+        JsonlBackend(tmp_path / 'curves.json')

@@ -118,6 +118,8 @@ def test_unknown_and_repeated_trackers_are_refused():
     """Unknown names list the known ones, a name occurs once, and the services' store needs the metrics of a run."""
     with pytest.raises(ValueError, match=r"unknown tracker 'wandbb'; did you mean wandb\? Known names: service, jsonl"):
         open_tracker('jsonl,wandbb')
+    with pytest.raises(ValueError, match="'jsonl' is named twice"):
+        open_tracker('jsonl, jsonl')
     with pytest.raises(ValueError, match='names a backend twice'):
         open_tracker([FakeBackend(), FakeBackend()])
     with pytest.raises(ValueError, match=r'metrics=model\.metrics\(\)'):

@@ -20,11 +20,16 @@ class JsonlBackend:
 
     Args:
         path: File for the numbers; its folder is created if necessary.
+
+    Raises:
+        ValueError: The path has the suffix `.json`.
     """
 
     name = 'jsonl'
 
     def __init__(self, path: Path) -> None:
+        if path.suffix == '.json':
+            raise ValueError(f'path: the description of the run needs the suffix .json; use .jsonl, got {path}')
         self._path = path
         self._description: dict[str, Any] = {}
         self._lines: IO[str]
