@@ -76,7 +76,7 @@ async def test_runs_show_the_state_of_their_next_operation(gateway: FakeGateway,
 
 
 async def test_runs_are_printed_as_json(run) -> None:
-    """With `--json`, the runs are one JSON document, with their labels, name and state."""
+    """The option `--json` prints the runs as one JSON document, with their labels, names and states."""
     result = await run('runs', '--json')
     (found,) = [item for item in json.loads(result.output) if item['run'] == RUN_ID]
     assert found['state'] == 'idle'
