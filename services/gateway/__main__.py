@@ -13,6 +13,7 @@ from services.gateway.catalogue.grpc import LimitedCheckpoints
 from services.gateway.catalogue.open import Catalogue, checkpoint_jobs, open_catalogue
 from services.gateway.catalogue.sql import SqlEndedRows
 from services.gateway.config import GatewayConfig
+from services.gateway.console.open import open_console
 from services.gateway.exports.open import open_exports
 from services.gateway.fleet.open import fleet_jobs, open_fleet, open_replicas, open_upstreams, upstream_jobs
 from services.gateway.fleet.upstreams import ServiceFacts, Upstreams
@@ -90,12 +91,12 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         endpoints.append(metric_endpoint(metrics.metrics))
         handlers = open_forwarding(config, upstreams, quotas.training, sampling=sampling)
         server = _server(config, accounts, endpoints, handlers=handlers, facts=upstreams.all_facts(samplers))
-        server.on_drain(fleet.close)
-        server.on_drain(futures.begin_stop)
+        server.on_drain(fleet.close, futures.begin_stop)
         chat, service = FleetSamplers(sampling, fleet, describe=samplers.describe), FutureService(futures, handles)
         routes = [
             *open_openai(config, chat, catalogue.runs, weights, clock=clock),
             *open_tinker(config, database, sessions=sessions, service=service, upstreams=upstreams, samplers=samplers),
+            *open_console(config, server, accounts.verifier, stack, clock=clock),
             *open_tinker_catalogue(database, catalogue, accounts, sessions, upstreams=upstreams, clock=clock),
         ]
         http = open_http(config, authenticator=KeyAuthenticator(accounts.verifier), routes=routes)

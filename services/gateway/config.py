@@ -216,11 +216,15 @@ class GatewayConfig(ServiceConfig):
     """Address of the HTTP APIs, `host:port`; port 0 picks a free port. Empty: the HTTP APIs are disabled."""
     http_address_file: Path | None = None
     """File to which the gateway writes the address of the HTTP APIs once they are served."""
+    console: bool = True
+    """Whether `http_listen` also serves the console, the web app at `/console/`."""
+    console_files: Path | None = None
+    """Folder with the built app of the console. Unset: the app in the installed package."""
     http_connections: int = Field(default=4096, ge=1)
     """Maximum number of open HTTP connections; the gateway closes further ones immediately."""
     memory: MemoryConfig = MemoryConfig()
     http_body_bytes: int = Field(default=4 << 20, ge=1 << 10)
-    """Largest request body of the OpenAI API in bytes; a token takes about seven bytes as JSON."""
+    """Largest request body of the OpenAI API and of the console in bytes; a token takes about seven bytes as JSON."""
     tokenizers: Mapping[str, str] = Field(default_factory=dict[str, str])
     """Hub ids of the repositories with the tokenizers, by base model, for clients of the Tinker API. The default is the
     name of the base model."""

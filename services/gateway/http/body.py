@@ -46,7 +46,9 @@ class ClientDisconnected(Exception):
     """The client closed the connection."""
 
 
-async def read_json(call: HttpCall, make: Callable[[dict[str, Any]], Parsed], *, limit_bytes: int) -> Parsed:
+async def read_json(
+    call: HttpCall, make: Callable[[dict[str, Any]], Parsed], *, limit_bytes: int, pace: Pace = PACE
+) -> Parsed:
     """Apply `make` to the JSON object in the body; long bodies are parsed in a worker thread.
 
     Raises:
@@ -58,7 +60,7 @@ async def read_json(call: HttpCall, make: Callable[[dict[str, Any]], Parsed], *,
         raise InvalidField('content-type', f'must be {JSON_TYPE}, got {kind[:80]!r}')
     if call.headers.get('content-encoding', 'identity').lower() != 'identity':
         raise InvalidField('content-encoding', 'must be absent; compressed bodies are not supported here')
-    data = await read_bytes(call, limit_bytes=limit_bytes)
+    data = await read_bytes(call, limit_bytes=limit_bytes, pace=pace)
     await call.reserve_work(json_work_bytes(data))
     try:
         if len(data) > INLINE_BYTES:

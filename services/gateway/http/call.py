@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from services.kit.byte_gate import ByteGate, Hold
 from services.kit.caller import Caller
-from services.kit.errors import DomainError
+from services.kit.errors import Code, DomainError
 from services.kit.ids import new_id
 
 Receive = Callable[[], Awaitable[Any]]
@@ -69,6 +69,23 @@ def message_work_bytes(data: bytes) -> int:
     return 40 * len(data)
 
 
+STATUSES: Mapping[Code, int] = {
+    Code.INVALID_ARGUMENT: 400,
+    Code.UNAUTHENTICATED: 401,
+    Code.PERMISSION_DENIED: 403,
+    Code.NOT_FOUND: 404,
+    Code.DEADLINE_EXCEEDED: 408,
+    Code.ABORTED: 409,
+    Code.ALREADY_EXISTS: 409,
+    Code.CANCELLED: 409,
+    Code.FAILED_PRECONDITION: 409,
+    Code.RESOURCE_EXHAUSTED: 429,
+    Code.UNIMPLEMENTED: 501,
+    Code.UNAVAILABLE: 503,
+}
+"""Customary HTTP status of each error code; all other codes return 500."""
+
+
 class ErrorFormat(Protocol):
     """Builds the error responses of one API."""
 
@@ -104,8 +121,11 @@ class Route:
     errors: ErrorFormat
     credentials: Callable[[Mapping[str, str]], Mapping[str, str]] = dict
     """Maps a call's headers to those that the authenticator reads."""
-    identify: Callable[[HttpCall], Awaitable[Caller]] | None = None
-    """Returns the caller of a call without an API key, or raises an error; None authenticates by the headers."""
+    identify: Callable[[HttpCall], Awaitable[Caller | None]] | None = None
+    """Returns the caller of a call without an API key, or raises an error; None authenticates by the headers. If it
+    returns None, the call is open: it is served without a caller, and all open calls share the limits of one tenant."""
+    write_error: Callable[[HttpCall, DomainError], Awaitable[None]] | None = None
+    """Writes an error for clients of a protocol without JSON errors; None writes the body that `errors` builds."""
 
 
 @dataclass
@@ -140,7 +160,8 @@ class HttpCall:
     status: int = 0
     """HTTP status sent to the client; 0 before the head is written."""
     is_streaming: bool = False
-    """Whether events are being written; an error then becomes the last event."""
+    """Whether an error can be written as the last event of a response whose head is written. If it is False, the
+    connection is closed instead."""
     body_done: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the request body will not be read any further."""
     termination: DomainError | None = None

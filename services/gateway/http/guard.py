@@ -46,6 +46,8 @@ MAX_CONCURRENT_CALLS = 4096
 _log = structlog.get_logger('http')
 _tracer = trace.get_tracer('twinkle.http')
 _calls = CallCounter('twinkle_http_calls_total', 'HTTP calls served, by route and outcome.', ('route', 'outcome'))
+_OPEN_CALLS = ''
+"""Tenant under which the calls and the memory of open routes are counted; tenants have non-empty names."""
 _UNKNOWN_ROUTE = '_OTHER'
 """Metric label that all unknown paths and methods share; otherwise callers without credentials could add labels."""
 
@@ -99,19 +101,20 @@ class Guard:
             raise Draining()
         call.caller = await self._authenticated(call)
         set_caller(call.caller)
-        given = call.headers.get(REQUEST_ID_KEY, '')
+        given = call.headers.get(REQUEST_ID_KEY, '') if call.caller else ''
         call.request_id = (given[:128] if given.isascii() and given.isprintable() else '') or call.request_id
         set_request_id(call.request_id)
+        tenant_id = call.caller.tenant_id if call.caller else _OPEN_CALLS
         check = partial(self._authenticated, call)
         async with rechecked(check, interval=self._authenticator.recheck_interval):
-            with self._fair_share(call.caller.tenant_id), ExitStack() as stack:
-                call.memory = CallMemory(self._memory, call.caller.tenant_id)
+            with self._fair_share(tenant_id), ExitStack() as stack:
+                call.memory = CallMemory(self._memory, tenant_id)
                 stack.callback(call.memory.release)
                 response = await call.route.serve(call)
                 call.body_done.set()
                 await response.write(call)
 
-    async def _authenticated(self, call: HttpCall) -> Caller:
+    async def _authenticated(self, call: HttpCall) -> Caller | None:
         if call.route.identify is not None:
             return await call.route.identify(call)
         return await self._authenticator.authenticate(call.route.method, call.route.credentials(call.headers))
@@ -196,6 +199,10 @@ async def _write_error(call: HttpCall, work: asyncio.Future[None], *, is_disconn
         return
     error = call.termination or _domain_error(failure, call)
     call.outcome = error.reason
+    if call.route.write_error is not None:
+        if call.is_streaming or not call.status:
+            await call.route.write_error(call, error)
+        return
     body = call.route.errors.body_of(error, request_id=call.request_id)
     if call.is_streaming:
         await call.write(event_bytes(body), is_last=True)

@@ -10,7 +10,7 @@ from services.gateway.catalogue.runs import Runs
 from services.gateway.config import GatewayConfig
 from services.gateway.fleet.model_routes import shown_text
 from services.gateway.http.body import read_json
-from services.gateway.http.call import EventResponse, HttpCall, JsonResponse, Response, Route
+from services.gateway.http.call import STATUSES, EventResponse, HttpCall, JsonResponse, Response, Route
 from services.gateway.openai.choices import ChoiceDelta, ChoiceReader, TokenTexts
 from services.gateway.openai.models import FleetSamplers, ModelResolver, ResolvedModel, sample_all
 from services.gateway.openai.request import GenerationRequest, chat_request, completion_request
@@ -25,20 +25,6 @@ SAMPLE_METHOD = '/twinkle.api.sampler.v1.SamplerService/Sample'
 """RPC method whose access rules apply to all routes."""
 PREFIXES = ('/v1', '/oai/api/v1')
 """Prefixes of the routes: OpenAI's, and the prefix under which Tinker serves this API."""
-_STATUSES = {
-    Code.INVALID_ARGUMENT: 400,
-    Code.UNAUTHENTICATED: 401,
-    Code.PERMISSION_DENIED: 403,
-    Code.NOT_FOUND: 404,
-    Code.DEADLINE_EXCEEDED: 408,
-    Code.ABORTED: 409,
-    Code.ALREADY_EXISTS: 409,
-    Code.CANCELLED: 409,
-    Code.FAILED_PRECONDITION: 409,
-    Code.RESOURCE_EXHAUSTED: 429,
-    Code.UNIMPLEMENTED: 501,
-    Code.UNAVAILABLE: 503,
-}
 _TYPES = {401: 'authentication_error', 403: 'permission_error', 429: 'rate_limit_error'}
 _CODES = {
     'CREDENTIALS_MISSING': 'invalid_api_key',
@@ -77,7 +63,7 @@ class OpenAiErrors:
         if error.code is Code.DATA_LOSS and not error.disposition.is_transient:
             # A repeated call cannot repair damaged weights.
             return 400
-        return _STATUSES.get(error.code, 500)
+        return STATUSES.get(error.code, 500)
 
     def body_of(self, error: DomainError, *, request_id: str) -> dict[str, Any]:
         status = self.status_of(error)

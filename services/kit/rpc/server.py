@@ -127,6 +127,7 @@ class RpcServer:
         self._server = self._build(authenticator)
         self._listeners = config.listeners()
         self._files = [shared_files(item.tls, field=item.tls_field) for item in self._listeners]
+        self._sockets: list[Path] = []
         self.ports: tuple[int, ...] = ()
 
     @property
@@ -140,12 +141,21 @@ class RpcServer:
         hosts = (item.address.rpartition(':')[0] for item in self._listeners)
         return tuple(f'{host}:{port}' for host, port in zip(hosts, self.ports, strict=True))
 
-    def on_drain(self, action: Callable[[], None]) -> None:
-        """Register an action to run at the beginning of the shutdown, before the server waits for running calls.
+    def on_drain(self, *actions: Callable[[], None]) -> None:
+        """Register actions to run at the beginning of the shutdown, before the server waits for running calls.
 
         Actions finish watch streams, which would otherwise never finish.
         """
-        self._drain_actions.append(action)
+        self._drain_actions.extend(actions)
+
+    def listen_on_socket(self, path: Path) -> str:
+        """Serve on a Unix socket too, in plaintext and with all interceptors, and return its address for channels.
+
+        Only this process may have access to the folder of the socket. Callers there have no certificate, so methods
+        between services stay refused if they require one. Call this method before `start`.
+        """
+        self._sockets.append(path)
+        return f'unix:{path}'
 
     async def start(self) -> None:
         """Start listening and report SERVING in the health service.
@@ -154,6 +164,8 @@ class RpcServer:
             ListenError: An address is in use or does not belong to this machine.
         """
         self.ports = tuple(map(self._bind, self._listeners, self._files))
+        for path in self._sockets:
+            self._server.add_insecure_port(f'unix:{path}')
         await self._server.start()
         if isinstance(loop := asyncio.get_running_loop(), ServiceLoop):
             loop.measure_stalls()
