@@ -71,12 +71,12 @@ class WebCalls:
         """Return the caller of the request's key, which is also checked at intervals while the call runs.
 
         Raises:
-            InvalidField: the request may come from a page of another site, or is not gRPC-Web.
             CredentialsMissing, CredentialsInvalid: there is no valid key.
+            InvalidField: the request may come from a page of another site, or is not gRPC-Web.
         """
+        key = await self._sessions.verify(self._sessions.credential_of(call.headers))
         check_origin(call.headers)
         check_web_call(call.headers)
-        key = await self._sessions.verify(self._sessions.credential_of(call.headers))
         return Caller(
             tenant_id=key.tenant_id,
             key_id=key.key_id,

@@ -83,13 +83,13 @@ class AppFiles:
         }
 
     def find(self, name: str, *, accept_encoding: str = '') -> Response:
-        """Return the response for a file; 503 if the app is not built, and 404 for an unknown file.
+        """Return the response for a file; 404 for an unknown file, and 503 for the page of an app that is not built.
 
         Args:
             name: Path below the folder, with '/' between its parts.
             accept_encoding: Header of this name.
         """
-        if INDEX not in self._files:
+        if name == INDEX and INDEX not in self._files:
             return BytesResponse(_NOT_BUILT.encode(), _TYPES['.txt'], {'cache-control': _NO_STORE}, 503)
         file = self._files.get(name)
         if file is None:

@@ -127,6 +127,11 @@ class LoginLinks:
         self._clock = clock
         self._links: OrderedDict[bytes, _Link] = OrderedDict()
 
+    @property
+    def count(self) -> int:
+        """Number of links in memory."""
+        return len(self._links)
+
     def create(self, tenant_id: str, secret: str) -> tuple[str, datetime]:
         """Return a link that logs in with a key of the tenant, and its time of expiry."""
         now = self._clock.now()

@@ -65,7 +65,8 @@ class PepperedSealer:
             return ''
         try:
             return self._cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], purpose.encode()).decode()
-        except InvalidTag as error:
+        except (InvalidTag, ValueError) as error:
+            # Bytes that are shorter than a nonce raise ValueError.
             raise CredentialsInvalid() from error
 
 

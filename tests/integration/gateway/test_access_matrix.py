@@ -49,6 +49,8 @@ ROUTES_WITHOUT_IDS = {
     'POST /api/v1/create_session',
     'POST /api/v1/sessions/search',
     'POST /api/v1/telemetry',
+    'POST /console/api/links',
+    'POST /console/rpc/{service}/{method}',
     'PUT /api/v1/uploads/{name}',
 }
 """Routes without an id in their path or body; all others must return 404 for another tenant's id."""

@@ -66,8 +66,15 @@ async def _call_http(client: httpx.AsyncClient, number: int, *, secret: str = ''
         await client.get(f'/api/v1/training_runs/{name}?{name}=1', headers=headers),
         await client.get(f'/api/v1/files/{name}.{name}/{name}.tar', headers=headers),
         await client.post('/v1/chat/completions', headers=headers, json=body),
+        await client.get(f'/console/{name}', headers=headers),
+        await client.post('/console/api/login', headers=headers, json={'key': 'tml-madeup'}),
+        await client.get('/console/api/session', headers={**headers, 'cookie': f'twinkle_console={name}'}),
+        await client.post(f'/console/rpc/{name}/{name}', headers=headers),
     ]
     assert secret or {response.status_code for response in responses} <= {401, 404, 405}
+    headers['content-type'] = 'application/grpc-web+proto'
+    response = await client.post(f'/console/rpc/{name}/{name}', headers=headers, content=bytes(5))
+    assert b'grpc-status: 12' in response.content if secret else b'grpc-status: 16' in response.content
 
 
 async def _call_all(channel: grpc.aio.Channel, client: httpx.AsyncClient, numbers: range, *, secret: str = '') -> None:
