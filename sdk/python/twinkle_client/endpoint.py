@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from twinkle_client.rpc.address import Address
 from twinkle_client.rpc.discovery import grpc_address
@@ -75,6 +76,32 @@ def find_http_endpoint(base_url: str | None, api_key: str | None) -> Endpoint:
     if not key and stack is not None and own_url and _same(url, own_url.rpartition('://')[2]):
         key = stack.read_api_key()
     return Endpoint(url, key)
+
+
+def find_console_endpoint(http_url: str, state_dir: Path | None = None) -> Endpoint:
+    """Return the HTTP address of a gateway with an API key and CA certificates, for the console.
+
+    Args:
+        http_url: HTTP address. Empty: `TWINKLE_SERVER_URL`, unless `state_dir` is given, or the local stack.
+        state_dir: State folder of the local stack. None: the default one.
+
+    Raises:
+        ValueError: No address or no key was found, or the local stack serves no HTTP.
+    """
+    stack = StackState.load(state_dir or default_state_dir())
+    stack = stack if stack is not None and stack.is_reachable() else None
+    url = http_url or ('' if state_dir is not None else os.environ.get('TWINKLE_SERVER_URL', ''))
+    is_local = stack is not None and (not url or _same(url, stack.http_address) or _same(url, stack.address))
+    if stack is not None and is_local:
+        if not stack.http_url:
+            raise ValueError('the stack serves no console, because its http_listen is empty; set it and restart')
+        return Endpoint(stack.http_url, os.environ.get('TWINKLE_API_KEY') or stack.read_api_key(), stack.ca)
+    if not url:
+        raise ValueError('no server address; give --http URL, or start a stack with `twinkle up`')
+    key = os.environ.get('TWINKLE_API_KEY', '')
+    if not key:
+        raise ValueError(f'no API key for {url}; set TWINKLE_API_KEY')
+    return Endpoint(url, key, os.environ.get('TWINKLE_CA', ''))
 
 
 def _same(left: str, right: str) -> bool:

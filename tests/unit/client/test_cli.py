@@ -31,6 +31,7 @@ COMMANDS = [
     'up',
     'status',
     'down',
+    'console',
     'estimate',
     'sample',
     'runs',
@@ -74,7 +75,8 @@ def test_command_shows_its_help(command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    'arguments', [['status'], ['sample', 'hi'], ['runs'], ['estimate', 'm'], ['trace', '--last'], ['fleet']]
+    'arguments',
+    [['status'], ['console'], ['sample', 'hi'], ['runs'], ['estimate', 'm'], ['trace', '--last'], ['fleet']],
 )
 def test_command_without_a_stack_fails_without_a_traceback(arguments: list[str], tmp_path: Path) -> None:
     """A command that needs a stack exits with status 1 if the state folder belongs to no running stack.

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from twinkle_client import TwinkleClient
-from twinkle_client.endpoint import Endpoint, find_endpoint, find_http_endpoint
+from twinkle_client.endpoint import Endpoint, find_console_endpoint, find_endpoint, find_http_endpoint
 from twinkle_client.rpc import Address
 from twinkle_client.stack import ServiceState, StackState
 from twinkle_client.stack.process_ids import start_mark
@@ -73,6 +73,31 @@ def test_stack_is_found_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert find_http_endpoint('http://elsewhere:1', 'tml-mine') == Endpoint('http://elsewhere:1', 'tml-mine')
 
 
+def test_console_of_the_stack_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The console of a running stack is found by default, and by both of the stack's addresses."""
+    _write_stack_state(tmp_path, mark=start_mark(os.getpid()))
+    own = Endpoint('http://127.0.0.1:4568', 'tml-local')
+    assert find_console_endpoint('') == own
+    assert find_console_endpoint('http://localhost:4568') == own
+    monkeypatch.setenv('TWINKLE_SERVER_URL', 'grpc://127.0.0.1:4567')
+    assert find_console_endpoint('') == own
+    monkeypatch.setenv('TWINKLE_SERVER_URL', 'https://elsewhere:1')
+    assert find_console_endpoint('', tmp_path) == own
+    with pytest.raises(ValueError, match='TWINKLE_API_KEY'):
+        find_console_endpoint('')
+    monkeypatch.setenv('TWINKLE_API_KEY', 'tml-named')
+    monkeypatch.setenv('TWINKLE_CA', 'ca.crt')
+    assert find_console_endpoint('') == Endpoint('https://elsewhere:1', 'tml-named', 'ca.crt')
+    assert find_console_endpoint('other:2') == Endpoint('other:2', 'tml-named', 'ca.crt')
+
+
+def test_stack_without_http_has_no_console(tmp_path: Path) -> None:
+    """The error for a stack without HTTP names the setting."""
+    _write_stack_state(tmp_path, mark=start_mark(os.getpid()), http_address='')
+    with pytest.raises(ValueError, match='http_listen'):
+        find_console_endpoint('')
+
+
 def test_nothing_is_found_over_http_without_a_stack() -> None:
     """The error for a missing address names the argument `base_url` if no stack runs."""
     with pytest.raises(ValueError, match='base_url'):
@@ -111,7 +136,7 @@ def test_stack_that_has_exited_is_not_found(tmp_path: Path) -> None:
         find_endpoint(None, None)
 
 
-def _write_stack_state(folder: Path, *, mark: str, ca: str = '') -> None:
+def _write_stack_state(folder: Path, *, mark: str, ca: str = '', http_address: str = '127.0.0.1:4568') -> None:
     key_path(folder).write_text('tml-local\n')
     service = ServiceState(name='gateway', pid=os.getpid(), start_mark=mark, address='127.0.0.1:4567', log_path='')
-    StackState.create(folder, base_model='tiny', services=(service,), http_address='127.0.0.1:4568', ca=ca).save()
+    StackState.create(folder, base_model='tiny', services=(service,), http_address=http_address, ca=ca).save()

@@ -5,6 +5,7 @@ import typer
 from twinkle_client.cli import (
     certificates,
     checkpoints,
+    console,
     fleet,
     keys,
     models,
@@ -28,6 +29,7 @@ app = typer.Typer(
 app.command('up')(with_options(stack.up))
 app.command('status')(stack.status)
 app.command('down')(stack.down)
+app.command('console')(console.console)
 app.command('sample')(with_options(sampling.sample))
 app.command('estimate')(planning.estimate)
 app.command('runs')(runs.runs)

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from twinkle.api.server.v1 import server_service_pb2
 from twinkle_client.cli.autoscaling import Autoscaler
+from twinkle_client.cli.console import print_console_link
 from twinkle_client.cli.models import fetch
 from twinkle_client.cli.planning import warn_of_memory
 from twinkle_client.cli.restarts import StartReport, keep_running, print_plain
@@ -217,6 +218,7 @@ def _print_address(state: StackState) -> None:
     console.print(f'\n[bold]{", ".join(state.base_models)}[/bold] {verb} served at [bold]{state.url}[/bold]')
     if state.http_url:
         console.print(f'OpenAI API: {state.http_url}/v1', highlight=False, soft_wrap=True)
+        print_console_link(state)
     if state.ca:
         console.print(f'CA certificate: {state.ca}, for TWINKLE_CA and SSL_CERT_FILE', highlight=False, soft_wrap=True)
     console.print(f'API key: {state.read_api_key()}', highlight=False, soft_wrap=True)
