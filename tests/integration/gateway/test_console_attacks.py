@@ -111,7 +111,7 @@ async def test_repeated_headers_do_not_add_credentials(client: ConsoleClient) ->
 
 
 async def test_socket_needs_certificates_for_methods_between_services(tmp_path: Path) -> None:
-    """With mutual TLS, a socket of the server accepts keys but not the token: its callers have no certificate."""
+    """A socket of a server with mutual TLS accepts keys but not the token: its callers have no certificate."""
     folder = make_authority(tmp_path / 'tls')
     config = GatewayConfig.model_validate(
         {

@@ -87,7 +87,7 @@ async def test_login_stores_a_protected_cookie(gateway: RunningGateway, browser:
 
 
 async def test_logout_deletes_the_cookie(browser: ConsoleClient) -> None:
-    """After a logout, the browser has no session."""
+    """A browser has no session after its logout."""
     await browser.log_in()
     assert await session_status(browser) == 200
     response = await browser.http.post('/console/api/logout')
@@ -214,7 +214,7 @@ async def test_changed_cookie_is_refused(browser: ConsoleClient, change: Any) ->
 
 
 async def test_link_logs_in_once_even_in_a_race(browser: ConsoleClient) -> None:
-    """Of several requests that use a link at the same time, exactly one succeeds."""
+    """Exactly one of several requests that use a link at the same time succeeds."""
     link = await make_link(browser)
     responses = await asyncio.gather(*(open_link(browser, link) for _ in range(8)))
     assert sorted(response.status_code for response in responses) == [200] + [401] * 7
@@ -301,7 +301,7 @@ async def test_files_are_served_with_headers_against_other_scripts(browser: Cons
     ],
 )
 async def test_paths_outside_the_listing_are_not_found(browser: ConsoleClient, path: str) -> None:
-    """Only the listed names are served, whatever a path looks like."""
+    """Only the listed names are served; no path of a request leads out of the folder."""
     assert (await browser.http.get(f'/console/{path}')).status_code == 404
 
 
@@ -315,6 +315,36 @@ async def test_console_can_be_disabled_or_unbuilt(tmp_path: Path) -> None:
         response = await client.http.get('/console/')
         assert (response.status_code, response.headers['content-type']) == (503, 'text/plain; charset=utf-8')
         assert './run console' in response.text
+
+
+async def test_session_works_at_every_gateway_of_a_database(postgres_database: str, tmp_path: Path) -> None:
+    """Another gateway of the deployment accepts a session but not a link, and revoking the key there ends it here."""
+    options: dict[str, Any] = {
+        'database_url': postgres_database,
+        'futures': {'payload_dir': tmp_path / 'payloads'},
+        'key_pepper': '0123456789abcdef' * 2,
+        'key_memory': SHORT,
+        'http_listen': '127.0.0.1:0',
+    }
+    async with (
+        running_gateway(tmp_path / 'a', **options) as first,
+        running_gateway(tmp_path / 'b', **options) as second,
+        console_client(first) as here,
+        console_client(second) as there,
+    ):
+        key = await first.make_key('alice')
+        assert (await open_link(there, await make_link(here, key.secret))).status_code == 401
+        await here.log_in(key.secret)
+        there.http.cookies = here.http.cookies
+        assert await session_status(there) == 200
+        async with there.stream(WATCH_FLEET, fleet_service_pb2.WatchFleetRequest()) as frames:
+            last = await anext(frames)
+            await revoke(first, key.key.key_id)
+            second.clock.advance(SHORT)
+            async for item in frames:
+                last = item
+        assert parse_frames(last).reason == 'CREDENTIALS_INVALID'
+        assert [await session_status(client) for client in (here, there)] == [401, 401]
 
 
 async def test_console_calls_a_gateway_with_mutual_tls(tmp_path: Path) -> None:

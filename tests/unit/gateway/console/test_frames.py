@@ -95,7 +95,7 @@ def test_malformed_timeout_is_refused(text: str) -> None:
     ],
 )
 def test_only_binary_grpc_web_is_accepted(content_type: str, *, is_accepted: bool) -> None:
-    """Only content types of the binary protocol are accepted, whatever their parameters and case."""
+    """Only content types of the binary protocol are accepted; their parameters and case do not matter."""
     assert is_web_call({'content-type': content_type}) is is_accepted
     if not is_accepted:
         with pytest.raises(InvalidField):
