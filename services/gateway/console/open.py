@@ -2,8 +2,11 @@
 
 import os
 import shutil
+import socket
 import tempfile
-from contextlib import AsyncExitStack
+import time
+from contextlib import AsyncExitStack, suppress
+from datetime import timedelta
 from pathlib import Path
 
 from services.gateway.config import GatewayConfig
@@ -21,6 +24,11 @@ from services.kit.rpc.server import RpcServer
 
 STATIC = Path(__file__).parent / 'static'
 """Folder of the built app."""
+_PREFIX, _SOCKET = 'twinkle-console-', 'rpc'
+"""Names of the folder of the socket, and of the socket."""
+_MIN_AGE = timedelta(minutes=1)
+"""Age below which a socket without a listener may belong to a gateway that is starting."""
+_PROBE_SECONDS = 0.2
 _MAX_FOLDER_BYTES = 60
 """Longest folder for the socket; the system limits the path of a socket to about 100 bytes."""
 
@@ -41,7 +49,7 @@ def open_console(
         return []
     folder = _private_folder()
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    channel = open_forwarding_channel(server.listen_on_socket(folder / 'rpc'))
+    channel = open_forwarding_channel(server.listen_on_socket(folder / _SOCKET))
     stack.push_async_callback(channel.close)
     sessions = BrowserSessions(verifier, PepperedSealer(pepper_of(config)), clock=clock)
     calls = WebCalls(channel, server.methods, sessions, body_bytes=config.http_body_bytes, errors=ConsoleErrors())
@@ -52,5 +60,29 @@ def open_console(
 def _private_folder() -> Path:
     """Create a temporary folder with the mode 0700."""
     default = tempfile.gettempdir()
-    is_short = len(os.fsencode(default)) <= _MAX_FOLDER_BYTES
-    return Path(tempfile.mkdtemp(prefix='twinkle-', dir=default if is_short else '/tmp'))  # noqa: S108 (mkdtemp is safe)
+    parent = Path(default if len(os.fsencode(default)) <= _MAX_FOLDER_BYTES else '/tmp')  # noqa: S108 (mkdtemp is safe)
+    remove_abandoned(parent)
+    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Remove the folders in `parent` that gateways of this user left behind when they were killed."""
+    for path in parent.glob(f'{_PREFIX}*/{_SOCKET}'):
+        # Another gateway may remove the same folder.
+        with suppress(OSError):
+            if _is_abandoned(path):
+                shutil.rmtree(path.parent)
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Return whether no process accepts connections at a socket of this user that has existed for some time."""
+    status = path.stat()
+    if status.st_uid != os.getuid() or time.time() - status.st_mtime < _MIN_AGE.total_seconds():
+        return False
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_PROBE_SECONDS)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return True
+    return False

@@ -1,5 +1,7 @@
 """Tests that the console opens no way to methods between services, with every combination of credentials."""
 
+import os
+import socket
 import stat
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -18,7 +20,7 @@ from fixtures.gateway_upstream import TOKEN, Upstream
 from fixtures.running_gateway import ADMIN, ADMIN_KEY, failure_of, running_gateway
 from services.gateway.__main__ import assembled
 from services.gateway.config import GatewayConfig
-from services.gateway.console.open import open_console
+from services.gateway.console.open import open_console, remove_abandoned
 from services.gateway.credentials import Access, requirement_of
 from services.kit.clock import FakeClock
 from services.kit.rpc.channel import identity_metadata, open_forwarding_channel
@@ -161,3 +163,22 @@ async def test_socket_is_private_and_removed(tmp_path: Path) -> None:
         assert stat.S_IMODE(folder.stat().st_mode) == stat.S_IRWXU
         assert len(str(server.path)) < 100
     assert not folder.exists()
+
+
+def test_folders_of_killed_gateways_are_removed(tmp_path: Path) -> None:
+    """A start removes sockets without a listener, but no recent ones, and none that a gateway still serves."""
+    sockets = {name: socket.socket(socket.AF_UNIX) for name in ('dead', 'new', 'live')}
+    paths = {name: tmp_path / f'twinkle-console-{name}' / 'rpc' for name in sockets}
+    for name, listener in sockets.items():
+        paths[name].parent.mkdir()
+        listener.bind(str(paths[name]))
+        if name != 'new':
+            os.utime(paths[name], (0, 0))
+    sockets['live'].listen()
+    other = tmp_path / 'twinkle-console-other'
+    other.mkdir()
+    remove_abandoned(tmp_path)
+    assert [path.parent.exists() for path in paths.values()] == [False, True, True]
+    assert other.exists()
+    for listener in sockets.values():
+        listener.close()
