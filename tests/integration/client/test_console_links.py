@@ -12,8 +12,11 @@ from typer.testing import CliRunner
 from fixtures.certificates import make_authority
 from fixtures.running_gateway import ADMIN_KEY, running_gateway
 from twinkle_client.cli import app
+from twinkle_client.cli.console import print_console_link
 from twinkle_client.console_link import ConsoleUnavailable, create_console_link
 from twinkle_client.endpoint import Endpoint
+from twinkle_client.stack import StackState
+from twinkle_client.stack.state import key_path
 
 
 async def link_for(address: str, *, key: str = ADMIN_KEY, ca: str = '') -> str:
@@ -69,3 +72,27 @@ async def test_reason_for_a_missing_link_is_named(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, http_listen='127.0.0.1:0', console=False) as gateway:
         with pytest.raises(ConsoleUnavailable, match='console: true'):
             await link_for(gateway.http_address)
+
+
+@pytest.mark.parametrize('is_served', [True, False])
+async def test_started_stack_prints_a_link_if_it_has_a_console(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], *, is_served: bool
+) -> None:
+    """`twinkle up` prints a link that logs in with the stack's key, and nothing if the console is disabled."""
+    async with running_gateway(tmp_path, http_listen='127.0.0.1:0', console=is_served) as gateway:
+        key_path(tmp_path).write_text(f'{ADMIN_KEY}\n')
+        state = StackState.create(tmp_path, base_model='tiny', services=(), http_address=gateway.http_address)
+        capsys.readouterr()
+        await asyncio.to_thread(print_console_link, state)
+        found = [line for line in capsys.readouterr().out.splitlines() if line.startswith('Console: ')]
+        if not is_served:
+            assert found == []
+            return
+        (line,) = found
+        assert await log_in(line.removeprefix('Console: ')) == 200
+
+
+def test_stack_without_http_prints_no_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A stack without HTTP has no console, and `twinkle up` makes no request."""
+    print_console_link(StackState.create(tmp_path, base_model='tiny', services=()))
+    assert capsys.readouterr().out == ''
