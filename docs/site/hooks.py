@@ -7,8 +7,15 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from docs.site.api_pages import ApiPages
+from docs.site.commands import commands_page
+from docs.site.configuration import configuration_page
+from docs.site.contracts import read_contracts
 from docs.site.decisions import decisions_page
+from docs.site.error_page import error_page
+from docs.site.library import library_pages
 from docs.site.links import InvalidLink, LinkRewriter
+from docs.site.metrics import metrics_page
 
 ROOT = Path(__file__).resolve().parents[2]
 """Top of the repository."""
@@ -25,18 +32,36 @@ IMPORTED = {
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add imported and generated pages."""
-    pages = {page: (ROOT / source).read_text(encoding='utf-8') for page, source in IMPORTED.items()}
-    pages['adr/index.md'] = decisions_page(ROOT / 'docs' / 'adr')
-    for page, text in pages.items():
+    for page, text in {**_imported_pages(), **generated_pages()}.items():
         files.append(File.generated(config, page, content=text))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Rewrite the links of a page."""
+    """Rewrite the links of a page that is not generated."""
+    if page.file.src_uri not in IMPORTED and not (ROOT / 'docs' / page.file.src_uri).is_file():
+        return markdown
     sources = {file.src_uri: f'docs/{file.src_uri}' for file in files} | IMPORTED
-    rewriter = LinkRewriter(ROOT, sources, config.extra['source_url'])
+    rewriter = LinkRewriter(ROOT, sources, str(config.extra['source_url']))  # pyright: ignore[reportUnknownArgumentType]
     try:
         return rewriter.rewrite(markdown, page.file.src_uri)
     except InvalidLink as error:
         raise PluginError(str(error)) from None
+
+
+def generated_pages() -> dict[str, str]:
+    """Return the Markdown of each generated page by its path on the site."""
+    contracts = read_contracts(ROOT / 'protos')
+    return {
+        **ApiPages(contracts, ROOT).pages(),
+        **library_pages(ROOT / 'sdk' / 'python'),
+        'adr/index.md': decisions_page(ROOT / 'docs' / 'adr'),
+        'reference/commands.md': commands_page(),
+        'reference/configuration.md': configuration_page(),
+        'reference/errors.md': error_page(contracts, ROOT),
+        'reference/metrics.md': metrics_page(ROOT),
+    }
+
+
+def _imported_pages() -> dict[str, str]:
+    return {page: (ROOT / source).read_text(encoding='utf-8') for page, source in IMPORTED.items()}

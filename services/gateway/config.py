@@ -24,12 +24,16 @@ class UpstreamsConfig(_Section):
     """Addresses of the services behind the gateway, as `host:port`. Empty: the service is not deployed."""
 
     model: str = ''
+    """Address of the model service."""
     models: tuple[str, ...] = ()
     """Further model services, with the same or other base models. New runs of a base model go to the service with the
     most free memory for adapters, and each run stays with its service (docs/gateways.md)."""
     sampler: str = ''
+    """Address of a sampler, in addition to those that register with the gateway."""
     data: str = ''
+    """Address of the data service."""
     checkpoint: str = ''
+    """Address of the checkpoint service."""
 
     @field_validator('models')
     @classmethod

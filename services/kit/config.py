@@ -6,6 +6,7 @@ fields joined by `__`) and `--set field.sub=value`. Later sources override earli
 
 import argparse
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,6 +16,7 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar, cast
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from services.kit.config_fields import help_text
 from services.kit.telemetry import TelemetryConfig
 from services.kit.tls import CertificateConfig, TlsConfig, load_material
 from twinkle.data_format import base_model_id
@@ -134,9 +136,13 @@ def load_config(config_class: type[_Config], arguments: Sequence[str] | None = N
         description=f'The {service} service of Twinkle.',
         epilog='Fields: ' + ', '.join(config_class.model_fields),
     )
+    parser.add_argument('--help-fields', action='store_true', help='print each field with its meaning, and exit')
     parser.add_argument('--config', type=Path, metavar='FILE', help='YAML file with any of the fields')
     parser.add_argument('--set', action='append', default=[], metavar='FIELD=VALUE', help='one field, such as a.b=1')
     options = parser.parse_args(arguments)
+    if options.help_fields:
+        sys.stdout.write(f'{help_text(config_class)}\n')
+        parser.exit(0)
     try:
         values = _read_file(options.config) if options.config else {}
         _merge(values, _from_environment(service, os.environ))

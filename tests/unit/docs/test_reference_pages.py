@@ -1,0 +1,139 @@
+"""The generated reference pages: complete lists, and examples that fit the contracts."""
+
+import importlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import json_format
+from prometheus_client import REGISTRY
+
+from docs.site.api_pages import ApiPages
+from docs.site.calls import ExampleCalls, methods_of
+from docs.site.commands import commands_page
+from docs.site.configuration import SERVICES, config_class_of, configuration_page
+from docs.site.contracts import Contract, read_contracts
+from docs.site.error_page import error_page, messages_by_reason
+from docs.site.library import library_pages
+from docs.site.metrics import declared_metrics
+from fixtures.source_tree import ROOT
+from services.kit.config_fields import describe_fields
+from twinkle.api.error.v1 import error_reason_pb2
+from twinkle_client.model import MultiLoraTransformersModel
+
+
+@pytest.fixture(scope='module')
+def contracts() -> list[Contract]:
+    """All contracts of the repository."""
+    return read_contracts(ROOT / 'protos')
+
+
+def messages_of(contract: Contract) -> Any:
+    """Return the module with a contract's generated messages."""
+    return importlib.import_module(contract.file.name.replace('/', '.').removesuffix('.proto') + '_pb2')
+
+
+def test_each_example_is_a_valid_request(contracts: list[Contract]) -> None:
+    """The Python and JSON forms of each method's request are accepted, and are equal messages."""
+    calls, different, count = ExampleCalls(contracts), [], 0
+    for contract, service, method in methods_of(contracts):
+        kind = getattr(messages_of(contract), method.input_type.rpartition('.')[2])
+        name, count = method.input_type.removeprefix('.'), count + 1
+        message = kind(**calls.request(name, is_json=False))
+        if json_format.ParseDict(calls.request(name, is_json=True), kind()) != message:
+            different.append(f'{service}.{method.name}')
+    assert different == []
+    assert count > 80
+
+
+def test_each_python_example_builds_its_request(contracts: list[Contract]) -> None:
+    """The Python program of each method runs up to its call, with the stub of the service."""
+    calls = ExampleCalls(contracts)
+    for contract, service, method in methods_of(contracts):
+        program, _, call = calls.python(contract, service, method).partition('with grpc')
+        names: dict[str, Any] = {}
+        exec(compile(program.replace('os.environ["TWINKLE_API_KEY"]', '"key"'), method.name, 'exec'), names)
+        assert type(names['request']).__name__ == method.input_type.rpartition('.')[2]
+        assert f'{service}Stub(channel).{method.name}(' in call
+        assert f'{service}Stub' in names
+
+
+def test_a_grpcurl_example_contains_its_request(contracts: list[Contract]) -> None:
+    """The data of the command is the request as JSON, with a chat as the prompt of a sample."""
+    calls = ExampleCalls(contracts)
+    (found,) = [item for item in methods_of(contracts) if item[2].name == 'Sample']
+    command = calls.grpcurl(*found)
+    body = json.loads(command.partition("-d '")[2].partition("'")[0])
+    assert body['prompt']['chat']['trajectory']['messages'][0]['parts'] == [{'text': 'Who are you?'}]
+    assert command.endswith('twinkle.api.sampler.v1.SamplerService/Sample')
+
+
+def test_pages_describe_every_method_with_its_scope(contracts: list[Contract]) -> None:
+    """The list has a row for each method, and methods for services have no examples."""
+    pages = ApiPages(contracts, ROOT).pages()
+    for contract, service, method in methods_of(contracts):
+        anchor = f'{contract.noun}.md#{service}-{method.name}'.lower()
+        assert f'[{service}.{method.name}]({anchor})' in pages['reference/api/index.md']
+    park = pages['reference/api/model.md'].partition('### ParkAdapter {')[2].partition('\n### ')[0]
+    assert 'only services of the deployment' in park
+    assert '=== "Python"' not in park
+    assert '- Scope: `operator`' in pages['reference/api/model.md'].partition('### TakeOver {')[2][:2000]
+
+
+def test_pages_name_the_calls_of_the_client(contracts: list[Contract]) -> None:
+    """A method lists the function of the Python client that calls it."""
+    page = ApiPages(contracts, ROOT).pages()['reference/api/gateway.md']
+    keys = page.partition('### CreateKey {')[2].partition('\n### ')[0]
+    assert '`twinkle_client.administration.KeyAdministration.create_key`' in keys
+
+
+def test_each_error_reason_has_a_section(contracts: list[Contract]) -> None:
+    """The page has every reason of the contract, and a message where a class declares one."""
+    page = error_page(contracts, ROOT)
+    reasons = [name.removeprefix('ERROR_REASON_') for name in error_reason_pb2.ErrorReason.DESCRIPTOR.values_by_name][
+        1:
+    ]
+    assert re.findall(r'^## (\w+) ', page, re.MULTILINE) == reasons
+    assert set(messages_by_reason(ROOT / 'services')) <= set(reasons)
+    section = page.partition('## SCOPE_MISSING')[2].partition('\n## ')[0]
+    assert '- Python: `AccessError`' in section
+    assert 'use a key with this scope' in section
+
+
+def test_the_configuration_page_has_every_field() -> None:
+    """Each field of each service has a row, and fields that all services share have one row."""
+    rows = re.findall(r'^\| `([\w.]+)` \|', configuration_page(), re.MULTILINE)
+    for service in SERVICES:
+        assert {field.path for field in describe_fields(config_class_of(service))} <= set(rows)
+    assert rows.count('limits.queue_length') == 1
+
+
+def test_the_metrics_are_those_that_services_register() -> None:
+    """Every declared metric is in the registry once its module is imported, with the same kind."""
+    declared = list(declared_metrics(ROOT))
+    for metric in declared:
+        importlib.import_module(metric.path.removesuffix('.py').replace('/', '.'))
+    kinds = {metric.name + ('_total' if metric.type == 'counter' else ''): metric.type for metric in REGISTRY.collect()}
+    assert [metric.name for metric in declared if kinds.get(metric.name) != metric.kind] == []
+    assert {'twinkle_http_calls_total', 'twinkle_rpc_calls_total', 'twinkle_rpc_seconds'} <= {m.name for m in declared}
+    assert [metric.name for metric in declared if not metric.meaning.endswith('.')] == []
+
+
+def test_the_commands_page_has_each_command_with_its_options() -> None:
+    """Commands in groups have sections, and the help texts list their options."""
+    page = commands_page()
+    names = re.findall(r'^## (twinkle .*)$', page, re.MULTILINE)
+    assert {'twinkle up', 'twinkle fleet drain', 'twinkle checkpoint download'} <= set(names)
+    assert '--samplers' in page.partition('## twinkle up\n')[2].partition('\n## ')[0]
+    assert '\x1b' not in page
+
+
+def test_library_pages_name_the_public_names() -> None:
+    """Each package has a page with the names of its `__all__`, and generated stubs have none."""
+    pages = library_pages(ROOT / 'sdk' / 'python')
+    model = pages['reference/python/twinkle_client.model.md']
+    assert f'        - {MultiLoraTransformersModel.__name__}\n' in model
+    assert not any('twinkle.api' in page for page in pages)
+    assert Path('reference/python/twinkle.loss.md').as_posix() in pages
