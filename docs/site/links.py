@@ -7,11 +7,12 @@ page becomes a link to `source_url`, or the path of the file if no such address 
 import ast
 import posixpath
 import re
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 LINK = re.compile(r'(?<!!)\[([^\]]*)\]\(<?([^)\s>]+)>?(?:\s+"([^"]*)")?\)')
-CODE_LINE = re.compile(r'^\[[^\]]*\]\((\S+) "code: ([\w, ]+)"\)$', re.MULTILINE)
+CODE_LINE = re.compile(r'^\[[^\]]*\]\((\S+) "code: ([\w., ]+)"\)$', re.MULTILINE)
 """A line with only a link whose title names functions or classes of the file, which the site shows in its place."""
 FENCE = re.compile(r'^ *(```+|~~~+).*?^ *\1 *$', re.MULTILINE | re.DOTALL)
 
@@ -74,18 +75,28 @@ class LinkRewriter:
 
 
 def definition(path: str, text: str, name: str) -> str:
-    """Return the source of a function, a class or an assignment at the top level of a module.
+    """Return the source of a function, a class, a method (`Class.method`) or an assignment of a module.
 
     Raises:
         InvalidLink: The module does not define the name.
     """
-    for node in ast.parse(text).body:
-        names = [getattr(node, 'name', '')]
-        names += [target.id for target in getattr(node, 'targets', ()) if isinstance(target, ast.Name)]
-        if name in names:
+    body, parts = ast.parse(text).body, name.split('.')
+    for index, part in enumerate(parts):
+        found = [node for node in body if part in _names_of(node)]
+        if not found:
+            raise InvalidLink(f'{path} does not define {name!r}; name a function, class or constant of its top level')
+        node = found[0]
+        if index == len(parts) - 1:
             first = min([node.lineno, *(item.lineno for item in getattr(node, 'decorator_list', ()))])
-            return '\n'.join(text.splitlines()[first - 1 : node.end_lineno])
-    raise InvalidLink(f'{path} does not define {name!r}; name a function, class or constant of its top level')
+            return textwrap.dedent('\n'.join(text.splitlines()[first - 1 : node.end_lineno]))
+        body = getattr(node, 'body', [])
+    raise InvalidLink(f'{path}: a name is missing; write "code: NAME"')
+
+
+def _names_of(node: ast.stmt) -> list[str]:
+    """Return the names that a statement defines."""
+    targets = [target.id for target in getattr(node, 'targets', ()) if isinstance(target, ast.Name)]
+    return [*targets, str(getattr(node, 'name', ''))]
 
 
 def _is_index(page: str) -> bool:

@@ -1,11 +1,13 @@
 """Links and included code of the documentation site."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from docs.site.decisions import decisions_page
 from docs.site.links import InvalidLink, LinkRewriter, definition
+from fixtures.source_tree import ROOT
 
 PAGES = {'index.md': 'docs/index.md', 'do/data.md': 'docs/do/data.md', 'overview.md': 'README.md'}
 PAGES |= {'adr/index.md': 'docs/adr/index.md'}
@@ -62,6 +64,12 @@ def test_a_line_with_a_code_title_is_replaced_by_the_source(tree: Path) -> None:
     assert found == f'Text.\n\n```python title="examples/train.py"\n{block}```\n\nEnd.'
 
 
+def test_a_method_is_shown_without_its_indentation() -> None:
+    """`Class.method` names a method, whose source begins in the first column."""
+    text = 'class Loop:\n    """A loop."""\n\n    def learn(self):\n        return 1\n'
+    assert definition('loop.py', text, 'Loop.learn') == 'def learn(self):\n    return 1'
+
+
 def test_an_undefined_name_is_refused() -> None:
     """A name that the file no longer defines fails the build."""
     with pytest.raises(InvalidLink, match=r'train\.py does not define'):
@@ -80,3 +88,20 @@ def test_a_decision_without_a_date_is_refused(tmp_path: Path) -> None:
     (tmp_path / '0007-a.md').write_text('# 0007. A title\n\nText.\n')
     with pytest.raises(ValueError, match=r'0007-a\.md: must begin like'):
         decisions_page(tmp_path)
+
+
+def test_documented_programs_exist() -> None:
+    """Each `python -m` command in the documents names a module of the repository."""
+    commands = [
+        (path.name, module)
+        for path in sorted((ROOT / 'docs').rglob('*.md'))
+        for module in re.findall(r'python -m ((?:examples|services)[\w.]*\w)', path.read_text(encoding='utf-8'))
+    ]
+    files = [(page, module, ROOT / module.replace('.', '/')) for page, module in commands]
+    missing = [
+        (page, module)
+        for page, module, file in files
+        if not file.with_suffix('.py').is_file() and not (file / '__main__.py').is_file()
+    ]
+    assert missing == []
+    assert len(commands) > 20
