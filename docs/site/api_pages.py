@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,10 @@ class ApiPages:
         pages = {f'reference/api/{noun}.md': self._package(noun) for noun in nouns}
         return {'reference/api/index.md': self._index(), **pages}
 
+    @cached_property
+    def _callers(self) -> Mapping[str, list[str]]:
+        return callers(self.root / CLIENT)
+
     def _index(self) -> str:
         rows = ['| method | scope | meaning |', '| --- | --- | --- |']
         for contract, service, method in methods_of(self.contracts):
@@ -88,14 +93,15 @@ class ApiPages:
 
     def _services(self, contract: Contract) -> Iterator[str]:
         """Yield the sections of a contract's services and their methods."""
-        calls, client, deadlines = ExampleCalls(self.contracts), callers(self.root / CLIENT), _deadlines(self.root)
+        calls, deadlines = ExampleCalls(self.contracts), _deadlines(self.root)
         for service, path in contract.services():
             yield from (f'## {service.name}', '', _text(contract.comment(*path), contract.noun), '')
             for index, method in enumerate(service.method):
                 name = f'{service.name}/{method.name}'
                 yield from (f'### {method.name} {{ #{_anchor(service.name, method.name)} }}', '')
                 yield from (_text(contract.member_comment(path, index), contract.noun), '')
-                yield from _facts(contract, service.name, method, (client.get(name, []), deadlines.get(name, '')))
+                known = (self._callers.get(name, []), deadlines.get(name, ''))
+                yield from _facts(contract, service.name, method, known)
                 if requirement_of(f'{contract.file.package}.{name}') is not Access.INTERNAL:
                     yield from _tabs(calls, contract, service.name, method)
 

@@ -67,7 +67,10 @@ class ExampleCalls:
         folder = contract.file.package
         module = contract.file.name.rpartition('/')[2].removesuffix('.proto') + '_pb2'
         fields = self.request(method.input_type.removeprefix('.'), is_json=False)
-        arguments = ', '.join(f'{name}={_literal(value, repr)}' for name, value in fields.items())
+        arguments = [f'{name}={_literal(value, repr, "    ")}' for name, value in fields.items()]
+        joined = ', '.join(arguments)
+        if len(joined) > _LITERAL_WIDTH:
+            joined = '\n    ' + ',\n    '.join(arguments) + ',\n'
         sent = 'iter([request])' if method.client_streaming else 'request'
         call = f'{service}Stub(channel).{method.name}({sent}, metadata=key)'
         received = [f'    for response in {call}:', '        print(response)']
@@ -80,7 +83,7 @@ class ExampleCalls:
                 f'from {folder}.{module}_grpc import {service}Stub',
                 '',
                 "key = [('authorization', f'Bearer {os.environ[\"TWINKLE_API_KEY\"]}')]",
-                f'request = {module}.{method.input_type.rpartition(".")[2]}({arguments})',
+                f'request = {module}.{method.input_type.rpartition(".")[2]}({joined})',
                 "with grpc.insecure_channel(os.environ['TWINKLE_SERVER_URL']) as channel:",
                 *(received if method.server_streaming else [f'    print({call})']),
             ]

@@ -7,6 +7,8 @@ ROOTS = {'twinkle': 'The component library', 'twinkle_client': 'The client'}
 """Packages with public names, and the titles of their lists."""
 _LEFT_OUT = {'twinkle.api', 'twinkle_client.cli', 'twinkle_client.convert'}
 """Generated stubs, the command line, and conversions that only the client uses."""
+_WITH_BASES = {'twinkle.dataset', 'twinkle.model', 'twinkle.rollout', 'twinkle.sampler', 'twinkle_client.model'}
+"""Packages whose classes are divided among bases that are not public, so that inherited methods must be shown."""
 
 
 def library_pages(sdk: Path) -> dict[str, str]:
@@ -42,4 +44,6 @@ def _packages(sdk: Path, root: str) -> list[tuple[str, ast.Module]]:
 
 def _page(package: str, names: list[str]) -> str:
     members = ''.join(f'        - {name}\n' for name in names if not name.startswith('_'))
-    return f'# {package}\n\n::: {package}\n    options:\n      show_root_heading: false\n      members:\n{members}'
+    inherited = f'      inherited_members: {str(package in _WITH_BASES).lower()}\n'
+    options = f'    options:\n      show_root_heading: false\n{inherited}      members:\n{members}'
+    return f'# {package}\n\n[All packages](index.md)\n\n::: {package}\n{options}'
