@@ -43,9 +43,23 @@ The examples read the address and the key from the environment; `twinkle up` pri
 export TWINKLE_SERVER_URL=127.0.0.1:PORT TWINKLE_API_KEY=tml-...
 ```
 
-The Python examples use the stubs in the package `twinkle-grpc`. For TypeScript, generate the folder `gen` from
-`protos/` with protobuf-es (`buf generate`). With TLS, use a secure channel, `https://`, or `grpcurl -cacert`
-([security](../../security.md)).
+The Python examples use the stubs in the package `twinkle-grpc`. The TypeScript examples use Connect with types that
+`buf generate` writes to the folder `gen`:
+
+```sh
+npm install @connectrpc/connect @connectrpc/connect-node @bufbuild/protobuf @bufbuild/protoc-gen-es
+```
+
+```yaml title="buf.gen.yaml"
+version: v2
+plugins:
+  - local: node_modules/.bin/protoc-gen-es
+    out: gen
+    opt: [target=ts, import_extension=js]
+    include_imports: true
+```
+
+With TLS, use a secure channel, `https://`, or `grpcurl -cacert` ([security](../../security.md)).
 
 """
 

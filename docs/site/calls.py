@@ -103,7 +103,7 @@ class ExampleCalls:
                 "import { fromJson } from '@bufbuild/protobuf';",
                 "import { createClient } from '@connectrpc/connect';",
                 "import { createGrpcTransport } from '@connectrpc/connect-node';",
-                f"import {{ {message}Schema, {service} }} from './gen/{path}_pb';",
+                f"import {{ {message}Schema, {service} }} from './gen/{path}_pb.js';",
                 '',
                 'const transport = createGrpcTransport({ baseUrl: `http://${process.env.TWINKLE_SERVER_URL}` });',
                 f'const client = createClient({service}, transport);',

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from docs.site.calls import ExampleCalls, methods_of
+from docs.site.contracts import read_contracts
 from twinkle_client import TwinkleClient
 from twinkle_client.stack import StackState
 
@@ -29,16 +31,21 @@ def program_of(page: str, folder: Path, model: str) -> str:
     return program.replace(DOCUMENTED_MODEL, f'MODEL = {model!r}')
 
 
-def run(page: str, folder: Path, stack: StackState, api_key: str) -> list[str]:
-    """Run the program of a page in a folder, and return the lines that it prints."""
+def run_program(program: str, folder: Path, stack: StackState, api_key: str) -> list[str]:
+    """Run a program in a folder, and return the lines that it prints."""
     script = folder / 'program.py'
-    script.write_text(program_of(page, folder, stack.base_model))
+    script.write_text(program)
     environment = {**os.environ, 'TWINKLE_SERVER_URL': stack.address, 'TWINKLE_API_KEY': api_key}
     environment['PYTHONPATH'] = os.pathsep.join([str(ROOT / 'sdk' / 'python'), str(ROOT)])
     command = [sys.executable, str(script)]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
+
+
+def run(page: str, folder: Path, stack: StackState, api_key: str) -> list[str]:
+    """Run the program of a page in a folder, and return the lines that it prints."""
+    return run_program(program_of(page, folder, stack.base_model), folder, stack, api_key)
 
 
 def test_a_csv_file_is_learned_and_downloaded(tiny_stack: StackState, tenant_key: str, tmp_path: Path) -> None:
@@ -74,6 +81,25 @@ def test_the_connection_program_lists_services_and_models(
     assert {line.split()[0] for line in services} == {'gateway', 'model', 'sampler', 'data', 'checkpoint'}
     assert {line.split(maxsplit=1)[1] for line in services} == {'ok'}
     assert models == f"['{tiny_stack.base_model}']"
+
+
+@pytest.mark.parametrize(
+    ('method', 'printed'),
+    [
+        ('ServerService.GetServerInfo', 'service: "gateway"'),
+        ('AdapterService.ListAdapters', ''),
+        ('SamplerService.Sample', 'finished {'),
+    ],
+)
+def test_a_python_example_of_the_reference_runs(
+    tiny_stack: StackState, tenant_key: str, tmp_path: Path, method: str, printed: str
+) -> None:
+    """The program that the reference page shows for a method succeeds, and prints the response."""
+    contracts = read_contracts(ROOT / 'protos')
+    (found,) = [item for item in methods_of(contracts) if f'{item[1]}.{item[2].name}' == method]
+    program = ExampleCalls(contracts).python(*found).replace('smollm2-135m-instruct', tiny_stack.base_model)
+    lines = run_program(program, tmp_path, tiny_stack, tenant_key)
+    assert any(printed in line for line in lines)
 
 
 def test_each_page_of_a_program_names_the_built_in_model() -> None:
