@@ -127,6 +127,19 @@ class ApiPages:
         raise LookupError(f'{service}.{method} is not in {contract.file.name}')
 
 
+def contract_pages(proto_root: Path) -> dict[str, str]:
+    """Return the page that describes each contract, and the folder of all contracts, by path in the repository."""
+    root = proto_root.parent
+    folder = proto_root / 'twinkle' / 'api'
+    pages = {
+        path.relative_to(root).as_posix(): f'reference/api/{path.relative_to(folder).parts[0]}.md'
+        for path in folder.rglob('*.proto')
+    }
+    pages['protos/twinkle/api/error/v1/error_reason.proto'] = 'reference/errors.md'
+    pages[folder.relative_to(root).as_posix()] = 'reference/api/index.md'
+    return pages
+
+
 def _facts(
     contract: Contract, service: str, method: MethodDescriptorProto, found: tuple[list[str], str]
 ) -> Iterator[str]:

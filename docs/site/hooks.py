@@ -7,7 +7,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from docs.site.api_pages import ApiPages
+from docs.site.api_pages import ApiPages, contract_pages
 from docs.site.commands import commands_page
 from docs.site.configuration import configuration_page
 from docs.site.contracts import read_contracts
@@ -42,7 +42,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if page.file.src_uri not in IMPORTED and not (ROOT / 'docs' / page.file.src_uri).is_file():
         return markdown
     sources = {file.src_uri: f'docs/{file.src_uri}' for file in files} | IMPORTED
-    rewriter = LinkRewriter(ROOT, sources, str(config.extra['source_url']))  # pyright: ignore[reportUnknownArgumentType]
+    source_url = str(config.extra['source_url'])  # pyright: ignore[reportUnknownArgumentType]
+    rewriter = LinkRewriter(ROOT, sources, generated=contract_pages(ROOT / 'protos'), source_url=source_url)
     try:
         return rewriter.rewrite(markdown, page.file.src_uri)
     except InvalidLink as error:

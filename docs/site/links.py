@@ -27,15 +27,16 @@ class LinkRewriter:
     Args:
         root: Top of the repository.
         pages: Path in the repository of each page, by its path on the site.
+        generated: Page that describes a file or folder, by its path in the repository.
         source_url: Address of a file, with `{path}` for its path; empty if files have no address.
     """
 
-    def __init__(self, root: Path, pages: Mapping[str, str], source_url: str) -> None:
+    def __init__(self, root: Path, pages: Mapping[str, str], *, generated: Mapping[str, str], source_url: str) -> None:
         self._root = root
         self._sources = pages
-        self._pages = {source: page for page, source in pages.items()}
+        self._pages = {**generated, **{source: page for page, source in pages.items()}}
         # A folder is represented by its list of pages.
-        self._pages |= {posixpath.dirname(source): page for source, page in self._pages.items() if _is_index(page)}
+        self._pages |= {posixpath.dirname(source): page for page, source in pages.items() if _is_index(page)}
         self._source_url = source_url
 
     def rewrite(self, markdown: str, page: str) -> str:

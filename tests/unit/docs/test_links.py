@@ -10,6 +10,7 @@ from docs.site.links import InvalidLink, LinkRewriter, definition
 from fixtures.source_tree import ROOT
 
 PAGES = {'index.md': 'docs/index.md', 'do/data.md': 'docs/do/data.md', 'overview.md': 'README.md'}
+GENERATED = {'protos/a.proto': 'reference/api/a.md'}
 PAGES |= {'adr/index.md': 'docs/adr/index.md'}
 PROGRAM = (
     'import os\n\nLIMIT = 3\n\n\n@cached\ndef train(steps):\n    return steps\n\n\ndef main():\n    train(LIMIT)\n'
@@ -25,13 +26,14 @@ def tree(tmp_path: Path) -> Path:
 
 
 def rewrite(tree: Path, markdown: str, *, page: str = 'do/data.md', source_url: str = '') -> str:
-    return LinkRewriter(tree, PAGES, source_url).rewrite(markdown, page)
+    return LinkRewriter(tree, PAGES, generated=GENERATED, source_url=source_url).rewrite(markdown, page)
 
 
 @pytest.mark.parametrize(
     ('markdown', 'expected'),
     [
         ('[overview](../../README.md#the-loop)', '[overview](../overview.md#the-loop)'),
+        ('[the contract](../../protos/a.proto)', '[the contract](../reference/api/a.md)'),
         ('[decisions](../adr)', '[decisions](../adr/index.md)'),
         ('[here](#below), [out](https://a.example/x)', '[here](#below), [out](https://a.example/x)'),
         ('[the program](../../examples/train.py)', 'the program (`examples/train.py`)'),
