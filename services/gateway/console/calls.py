@@ -138,7 +138,9 @@ class _WebResponse:
     async def write(self, call: HttpCall) -> None:
         await call.begin(200, WEB_TYPE, _HEADERS)
         call.is_streaming = True
-        rpc = self.stub(self.request, timeout=self.timeout_seconds, metadata=self.metadata)
+        # The HTTP server starts before the gRPC server, and a connection that takes longer than
+        # `grpc.min_reconnect_backoff_ms` (100 ms), as on a busy machine, fails the calls that do not wait for it.
+        rpc = self.stub(self.request, timeout=self.timeout_seconds, metadata=self.metadata, wait_for_ready=True)
         try:
             async for message in rpc:
                 await _write_message(call, message)

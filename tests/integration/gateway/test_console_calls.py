@@ -5,11 +5,15 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 
+import httpx
 import pytest
 
 from fixtures.console_client import ConsoleClient, console_client, frame, parse_frames
 from fixtures.gateway_upstream import Upstream, adapter_event
-from fixtures.running_gateway import RunningGateway, running_gateway
+from fixtures.running_gateway import ADMIN_KEY, RunningGateway, running_gateway
+from services.gateway.__main__ import assembled
+from services.gateway.config import GatewayConfig
+from services.kit.clock import FakeClock
 from twinkle.api.gateway.v1 import catalogue_service_pb2, fleet_service_pb2, metric_service_pb2
 from twinkle.api.model.v1 import adapter_service_pb2, training_service_pb2
 from twinkle.api.sampler.v1 import sampler_service_pb2
@@ -268,3 +272,21 @@ async def test_longest_timeout_is_accepted(client: ConsoleClient) -> None:
     """The longest timeout of the protocol does not overflow."""
     result = await client.call(LIST_RUNS, catalogue_service_pb2.ListRunsRequest(), grpc_timeout='99999999H')
     assert result.code == 0
+
+
+async def test_call_waits_for_the_start_of_the_grpc_server(tmp_path: Path) -> None:
+    """A call that arrives between the starts of the HTTP server and the gRPC server succeeds."""
+    config = GatewayConfig(state_dir=tmp_path, bootstrap_key=ADMIN_KEY, http_listen='127.0.0.1:0')
+    async with assembled(config, clock=FakeClock()) as gateway:
+        assert gateway.http is not None
+        await gateway.http.start()
+        async with httpx.AsyncClient(base_url=f'http://{gateway.http.address}', timeout=60) as http:
+            browser = ConsoleClient(http)
+            await browser.log_in()
+            calling = asyncio.ensure_future(browser.call(LIST_RUNS, catalogue_service_pb2.ListRunsRequest()))
+            await asyncio.wait([calling], timeout=0.3)
+            assert not calling.done()
+            await gateway.server.start()
+            assert (await calling).code == 0
+        await gateway.http.stop(timedelta())
+        await gateway.server.stop(timedelta())
