@@ -1,0 +1,79 @@
+// Curves of metrics: merging of new points, smoothing, and alignment to one axis of steps.
+import type { MetricSeries } from '../gen/twinkle/api/gateway/v1/metric_service_pb';
+
+export interface Curve {
+  name: string;
+  steps: number[];
+  values: number[];
+  /** Number of stored points, which is larger than the number of these points if the server reduced the curve. */
+  pointCount: number;
+}
+
+export const curveOf = (series: MetricSeries): Curve => ({
+  name: series.name,
+  steps: series.steps.map(Number),
+  values: series.values,
+  pointCount: Number(series.pointCount),
+});
+
+/** Replaces the points of `curves` from `beginStep` on with those of `fresh`. */
+export function merge(curves: Curve[], fresh: Curve[], beginStep: number): Curve[] {
+  const byName = new Map(curves.map((curve) => [curve.name, curve]));
+  for (const tail of fresh) {
+    const old = byName.get(tail.name);
+    const kept = old ? lowerBound(old.steps, beginStep) : 0;
+    const steps = [...(old?.steps.slice(0, kept) ?? []), ...tail.steps];
+    const values = [...(old?.values.slice(0, kept) ?? []), ...tail.values];
+    const dropped = (old?.steps.length ?? 0) - kept;
+    byName.set(tail.name, {
+      name: tail.name,
+      steps,
+      values,
+      pointCount: (old?.pointCount ?? 0) - dropped + tail.pointCount,
+    });
+  }
+  return [...byName.values()].sort((a, b) => (a.name < b.name ? -1 : 1));
+}
+
+/** Index of the first element that is at least `value` in an ascending list. */
+export function lowerBound(sorted: number[], value: number): number {
+  let [low, high] = [0, sorted.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if ((sorted[middle] ?? Infinity) < value) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+/** Exponential moving average with the given weight of the past, in [0, 1), corrected for its start at zero. */
+export function smooth(values: number[], weight: number): number[] {
+  let [average, norm] = [0, 0];
+  return values.map((value) => {
+    if (!Number.isFinite(value)) {
+      return value;
+    }
+    average = weight * average + (1 - weight) * value;
+    norm = weight * norm + (1 - weight);
+    return average / norm;
+  });
+}
+
+/** All steps of the curves, and the values of each curve at these steps: null where a curve cannot be drawn. */
+export function align(curves: { steps: number[]; values: number[] }[], isLog: boolean): (number | null)[][] {
+  const steps = [...new Set(curves.flatMap((curve) => curve.steps))].sort((a, b) => a - b);
+  const index = new Map(steps.map((step, position) => [step, position]));
+  const rows = curves.map((curve) => {
+    // `undefined` continues a line over a step that the curve lacks; `null` interrupts it.
+    const row: (number | null | undefined)[] = new Array<undefined>(steps.length).fill(undefined);
+    curve.steps.forEach((step, position) => {
+      const value = curve.values[position] ?? NaN;
+      row[index.get(step) ?? 0] = Number.isFinite(value) && (!isLog || value > 0) ? value : null;
+    });
+    return row as (number | null)[];
+  });
+  return [steps, ...rows];
+}

@@ -1,0 +1,92 @@
+// Options of uPlot: colours of the theme, axes, and the selection of a range.
+import type uPlot from 'uplot';
+import { decimal } from './format';
+import { colour } from './theme.svelte';
+
+/** Range of steps that is shown. `null` shows all. */
+export type Range = { min: number; max: number } | null;
+
+export interface Line {
+  label: string;
+  /** Number of the colour, from 0. */
+  slot: number;
+  steps: number[];
+  values: number[];
+}
+
+export const SLOTS = 8;
+
+interface PlotSettings {
+  lines: Line[];
+  hasRaw: boolean;
+  isLog: boolean;
+  syncKey: string;
+  width: number;
+  height: number;
+  onhover: (step: number | null) => void;
+  onrange: (range: Range) => void;
+}
+
+const AXIS_FONT = '11px system-ui, sans-serif';
+
+export function plotOptions(settings: PlotSettings): uPlot.Options {
+  const muted = colour('--muted');
+  const axis: uPlot.Axis = {
+    stroke: muted,
+    font: AXIS_FONT,
+    grid: { stroke: colour('--line'), width: 1 },
+    ticks: { show: false },
+  };
+  return {
+    width: settings.width,
+    height: settings.height,
+    padding: [8, 8, 0, 0],
+    legend: { show: false },
+    scales: { x: { time: false }, y: { distr: settings.isLog ? 3 : 1 } },
+    axes: [
+      { ...axis, size: 28, gap: 4, values: (_plot, ticks) => ticks.map(shortNumber) },
+      {
+        ...axis,
+        size: 56,
+        gap: 4,
+        values: (_plot, ticks) => ticks.map((tick) => (tick === null ? '' : decimal(tick))),
+      },
+    ],
+    series: [{}, ...settings.lines.flatMap((line) => seriesOf(line, settings.hasRaw))],
+    cursor: cursorOf(settings),
+    hooks: {
+      setCursor: [(plot) => settings.onhover(plot.cursor.idx == null ? null : (plot.data[0][plot.cursor.idx] ?? null))],
+      setSelect: [(plot) => selectRange(plot, settings.onrange)],
+    },
+  };
+}
+
+const shortNumber = (value: number): string =>
+  new Intl.NumberFormat('en', { notation: 'compact', maximumFractionDigits: 2 }).format(value);
+
+/** The series of a line: the smoothed values and, faintly, the raw ones. */
+function seriesOf(line: Line, hasRaw: boolean): uPlot.Series[] {
+  const stroke = colour(`--series-${line.slot % SLOTS}`);
+  const points = { show: line.steps.length < 2 };
+  const drawn: uPlot.Series = { label: line.label, stroke, width: 1.5, points, spanGaps: false };
+  return hasRaw ? [{ ...drawn, alpha: 0.3, width: 1 }, drawn] : [drawn];
+}
+
+function cursorOf({ syncKey, onrange }: PlotSettings): uPlot.Cursor {
+  return {
+    y: false,
+    points: { size: 6 },
+    drag: { x: true, y: false, setScale: false },
+    // Charts share the cursor. The page hands the selected range to all of them.
+    sync: { key: syncKey, filters: { pub: (type) => type === 'mousemove' || type === 'mouseleave' } },
+    bind: { dblclick: () => () => (onrange(null), null) },
+  };
+}
+
+function selectRange(plot: uPlot, onrange: (range: Range) => void): void {
+  const { left, width } = plot.select;
+  if (width > 0) {
+    onrange({ min: plot.posToVal(left, 'x'), max: plot.posToVal(left + width, 'x') });
+    plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+  }
+}

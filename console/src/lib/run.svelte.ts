@@ -1,0 +1,84 @@
+// The data of a run that several sections of its page show.
+import type { Adapter } from '../gen/twinkle/api/model/v1/adapter_pb';
+import { type GetOperationResponse, OperationState } from '../gen/twinkle/api/model/v1/training_service_pb';
+import type { ResidentAdapter } from '../gen/twinkle/api/sampler/v1/engine_pb';
+import type { Curve } from './curves';
+import { hasReason } from './failure';
+import { OperationLog } from './operations.svelte';
+import { Query } from './query.svelte';
+import { adapters, sampler, training } from './rpc';
+import { CurveReader } from './runs';
+import { hasScope } from './session.svelte';
+
+export interface AdapterState {
+  /** Unset if the run has ended, or the key may not read adapters. */
+  adapter: Adapter | undefined;
+  /** The operation after the last executed one. Unset while there is none. */
+  next: GetOperationResponse | undefined;
+}
+
+const PAGE_SIZE = 1000;
+
+export class RunData {
+  readonly curves: Query<Curve[]>;
+  readonly adapter: Query<AdapterState>;
+  readonly residents: Query<ResidentAdapter[]>;
+  readonly log = new OperationLog();
+  #firstNumber = $state<number>();
+
+  /** Starts loading. Must be called while a component is initialized. */
+  constructor(runId: string) {
+    const reader = new CurveReader(runId);
+    this.curves = new Query((signal) => reader.read(signal), 2000);
+    this.adapter = new Query((signal) => readAdapter(runId, signal), 2000);
+    this.residents = new Query((signal) => readResidents(runId, signal), 5000);
+    $effect(() => {
+      const number = this.adapter.data?.adapter?.sequenceNumber;
+      this.#firstNumber ??= number === undefined ? undefined : Number(number);
+    });
+    $effect(() => {
+      if (this.#firstNumber !== undefined) {
+        const control = new AbortController();
+        void this.log.follow(runId, this.#firstNumber, control.signal);
+        return () => control.abort();
+      }
+      return undefined;
+    });
+  }
+}
+
+async function readAdapter(runId: string, signal: AbortSignal): Promise<AdapterState> {
+  if (!hasScope('train')) {
+    return { adapter: undefined, next: undefined };
+  }
+  try {
+    const { adapter } = await adapters.getAdapter({ adapterId: runId }, { signal });
+    return { adapter, next: adapter && (await readNext(adapter, signal)) };
+  } catch (error) {
+    if (hasReason(error, 'ADAPTER_NOT_FOUND') || hasReason(error, 'ADAPTER_EXPIRED')) {
+      return { adapter: undefined, next: undefined };
+    }
+    throw error;
+  }
+}
+
+async function readNext(adapter: Adapter, signal: AbortSignal): Promise<GetOperationResponse | undefined> {
+  const request = { adapterId: adapter.adapterId, sequenceNumber: adapter.sequenceNumber + 1n };
+  try {
+    const next = await training.getOperation(request, { signal });
+    return next.state === OperationState.QUEUED || next.state === OperationState.RUNNING ? next : undefined;
+  } catch (error) {
+    if (hasReason(error, 'OPERATION_NOT_FOUND')) {
+      return undefined;
+    }
+    throw error;
+  }
+}
+
+async function readResidents(runId: string, signal: AbortSignal): Promise<ResidentAdapter[]> {
+  if (!hasScope('sample')) {
+    return [];
+  }
+  const { adapters: residents } = await sampler.listResidentAdapters({ pageSize: PAGE_SIZE }, { signal });
+  return residents.filter((resident) => resident.adapterId === runId);
+}

@@ -1,0 +1,20 @@
+/// <reference types="vitest/config" />
+import { svelte } from '@sveltejs/vite-plugin-svelte';
+import { defineConfig, loadEnv } from 'vite';
+
+// `CONSOLE_GATEWAY` is the HTTP address of a running gateway, to which `npm run dev` forwards API calls.
+const gateway = loadEnv('', '.', 'CONSOLE_')['CONSOLE_GATEWAY'] ?? 'http://127.0.0.1:8080';
+
+export default defineConfig({
+  base: '/console/',
+  plugins: [svelte()],
+  build: {
+    outDir: '../services/gateway/console/static',
+    emptyOutDir: true,
+    // The content security policy allows no fonts or styles from data URLs.
+    assetsInlineLimit: 0,
+    modulePreload: { polyfill: false },
+  },
+  server: { proxy: { '/console/api': gateway, '/console/rpc': gateway } },
+  test: { include: ['src/**/*.test.ts'] },
+});
