@@ -7,7 +7,7 @@ import { hasReason } from './failure';
 import { OperationLog } from './operations.svelte';
 import { Query } from './query.svelte';
 import { adapters, sampler, training } from './rpc';
-import { CurveReader } from './runs';
+import { CurveReader } from './listing';
 import { hasScope } from './session.svelte';
 
 export interface AdapterState {

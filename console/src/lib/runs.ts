@@ -1,7 +1,5 @@
-// Reading of runs, with the conventions for their names and tags.
+// Filters of runs, and the conventions for their names and tags.
 import { type Run } from '../gen/twinkle/api/gateway/v1/catalogue_service_pb';
-import { type Curve, curveOf, merge } from './curves';
-import { catalogue, metrics } from './rpc';
 
 export interface RunFilter {
   text: string;
@@ -12,15 +10,6 @@ export interface RunFilter {
   tags: string[];
 }
 
-export interface RunPage {
-  runs: Run[];
-  nextPageToken: string;
-  /** Number of runs in which the text was searched. 0 without a text. */
-  searchedCount: number;
-}
-
-const PAGE_SIZE = 50;
-const SEARCHED_RUNS = 1000;
 const NAME = 'name';
 
 /** The run's label `name`, or its id. */
@@ -33,7 +22,7 @@ export const runTags = (run: Run): string[] =>
     .map(([key, value]) => `${key}=${value}`)
     .sort();
 
-const matches = (run: Run, text: string): boolean =>
+export const matches = (run: Run, text: string): boolean =>
   [run.runId, run.baseModel, ...Object.values(run.userMetadata)].some((value) => value.toLowerCase().includes(text));
 
 /** The labels of tags of the form "key=value". Others are ignored. */
@@ -43,50 +32,3 @@ export const labelsOf = (tags: string[]): Record<string, string> =>
       .filter((tag) => tag.indexOf('=') > 0)
       .map((tag) => [tag.slice(0, tag.indexOf('=')), tag.slice(tag.indexOf('=') + 1)]),
   );
-
-/** Lists a page of runs. The server cannot search for texts, so a text is searched in the newest matching runs. */
-export async function listRuns(filter: RunFilter, pageToken: string, signal: AbortSignal): Promise<RunPage> {
-  const text = filter.text.trim().toLowerCase();
-  const request = {
-    pageSize: text ? SEARCHED_RUNS : PAGE_SIZE,
-    pageToken: text ? '' : pageToken,
-    baseModel: filter.baseModel,
-    userMetadata: labelsOf(filter.tags),
-    isActive: filter.state === '' ? undefined : filter.state === 'active',
-  };
-  const { runs, nextPageToken } = await catalogue.listRuns(request, { signal });
-  if (!text) {
-    return { runs, nextPageToken, searchedCount: 0 };
-  }
-  return { runs: runs.filter((run) => matches(run, text)), nextPageToken, searchedCount: runs.length };
-}
-
-const MAX_POINTS = 10_000;
-const OVERLAP_STEPS = 200;
-const COMPLETE_RELOAD_MS = 60_000;
-
-/**
- * Reads the curves of a run repeatedly. Each call returns all points, but transfers only new ones: those after the
- * newest step, and some before it, because metrics of one step may be logged at different times. All points are read
- * again every minute, because a program may replace older values.
- */
-export class CurveReader {
-  #curves: Curve[] = [];
-  #completeTime = 0;
-
-  constructor(readonly runId: string) {}
-
-  async read(signal: AbortSignal): Promise<Curve[]> {
-    const isComplete = Date.now() - this.#completeTime > COMPLETE_RELOAD_MS;
-    const newest = Math.max(0, ...this.#curves.map((curve) => curve.steps.at(-1) ?? 0));
-    const beginStep = isComplete ? 0 : Math.max(0, newest - OVERLAP_STEPS);
-    const request = { runId: this.runId, maxPoints: MAX_POINTS, beginStep: BigInt(beginStep) };
-    const { series } = await metrics.getMetrics(request, { signal });
-    if (isComplete) {
-      this.#completeTime = Date.now();
-      this.#curves = [];
-    }
-    this.#curves = merge(this.#curves, series.map(curveOf), beginStep);
-    return this.#curves;
-  }
-}
