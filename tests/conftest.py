@@ -60,6 +60,11 @@ def postgres_database(postgres: str) -> str:
     return postgres
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option for pictures of the console."""
+    parser.addoption('--console-pictures', type=Path, help='folder for pictures of the pages of the console')
+
+
 _STARTING_VLLM = ('contract/sampler', 'integration/sampler')
 _START_SECONDS = 300
 """Timeout that includes the start of vLLM, which takes minutes on a busy machine."""

@@ -1,0 +1,131 @@
+"""Changes that users make in the console: login by link, samples, checkpoints, undo, keys and quotas."""
+
+import httpx
+import pytest
+
+from fixtures.console_browser import ConsolePage
+from fixtures.console_data import STEPS, ConsoleData
+from twinkle_client import TwinkleClient
+from twinkle_client.stack import StackState
+
+pytestmark = [pytest.mark.asyncio(loop_scope='module'), pytest.mark.timeout(300)]
+
+
+async def test_a_link_logs_in_once(page: ConsolePage, tiny_stack: StackState, console_data: ConsoleData) -> None:
+    """A link logs in without a key, and cannot be used a second time."""
+    async with httpx.AsyncClient(base_url=tiny_stack.http_url) as http:
+        response = await http.post('/console/api/links', headers={'authorization': f'Bearer {console_data.key}'})
+    link = response.json()['link']
+    await page.open(f'#/login/{link}')
+    await page.page.get_by_role('region', name='Session').get_by_text(console_data.tenant_id).wait_for()
+    assert link not in page.page.url
+    await page.page.get_by_role('button', name='Log out').click()
+    await page.page.get_by_label('API key').wait_for()
+    await page.open(f'#/login/{link}')
+    await page.page.reload()
+    await page.page.get_by_role('alert').get_by_text('Not logged in').wait_for()
+
+
+async def test_the_playground_streams_both_weights(logged_in: ConsolePage, console_data: ConsoleData) -> None:
+    """The base model and the run answer the same prompt, and the same seed gives the same tokens again."""
+    page = logged_in.page
+    await logged_in.show(f'#/playground?run={console_data.trained_run}', 'Sample')
+    await page.get_by_label('Max. tokens').fill('16')
+    answers = []
+    for _ in range(2):
+        await page.get_by_role('button', name='Sample', exact=True).click()
+        await page.get_by_role('region', name='Your weights').get_by_text('Mean log-probability').wait_for()
+        await page.get_by_role('button', name='Sample', exact=True).and_(page.locator(':enabled')).wait_for()
+        twin = await logged_in.json_twin()
+        answers.append([[token['id'] for token in twin[side]] for side in ('base', 'version')])
+        assert {token['version'] for token in twin['base']} == {0}
+        assert {token['version'] for token in twin['version']} == {2}
+    assert answers[0] == answers[1]
+    assert answers[0][0] != answers[0][1]
+    await page.get_by_role('region', name='Your weights').get_by_role('group').press('ArrowRight')
+    await page.get_by_role('columnheader', name='Most likely').wait_for()
+
+
+async def test_a_refused_sample_names_the_field(logged_in: ConsolePage, console_data: ConsoleData) -> None:
+    """The error of a refused call shows the server's message and reason."""
+    page = logged_in.page
+    await logged_in.show(f'#/playground?run={console_data.trained_run}&version=99', 'Sample')
+    await page.get_by_role('button', name='Sample', exact=True).click()
+    await page.get_by_role('region', name='Your weights').get_by_role('alert').wait_for()
+
+
+async def test_checkpoints_are_published_and_deleted(
+    logged_in: ConsolePage, tiny_stack: StackState, console_data: ConsoleData
+) -> None:
+    """A checkpoint is published, unpublished and deleted after a confirmation."""
+    page = logged_in.page
+    await logged_in.show(f'#/runs/{console_data.trained_run}/versions', 'weights-only')
+    row = page.get_by_role('region', name='Checkpoints').get_by_role('row').filter(has_text='weights-only')
+    for verb, readers in (('Publish', 'every tenant'), ('Unpublish', 'your tenant')):
+        await row.get_by_role('button', name=f'{verb} weights-only').click()
+        await page.get_by_role('dialog').get_by_role('button', name=verb, exact=True).click()
+        await row.get_by_text(readers).wait_for()
+    await row.get_by_role('button', name='Delete weights-only').click()
+    await page.get_by_role('dialog').get_by_role('button', name='Cancel').click()
+    assert await row.count() == 1
+    await row.get_by_role('button', name='Delete weights-only').click()
+    await page.get_by_role('dialog').get_by_role('button', name='Delete', exact=True).click()
+    await row.wait_for(state='detached')
+    with TwinkleClient(tiny_stack.address, console_data.key) as client:
+        names = [checkpoint.name for checkpoint in client.list_checkpoints(console_data.trained_run)]
+    assert names == ['final']
+
+
+async def test_operations_show_errors_and_undo(logged_in: ConsolePage, console_data: ConsoleData) -> None:
+    """A failed operation is listed with its message, and an undo reverts a step."""
+    page = logged_in.page
+    await logged_in.show(f'#/runs/{console_data.trained_run}/operations', 'Queue against device time')
+    await page.get_by_label('Only errors').check()
+    await page.get_by_role('region', name='Operations').get_by_text('error', exact=True).wait_for()
+    await page.get_by_role('button', name='Undo optimizer steps').click()
+    await page.get_by_role('dialog').get_by_role('button', name='Undo', exact=True).click()
+    await page.get_by_role('dialog').wait_for(state='detached')
+    await page.get_by_label('Only errors').uncheck()
+    await page.get_by_role('region', name='Operations').get_by_text(f'step {STEPS - 1}').first.wait_for()
+
+
+async def test_keys_are_created_rotated_and_revoked(logged_in: ConsolePage, console_data: ConsoleData) -> None:
+    """A new key's secret is shown once and works, its successor too, and a revoked key is refused."""
+    page = logged_in.page
+    await logged_in.show(f'#/admin/{console_data.other_tenant}', 'Save the quota')
+    await page.get_by_role('button', name='New key').click()
+    await page.get_by_label('Name (optional)').fill('from the console')
+    await page.get_by_role('button', name='Create', exact=True).last.click()
+    secret = await page.get_by_role('dialog').locator('code').inner_text()
+    await page.get_by_role('button', name='Done').click()
+    assert secret not in await page.content()
+    row = page.get_by_role('region', name='Keys').get_by_role('row').filter(has_text='from the console')
+    assert await _status(logged_in, secret) == 200
+    await row.get_by_role('button', name='Rotate').click()
+    await page.get_by_role('dialog').get_by_role('button', name='Rotate', exact=True).click()
+    successor = await page.get_by_role('dialog').locator('code').inner_text()
+    await page.get_by_role('button', name='Done').click()
+    assert await _status(logged_in, successor) == 200
+    await row.filter(has_text='replaces').get_by_role('button', name='Revoke').click()
+    await page.get_by_role('dialog').get_by_role('button', name='Revoke', exact=True).click()
+    await row.get_by_text('revoked').wait_for()
+    assert await _status(logged_in, successor) == 401
+
+
+async def test_quotas_are_set(logged_in: ConsolePage, console_data: ConsoleData) -> None:
+    """A limit is stored, is shown after a reload, and returns to the default when it is cleared."""
+    page = logged_in.page
+    await logged_in.show(f'#/admin/{console_data.other_tenant}', 'Save the quota')
+    for value in ('7', ''):
+        await page.get_by_label('Adapters at a time').fill(value)
+        await page.get_by_role('button', name='Save the quota').click()
+        await page.get_by_text('Saved.').wait_for()
+        await page.reload()
+        await page.get_by_label('Adapters at a time').wait_for()
+        assert await page.get_by_label('Adapters at a time').input_value() == value
+
+
+async def _status(page: ConsolePage, key: str) -> int:
+    """Return the status of a login with a key, without a change of the page's session."""
+    async with httpx.AsyncClient(base_url=page.url) as http:
+        return (await http.post('/console/api/login', json={'key': key})).status_code
