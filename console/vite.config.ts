@@ -15,6 +15,7 @@ export default defineConfig({
     assetsInlineLimit: 0,
     modulePreload: { polyfill: false },
   },
-  server: { proxy: { '/console/api': gateway, '/console/rpc': gateway } },
+  // The gateway refuses requests whose origin is another address.
+  server: { proxy: { '^/console/(api|rpc)/': { target: gateway, changeOrigin: true, headers: { origin: gateway } } } },
   test: { include: ['src/**/*.test.ts'] },
 });

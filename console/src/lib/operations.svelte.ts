@@ -5,12 +5,15 @@ import { training } from './rpc';
 
 const KEPT = 500;
 const RECONNECT_MS = 2000;
+const FLUSH_MS = 100;
 
 export class OperationLog {
   /** Ascending by number. */
   rows = $state.raw<OperationRow[]>([]);
   failure = $state.raw<Failure>();
   isConnected = $state(false);
+  #pending: OperationRow[] = [];
+  #timer: ReturnType<typeof setTimeout> | undefined;
 
   /** Follows the results until `signal` aborts. `lastNumber` is the number of the last executed operation. */
   async follow(runId: string, lastNumber: number, signal: AbortSignal): Promise<void> {
@@ -30,6 +33,7 @@ export class OperationLog {
         this.failure = failureOf(error);
       }
       this.isConnected = false;
+      this.#flush();
       await new Promise((resume) => setTimeout(resume, RECONNECT_MS));
     }
   }
@@ -40,8 +44,16 @@ export class OperationLog {
       this.isConnected = true;
       this.failure = undefined;
       if (result) {
-        this.rows = [...this.rows, rowOf(result)].slice(-KEPT);
+        this.#pending.push(rowOf(result));
+        this.#timer ??= setTimeout(() => this.#flush(), FLUSH_MS);
       }
     }
+  }
+
+  /** Shows the results that have arrived. They are shown together, because recorded results arrive in a burst. */
+  #flush(): void {
+    this.rows = [...this.rows, ...this.#pending].slice(-KEPT);
+    this.#pending = [];
+    this.#timer = undefined;
   }
 }

@@ -36,6 +36,7 @@ export function plotOptions(settings: PlotSettings): uPlot.Options {
     font: AXIS_FONT,
     grid: { stroke: colour('--line'), width: 1 },
     ticks: { show: false },
+    gap: 4,
   };
   return {
     width: settings.width,
@@ -44,11 +45,11 @@ export function plotOptions(settings: PlotSettings): uPlot.Options {
     legend: { show: false },
     scales: { x: { time: false }, y: { distr: settings.isLog ? 3 : 1 } },
     axes: [
-      { ...axis, size: 28, gap: 4, values: (_plot, ticks) => ticks.map(shortNumber) },
+      { ...axis, size: 28, incrs: INTEGER_STEPS, values: (_plot, ticks) => ticks.map(shortNumber) },
       {
         ...axis,
         size: 56,
-        gap: 4,
+        ...(isInteger(settings.lines) ? { incrs: INTEGER_STEPS } : {}),
         values: (_plot, ticks) => ticks.map((tick) => (tick === null ? '' : decimal(tick))),
       },
     ],
@@ -61,13 +62,17 @@ export function plotOptions(settings: PlotSettings): uPlot.Options {
   };
 }
 
+const INTEGER_STEPS = Array.from({ length: 15 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat();
+
+const isInteger = (lines: Line[]): boolean => lines.every((line) => line.values.every(Number.isInteger));
+
 const shortNumber = (value: number): string =>
   new Intl.NumberFormat('en', { notation: 'compact', maximumFractionDigits: 2 }).format(value);
 
 /** The series of a line: the smoothed values and, faintly, the raw ones. */
 function seriesOf(line: Line, hasRaw: boolean): uPlot.Series[] {
   const stroke = colour(`--series-${line.slot % SLOTS}`);
-  const points = { show: line.steps.length < 2 };
+  const points = { show: (_plot: uPlot, _series: number, begin: number, end: number) => begin === end };
   const drawn: uPlot.Series = { label: line.label, stroke, width: 1.5, points, spanGaps: false };
   return hasRaw ? [{ ...drawn, alpha: 0.3, width: 1 }, drawn] : [drawn];
 }

@@ -15,7 +15,7 @@ export function stepText({ step }: DatasetStep): string {
     case 'setTemplate': {
       const { name, baseModel, maxLength, truncationStrategy } = step.value;
       const strategy = lower(TruncationStrategy[truncationStrategy || TruncationStrategy.RAISE]);
-      return `Template ${name || 'Template'} of ${baseModel}, at most ${maxLength ?? 8192} tokens, then ${strategy}`;
+      return `Set the template ${name || 'Template'} of ${baseModel}: at most ${maxLength ?? 8192} tokens, longer examples: ${strategy}`;
     }
     case 'encode':
       return step.value.isGenerationPromptAdded ? 'Encode as prompts' : 'Encode';

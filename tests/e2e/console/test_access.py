@@ -14,8 +14,8 @@ pytestmark = [pytest.mark.asyncio(loop_scope='module'), pytest.mark.timeout(300)
 TENANT_PAGES = {
     '#/runs': 'sft-high-rate',
     '#/runs/{trained_run}': 'reward/mean',
-    '#/runs/{trained_run}/operations': 'Queue against device time',
-    '#/runs/{trained_run}/versions': 'weights and optimizer',
+    '#/runs/{trained_run}/operations': 'Queue and device time',
+    '#/runs/{trained_run}/versions': 'with optimizer',
     '#/runs/{trained_run}/configuration': 'AdamW',
     '#/playground': 'Sample',
     '#/data': 'input_ids',

@@ -79,7 +79,7 @@ async def test_checkpoints_are_published_and_deleted(
 async def test_operations_show_errors_and_undo(logged_in: ConsolePage, console_data: ConsoleData) -> None:
     """A failed operation is listed with its message, and an undo reverts a step."""
     page = logged_in.page
-    await logged_in.show(f'#/runs/{console_data.trained_run}/operations', 'Queue against device time')
+    await logged_in.show(f'#/runs/{console_data.trained_run}/operations', 'Queue and device time')
     await page.get_by_label('Only errors').check()
     await page.get_by_role('region', name='Operations').get_by_text('error', exact=True).wait_for()
     await page.get_by_role('button', name='Undo optimizer steps').click()
