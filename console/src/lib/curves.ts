@@ -64,16 +64,24 @@ export function smooth(values: number[], weight: number): number[] {
 
 /** All steps of the curves, and the values of each curve at these steps: null where a curve cannot be drawn. */
 export function align(curves: { steps: number[]; values: number[] }[], isLog: boolean): (number | null)[][] {
-  const steps = [...new Set(curves.flatMap((curve) => curve.steps))].sort((a, b) => a - b);
-  const index = new Map(steps.map((step, position) => [step, position]));
-  const rows = curves.map((curve) => {
+  const [first] = curves;
+  const isCommon = curves.every((curve) => curve.steps === first?.steps);
+  const steps = isCommon ? (first?.steps ?? []) : union(curves);
+  const rows = curves.map(({ steps: own, values }) => {
     // `undefined` continues a line over a step that the curve lacks; `null` interrupts it.
     const row: (number | null | undefined)[] = new Array<undefined>(steps.length).fill(undefined);
-    curve.steps.forEach((step, position) => {
-      const value = curve.values[position] ?? NaN;
-      row[index.get(step) ?? 0] = Number.isFinite(value) && (!isLog || value > 0) ? value : null;
+    let index = 0;
+    own.forEach((step, position) => {
+      while ((steps[index] ?? step) < step) {
+        index += 1;
+      }
+      const value = values[position] ?? NaN;
+      row[index] = Number.isFinite(value) && (!isLog || value > 0) ? value : null;
     });
     return row as (number | null)[];
   });
   return [steps, ...rows];
 }
+
+const union = (curves: { steps: number[] }[]): number[] =>
+  [...new Set(curves.flatMap((curve) => curve.steps))].sort((a, b) => a - b);

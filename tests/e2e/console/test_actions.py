@@ -95,7 +95,7 @@ async def test_keys_are_created_rotated_and_revoked(logged_in: ConsolePage, cons
     await logged_in.show(f'#/admin/{console_data.other_tenant}', 'Save the quota')
     await page.get_by_role('button', name='New key').click()
     await page.get_by_label('Name (optional)').fill('from the console')
-    await page.get_by_role('button', name='Create', exact=True).last.click()
+    await page.get_by_role('dialog').get_by_role('button', name='Create', exact=True).click()
     secret = await page.get_by_role('dialog').locator('code').inner_text()
     await page.get_by_role('button', name='Done').click()
     assert secret not in await page.content()
