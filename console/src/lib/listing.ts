@@ -32,6 +32,23 @@ export async function listRuns(filter: RunFilter, pageToken: string, signal: Abo
 }
 
 const MAX_POINTS = 10_000;
+
+/** Reads the curves of a run in a range of steps. */
+export async function readRange(
+  runId: string,
+  range: { min: number; max: number },
+  signal: AbortSignal,
+): Promise<Curve[]> {
+  const request = {
+    runId,
+    maxPoints: MAX_POINTS,
+    beginStep: BigInt(Math.max(0, Math.floor(range.min))),
+    endStep: BigInt(Math.ceil(range.max) + 1),
+  };
+  const { series } = await metrics.getMetrics(request, { signal });
+  return series.map(curveOf);
+}
+
 const OVERLAP_STEPS = 200;
 const COMPLETE_RELOAD_MS = 60_000;
 
