@@ -114,7 +114,7 @@ async def _status(response: APIResponse) -> int:
 
 
 async def test_the_keyboard_suffices(page: ConsolePage, console_data: ConsoleData) -> None:
-    """A user logs in, opens a run and its sections, moves the cursor of a chart, and logs out with the keyboard only."""
+    """Login, navigation, the cursor of a chart and logout need only the keyboard, and the focus is visible."""
     keyboard = page.page.keyboard
     await page.open()
     await page.page.get_by_label('API key').wait_for()
@@ -139,7 +139,7 @@ async def test_the_keyboard_suffices(page: ConsolePage, console_data: ConsoleDat
 
 
 async def _tab_to(page: ConsolePage, name: str, *, is_backwards: bool = False) -> None:
-    """Press Tab until the focused element has a text or a role description."""
+    """Move the focus with Tab to an element with a text or a role description."""
     for _ in range(120):
         await page.page.keyboard.press('Shift+Tab' if is_backwards else 'Tab')
         focused = await page.page.evaluate(

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope='module'), pytest.mark.timeout(300)
 
 PAGES = {
     'runs': ('#/runs', 'sft-high-rate'),
-    'comparison': ('#/runs?compare={trained_run}&compare={long_run}', 'Comparison of 2 runs'),
+    'comparison': ('#/runs?compare={trained_run}&compare={compared_run}', 'Comparison of 2 runs'),
     'run': ('#/runs/{trained_run}', 'reward/mean'),
     'operations': ('#/runs/{trained_run}/operations', 'Queue and device time'),
     'versions': ('#/runs/{trained_run}/versions', 'with optimizer'),
