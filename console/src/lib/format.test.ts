@@ -20,7 +20,14 @@ test('large integers are grouped exactly', () => {
 
 test('sizes, shares and times have units', () => {
   expect([999, 1500, 2_340_000_000].map(bytes)).toEqual(['999 B', '1.5 kB', '2.3 GB']);
-  expect([0, 0.034, 0.5].map(percent)).toEqual(['0 %', '3.4 %', '50 %']);
+  expect([0, 0.0001, 0.034, 0.5, 0.997, 1].map(percent)).toEqual([
+    '0 %',
+    '< 0.1 %',
+    '3.4 %',
+    '50 %',
+    '99.7 %',
+    '100 %',
+  ]);
   expect([0, 0.0123, 1.25, 59, 3599, 90_000, 400_000].map(span)).toEqual([
     '0 ms',
     '12 ms',

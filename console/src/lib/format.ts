@@ -17,7 +17,14 @@ export function decimal(value: number): string {
   return `${Number(value.toPrecision(4))}`.replace('-', '−');
 }
 
-export const percent = (share: number): string => `${(100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0)} %`;
+/** A share as a percentage, with a digit after the point where rounding would hide a difference from 0 or 1. */
+export function percent(share: number): string {
+  if (share > 0 && share < 0.0005) {
+    return '< 0.1 %';
+  }
+  const isNearEnd = (share > 0 && share < 0.1) || (share > 0.99 && share < 0.9995);
+  return `${(100 * share).toFixed(isNearEnd ? 1 : 0)} %`;
+}
 
 export function bytes(value: number | bigint): string {
   const units = ['B', 'kB', 'MB', 'GB', 'TB'];
