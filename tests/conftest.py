@@ -61,8 +61,9 @@ def postgres_database(postgres: str) -> str:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option for pictures of the console."""
-    parser.addoption('--console-pictures', type=Path, help='folder for pictures of the pages of the console')
+    """Add the options of the console's tests."""
+    parser.addoption('--console-pictures', type=Path, help='existing folder for pictures of the pages of the console')
+    parser.addoption('--console-model', help='base model of the pictures; default: a tiny one with random weights')
 
 
 _STARTING_VLLM = ('contract/sampler', 'integration/sampler')

@@ -1,6 +1,6 @@
-"""The console on the shared stack: data of two tenants, and a browser."""
+"""The console on a running stack: data of two tenants, and a browser."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,13 +9,38 @@ from playwright.async_api import Browser
 
 from fixtures.console_browser import ConsolePage, chromium, console_page
 from fixtures.console_data import ConsoleData, make_console_data
+from fixtures.tinker_sdk import running_stack
+from twinkle_client import TwinkleClient
+from twinkle_client.administration import KeyAdministration
 from twinkle_client.stack import StackState
 
 
 @pytest.fixture(scope='session')
-def console_data(tiny_stack: StackState) -> ConsoleData:
-    """Data of two tenants on the shared stack."""
-    return make_console_data(tiny_stack.address, tiny_stack.read_api_key(), tiny_stack.base_model)
+def console_stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
+    """The shared stack, or a stack with the model of the option `--console-model`."""
+    model = request.config.getoption('--console-model')
+    if model is None:
+        yield request.getfixturevalue('tiny_stack')
+        return
+    with running_stack(tmp_path_factory.mktemp('console'), model) as state:
+        yield state
+
+
+@pytest.fixture(scope='session')
+def console_data(console_stack: StackState) -> ConsoleData:
+    """Data of two tenants on the stack."""
+    return make_console_data(console_stack.address, console_stack.read_api_key(), console_stack.base_model)
+
+
+@pytest.fixture(scope='session')
+def make_key(console_stack: StackState) -> Callable[..., str]:
+    """Function that creates a key of a tenant with scopes, and returns its secret."""
+
+    def make(tenant_id: str, *scopes: str) -> str:
+        with TwinkleClient(console_stack.address, console_stack.read_api_key()) as client:
+            return KeyAdministration(client=client).create_key(tenant_id, scopes=scopes)[1]
+
+    return make
 
 
 @pytest_asyncio.fixture(scope='module', loop_scope='module')
@@ -26,9 +51,9 @@ async def browser() -> AsyncIterator[Browser]:
 
 
 @pytest_asyncio.fixture(loop_scope='module')
-async def page(browser: Browser, tiny_stack: StackState) -> AsyncIterator[ConsolePage]:
+async def page(browser: Browser, console_stack: StackState) -> AsyncIterator[ConsolePage]:
     """A page without a session. The console must not report errors during the test."""
-    async with console_page(browser, tiny_stack.http_url) as opened:
+    async with console_page(browser, console_stack.http_url) as opened:
         yield opened
         assert opened.errors == []
 

@@ -1,12 +1,12 @@
 """The console shows only data of the session's tenant, and nothing without a session."""
 
+from collections.abc import Callable
+
 import pytest
 from playwright.async_api import APIResponse, Browser, Request
 
 from fixtures.console_browser import ConsolePage, console_page
 from fixtures.console_data import ConsoleData
-from twinkle_client import TwinkleClient
-from twinkle_client.administration import KeyAdministration
 from twinkle_client.stack import StackState
 
 pytestmark = [pytest.mark.asyncio(loop_scope='module'), pytest.mark.timeout(300)]
@@ -30,12 +30,6 @@ PAGES_OF_SCOPES = {
 }
 UNAUTHENTICATED = 16
 """Status code of gRPC."""
-
-
-def _key(stack: StackState, tenant_id: str, *scopes: str) -> str:
-    """Create a key of a tenant, and return its secret."""
-    with TwinkleClient(stack.address, stack.read_api_key()) as client:
-        return KeyAdministration(client=client).create_key(tenant_id, scopes=scopes)[1]
 
 
 async def test_a_wrong_key_is_refused(page: ConsolePage) -> None:
@@ -62,17 +56,19 @@ async def test_a_session_ends_with_the_logout(logged_in: ConsolePage, console_da
 
 @pytest.mark.parametrize('scope', PAGES_OF_SCOPES)
 async def test_scopes_decide_which_pages_exist(
-    page: ConsolePage, tiny_stack: StackState, console_data: ConsoleData, scope: str
+    page: ConsolePage, make_key: Callable[..., str], console_data: ConsoleData, scope: str
 ) -> None:
     """The navigation has only pages whose methods the key may call."""
-    await page.log_in(_key(tiny_stack, console_data.tenant_id, scope))
+    await page.log_in(make_key(console_data.tenant_id, scope))
     links = page.page.get_by_role('navigation', name='Pages').get_by_role('link')
     assert await links.all_inner_texts() == PAGES_OF_SCOPES[scope]
 
 
-async def test_other_tenants_are_absent(page: ConsolePage, tiny_stack: StackState, console_data: ConsoleData) -> None:
+async def test_other_tenants_are_absent(
+    page: ConsolePage, make_key: Callable[..., str], console_data: ConsoleData
+) -> None:
     """No page of a tenant contains another tenant's ids or names, in its text or in its JSON twin."""
-    await page.log_in(_key(tiny_stack, console_data.tenant_id, 'train', 'sample', 'data'))
+    await page.log_in(make_key(console_data.tenant_id, 'train', 'sample', 'data'))
     hidden = [console_data.other_run, console_data.other_dataset, console_data.other_tenant, 'secret-run']
     for address, expected in TENANT_PAGES.items():
         await page.show(address.format_map(vars(console_data)), expected)
@@ -83,21 +79,21 @@ async def test_other_tenants_are_absent(page: ConsolePage, tiny_stack: StackStat
 
 
 async def test_no_request_succeeds_without_a_session(
-    browser: Browser, logged_in: ConsolePage, console_data: ConsoleData, tiny_stack: StackState
+    browser: Browser, logged_in: ConsolePage, console_data: ConsoleData, console_stack: StackState
 ) -> None:
     """Every request of the pages goes to the gateway, and those for data are refused without the cookie."""
     pages = {**TENANT_PAGES, '#/fleet': 'Live versions', '#/admin/{tenant_id}': 'Save the quota'}
     for address, expected in pages.items():
         await logged_in.show(address.format_map(vars(console_data)), expected)
     recorded = {request.url: request for request in logged_in.requests}
-    assert {url.split('/console/')[0] for url in recorded} == {tiny_stack.http_url}
+    assert {url.split('/console/')[0] for url in recorded} == {console_stack.http_url}
     calls = [request for url, request in recorded.items() if '/console/rpc/' in url]
     assert len(calls) > len(pages)
-    async with console_page(browser, tiny_stack.http_url) as anonymous:
+    async with console_page(browser, console_stack.http_url) as anonymous:
         for call in calls:
             response = await _repeat(anonymous, call)
             assert (call.url, await _status(response)) == (call.url, UNAUTHENTICATED)
-        session = await anonymous.page.request.get(f'{tiny_stack.http_url}/console/api/session')
+        session = await anonymous.page.request.get(f'{console_stack.http_url}/console/api/session')
         assert session.status == 401
 
 

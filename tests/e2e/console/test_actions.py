@@ -11,9 +11,9 @@ from twinkle_client.stack import StackState
 pytestmark = [pytest.mark.asyncio(loop_scope='module'), pytest.mark.timeout(300)]
 
 
-async def test_a_link_logs_in_once(page: ConsolePage, tiny_stack: StackState, console_data: ConsoleData) -> None:
+async def test_a_link_logs_in_once(page: ConsolePage, console_stack: StackState, console_data: ConsoleData) -> None:
     """A link logs in without a key, and cannot be used a second time."""
-    async with httpx.AsyncClient(base_url=tiny_stack.http_url) as http:
+    async with httpx.AsyncClient(base_url=console_stack.http_url) as http:
         response = await http.post('/console/api/links', headers={'authorization': f'Bearer {console_data.key}'})
     link = response.json()['link']
     await page.open(f'#/login/{link}')
@@ -55,7 +55,7 @@ async def test_a_refused_sample_names_the_field(logged_in: ConsolePage, console_
 
 
 async def test_checkpoints_are_published_and_deleted(
-    logged_in: ConsolePage, tiny_stack: StackState, console_data: ConsoleData
+    logged_in: ConsolePage, console_stack: StackState, console_data: ConsoleData
 ) -> None:
     """A checkpoint is published, unpublished and deleted after a confirmation."""
     page = logged_in.page
@@ -71,7 +71,7 @@ async def test_checkpoints_are_published_and_deleted(
     await row.get_by_role('button', name='Delete weights-only').click()
     await page.get_by_role('dialog').get_by_role('button', name='Delete', exact=True).click()
     await row.wait_for(state='detached')
-    with TwinkleClient(tiny_stack.address, console_data.key) as client:
+    with TwinkleClient(console_stack.address, console_data.key) as client:
         names = [checkpoint.name for checkpoint in client.list_checkpoints(console_data.trained_run)]
     assert names == ['final']
 

@@ -1,11 +1,13 @@
 """Every page of the console shows real data, has no accessibility violations, and has a JSON twin."""
 
+import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from playwright.async_api import Browser
 
-from fixtures.console_browser import ConsolePage, console_page, save_screenshot
+from fixtures.console_browser import ConsolePage, console_page, save_picture
 from fixtures.console_data import LONG_CURVE_POINTS, STEPS, ConsoleData
 from twinkle_client.stack import StackState
 
@@ -36,14 +38,14 @@ def _filled(name: str, data: ConsoleData) -> list[str]:
 
 @pytest.mark.parametrize('scheme', ['light', 'dark'])
 async def test_the_login_page_is_accessible(
-    browser: Browser, tiny_stack: StackState, scheme: str, pictures: Path | None
+    browser: Browser, console_stack: StackState, scheme: str, pictures: Path | None
 ) -> None:
     """The login page has no accessibility violations."""
-    async with console_page(browser, tiny_stack.http_url, scheme=scheme) as page:
+    async with console_page(browser, console_stack.http_url, scheme=scheme) as page:
         await page.open()
         await page.page.get_by_label('API key').wait_for()
         assert await page.violations() == []
-        await save_screenshot(page, pictures, f'login-{scheme}')
+        await save_picture(page, pictures, 'login', scheme)
 
 
 @pytest.mark.parametrize('name', PAGES)
@@ -58,7 +60,7 @@ async def test_a_page_shows_data_and_is_accessible(
     for scheme in ('light', 'dark'):
         await logged_in.page.emulate_media(color_scheme=scheme, reduced_motion='reduce')
         assert await logged_in.violations() == [], scheme
-        await save_screenshot(logged_in, pictures, f'{name}-{scheme}')
+        await save_picture(logged_in, pictures, name, scheme)
     assert await logged_in.json_twin()
 
 
@@ -71,9 +73,9 @@ async def _sample(page: ConsolePage) -> None:
     await page.page.get_by_role('button', name='Sample', exact=True).and_(page.page.locator(':enabled')).wait_for()
 
 
-async def test_empty_pages_say_what_to_do(page: ConsolePage, tenant_key: str) -> None:
+async def test_empty_pages_say_what_to_do(page: ConsolePage, make_key: Callable[..., str]) -> None:
     """A tenant without data sees what is missing and how to create it, without violations."""
-    await page.log_in(tenant_key)
+    await page.log_in(make_key(f'empty-{uuid.uuid4().hex[:6]}', 'train', 'data'))
     for address, expected in EMPTY_PAGES.items():
         await page.show(address, expected)
         assert await page.violations() == []
