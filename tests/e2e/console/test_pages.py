@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope='module'), pytest.mark.timeout(300)
 PAGES = {
     'runs': ('#/runs', 'sft-high-rate'),
     'comparison': ('#/runs?compare={trained_run}&compare={compared_run}', 'Comparison of 2 runs'),
-    'run': ('#/runs/{trained_run}', 'reward/mean'),
+    'run': ('#/runs/{trained_run}', f'of {STEPS} operations'),
     'operations': ('#/runs/{trained_run}/operations', 'Queue and device time'),
     'versions': ('#/runs/{trained_run}/versions', 'with optimizer'),
     'configuration': ('#/runs/{trained_run}/configuration', 'AdamW'),
@@ -113,8 +113,12 @@ async def test_a_long_curve_is_drawn_completely(
     await page.evaluate(_RECORD_FRAMES)
     box = await page.locator('figure .u-over').bounding_box()
     assert box
-    for share in (0.1, 0.9):
-        await page.mouse.move(box['x'] + share * box['width'], box['y'] + box['height'] / 2, steps=10)
+    height = box['y'] + box['height'] / 2
+    await page.mouse.move(box['x'] + 0.2 * box['width'], height, steps=10)
+    await page.mouse.down()
+    await page.mouse.move(box['x'] + 0.8 * box['width'], height, steps=10)
+    await page.mouse.up()
+    await page.get_by_role('button', name='All steps').click()
     await page.get_by_label('Smoothing').fill('0.9')
     await page.get_by_label('Log scale').check()
     frames = await page.evaluate('new Promise(done => requestAnimationFrame(() => done(window.frames_)))')
