@@ -1,7 +1,7 @@
 """Teach a small chat model its name, through all five services, in about a minute.
 
 Run the program with `./run quickstart`. It starts separate services, and stops them at the end, even after an error or
-an interrupt.
+an interrupt. In a terminal, it first shows a link to the console and waits for Ctrl-C.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -32,6 +32,7 @@ from twinkle.data_format import LoraConfig
 from twinkle.telemetry import read_spans
 from twinkle.tracking import Tracker, open_tracker
 from twinkle_client import TwinkleClient, init_twinkle_client
+from twinkle_client.cli.console import print_console_link
 from twinkle_client.cli.waterfall import waterfall
 from twinkle_client.dataloader import DataLoader
 from twinkle_client.dataset import Dataset, DatasetMeta
@@ -80,6 +81,12 @@ def main() -> None:
     parser.add_argument('--model', default=DEFAULT_MODEL, help='base model')
     parser.add_argument('--state-dir', type=Path, default=Path('.twinkle/quickstart'), help='folder of the services')
     parser.add_argument('--track', type=trackers, default=(), metavar='NAMES', help=f'trackers: {", ".join(TRACKED)}')
+    parser.add_argument(
+        '--stay',
+        action=argparse.BooleanOptionalAction,
+        default=sys.stdin.isatty() and sys.stdout.isatty(),
+        help='keep the services running until Ctrl-C, for the console; default: only in a terminal',
+    )
     parser.add_argument('--facts', type=Path, help='JSON file for the measurements')
     options = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -93,14 +100,16 @@ def main() -> None:
                 folder = stack.state_dir / 'adapters'
                 _teach(client, options.model, options.steps, facts, names=options.track, folder=folder)
             _show_trace(stack.state_dir / 'traces', facts)
-        _show_peft(options.model, facts)
+            _show_peft(options.model, facts)
+            facts.seconds = time.monotonic() - begin
+            if options.facts:
+                options.facts.write_text(json.dumps(asdict(facts), indent=2))
+            if options.stay:
+                _show_console(stack)
     except KeyboardInterrupt:
         console.print('[yellow]interrupted[/yellow]')
         raise SystemExit(130) from None
-    facts.seconds = time.monotonic() - begin
     console.print(f'\ndone in {facts.seconds:.0f} s; all services are stopped')
-    if options.facts:
-        options.facts.write_text(json.dumps(asdict(facts), indent=2))
 
 
 @contextmanager
@@ -144,9 +153,8 @@ def _teach(
     facts.before = _ask(sampler, facts)
     console.rule('3. Training')
     model = MultiLoraTransformersModel(model_id, client=client)
-    run_id = model.add_adapter_to_model(
-        'quickstart', LoraConfig(r=8, lora_alpha=16, target_modules='all-linear', seed=1)
-    )
+    config = LoraConfig(r=8, lora_alpha=16, target_modules='all-linear', seed=1)
+    run_id = model.add_adapter_to_model('quickstart', config, user_metadata={'name': 'quick start'})
     model.set_optimizer('AdamW', lr=2e-3)
     model.set_lr_scheduler('CosineWarmupScheduler', num_warmup_steps=2, num_training_steps=steps + 2)
     loader = DataLoader(_dataset(client, model_id), batch_size=BATCH_SIZE, shuffle=True, seed=0, epochs=0)
@@ -285,6 +293,15 @@ def _show_peft(model: str, facts: Facts) -> None:
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     facts.peft_answer = result.stdout.strip()
     console.print(f'{QUESTIONS[0]}  [green]{escape(facts.peft_answer)}[/green]')
+
+
+def _show_console(stack: StackState) -> None:
+    """Print a link to the console, and wait for Ctrl-C."""
+    with suppress(KeyboardInterrupt):
+        console.rule('7. The run in your browser')
+        print_console_link(stack)
+        console.print('The page "Runs" has the curves, and "Playground" compares both models. Press Ctrl-C to stop.')
+        signal.pause()
 
 
 def _ignore_report(service: str, event: str) -> None:

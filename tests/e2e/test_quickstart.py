@@ -1,11 +1,13 @@
 """The quick start as a new user runs it: a real model learns its name through five processes."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from fixtures.source_tree import ROOT
@@ -16,15 +18,38 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.fixture(scope='module')
 def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Measurements that one run wrote."""
+    """Measurements that one run wrote, and `session`: the response to a login by its link to the console."""
     folder = tmp_path_factory.mktemp('quickstart')
-    command = [sys.executable, '-m', 'examples.quickstart', '--state-dir', str(folder / 'state')]
-    result = subprocess.run(
-        [*command, '--facts', str(folder / 'facts.json')], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
+    options = ['--stay', '--state-dir', str(folder / 'state'), '--facts', str(folder / 'facts.json')]
+    command = [sys.executable, '-m', 'examples.quickstart', *options]
+    output: list[str] = []
+    with (
+        (folder / 'errors').open('w') as errors,
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            output.append(line)
+            if line.startswith('Console: '):
+                break
+        session = _log_in(output[-1].removeprefix('Console: ').strip()) if process.poll() is None else None
+        process.send_signal(signal.SIGINT)
+        output += process.stdout
+    assert process.returncode == 0, ''.join(output) + (folder / 'errors').read_text()
     assert StackState.load(folder / 'state') is None
-    return json.loads((folder / 'facts.json').read_text())
+    return {**json.loads((folder / 'facts.json').read_text()), 'session': session}
+
+
+def _log_in(url: str) -> Any:
+    """Log in to the console by a one-time link, as its page does, and return the response."""
+    address, _, link = url.partition('/console/#/login/')
+    response = httpx.post(f'{address}/console/api/login', json={'link': link})
+    return response.raise_for_status().json()
+
+
+def test_link_opens_the_console(facts: dict[str, Any]) -> None:
+    """The link that the quick start prints logs a browser in with the key of the stack."""
+    assert {'train', 'sample'} <= set(facts['session']['scopes'])
 
 
 def test_model_learns_its_name(facts: dict[str, Any]) -> None:
