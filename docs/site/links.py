@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-LINK = re.compile(r'(?<!!)\[([^\]]*)\]\(<?([^)\s>]+)>?(?:\s+"([^"]*)")?\)')
+LINK = re.compile(r'(!?)\[([^\]]*)\]\(<?([^)\s>]+)>?(?:\s+"([^"]*)")?\)')
 CODE_LINE = re.compile(r'^\[[^\]]*\]\((\S+) "code: ([\w., ]+)"\)$', re.MULTILINE)
 """A line with only a link whose title names functions or classes of the file, which the site shows in its place."""
 FENCE = re.compile(r'^ *(```+|~~~+).*?^ *\1 *$', re.MULTILINE | re.DOTALL)
@@ -53,7 +53,7 @@ class LinkRewriter:
         )
 
     def _link(self, match: re.Match[str], page: str, folder: str) -> str:
-        text, target, title = match.groups()
+        kind, text, target, title = match.groups()
         name, mark, anchor = target.partition('#')
         if not name or re.match(r'[a-z][a-z0-9+.-]*:', target):
             return match[0]
@@ -61,8 +61,8 @@ class LinkRewriter:
         if path in self._pages:
             relative = posixpath.relpath(self._pages[path], posixpath.dirname(page) or '.')
             suffix = f' "{title}"' if title else ''
-            return f'[{text}]({relative}{mark}{anchor}{suffix})'
-        if not (self._root / path).exists():
+            return f'{kind}[{text}]({relative}{mark}{anchor}{suffix})'
+        if kind or not (self._root / path).exists():
             raise InvalidLink(f'{self._sources[page]} links to {target!r}, which does not exist; correct the link')
         if self._source_url:
             return f'[{text}]({self._source_url.format(path=path)}{mark}{anchor})'

@@ -11,7 +11,7 @@ from fixtures.source_tree import ROOT
 
 PAGES = {'index.md': 'docs/index.md', 'do/data.md': 'docs/do/data.md', 'overview.md': 'README.md'}
 GENERATED = {'protos/a.proto': 'reference/api/a.md'}
-PAGES |= {'adr/index.md': 'docs/adr/index.md'}
+PAGES |= {'adr/index.md': 'docs/adr/index.md', 'images/run.png': 'docs/images/run.png'}
 PROGRAM = (
     'import os\n\nLIMIT = 3\n\n\n@cached\ndef train(steps):\n    return steps\n\n\ndef main():\n    train(LIMIT)\n'
 )
@@ -44,6 +44,13 @@ def rewrite(tree: Path, markdown: str, *, page: str = 'do/data.md', source_url: 
 def test_a_link_works_on_the_site(tree: Path, markdown: str, expected: str) -> None:
     """Links to pages are relative to the page, links to other files become paths, and code stays unchanged."""
     assert rewrite(tree, markdown) == expected
+
+
+def test_a_picture_of_a_page_outside_docs_is_found(tree: Path) -> None:
+    """The path of a picture is relative to the page on the site, and a missing picture is refused."""
+    assert rewrite(tree, '![x](docs/images/run.png)', page='overview.md') == '![x](images/run.png)'
+    with pytest.raises(InvalidLink):
+        rewrite(tree, '![x](examples/train.py)', page='overview.md')
 
 
 def test_files_have_an_address_if_one_is_configured(tree: Path) -> None:
