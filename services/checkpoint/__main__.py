@@ -2,8 +2,8 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from datetime import timedelta
 
 from services.checkpoint.api.endpoints import make_endpoints
@@ -30,8 +30,9 @@ from services.kit.config import keep_files_private, load_config
 from services.kit.ids import new_id
 from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.server import RpcServer, serve_until_stopped
+from services.kit.rpc.service_ports import opened_ports
 from services.kit.store_threads import StoreThreads
-from services.kit.telemetry import start_telemetry, stop_telemetry
+from services.kit.telemetry import Readiness, measures, serving_admin, start_telemetry, stop_telemetry
 from services.kit.telemetry.event_loop import run_service
 from services.kit.weights import Sender, open_devices, open_segments
 from services.kit.worker import Threads
@@ -43,26 +44,40 @@ def main() -> None:
     config = load_config(CheckpointConfig)
     start_telemetry(config.telemetry, service=config.service)
     try:
-        run_service(serve(config))
+        with serving_admin(config.admin_address(), service=config.service) as readiness:
+            run_service(serve(config, readiness))
     finally:
         stop_telemetry()
 
 
-async def serve(config: CheckpointConfig) -> None:
+async def serve(config: CheckpointConfig, readiness: Readiness) -> None:
     """Serve until SIGINT or SIGTERM."""
     clock = SystemClock()
     threads = StoreThreads('store', count=config.thread_count)
     try:
-        async with open_store(config, threads) as store:
-            registry = await load_registry(config, store, clock)
+        async with opened_ports(config, readiness) as ports, open_store(config, threads) as store:
+            with readiness.step('read the store'):
+                registry = await load_registry(config, store, clock)
             uploads = make_upload_store(config, threads, clock)
             server = make_server(config, registry, uploads, threads)
+            server.use_ports(ports)
             async with asyncio.TaskGroup() as tasks:
                 sweeping = tasks.create_task(sweep(config, registry, uploads))
-                await serve_until_stopped(server, config)
+                with observed(registry, store):
+                    await serve_until_stopped(server, config)
                 sweeping.cancel()
     finally:
         threads.close()
+
+
+@contextmanager
+def observed(registry: Registry, store: StateStore) -> Iterator[None]:
+    """Report the bytes of the states as metrics during the block."""
+    with ExitStack() as stack:
+        stack.enter_context(measures.store_bytes.observing(registry.catalogue.stored_bytes))
+        if isinstance(store, MemoryTier):
+            stack.enter_context(measures.shared_memory.observing(lambda: store.used_bytes))
+        yield
 
 
 @asynccontextmanager

@@ -16,9 +16,10 @@ from services.kit.clock import SystemClock
 from services.kit.config import keep_files_private, load_config
 from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.server import RpcServer, serve_until_stopped
+from services.kit.rpc.service_ports import opened_ports
 from services.kit.server_facts import ServerFacts
 from services.kit.store_threads import StoreThreads
-from services.kit.telemetry import start_telemetry, stop_telemetry
+from services.kit.telemetry import Readiness, serving_admin, start_telemetry, stop_telemetry
 from services.kit.telemetry.event_loop import run_service
 from services.kit.upload_store import UploadQuota, UploadRules, UploadStore
 from services.kit.worker import Threads
@@ -34,18 +35,20 @@ def main() -> None:
     config = load_config(DataConfig)
     start_telemetry(config.telemetry, service=config.service)
     try:
-        run_service(serve(config))
+        with serving_admin(config.admin_address(), service=config.service) as readiness:
+            run_service(serve(config, readiness))
     finally:
         stop_telemetry()
 
 
-async def serve(config: DataConfig) -> None:
+async def serve(config: DataConfig, readiness: Readiness) -> None:
     """Serve until SIGINT or SIGTERM."""
     threads = StoreThreads('rows', count=config.thread_count)
-    uploads = make_upload_store(config)
-    server = make_server(config, uploads, threads)
     try:
-        async with asyncio.TaskGroup() as tasks:
+        async with opened_ports(config, readiness) as ports, asyncio.TaskGroup() as tasks:
+            uploads = make_upload_store(config)
+            server = make_server(config, uploads, threads)
+            server.use_ports(ports)
             sweeping = tasks.create_task(sweep(config, uploads))
             await serve_until_stopped(server, config)
             sweeping.cancel()

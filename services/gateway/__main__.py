@@ -46,8 +46,9 @@ from services.kit.clock import Clock, SystemClock
 from services.kit.config import keep_files_private, load_config
 from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.server import Endpoint, RpcServer, serve_until_stopped, write_address_file
+from services.kit.rpc.service_ports import opened_ports
 from services.kit.sqlite_seals import DatabaseDamaged
-from services.kit.telemetry import start_telemetry, stop_telemetry
+from services.kit.telemetry import Readiness, serving_admin, start_telemetry, stop_telemetry
 from services.kit.telemetry.event_loop import run_service
 
 _ENDED = (SqlEndedRows, SqlHandleStore, SqlEndedUsage, SqlEndedMetrics)
@@ -196,9 +197,19 @@ async def _serving_http(gateway: Gateway, config: GatewayConfig) -> AsyncIterato
         await gateway.http.stop()
 
 
-async def run(config: GatewayConfig) -> None:
+async def run(config: GatewayConfig, readiness: Readiness) -> None:
     """Serve requests until the process receives SIGINT or SIGTERM."""
-    async with assembled(config, clock=SystemClock()) as gateway, asyncio.TaskGroup() as tasks:
+    async with AsyncExitStack() as stack:
+        ports = await stack.enter_async_context(opened_ports(config, readiness))
+        with readiness.step('read the database'):
+            gateway = await stack.enter_async_context(assembled(config, clock=SystemClock()))
+        gateway.server.use_ports(ports)
+        await _serve(gateway, config)
+
+
+async def _serve(gateway: Gateway, config: GatewayConfig) -> None:
+    """Serve requests and run the background tasks until the process is stopped."""
+    async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(job()) for job in gateway.jobs]
         async with _serving_http(gateway, config):
             await serve_until_stopped(gateway.server, config)
@@ -212,7 +223,8 @@ def main() -> None:
     config = load_config(GatewayConfig)
     start_telemetry(config.telemetry, service=config.service)
     try:
-        run_service(run(config))
+        with serving_admin(config.admin_address(), service=config.service) as readiness:
+            run_service(run(config, readiness))
     except (SchemaNotSupported, DatabaseDamaged, PepperUnusable) as error:
         raise SystemExit(f'{config.service}: {error}') from error
     finally:

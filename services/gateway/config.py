@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from services.gateway.credentials import MIN_SECRET_LENGTH, SECRET_PREFIX, Access, requirement_of
-from services.kit.config import Listener, ServiceConfig
+from services.kit.config import HttpAddress, Listener, ServiceConfig
 from services.kit.tls import CertificateConfig
 
 _HUB_ID = re.compile(r'\w[\w.-]*(/\w[\w.-]*)?')
@@ -216,7 +216,7 @@ class GatewayConfig(ServiceConfig):
     metric_points_per_run: int = Field(default=1_000_000, ge=1)
     """Maximum number of values of metrics that are stored for a run."""
     exports: ExportsConfig = ExportsConfig()
-    http_listen: str = ''
+    http_listen: HttpAddress = ''
     """Address of the HTTP APIs, `host:port`; port 0 picks a free port. Empty: the HTTP APIs are disabled."""
     http_address_file: Path | None = None
     """File to which the gateway writes the address of the HTTP APIs once they are served."""
@@ -255,14 +255,6 @@ class GatewayConfig(ServiceConfig):
             if not _HUB_ID.fullmatch(hub_id):
                 raise ValueError(f'{hub_id!r} is not the id of a repository on a hub; use org/name')
         return tokenizers
-
-    @field_validator('http_listen')
-    @classmethod
-    def _check_http_listen(cls, address: str) -> str:
-        host, _, port = address.rpartition(':')
-        if address and not (host and port.isdigit() and int(port) < 1 << 16):
-            raise ValueError(f'must be host:port with a port of 0 to 65535, got {address!r}')
-        return address
 
     @field_validator('bootstrap_key')
     @classmethod

@@ -17,12 +17,23 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from services.kit.config_fields import help_text
-from services.kit.telemetry import TelemetryConfig
+from services.kit.telemetry import AdminAddress, TelemetryConfig
 from services.kit.tls import CertificateConfig, TlsConfig, load_material
 from twinkle.data_format import base_model_id
 
 BaseModelId = Annotated[str, AfterValidator(base_model_id)]
 """Name of a base model; the alias of a built-in model becomes its hub id."""
+
+
+def _listen_address(address: str) -> str:
+    host, _, port = address.rpartition(':')
+    if address and not (host and port.isdigit() and int(port) < 1 << 16):
+        raise ValueError(f'must be host:port with a port of 0 to 65535, got {address!r}')
+    return address
+
+
+HttpAddress = Annotated[str, AfterValidator(_listen_address)]
+"""Address that an HTTP server listens on, as `host:port`; empty for no server."""
 
 
 class LimitsConfig(BaseModel):
@@ -79,6 +90,10 @@ class ServiceConfig(BaseModel):
     """Secret that the services share. Empty: services other than the gateway trust all callers and must listen on
     loopback."""
     tls: TlsConfig = TlsConfig()
+    admin_listen: HttpAddress = ''
+    """Address of the admin port, as `host:port`. It serves `/metrics`, `/livez`, `/readyz` and `/version` over HTTP,
+    without credentials and TLS. Port 0 picks a free port, which the log names. Empty: no admin port, unless
+    `telemetry.metrics_port` is set."""
     drain_seconds: float = Field(default=10.0, ge=0)
     """Time in seconds for running calls to complete after a stop was requested."""
     limits: LimitsConfig = LimitsConfig()
@@ -90,6 +105,18 @@ class ServiceConfig(BaseModel):
             missing = 'tls.ca: set the authorities' if self.tls.ca is None else 'tls.certificate: set one'
             raise ValueError(f'{missing}, or set tls.trusted_peers to [] to require no client certificates')
         return self
+
+    @model_validator(mode='after')
+    def _check_admin(self) -> Self:
+        if self.admin_listen and self.telemetry.metrics_port:
+            raise ValueError('telemetry.metrics_port: leave it out, because admin_listen sets the address')
+        return self
+
+    def admin_address(self) -> AdminAddress:
+        """Return the address of the admin port."""
+        if self.telemetry.metrics_port:
+            return AdminAddress(f'127.0.0.1:{self.telemetry.metrics_port}', field='telemetry.metrics_port')
+        return AdminAddress(self.admin_listen)
 
     def peers(self) -> frozenset[str]:
         """Return the trusted names. A caller's certificate must have a trusted name, unless the set is empty."""

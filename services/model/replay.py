@@ -13,8 +13,8 @@ from pathlib import Path
 
 from services.kit.config import load_config
 from services.kit.errors import DomainError
-from services.model.__main__ import FULL_GRADIENT_SUM, LOAD_ERRORS, TREE_SUM, codec_of, load_backend
 from services.model.application.find_divergence import FindDivergence, ReplayResult
+from services.model.assembly import FULL_GRADIENT_SUM, LOAD_ERRORS, TREE_SUM, codec_of, load_backend
 from services.model.backends.journal.environment import stored_environment
 from services.model.backends.journal.schema import JournalRefused
 from services.model.backends.journal.sqlite_journal import SqliteJournal

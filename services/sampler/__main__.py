@@ -3,8 +3,10 @@
 import asyncio
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from services.kit.config import keep_files_private, load_config
@@ -12,8 +14,9 @@ from services.kit.ids import new_id
 from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.channel import open_channel
 from services.kit.rpc.server import RpcServer, serve_until_stopped
+from services.kit.rpc.service_ports import ServicePorts, opened_ports
 from services.kit.server_facts import BaseModelFacts, ServerFacts, versioned
-from services.kit.telemetry import start_telemetry, stop_telemetry
+from services.kit.telemetry import Readiness, measures, serving_admin, start_telemetry, stop_telemetry
 from services.kit.telemetry.event_loop import run_service
 from services.kit.weights import Devices, Segments, Sender, open_devices, open_segments
 from services.kit.worker import Threads
@@ -36,7 +39,7 @@ from services.sampler.config import SamplerConfig
 from services.sampler.domain.adapter import AdapterKey
 from services.sampler.domain.generation import EngineFacts
 from services.sampler.ports import SamplerEngine, WeightSource
-from twinkle.hub import HubError, resolve_model
+from twinkle.hub import HubError, resolve_model, weight_bytes
 from twinkle.plugin import keep_plugins_out
 
 
@@ -50,25 +53,35 @@ def main() -> None:
         os.environ['CUDA_VISIBLE_DEVICES'] = ','.join(config.gpus)
     start_telemetry(config.telemetry, service=config.service)
     try:
-        run_service(serve(config))
+        with serving_admin(config.admin_address(), service=config.service) as readiness:
+            run_service(serve(config, readiness))
     finally:
         stop_telemetry()
 
 
-async def serve(config: SamplerConfig) -> None:
+async def serve(config: SamplerConfig, readiness: Readiness) -> None:
     """Serve until SIGINT or SIGTERM, or until a gateway requests that this sampler leave the fleet.
 
     Raises:
         SystemExit: The service cannot start, in which case the message states the cause, or the engine failed
             permanently.
     """
+    async with opened_ports(config, readiness) as ports:
+        try:
+            with readiness.step('find the model', base_model=config.base_model):
+                folder = await asyncio.to_thread(resolve_model, config.base_model)
+            with readiness.step('load the model', base_model=config.base_model, weight_bytes=weight_bytes(folder)):
+                engine = await asyncio.to_thread(make_engine, config, str(folder))
+        except (HubError, OSError, ValueError) as error:
+            raise SystemExit(f'services.sampler: cannot load the model: {error}') from error
+        await serve_engine(config, engine, ports)
+
+
+async def serve_engine(config: SamplerConfig, engine: SamplerEngine, ports: ServicePorts) -> None:
+    """Serve a loaded engine until the service stops; see `serve`."""
     devices = open_devices(
         config.device_transports, service=config.service, is_encrypted=config.tls.certificate is not None
     )
-    try:
-        engine = await asyncio.to_thread(make_engine, config)
-    except (HubError, OSError, ValueError) as error:
-        raise SystemExit(f'services.sampler: cannot load the model: {error}') from error
     segments = open_segments(config.shared_memory)
     sources = make_sources(config, segments, devices)
     versions = make_versions(config, engine, sources)
@@ -76,9 +89,11 @@ async def serve(config: SamplerConfig) -> None:
     try:
         host_id = segments.host_id if segments else ''
         server = make_server(config, engine, versions, admission, host_id=host_id, devices=devices)
+        server.use_ports(ports)
         fleet = make_fleet(config, make_replica(config, engine, versions, admission), sources, server)
         versions.start()
-        await serve_until_engine_fails(server, engine, config, fleet)
+        with observed(config, admission, versions):
+            await serve_until_engine_fails(server, engine, config, fleet)
     finally:
         await versions.close()
         await engine.close()
@@ -108,6 +123,26 @@ async def serve_until_engine_fails(
         await server.stop(timedelta())
         if fleet is not None:
             await fleet.close()
+
+
+@contextmanager
+def observed(config: SamplerConfig, admission: Admission, versions: Versions) -> Iterator[None]:
+    """Report the load of the engine and the loaded versions as metrics during the block."""
+
+    def sequences() -> Mapping[str, int]:
+        load = admission.load
+        return {'running': load.running_sequences, 'waiting': load.waiting_sequences}
+
+    with ExitStack() as stack:
+        stack.enter_context(measures.sequences.observing(sequences))
+        stack.enter_context(measures.kv_usage.observing(lambda: admission.load.kv_usage))
+        stack.enter_context(measures.resident_versions.observing(lambda: len(versions.all_resident())))
+        if config.engine == 'vllm':
+            stack.enter_context(measures.prefix_hits.observing(lambda: admission.load.prefix_hit_rate))
+        elif config.torch.device.startswith('cuda'):
+            device_memory = importlib.import_module('twinkle.nn').device_memory
+            stack.enter_context(measures.device_memory.observing(partial(device_memory, config.torch.device)))
+        yield
 
 
 def make_sources(config: SamplerConfig, segments: Segments | None, devices: Devices | None = None) -> WeightSources:
@@ -224,13 +259,12 @@ def make_fleet(
     return FleetMember(membership, server, replica, list(channels.values()))
 
 
-def make_engine(config: SamplerConfig) -> SamplerEngine:
+def make_engine(config: SamplerConfig, folder: str) -> SamplerEngine:
     """Load the model and start the engine, which takes seconds. Only the selected engine's libraries are imported.
 
     Raises:
-        HubError, OSError, ValueError: The model cannot be found or loaded, or an option is invalid.
+        HubError, OSError, ValueError: The model cannot be loaded, or an option is invalid.
     """
-    folder = str(resolve_model(config.base_model))
     return make_vllm_engine(config, folder) if config.engine == 'vllm' else make_torch_engine(config, folder)
 
 

@@ -32,7 +32,7 @@ def test_services_connect_and_listen_in_one_place() -> None:
         for node in ast.walk(module.tree)
         if isinstance(node, ast.Attribute) and node.attr in constructors
     }
-    assert paths == {'services/kit/rpc/channel.py', 'services/kit/rpc/server.py'}
+    assert paths == {'services/kit/rpc/channel.py', 'services/kit/rpc/service_ports.py'}
 
 
 def test_no_file_names_a_path_of_one_machine() -> None:

@@ -13,6 +13,7 @@ TORCH_FREE = [
     'services.checkpoint.__main__',
     'services.data.__main__',
     'services.gateway.__main__',
+    'services.model.__main__',
     'services.model.config',
     'services.sampler.config',
     'twinkle',

@@ -1,7 +1,9 @@
-"""Writes the client's spans to the folder with the services' spans, so that the complete trace can be displayed."""
+"""Writes the client's spans to the folder with the services' spans, or sends them to a collector."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from opentelemetry import trace
@@ -55,6 +57,18 @@ def tracing_to(folder: Path) -> Iterator[None]:
     finally:
         _switch.target = None
         target.shutdown()
+
+
+@cache
+def export_from_environment() -> None:
+    """Send all spans to the collector that OpenTelemetry's variables name, unless the program has other tracing."""
+    names = ('OTEL_EXPORTER_OTLP_ENDPOINT', 'OTEL_EXPORTER_OTLP_TRACES_ENDPOINT')
+    if not any(os.environ.get(name) for name in names) or not _is_provider_ours():
+        return
+    # Imported only when used, because it costs memory.
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
+
+    _own.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
 
 
 def _is_provider_ours() -> bool:

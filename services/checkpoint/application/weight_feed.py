@@ -200,5 +200,5 @@ def _header_of(record: Record, manifest: WeightManifest) -> Header:
     if isinstance(record, Checkpoint):
         target = CheckpointTarget(record.key.name, step_count=record.step_count)
     else:
-        target = VersionTarget(record.version, record.is_pinned)
+        target = VersionTarget(record.version, record.is_pinned, record.create_time)
     return Header(record.key.adapter.adapter_id, manifest, target)

@@ -82,6 +82,14 @@ class Catalogue:
         """Add a version and return the versions that it evicts, oldest first."""
         return self._ensure_ring(version.adapter).add(version)
 
+    def stored_bytes(self) -> dict[str, int]:
+        """Return the total size of all versions and of all checkpoints, under 'version' and 'checkpoint'."""
+        versions = [version for ring in self._rings.values() for version in ring.all_newest_first()]
+        return {
+            'version': sum(version.size_bytes for version in versions),
+            'checkpoint': sum(checkpoint.size_bytes for checkpoint in self.all_checkpoints()),
+        }
+
     def adapters(self) -> list[AdapterKey]:
         """Return every adapter that has versions."""
         return [adapter for adapter, ring in self._rings.items() if ring.newest is not None]

@@ -25,6 +25,7 @@ from services.data.domain import (
 )
 from services.data.ports import RowReader
 from services.kit.errors import InvalidField
+from services.kit.telemetry import spans
 from services.kit.worker import Threads
 from twinkle.data_format import IGNORE_INDEX
 from twinkle.dataset import DatasetMeta, NotReady, PackingDataset, bounded_rows, counted, load_bounded_rows
@@ -72,7 +73,9 @@ class LibraryEngine:
     async def apply(self, table: Table, steps: Sequence[Step], meter: RowMeter) -> Table:
         if table.is_lazy:
             return await self._threads.run(apply_lazily, table, steps, self._template)
-        return await self._threads.run(self._apply, table, steps, meter)
+        name = 'template' if any(isinstance(step, EncodeStep) for step in steps) else 'steps'
+        with spans.span(name, step_count=len(steps)):
+            return await self._threads.run(self._apply, table, steps, meter)
 
     def lazy_reader(self, dataset: Dataset, reader: RowReader) -> RowReader:
         return LazyReader(dataset, reader, self._threads, self._template)

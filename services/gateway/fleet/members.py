@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from services.gateway.fleet.rules import Fleet, Replica, ReplicaReport, ReplicaState, serving_run
@@ -74,6 +74,10 @@ class Membership:
             self._open_calls[replica.address] -= 1
             if not self._open_calls[replica.address]:
                 del self._open_calls[replica.address]
+
+    def count_by_state(self) -> Mapping[str, float]:
+        """Return the number of samplers by state."""
+        return Counter(replica.state.value for replica in self.fleet.replicas() if replica.report.service == 'sampler')
 
     @property
     def known_load_count(self) -> int:

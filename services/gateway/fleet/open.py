@@ -23,6 +23,7 @@ from services.gateway.store.database import Database
 from services.kit.clock import Clock
 from services.kit.errors import DomainError
 from services.kit.rpc.channel import open_channel, open_forwarding_channel
+from services.kit.telemetry import measures
 
 Job = Callable[[], Coroutine[Any, Any, Any]]
 """Returns the coroutine of a background task, which runs until it is cancelled."""
@@ -76,6 +77,7 @@ async def open_fleet(
     membership = Membership(Fleet(clock=clock, lease=options.lease, forget_after=options.forget_after))
     channels = ReplicaChannels(config.tls)
     stack.push_async_callback(channels.close)
+    stack.enter_context(measures.fleet_members.observing(membership.count_by_state))
     facts = GrpcFleetFacts(
         lambda: [replica.address for replica in membership.fleet.serving('sampler')],
         internal_token=config.internal_token,

@@ -41,6 +41,11 @@ class FutureCapacity:
         self._bytes: dict[str, int] = {}
         self._count = 0
 
+    @property
+    def count(self) -> int:
+        """Number of unfinished futures."""
+        return self._count
+
     def enter(self, future: Future, size_bytes: int = 0) -> None:
         """Count a new future if the limits allow it; a future that is counted already is never refused.
 

@@ -35,6 +35,7 @@ from services.kit.byte_gate import ByteGate
 from services.kit.clock import Clock
 from services.kit.retry import Retry
 from services.kit.rpc.context import acting_for, current_caller
+from services.kit.telemetry import measures
 
 _HEARTBEATS = 10
 """Number of heartbeats per lease."""
@@ -72,13 +73,14 @@ async def open_futures(
     payloads = PayloadFiles(config.payload_folder())
     peers = await _open_peers(config, database, payloads)
     records = FutureRecords(SqlFutureStore(database), payloads, retry=retry, clock=clock)
+    capacity = FutureCapacity(
+        Bounds(per_tenant=options.waiting_per_tenant, total=options.waiting),
+        sizes=Bounds(per_tenant=options.waiting_bytes_per_tenant, total=options.waiting_bytes),
+        gate=sampling.gate,
+    )
     runner = Runner(
         records,
-        FutureCapacity(
-            Bounds(per_tenant=options.waiting_per_tenant, total=options.waiting),
-            sizes=Bounds(per_tenant=options.waiting_bytes_per_tenant, total=options.waiting_bytes),
-            gate=sampling.gate,
-        ),
+        capacity,
         _executors(trainer, records),
         _limits(options, quotas),
         waiters=Waiters(),
@@ -88,7 +90,8 @@ async def open_futures(
     expiry = Expiry(records=records, results_for=options.results_for, records_for=options.records_for)
     try:
         async with _leased(config, peers, futures) as run:
-            yield futures, [run, lambda: expiry.run(interval=options.sweep_interval)]
+            with measures.futures_waiting.observing(lambda: capacity.count):
+                yield futures, [run, lambda: expiry.run(interval=options.sweep_interval)]
     finally:
         await futures.close()
         payloads.close()

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 import structlog
 from opentelemetry import propagate, trace
-from prometheus_client import Counter as CallCounter
 from starlette.requests import Request
 
 from services.gateway.http.body import ClientDisconnected
@@ -34,18 +34,18 @@ from services.gateway.http.call import (
     event_bytes,
 )
 from services.kit.caller import Caller
-from services.kit.errors import Cancelled, Code, DomainError, Draining, Internal, QueueFull
+from services.kit.errors import Cancelled, Code, DomainError, Draining, Internal, QueueFull, QuotaExceeded
 from services.kit.rpc.auth import Authenticator
 from services.kit.rpc.context import set_caller, set_request_id
 from services.kit.rpc.layers import REQUEST_ID_KEY
 from services.kit.rpc.recheck import rechecked
+from services.kit.telemetry import measures
 
 MAX_CONCURRENT_CALLS = 4096
 """Default maximum number of concurrent calls of all tenants together."""
 
 _log = structlog.get_logger('http')
 _tracer = trace.get_tracer('twinkle.http')
-_calls = CallCounter('twinkle_http_calls_total', 'HTTP calls served, by route and outcome.', ('route', 'outcome'))
 _OPEN_CALLS = ''
 """Tenant under which the calls and the memory of open routes are counted; tenants have non-empty names."""
 _UNKNOWN_ROUTE = '_OTHER'
@@ -147,7 +147,7 @@ class _GuardedRoute:
 
 def count_unknown_route() -> None:
     """Count a call that no route serves."""
-    _calls.labels(_UNKNOWN_ROUTE, 'UNKNOWN_URL').inc()
+    measures.http_calls.add(1, _UNKNOWN_ROUTE, 'UNKNOWN_URL')
 
 
 async def _wait_for_disconnect(call: HttpCall) -> None:
@@ -170,12 +170,21 @@ def _observed(call: HttpCall) -> Iterator[None]:
         try:
             yield
         finally:
-            _calls.labels(call.route.name, call.outcome).inc()
+            measures.http_calls.add(1, call.route.name, call.outcome)
             tenant_id = call.caller.tenant_id if call.caller else ''
             if call.caller is not None:
-                span.set_attribute('http.response.status_code', call.status)
-                span.set_attribute('twinkle.request_id', call.request_id)
-                span.set_attribute('twinkle.tenant_id', tenant_id)
+                span.set_attributes(
+                    {
+                        'http.request.method': call.route.http_method,
+                        'http.route': call.route.path,
+                        'http.response.status_code': call.status,
+                        'twinkle.request_id': call.request_id,
+                        'twinkle.tenant_id': tenant_id,
+                    }
+                )
+                if call.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                    span.set_attribute('error.type', str(call.status))
+                    span.set_status(trace.StatusCode.ERROR, call.outcome)
                 span.end()
             write = _log.debug if call.outcome == 'OK' or call.caller is None else _log.info
             write(
@@ -199,6 +208,8 @@ async def _write_error(call: HttpCall, work: asyncio.Future[None], *, is_disconn
         return
     error = call.termination or _domain_error(failure, call)
     call.outcome = error.reason
+    if isinstance(error, QuotaExceeded):
+        measures.quota_refusals.add(1, error.quota)
     if call.route.write_error is not None:
         if call.is_streaming or not call.status:
             await call.route.write_error(call, error)

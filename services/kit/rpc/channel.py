@@ -151,7 +151,8 @@ class _CallInterceptor:
 
     async def start(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
         method: str = details.method.decode() if isinstance(details.method, bytes) else details.method
-        span = _tracer.start_span(method[1:], kind=trace.SpanKind.CLIENT)
+        attributes = {'rpc.system.name': 'grpc', 'rpc.method': method[1:]}
+        span = _tracer.start_span(method[1:], kind=trace.SpanKind.CLIENT, attributes=attributes)
         headers: dict[str, str] = {}
         propagate.inject(headers, context=trace.set_span_in_context(span))
         metadata = grpc.aio.Metadata(*(details.metadata or ()), *identity_metadata(self._internal_token))
@@ -176,8 +177,9 @@ _span_tasks: set[asyncio.Future[None]] = set()
 async def _end_span(span: trace.Span, call: Any) -> None:
     try:
         code = await call.code()
-        span.set_attribute('rpc.status', code.name)
+        span.set_attribute('rpc.response.status_code', code.name)
         if code is not grpc.StatusCode.OK:
+            span.set_attribute('error.type', code.name)
             span.set_status(trace.StatusCode.ERROR, code.name)
     finally:
         span.end()

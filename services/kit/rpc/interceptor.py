@@ -29,6 +29,10 @@ class LayeredInterceptor(grpc.aio.ServerInterceptor):
         self._layers = tuple(layers)
         self._open_streams = 0
 
+    def replace(self, layers: Sequence[Layer]) -> None:
+        """Run later calls inside other layers."""
+        self._layers = tuple(layers)
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],

@@ -21,16 +21,24 @@ import structlog
 from grpc_status import rpc_status
 from opentelemetry import context as trace_context
 from opentelemetry import propagate, trace
-from prometheus_client import Counter as CallCounter
-from prometheus_client import Histogram
 
 from services.kit.byte_gate import ByteGate
-from services.kit.errors import Cancelled, DeadlinePassed, DomainError, Internal, NotBuiltYet, PeerNotTrusted, QueueFull
+from services.kit.errors import (
+    Cancelled,
+    DeadlinePassed,
+    DomainError,
+    Internal,
+    NotBuiltYet,
+    PeerNotTrusted,
+    QueueFull,
+    QuotaExceeded,
+)
 from services.kit.rpc.auth import Authenticator
 from services.kit.rpc.call import Call
 from services.kit.rpc.context import set_caller, set_request_id
 from services.kit.rpc.recheck import rechecked
 from services.kit.rpc.status import status_from_error
+from services.kit.telemetry import measures, spans
 
 Layer = Callable[[Call], AbstractAsyncContextManager[None]]
 
@@ -38,13 +46,6 @@ REQUEST_ID_KEY = 'x-request-id'
 
 _log = structlog.get_logger('rpc')
 _tracer = trace.get_tracer('twinkle.rpc')
-_calls = CallCounter('twinkle_rpc_calls_total', 'Calls served, by method and status.', ('method', 'status'))
-_seconds = Histogram(
-    'twinkle_rpc_seconds',
-    'Time to serve a call.',
-    ('method',),
-    buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30, 120),
-)
 
 
 def server_layers(
@@ -99,10 +100,17 @@ async def trace_call(call: Call) -> AsyncIterator[None]:
             yield
         finally:
             if call.caller is not None:
-                span.set_attribute('rpc.status', call.status_name)
-                span.set_attribute('twinkle.request_id', call.request_id)
-                span.set_attribute('twinkle.tenant_id', call.caller.tenant_id)
-                if call.status_name != 'OK':
+                span.set_attributes(
+                    {
+                        'rpc.system.name': 'grpc',
+                        'rpc.method': call.label.removeprefix('/'),
+                        'rpc.response.status_code': call.status_name,
+                        'twinkle.request_id': call.request_id,
+                        'twinkle.tenant_id': call.caller.tenant_id,
+                    }
+                )
+                if call.status_name in spans.SERVER_FAULTS:
+                    span.set_attribute('error.type', call.status_name)
                     span.set_status(trace.StatusCode.ERROR, call.status_name)
                 span.end()
 
@@ -114,8 +122,8 @@ async def count_call(call: Call) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        _calls.labels(call.label, call.status_name).inc()
-        _seconds.labels(call.label).observe(time.perf_counter() - begin)
+        measures.rpc_calls.add(1, call.label, call.status_name)
+        measures.rpc_seconds.record(time.perf_counter() - begin, call.label)
 
 
 @asynccontextmanager
@@ -167,6 +175,8 @@ def _domain_error(error: BaseException, call: Call) -> DomainError:
 
 async def _abort(call: Call, error: DomainError) -> None:
     call.status_name = error.code.name
+    if isinstance(error, QuotaExceeded):
+        measures.quota_refusals.add(1, error.quota)
     status = rpc_status.to_status(status_from_error(error))
     # Aborting replaces the trailing metadata, so the request id is set again.
     trailing = (*status.trailing_metadata, (REQUEST_ID_KEY, call.request_id))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import os
 import resource
@@ -18,30 +17,23 @@ from typing import Any
 import grpc
 import structlog
 from google.protobuf.descriptor import ServiceDescriptor
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
+from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from services.kit.byte_gate import ByteGate
-from services.kit.config import LimitsConfig, Listener, ServiceConfig
+from services.kit.config import LimitsConfig, ServiceConfig
 from services.kit.rpc.auth import Authenticator
 from services.kit.rpc.call import Call
 from services.kit.rpc.channel import service_config_json
-from services.kit.rpc.credentials import server_credentials
-from services.kit.rpc.interceptor import LayeredInterceptor
-from services.kit.rpc.layers import count_bytes, server_layers
+from services.kit.rpc.layers import Layer, count_bytes, server_layers
 from services.kit.rpc.server_info import ServerInfoServicer
+from services.kit.rpc.service_ports import MAX_CONCURRENT_CALLS, ListenError, ServicePorts
 from services.kit.server_facts import ServerFacts
 from services.kit.telemetry.event_loop import ServiceLoop
-from services.kit.tls import TlsFiles, shared_files
 from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
 
 _log = structlog.get_logger('server')
 
-_TRANSPORT_FACTOR = 4
-"""The transport accepts messages up to this multiple of the limit, so that the service can report the size of a message
-that it refuses."""
-_MAX_CONCURRENT_CALLS = 4096
 _MAX_DESCRIPTORS = 1 << 20
 
 
@@ -72,14 +64,6 @@ class Endpoint:
         return False
 
 
-class ListenError(RuntimeError):
-    """The server cannot listen on an address; the message names the setting and the fix."""
-
-    def __init__(self, listener: Listener) -> None:
-        problem = f'{listener.field}: cannot serve on {listener.address}'
-        super().__init__(f'{problem}; set a free HOST:PORT of this machine, or port 0 to pick one')
-
-
 class RpcServer:
     """A gRPC server for the endpoints of a service."""
 
@@ -104,10 +88,8 @@ class RpcServer:
             server_info: Servicer of GetServerInfo; None for one that describes this service only.
 
         Raises:
-            ValueError: A service other than the gateway has no internal token and does not listen on loopback, or a
-                certificate is invalid.
+            ValueError: See `ServicePorts`.
         """
-        _check_token(config)
         self._config = config
         self._peers = config.peers()
         self._generic_handlers = dict(generic_handlers or {})
@@ -121,14 +103,11 @@ class RpcServer:
         self.describe = info.describe
         self._endpoints = (*endpoints, _server_endpoint(server_info or info))
         self.methods.update(self._endpoints[-1].methods())
-        self._health = HealthServicer()
+        self._layers = self._make_layers(authenticator)
         self._drain_actions: list[Callable[[], None]] = []
         self._shutdown: asyncio.Future[None] | None = None
-        self._server = self._build(authenticator)
-        self._listeners = config.listeners()
-        self._files = [shared_files(item.tls, field=item.tls_field) for item in self._listeners]
+        self._service_ports = ServicePorts(config)
         self._sockets: list[Path] = []
-        self.ports: tuple[int, ...] = ()
 
     @property
     def address(self) -> str:
@@ -138,8 +117,16 @@ class RpcServer:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Addresses as `host:port`, in the order of the configuration; available after `start`."""
-        hosts = (item.address.rpartition(':')[0] for item in self._listeners)
-        return tuple(f'{host}:{port}' for host, port in zip(hosts, self.ports, strict=True))
+        return self._service_ports.addresses
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """Ports of `addresses`; empty before `start`."""
+        return self._service_ports.ports
+
+    def use_ports(self, ports: ServicePorts) -> None:
+        """Serve on ports that are open already. Call it before `start`."""
+        self._service_ports = ports
 
     def on_drain(self, *actions: Callable[[], None]) -> None:
         """Register actions to run at the beginning of the shutdown, before the server waits for running calls.
@@ -158,29 +145,26 @@ class RpcServer:
         return f'unix:{path}'
 
     async def start(self) -> None:
-        """Start listening and report SERVING in the health service.
+        """Start listening, unless the ports are open, and report SERVING in the health service.
 
         Raises:
             ListenError: An address is in use or does not belong to this machine.
         """
-        self.ports = tuple(map(self._bind, self._listeners, self._files))
-        for path in self._sockets:
-            self._server.add_insecure_port(f'unix:{path}')
-        await self._server.start()
+        await self._service_ports.open()
+        names = [endpoint.descriptor.full_name for endpoint in self._endpoints]
+        self._add_handlers(names)
         if isinstance(loop := asyncio.get_running_loop(), ServiceLoop):
             loop.measure_stalls()
-        for name in ('', *(endpoint.descriptor.full_name for endpoint in self._endpoints)):
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        await self._service_ports.serve(self._layers, names, sockets=self._sockets)
 
     async def report_not_serving(self) -> None:
         """Report NOT_SERVING in the health service; calls are still served."""
-        await self._health.enter_graceful_shutdown()
+        await self._service_ports.report_not_serving()
 
     async def stop(self, grace: timedelta | None = None) -> None:
         """Shut down: report NOT_SERVING, refuse new calls, wait `grace` for running ones, then cancel them.
 
-        None waits for `drain_seconds` of the configuration. Concurrent calls of this method wait for the same shutdown,
-        because grpc.aio 1.85 crashes if a server is stopped twice.
+        None waits for `drain_seconds` of the configuration. Concurrent calls of this method wait for the same shutdown.
         """
         if self._shutdown is None:
             seconds = self._config.drain_seconds if grace is None else grace.total_seconds()
@@ -191,53 +175,34 @@ class RpcServer:
         await self.report_not_serving()
         for action in self._drain_actions:
             action()
-        await self._server.stop(seconds)
-
-    def _bind(self, listener: Listener, files: TlsFiles) -> int:
-        try:
-            if listener.tls.certificate is None:
-                return self._server.add_insecure_port(listener.address)
-            credentials = server_credentials(files, is_mutual=listener.is_mutual)
-            return self._server.add_secure_port(listener.address, credentials)
-        except RuntimeError as error:
-            raise ListenError(listener) from error
+        await self._service_ports.stop(seconds)
 
     def _trusts(self, call: Call) -> bool:
         if not self._peers or not self._config.is_between_services(call.method[1:]):
             return True
         return bool(self._peers & call.peer_names())
 
-    def _build(self, authenticator: Authenticator) -> grpc.aio.Server:
-        layers = [
+    def _make_layers(self, authenticator: Authenticator) -> list[Layer]:
+        return [
             *server_layers(
                 authenticator,
                 is_supported=lambda method: self.methods.get(method[1:], False),
                 default_timeouts=default_timeouts(),
                 message_limit_bytes=self._config.limits.message_bytes,
-                call_limit=_MAX_CONCURRENT_CALLS,
+                call_limit=MAX_CONCURRENT_CALLS,
                 trusts=self._trusts,
             ),
             count_bytes(_gate(self._config.limits)),
         ]
-        server = grpc.aio.server(
-            interceptors=[LayeredInterceptor(layers)],
-            maximum_concurrent_rpcs=_MAX_CONCURRENT_CALLS,
-            options=[
-                ('grpc.max_receive_message_length', _TRANSPORT_FACTOR * self._config.limits.message_bytes),
-                ('grpc.max_send_message_length', -1),
-                ('grpc.so_reuseport', 0),
-                ('grpc.http2.min_ping_interval_without_data_ms', 10_000),
-                ('grpc.keepalive_permit_without_calls', 1),
-            ],
-        )
+
+    def _add_handlers(self, names: Sequence[str]) -> None:
+        # The generated functions need only the methods that add handlers.
+        handlers: Any = self._service_ports.handlers
         for endpoint in self._endpoints:
-            endpoint.register(endpoint.servicer, server)
+            endpoint.register(endpoint.servicer, handlers)
         if self._generic_handlers:
-            server.add_generic_rpc_handlers(tuple(self._generic_handlers))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        names = [endpoint.descriptor.full_name for endpoint in self._endpoints]
-        reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
-        return server
+            handlers.add_generic_rpc_handlers(tuple(self._generic_handlers))
+        reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], handlers)
 
 
 async def serve_until_stopped(
@@ -318,17 +283,3 @@ def _server_endpoint(servicer: server_service_pb2_grpc.ServerServiceServicer) ->
         servicer,
         server_service_pb2_grpc.add_ServerServiceServicer_to_server,
     )
-
-
-def _check_token(config: ServiceConfig) -> None:
-    host = config.listen.rpartition(':')[0].strip('[]')
-    is_loopback = host == 'localhost' or _is_loopback(host)
-    if not config.internal_token and not is_loopback and config.service != 'gateway':
-        raise ValueError(f'listen: {config.listen} is reachable from other machines; set internal_token')
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

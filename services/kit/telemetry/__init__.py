@@ -1,5 +1,6 @@
-"""Logs, metrics and traces of a service. `start_telemetry` configures all three."""
+"""Logs, metrics and traces of a service, which `start_telemetry` configures, and its admin port."""
 
+from services.kit.telemetry.admin import AdminAddress, Readiness, serving_admin
 from services.kit.telemetry.setup import TelemetryConfig, start_telemetry, stop_telemetry
 
-__all__ = ['TelemetryConfig', 'start_telemetry', 'stop_telemetry']
+__all__ = ['AdminAddress', 'Readiness', 'TelemetryConfig', 'serving_admin', 'start_telemetry', 'stop_telemetry']

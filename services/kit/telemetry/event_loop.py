@@ -4,22 +4,13 @@ import asyncio
 import selectors
 import time
 from collections.abc import Coroutine
+from contextlib import ExitStack
 from typing import Any
 
-from prometheus_client import Gauge, Histogram
+from services.kit.telemetry import measures
 
 _SHORTEST_SECONDS = 0.001
 """Shortest stall that is observed; an iteration of the loop usually takes less."""
-
-_longest = Gauge(
-    'twinkle_event_loop_longest_stall_seconds',
-    'Longest time that the event loop was blocked since its service started.',
-)
-_seconds = Histogram(
-    'twinkle_event_loop_stall_seconds',
-    'Times of at least a millisecond for which the event loop was blocked.',
-    buckets=(0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5),
-)
 
 
 class _MeasuringSelector(selectors.DefaultSelector):
@@ -28,7 +19,8 @@ class _MeasuringSelector(selectors.DefaultSelector):
     def __init__(self) -> None:
         super().__init__()
         self._is_measuring = False
-        self._longest_seconds = 0.0
+        self.longest_seconds = 0.0
+        """Longest stall since `start_measuring`."""
         self._last_wait_end = 0.0
 
     def start_measuring(self) -> None:
@@ -47,10 +39,8 @@ class _MeasuringSelector(selectors.DefaultSelector):
     def _observe(self, stall: float) -> None:
         if stall < _SHORTEST_SECONDS:
             return
-        _seconds.observe(stall)
-        if stall > self._longest_seconds:
-            self._longest_seconds = stall
-            _longest.set(stall)
+        measures.stall_seconds.record(stall)
+        self.longest_seconds = max(self.longest_seconds, stall)
 
 
 class ServiceLoop(asyncio.SelectorEventLoop):
@@ -58,11 +48,18 @@ class ServiceLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         self._measured = _MeasuringSelector()
+        self._observed = ExitStack()
         super().__init__(self._measured)
 
     def measure_stalls(self) -> None:
         """Start measuring. Call it after the start of the service, which may block the loop."""
         self._measured.start_measuring()
+        self._observed.enter_context(measures.longest_stall.observing(lambda: self._measured.longest_seconds))
+
+    def close(self) -> None:
+        """Close the loop."""
+        self._observed.close()
+        super().close()
 
 
 def run_service(main: Coroutine[Any, Any, None]) -> None:

@@ -1,20 +1,24 @@
 """Configuration of logging, metrics and tracing at the start of a process."""
 
 import logging
+import os
 import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO, cast
 
 import structlog
-from opentelemetry import trace
+from opentelemetry import metrics, trace
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from prometheus_client import start_http_server
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.kit.telemetry.log_file import LogFile
+from services.kit.telemetry.spans import log_ids
 from twinkle.telemetry import SpanFileExporter
 
 
@@ -54,30 +58,31 @@ class TelemetryConfig(BaseModel):
     trace_dir: Path | None = None
     """Folder to which spans are appended as JSON lines, for `twinkle trace`. Unset: spans are not written."""
     otlp_endpoint: str = ''
-    """OTLP/gRPC collector, such as `http://127.0.0.1:4317`. Empty: spans are not sent."""
+    """OTLP/gRPC collector of spans, such as `http://127.0.0.1:4317`. Empty: the variable `OTEL_EXPORTER_OTLP_ENDPOINT`
+    applies, which also sends metrics."""
     metrics_port: int = Field(default=0, ge=0, le=65535)
-    """Loopback port for Prometheus metrics. 0 disables the endpoint."""
+    """Port of the admin server on loopback; `admin_listen` accepts any address. 0: `admin_listen` applies."""
 
 
 def start_telemetry(config: TelemetryConfig, *, service: str) -> None:
     """Configure telemetry. Call it once, before the first log line.
 
     Raises:
-        OSError: The metrics port is in use, the log file cannot be opened, or the trace folder cannot be created.
+        OSError: The log file cannot be opened, or the trace folder cannot be created.
     """
     if config.log_file is not None:
         LogFile(config.log_file, limit_bytes=config.log_file_bytes).open()
     _start_logs(config, service=service)
-    _start_traces(config, service=service)
-    if config.metrics_port:
-        start_http_server(config.metrics_port, addr='127.0.0.1')
+    resource = Resource.create({'service.name': f'twinkle-{service}'})
+    _start_traces(config, service=service, resource=resource)
+    _start_metrics(resource)
 
 
 def stop_telemetry() -> None:
-    """Flush buffered spans and stop tracing."""
-    provider = trace.get_tracer_provider()
-    if isinstance(provider, TracerProvider):
-        provider.shutdown()
+    """Send buffered spans and the last metrics, and stop both."""
+    for provider in (trace.get_tracer_provider(), metrics.get_meter_provider()):
+        if isinstance(provider, TracerProvider | MeterProvider):
+            provider.shutdown()
 
 
 def _start_logs(config: TelemetryConfig, *, service: str) -> None:
@@ -87,6 +92,7 @@ def _start_logs(config: TelemetryConfig, *, service: str) -> None:
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt='iso'),
+        log_ids,
     ]
     renderers = _renderers(is_json=config.is_log_json)
     structlog.configure(
@@ -113,15 +119,38 @@ def _renderers(*, is_json: bool) -> list[structlog.typing.Processor]:
     return [structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)]
 
 
-def _start_traces(config: TelemetryConfig, *, service: str) -> None:
-    provider = TracerProvider(resource=Resource.create({'service.name': f'twinkle-{service}'}))
+def _start_traces(config: TelemetryConfig, *, service: str, resource: Resource) -> None:
+    processors: list[SpanProcessor] = []
     if config.trace_dir is not None:
         exporter = SpanFileExporter(config.trace_dir / f'{service}.jsonl', service=service)
-        provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=500))
-    if config.otlp_endpoint:
+        processors.append(BatchSpanProcessor(exporter, schedule_delay_millis=500))
+    if config.otlp_endpoint or _is_sent('TRACES'):
         # Imported only when used, because it costs memory.
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
 
-        insecure = config.otlp_endpoint.startswith('http://')
-        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(config.otlp_endpoint, insecure=insecure)))
+        # Without an address, the exporter reads the variables.
+        processors.append(BatchSpanProcessor(OTLPSpanExporter(config.otlp_endpoint or None)))
+    if not processors:
+        # Spans that nothing receives are not recorded.
+        return
+    provider = TracerProvider(resource=resource)
+    for processor in processors:
+        provider.add_span_processor(processor)
     trace.set_tracer_provider(provider)
+
+
+def _is_sent(signal: str) -> bool:
+    """Return whether a standard variable of OpenTelemetry names a collector for 'TRACES' or 'METRICS'."""
+    names = ('OTEL_EXPORTER_OTLP_ENDPOINT', f'OTEL_EXPORTER_OTLP_{signal}_ENDPOINT')
+    return any(os.environ.get(name) for name in names)
+
+
+def _start_metrics(resource: Resource) -> None:
+    # The labels with the scope would repeat the name of the library in each series.
+    readers: list[MetricReader] = [PrometheusMetricReader(scope_info_enabled=False)]
+    if _is_sent('METRICS'):
+        # Imported only when used, because it costs memory.
+        from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter  # noqa: PLC0415
+
+        readers.append(PeriodicExportingMetricReader(OTLPMetricExporter()))
+    metrics.set_meter_provider(MeterProvider(readers, resource=resource))

@@ -6,7 +6,7 @@ Chunks are the library's `StateChunk`. `services.kit.weights.wire` converts fram
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from twinkle.checkpoint_engine import Rendezvous, StateChunk, WeightManifest
 
@@ -30,6 +30,8 @@ class VersionTarget:
 
     version: int
     is_pinned: bool = False
+    publish_time: datetime | None = None
+    """Time at which the version was committed; None in requests."""
 
 
 @dataclass(frozen=True)

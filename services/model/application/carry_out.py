@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from services.kit.caller import Caller
 from services.kit.errors import DomainError, Internal
 from services.kit.failpoints import reach
+from services.kit.telemetry import spans
 from services.model.application.directory import AdapterDirectory
 from services.model.application.fetch_batch import FetchBatch
 from services.model.application.progress import adapter_after, result_of
@@ -125,7 +126,7 @@ class CarryOut:
                 await self._consume_number(current, operation, outcome)
 
     async def _compute_and_record(self, execution: _Execution) -> OperationResult:
-        accepting = asyncio.ensure_future(self._journal.accept(execution.operation))
+        accepting = asyncio.ensure_future(self._accept(execution.operation))
         if self._residency.attempts.is_careful:
             await asyncio.wait({accepting})
         outcome: VerbRun | DomainError | None = Internal('')
@@ -144,6 +145,10 @@ class CarryOut:
                 await self._wait_until_accepted(execution, accepting)
                 await self._record(execution, outcome)
         return result_of(execution.operation, run, queue_time=execution.queue_time)
+
+    async def _accept(self, operation: Operation) -> None:
+        with spans.span('journal write', size_bytes=operation.request_bytes):
+            await self._journal.accept(operation)
 
     async def _wait_until_accepted(self, execution: _Execution, accepting: Awaitable[None]) -> None:
         reach('operation.computed')
@@ -234,7 +239,10 @@ class CarryOut:
         result = result_of(operation, outcome.run, queue_time=execution.queue_time)
         is_durable = False
         try:
-            await self._journal.settle(adapter, operation, result, state=outcome.state, undone_from=outcome.undone_from)
+            with spans.span('journal write'):
+                await self._journal.settle(
+                    adapter, operation, result, state=outcome.state, undone_from=outcome.undone_from
+                )
             is_durable = True
         finally:
             if not is_durable and outcome.state is not None:

@@ -4,15 +4,18 @@ The scheduler selects the verbs that run next. Only one batch runs at a time; ne
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import cast
 
 import structlog
+from opentelemetry import trace
 
 from services.kit.clock import Clock
 from services.kit.errors import Cancelled, DomainError, Draining, Internal
+from services.kit.telemetry import measures, spans
 from services.kit.worker import completed
 from services.model.application.waits import ChangeNotifier, ShortWork
 from services.model.domain.adapter import Adapter
@@ -56,6 +59,8 @@ class _Submission:
     verb: ComputeVerb
     arrival: float
     outcome: 'asyncio.Future[VerbRun]'
+    span: trace.SpanContext | None = None
+    """Span of the operation; None if it is not recorded."""
     begin: float | None = None
     """Start time of its first pass; None before."""
     is_paused: bool = False
@@ -71,7 +76,18 @@ class _Submission:
             self.outcome.set_exception(outcome)
         else:
             begin = self.arrival if self.begin is None else self.begin
-            self.outcome.set_result(replace(outcome, wait_seconds=begin - self.arrival))
+            run = replace(outcome, wait_seconds=begin - self.arrival)
+            self._measure(run)
+            self.outcome.set_result(run)
+
+    def _measure(self, run: 'VerbRun') -> None:
+        verb = type(self.verb).__name__
+        measures.queue_wait.record(run.wait_seconds, verb)
+        measures.operation_seconds.record(run.device_seconds, verb)
+        if tokens := token_count(self.verb):
+            measures.trained_tokens.add(tokens, verb)
+            measures.padding_tokens.add(run.padding_token_count)
+            measures.shared_tokens.add(run.shared_token_count)
 
 
 class Dispatcher:
@@ -174,6 +190,10 @@ class Dispatcher:
             estimated_wait=self._remaining() + self._pace.estimate(ahead),
         )
 
+    def waiting_by_verb(self) -> Mapping[str, int]:
+        """Return the number of waiting operations by the name of their verb."""
+        return Counter(type(submission.verb).__name__ for submission in list(self._waiting.values()))
+
     def estimate_time(self, operation_count: int) -> timedelta:
         """Estimate how long a number of consecutive operations of one adapter takes."""
         return self._pace.mean_time * operation_count
@@ -195,7 +215,8 @@ class Dispatcher:
             token_count=token_count(verb),
             batch_key=_batch_key(adapter, verb),
         )
-        return _Submission(ready, verb, self._clock.monotonic(), asyncio.get_running_loop().create_future())
+        outcome = asyncio.get_running_loop().create_future()
+        return _Submission(ready, verb, self._clock.monotonic(), outcome, spans.current())
 
     def _withdraw(self, submission: _Submission) -> None:
         del self._waiting[submission.ready.adapter_id]
@@ -225,6 +246,7 @@ class Dispatcher:
         submissions = list(self._running.values())
         outcomes = await self._run_batch(submissions)
         self._update_statistics(submissions, outcomes)
+        self._record_spans(submissions)
         cancelled: list[_Submission] = []
         for submission, outcome in zip(submissions, outcomes, strict=True):
             submission.begin = self._begin if submission.begin is None else submission.begin
@@ -294,6 +316,10 @@ class Dispatcher:
                 self._scheduler.charge(submission.ready, ran)
             token_count += ran
         self._pace.observe(now - self._begin, token_count=token_count)
+        if submissions[0].ready.batch_key is not None:
+            measures.pass_seconds.record(now - self._begin)
+            measures.pass_rows.record(token_count)
+            measures.pass_adapters.record(len(submissions))
         if token_count:
             self._gathered = 0.0
             if self._batch_seconds is not None:
@@ -301,6 +327,23 @@ class Dispatcher:
         for submission, outcome in zip(submissions, outcomes, strict=True):
             if not isinstance(outcome, UnfinishedVerb):
                 self._think_times.record_finish(submission.ready.adapter_id, now)
+
+    def _record_spans(self, submissions: Sequence[_Submission]) -> None:
+        """Record the pass, and the wait before it, in the trace of each operation, with links to the other traces."""
+        traced = [(submission, submission.span) for submission in submissions if submission.span is not None]
+        now = self._clock.monotonic()
+        for submission, span in traced:
+            if submission.begin is None:
+                age = now - submission.arrival
+                spans.add_past('queue', span, begin_age=age, end_age=now - self._begin)
+            spans.add_past(
+                'engine' if submission.ready.batch_key is None else 'pass',
+                span,
+                begin_age=now - self._begin,
+                links=[other for _, other in traced if other is not span],
+                adapter_count=len(submissions),
+                token_count=sum(self._scheduler.pass_tokens_of(other.ready) for other in submissions),
+            )
 
     async def _run_batch(
         self, submissions: Sequence[_Submission]

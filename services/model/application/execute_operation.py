@@ -5,12 +5,13 @@ from collections.abc import Callable
 from services.kit.authority import require_scope
 from services.kit.caller import Caller
 from services.kit.clock import Clock
+from services.kit.telemetry import spans
 from services.model.application.admission import Admission
 from services.model.application.carry_out import CarryOut
 from services.model.application.directory import AdapterDirectory
 from services.model.application.queues import Queues
 from services.model.domain.operation import Operation
-from services.model.domain.result import OperationResult
+from services.model.domain.result import OperationResult, PublishResult
 
 
 class ExecuteOperation:
@@ -50,6 +51,23 @@ class ExecuteOperation:
             Cancelled: The operation was cancelled, or the adapter's session ended, while the operation waited.
             DomainError: The operation was refused or failed; see `CarryOut`.
         """
+        with spans.span(
+            f'operation {operation.verb_name}',
+            verb=operation.verb_name,
+            adapter_id=operation.adapter_id,
+            sequence_number=operation.sequence_number,
+        ) as span:
+            result = await self._execute(
+                caller, operation, is_waiting_allowed=is_waiting_allowed, on_admitted=on_admitted
+            )
+            spans.annotate(span, token_count=result.receipt.token_count, is_replayed=result.is_replayed)
+            if isinstance(result.outcome, PublishResult):
+                spans.annotate(span, version=result.outcome.version, size_bytes=result.outcome.size_bytes)
+            return result
+
+    async def _execute(
+        self, caller: Caller, operation: Operation, *, is_waiting_allowed: bool, on_admitted: Callable[[], None]
+    ) -> OperationResult:
         if self._directory.get(caller, operation.adapter_id).is_full_parameter:
             require_scope(caller, 'full_parameters')
         if operation.batch_reference is not None:

@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 from services.kit.byte_gate import ByteGate, Hold
 from services.kit.caller import Caller
 from services.kit.failpoints import reach
+from services.kit.telemetry import spans
 from services.model.domain.loader_batch import BatchReference, BatchSource, LoadedBatch
 from services.model.domain.operation import Operation
 from services.model.ports import RecordCodec
@@ -64,6 +65,8 @@ class FetchBatch:
 
     async def _in_turn(self, tenant_id: str, hold: Hold, batch_reference: BatchReference) -> LoadedBatch:
         async with self._tenant_locks.setdefault(tenant_id, asyncio.Lock()):
-            loaded = await self._batches.load(batch_reference)
+            with spans.span('fetch batch') as span:
+                loaded = await self._batches.load(batch_reference)
+                spans.annotate(span, size_bytes=len(loaded.content))
             await hold.grow(len(loaded.content))
         return loaded

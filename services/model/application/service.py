@@ -1,11 +1,13 @@
 """Creates the use cases of the model service from its ports."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 
 from services.kit.server_facts import ServerFacts, TrainerFacts
+from services.kit.telemetry import measures
 from services.model.application.admission import Admission, QueueLimits
 from services.model.application.carry_out import CarryOut
 from services.model.application.create_adapter import AdapterLimits, CreateAdapter
@@ -89,6 +91,8 @@ class ModelService:
     """Upper bound of token ids, exclusive."""
     max_batch_examples: int
     """Maximum number of examples of a batch."""
+    observed: Callable[[], AbstractContextManager[None]]
+    """Returns a context in which the queue and the adapters are reported as metrics."""
     close: Callable[[], Awaitable[None]]
     """Refuses waiting operations, and finishes running operations and pending writes."""
 
@@ -98,10 +102,7 @@ def make_service(ports: Ports, limits: Limits) -> ModelService:
     directory = AdapterDirectory()
     residency = Residency(ports.backend, ports.journal, directory, clock=ports.clock, bounds=limits.residency)
     queues = Queues(ports.journal, residency, gap_seconds=limits.gap_seconds)
-    scheduler = Scheduler(batch_tokens=limits.batch_tokens, weights=limits.tenant_weights)
-    dispatcher = Dispatcher(
-        ports.backend, scheduler, ports.clock, batch_seconds=limits.batch_seconds, short_work=residency.short_work
-    )
+    dispatcher = _make_dispatcher(ports, residency, limits)
     fetch_batch = FetchBatch(ports.batches, ports.codec, tenant_bytes=limits.queue.request_bytes)
     carry_out = CarryOut(
         ports, directory, residency, StateVerbRunner(ports, residency), compute=dispatcher.run, fetch_batch=fetch_batch
@@ -131,9 +132,17 @@ def make_service(ports: Ports, limits: Limits) -> ModelService:
         recover=recover,
         cleanup=Cleanup(residency, queues),
         expiry=AdapterExpiry(ports, directory, residency, park, delete, unused_for=limits.unused_for),
+        observed=partial(_observed, dispatcher, residency, directory),
         close=partial(_close, residency, carry_out.waits, dispatcher, queues, delete),
         vocabulary_size=ports.backend.facts().base_models[0].vocabulary_size,
         max_batch_examples=limits.batch_examples,
+    )
+
+
+def _make_dispatcher(ports: Ports, residency: Residency, limits: Limits) -> Dispatcher:
+    scheduler = Scheduler(batch_tokens=limits.batch_tokens, weights=limits.tenant_weights)
+    return Dispatcher(
+        ports.backend, scheduler, ports.clock, batch_seconds=limits.batch_seconds, short_work=residency.short_work
     )
 
 
@@ -145,6 +154,16 @@ def _facts(ports: Ports, directory: AdapterDirectory, residency: Residency, limi
         journal_ids=ports.journal.ids, free_adapter_count=max(0, free_count), adapter_count=len(directory)
     )
     return replace(ports.backend.facts(), trainer=trainer)
+
+
+@contextmanager
+def _observed(dispatcher: Dispatcher, residency: Residency, directory: AdapterDirectory) -> Iterator[None]:
+    def adapters() -> Mapping[str, int]:
+        resident = residency.resident_count
+        return {'resident': resident, 'parked': len(directory) - resident}
+
+    with measures.queue_length.observing(dispatcher.waiting_by_verb), measures.adapters.observing(adapters):
+        yield
 
 
 async def _close(

@@ -12,6 +12,7 @@ import structlog
 
 from services.kit.caller import Caller
 from services.kit.errors import AdapterNotFound, InvalidField
+from services.kit.telemetry import spans
 from services.sampler.application.fetches import Fetches
 from services.sampler.application.followers import Follower, Followers
 from services.sampler.application.versions_protocol import Retention
@@ -155,7 +156,10 @@ class AdapterVersions:
                     continue
                 announced = update.version
                 # Without capacity the version is skipped here and fetched when a request needs it.
-                await self._try_admit(VersionKey(adapter, announced), update)
+                with spans.root_span('new version', adapter_id=adapter.name, version=announced) as span:
+                    spans.annotate(span, size_bytes=update.size_bytes)
+                    if await self._try_admit(VersionKey(adapter, announced), update) is not None:
+                        follower.measure_publication(update)
                 follower.announce(announced)
 
     async def _try_admit(self, key: VersionKey, weights: AdapterWeights) -> ResidentVersion | None:
@@ -207,7 +211,8 @@ class AdapterVersions:
             return None
         for other in evicted:
             await self._unload(other, keep=key.adapter)
-        await self._engine.load_adapter(key, weights)
+        with spans.span('load adapter', adapter_id=key.adapter.name, version=key.version):
+            await self._engine.load_adapter(key, weights)
         version = ResidentVersion(key=key, size_bytes=weights.size_bytes, digest=weights.digest, weights=weights)
         self._residency.add(version)
         self._notify_listeners()

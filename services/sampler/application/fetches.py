@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from services.kit.telemetry import spans
 from services.sampler.domain.adapter import AdapterWeights, VersionKey
 from services.sampler.domain.errors import VersionNotReady
 from services.sampler.domain.residency import ResidentVersion
@@ -92,7 +93,9 @@ class Fetches:
     async def _run(
         self, key: VersionKey, fetch_weights: Callable[[], Awaitable[AdapterWeights]]
     ) -> ResidentVersion | None:
-        weights = await fetch_weights()
+        with spans.span('weight pull', adapter_id=key.adapter.name, version=key.version) as span:
+            weights = await fetch_weights()
+            spans.annotate(span, size_bytes=weights.size_bytes)
         while True:
             changed = self._capacity_changed
             if (version := await self._try_admit(key, weights)) is not None or not self._has_waiters(key):

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,8 @@ import structlog
 
 from services.kit.caller import Caller
 from services.kit.errors import DomainError
-from services.sampler.domain.adapter import AdapterKey
+from services.kit.telemetry import measures, spans
+from services.sampler.domain.adapter import AdapterKey, AdapterWeights
 from services.sampler.domain.errors import VersionNotReady
 
 _log = structlog.get_logger('versions')
@@ -35,6 +36,15 @@ class Follower:
         self.newest = max(self.newest, version)
         self.is_synced = is_synced
         self.notify()
+
+    def measure_publication(self, weights: AdapterWeights) -> None:
+        """Record the time since the publication of a version that can be used now.
+
+        The first version of a stream may be old and is not measured.
+        """
+        if self.is_synced and weights.publish_time is not None:
+            # The clocks of two hosts may differ.
+            measures.publish_to_live.record(max(0.0, (datetime.now(UTC) - weights.publish_time).total_seconds()))
 
     def notify(self) -> None:
         """Wake all waiters."""
@@ -152,7 +162,9 @@ class Followers:
                 raise VersionNotReady(adapter.name, 0)
             self._drop(unused)
         follower = Follower()
-        task = asyncio.create_task(self._follow(caller, adapter, follower), name=f'follow {adapter}')
+        following = self._follow(caller, adapter, follower)
+        # The stream stays open after the call that begins it.
+        task = asyncio.create_task(following, name=f'follow {adapter}', context=spans.separate_trace())
         # If the follower referred to its task, the frames of the ended task would keep the weights in memory.
         self._tasks[follower] = task
         task.add_done_callback(partial(self._on_done, follower))

@@ -203,6 +203,8 @@ class FullParameterRun:
                 if isinstance(update, AdapterWeights):
                     await self._serve(update)
                 served = self._current.key.version if self._current else 0
+                if isinstance(update, AdapterWeights) and update.version == served:
+                    follower.measure_publication(update)
                 follower.announce(served, is_synced=isinstance(update, Synced))
 
     async def _serve(self, weights: AdapterWeights) -> None:

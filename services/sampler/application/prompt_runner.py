@@ -1,22 +1,27 @@
 """Steps shared by all sampling methods: authorize, encode, lease weights, wait for a slot, and run one prompt."""
 
+import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from typing import Self
 
 from services.kit.authority import require_scope
 from services.kit.caller import Caller
 from services.kit.errors import BaseModelNotFound, InvalidField
+from services.kit.telemetry import measures, spans
 from services.sampler.application.admission import Admission
 from services.sampler.application.versions_protocol import Versions
 from services.sampler.domain.adapter import AdapterChoice
 from services.sampler.domain.generation import (
+    ChatPrompt,
     GenerationEvent,
     GenerationRequest,
     Prompt,
     PromptComputed,
     SequenceFinished,
     SequenceSoFar,
+    TokensSampled,
     check_fits,
     spans_of,
 )
@@ -117,7 +122,9 @@ class PromptRunner:
             ContextExceeded: The prompt and its new tokens do not fit the context.
         """
         try:
-            token_ids = await self._engine.encode(prompt)
+            with spans.span('template' if isinstance(prompt, ChatPrompt) else 'tokenize') as span:
+                token_ids = await self._engine.encode(prompt)
+                spans.annotate(span, token_count=len(token_ids))
         except InvalidField as error:
             raise InvalidField(f'{field}.{error.field}', error.problem) from error
         check_fits(len(token_ids), params, self._engine.facts)
@@ -170,18 +177,21 @@ class PromptRunner:
         if run.params.structured_output is not None:
             # Checked before waiting for a slot, so that expensive grammars of one tenant do not occupy slots.
             await self._engine.check_form(run.params.structured_output, request.tenant_id)
-        async with self._admission.slot(request):
-            if request.is_aborted:
-                for event in _aborted_events(generation, run.weights):
-                    yield event
-                return
-            request.engine_request_ids.add(engine_request_id)
-            try:
-                async with aclosing(self._engine.generate(generation)) as events:
-                    async for event in events:
+        with _PromptMeter(generation, self._engine.facts.base_model) as meter:
+            async with self._admission.slot(request):
+                meter.start()
+                if request.is_aborted:
+                    for event in _aborted_events(generation, run.weights):
                         yield event
-            finally:
-                request.engine_request_ids.discard(engine_request_id)
+                    return
+                request.engine_request_ids.add(engine_request_id)
+                try:
+                    async with aclosing(self._engine.generate(generation)) as events:
+                        async for event in events:
+                            meter.note(event)
+                            yield event
+                finally:
+                    request.engine_request_ids.discard(engine_request_id)
 
     def _cache_salt(self, tenant_id: str, weights: ResidentVersion | None) -> str:
         """Return the salt that separates cached prefixes by tenant and by the digest of the weights.
@@ -191,6 +201,78 @@ class PromptRunner:
         if weights is not None:
             return f'{tenant_id}/{weights.digest}'
         return '' if self._is_base_prefix_shared else tenant_id
+
+
+class _PromptMeter:
+    """Measures the tokens of one prompt and their times, as metrics and as a span."""
+
+    def __init__(self, request: GenerationRequest, base_model: str) -> None:
+        self._sequence_count = request.open_sequences
+        self._begin = self._first = self._last = time.perf_counter()
+        self._token_count = 0
+        self._stop_reasons: list[str] = []
+        self._span = spans.begin('generate')
+        if self._span.is_recording():
+            self._span.set_attributes(_request_attributes(request, base_model))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Record the number of sampled tokens and the mean time between those of a sequence, and end the span."""
+        measures.sampled_tokens.add(self._token_count)
+        later_tokens = self._token_count / max(self._sequence_count, 1) - 1
+        if later_tokens >= 1:
+            measures.token_seconds.record((self._last - self._first) / later_tokens)
+        self._end_span()
+
+    def start(self) -> None:
+        """Record the wait for a slot of the engine."""
+        if self._span.is_recording():
+            spans.add_past('queue', self._span.get_span_context(), begin_age=time.perf_counter() - self._begin)
+
+    def note(self, event: GenerationEvent) -> None:
+        """Count the tokens of an event."""
+        if isinstance(event, TokensSampled):
+            self._last = time.perf_counter()
+            if not self._token_count:
+                self._first = self._last
+                measures.first_token_seconds.record(self._first - self._begin)
+            self._token_count += len(event.tokens)
+        elif isinstance(event, SequenceFinished):
+            self._stop_reasons.append(event.stop_reason.value)
+        else:
+            measures.prompt_tokens.add(len(event.token_ids))
+            measures.cached_tokens.add(event.cached_tokens)
+
+    def _end_span(self) -> None:
+        if self._span.is_recording():
+            self._span.set_attributes(
+                {
+                    'gen_ai.usage.output_tokens': self._token_count,
+                    'gen_ai.response.finish_reasons': self._stop_reasons,
+                    'gen_ai.response.time_to_first_chunk': self._first - self._begin,
+                }
+            )
+            self._span.end()
+
+
+def _request_attributes(request: GenerationRequest, base_model: str) -> dict[str, str | int | float]:
+    """Return the attributes of a request, with the names of OpenTelemetry's conventions for generative models."""
+    params, adapter = request.params, request.adapter
+    found: dict[str, str | int | float | None] = {
+        'gen_ai.operation.name': 'text_completion',
+        'gen_ai.provider.name': 'twinkle',
+        'gen_ai.request.model': base_model,
+        'gen_ai.request.choice.count': params.num_samples,
+        'gen_ai.request.max_tokens': params.max_tokens,
+        'gen_ai.request.temperature': params.temperature,
+        'gen_ai.request.top_p': params.top_p,
+        'gen_ai.usage.input_tokens': len(request.prompt_token_ids),
+        'twinkle.adapter_id': adapter.adapter.name if adapter else None,
+        'twinkle.version': adapter.version if adapter else None,
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _aborted_events(generation: GenerationRequest, weights: ResidentVersion | None) -> list[GenerationEvent]:

@@ -130,7 +130,9 @@ class Relay:
         source = self._open(version)
         if source is None:
             raise VersionNotFound(key.adapter.name, key.version)
-        header = Header(key.adapter.name, source.manifest, VersionTarget(key.version))
+        publish_time = version.weights.publish_time if version.weights else None
+        target = VersionTarget(key.version, publish_time=publish_time)
+        header = Header(key.adapter.name, source.manifest, target)
         base = Base(held, lambda: self._open_base(VersionKey(key.adapter, held))) if held else None
         async with aclosing(self._sender.frames(header, source, receiver=receiver, base=base)) as frames:
             async for frame in frames:

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from datetime import UTC, datetime
 from typing import Any
 
 import grpc
@@ -13,7 +14,7 @@ from services.kit.weights import Devices, Segments
 from services.kit.weights.wire import ReceivedState, WeightClient
 from services.sampler.domain.adapter import AdapterWeights, CheckpointFacts
 from services.sampler.ports import Synced, WeightUpdate
-from twinkle.api.checkpoint.v1 import checkpoint_service_pb2, checkpoint_service_pb2_grpc
+from twinkle.api.checkpoint.v1 import checkpoint_service_pb2, checkpoint_service_pb2_grpc, weights_pb2
 from twinkle.checkpoint_engine import PackedState, unpack_state
 
 
@@ -82,5 +83,10 @@ def weights_of(received: ReceivedState) -> AdapterWeights:
         size_bytes=manifest.size_bytes,
         digest=manifest.digest,
         packed=received.state,
+        publish_time=_publish_time(header.version),
         segment_path=received.segment_path,
     )
+
+
+def _publish_time(version: weights_pb2.VersionTarget) -> datetime | None:
+    return version.publish_time.ToDatetime(UTC) if version.HasField('publish_time') else None

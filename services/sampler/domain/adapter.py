@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from twinkle.data_format import LoraConfig, TensorData
 
@@ -85,5 +85,7 @@ class AdapterWeights:
     """Hexadecimal blake3 digest of the bytes."""
     packed: object | None = None
     """The received state, a `twinkle.checkpoint_engine.PackedState`, for relaying; None if it was not retained."""
+    publish_time: datetime | None = None
+    """Time at which the version was published; None for checkpoints, and if the source does not report it."""
     segment_path: str = ''
     """Shared-memory file with exactly these bytes, which exists as long as this value; empty if there is no file."""

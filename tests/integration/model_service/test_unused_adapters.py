@@ -15,8 +15,8 @@ from fixtures.model_service import RunningModel, draw_example, forward_backward,
 from services.kit.caller import Caller
 from services.kit.clock import SystemClock
 from services.kit.rpc.context import acting_for
-from services.model.__main__ import engine_name
 from services.model.api.record_codec import ProtoRecordCodec
+from services.model.assembly import engine_name
 from services.model.backends.checkpoint_client import CheckpointClient
 from services.model.backends.journal.sqlite_journal import SqliteJournal
 from services.model.config import ModelConfig

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 from google.protobuf import duration_pb2
+from opentelemetry import propagate, trace
 
 from fixtures.checkpoint_service import ALICE as ALICE_SERVICE
 from fixtures.checkpoint_service import Running, failure_of, serving
+from fixtures.recorded_metrics import metric
 from fixtures.sampled import LORA, lora_state, lora_tensors
 from fixtures.sampler_service import (
     PROMPT,
@@ -37,6 +39,8 @@ from twinkle.api.sampler.v1 import sampling_pb2
 from twinkle.checkpoint_engine import PackedState
 from twinkle.nn import AdapterSpan, LoraWeights, PackedCausalLM, SequenceSpan, tensor_of
 from twinkle.sampler.engine import EngineConfig
+from twinkle.telemetry import read_spans
+from twinkle_client.tracing import tracing_to
 
 ALICE, BOB = tenant('alice'), tenant('bob')
 
@@ -120,6 +124,58 @@ def expected_logprobs(model: PackedCausalLM, version: int, tokens: list[int]) ->
             ids, torch.arange(rows), sequences=[SequenceSpan(0, rows)], adapters=[AdapterSpan(0, rows, weights)]
         )
         return model.label_logprobs(hidden[len(PROMPT) - 1 : -1], ids[len(PROMPT) :]).tolist()
+
+
+async def test_versions_and_tokens_are_measured(sampler, checkpoint):
+    """The time until a published version is usable is recorded once per later version, with its bytes and tokens."""
+    names = {
+        'first tokens': 'twinkle_time_to_first_token_seconds_count',
+        'prompt tokens': 'twinkle_prompt_tokens_total',
+        'publications': 'twinkle_publish_to_live_seconds_count',
+        'sampled tokens': 'twinkle_sampled_tokens_total',
+        'token times': 'twinkle_time_per_output_token_seconds_count',
+    }
+    await publish(checkpoint, 1)
+    before = {key: metric(name) for key, name in names.items()}
+    received = sum(metric('twinkle_weights_received_bytes_total', encoding=kind) for kind in ('whole', 'delta'))
+    for version in (1, 2):
+        if version > 1:
+            await publish(checkpoint, version)
+        await read_answer(sampler.stub.Sample(sample_request(adapter(exact=version)), metadata=ALICE))
+    growth = {key: metric(name) - before[key] for key, name in names.items()}
+    prompts = {'prompt tokens': 2 * len(PROMPT), 'sampled tokens': 12}
+    assert growth == {'first tokens': 2, 'publications': 1, 'token times': 2, **prompts}
+    sizes = sum(metric('twinkle_weights_received_bytes_total', encoding=kind) for kind in ('whole', 'delta'))
+    assert sizes > received
+
+
+async def test_spans_of_a_request_have_content(sampler, checkpoint, tmp_path):
+    """The trace of a request shows the pull of its weights, the wait, and the tokens under their standard names."""
+    await publish(checkpoint, 1)
+    with tracing_to(tmp_path / 'spans'), trace.get_tracer('test').start_as_current_span('client'):
+        headers: dict[str, str] = {}
+        propagate.inject(headers)
+        request = sample_request(adapter(exact=1))
+        await read_answer(sampler.stub.Sample(request, metadata=(*ALICE, *headers.items())))
+    spans = {span.name: span for span in read_spans(tmp_path / 'spans')}
+    server, generate = spans['twinkle.api.sampler.v1.SamplerService/Sample'], spans['generate']
+    assert (generate.parent_id, spans['queue'].parent_id) == (server.span_id, generate.span_id)
+    assert spans['tokenize'].attributes == {'twinkle.token_count': str(len(PROMPT))}
+    expected = {
+        'gen_ai.operation.name': 'text_completion',
+        'gen_ai.request.model': 'tiny',
+        'gen_ai.request.max_tokens': '6',
+        'gen_ai.usage.input_tokens': str(len(PROMPT)),
+        'gen_ai.usage.output_tokens': '6',
+        'gen_ai.response.finish_reasons': "('length',)",
+        'twinkle.adapter_id': 'ad-1',
+        'twinkle.version': '1',
+    }
+    assert expected.items() <= generate.attributes.items()
+    assert float(generate.attributes['gen_ai.response.time_to_first_chunk']) > 0
+    # A version that a stream announces is loaded in a separate trace.
+    loaded = spans['load adapter']
+    assert (loaded.parent_id, loaded.attributes['twinkle.version']) == (spans['new version'].span_id, '1')
 
 
 async def test_published_version_is_sampled_and_named(sampler, checkpoint, tiny_llama_dir):

@@ -3,8 +3,7 @@
 import asyncio
 import time
 
-from prometheus_client import REGISTRY
-
+from fixtures.recorded_metrics import metric
 from fixtures.stalls import StallMeter
 from services.kit.telemetry.event_loop import ServiceLoop, run_service
 
@@ -24,9 +23,7 @@ def test_stalls_after_the_start_are_metrics() -> None:
         compute()
         await asyncio.sleep(0)
         assert _stalls_of_seconds() == before + 1
-        longest = REGISTRY.get_sample_value('twinkle_event_loop_longest_stall_seconds')
-        assert longest is not None
-        assert longest >= BLOCKED_SECONDS
+        assert metric('twinkle_event_loop_longest_stall_seconds') >= BLOCKED_SECONDS
 
     run_service(serve())
 
@@ -75,8 +72,5 @@ def compute(seconds: float = BLOCKED_SECONDS) -> None:
 
 def _stalls_of_seconds() -> float:
     """Return the number of stalls of at least a quarter of a second."""
-    count = REGISTRY.get_sample_value('twinkle_event_loop_stall_seconds_count')
-    shorter = REGISTRY.get_sample_value('twinkle_event_loop_stall_seconds_bucket', {'le': '0.25'})
-    assert count is not None
-    assert shorter is not None
-    return count - shorter
+    count = metric('twinkle_event_loop_stall_seconds_count')
+    return count - metric('twinkle_event_loop_stall_seconds_bucket', le='0.25')

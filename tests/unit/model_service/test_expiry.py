@@ -16,9 +16,9 @@ from services.kit.caller import Caller
 from services.kit.clock import FakeClock
 from services.kit.errors import AdapterExpired, AdapterNotFound, ServiceUnreachable
 from services.kit.rpc.context import current_caller_or_none
-from services.model.__main__ import make_limits, start_job
 from services.model.application.attempts import MAX_ATTEMPTS
 from services.model.application.create_adapter import CreateAdapterRequest
+from services.model.assembly import make_limits, start_job
 from services.model.backends.journal.memory import MemoryJournal
 from services.model.config import ModelConfig
 from services.model.domain.adapter import MAX_EXPIRED, ExpiredAdapter

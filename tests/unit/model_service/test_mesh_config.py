@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from services.model import replay
-from services.model.__main__ import replay_environment
+from services.model.assembly import replay_environment
 from services.model.config import ModelConfig
 
 REQUIRED = {'base_model': 'org/tiny', 'checkpoint_address': 'localhost:1', 'listen': '127.0.0.1:0'}

@@ -10,7 +10,7 @@ from fixtures.tiny_model import MAX_POSITIONS, build_tiny_model
 from services.kit.config import load_config
 from services.kit.rpc.server_info import ServerInfoServicer
 from services.model import replay
-from services.model.__main__ import engine_name
+from services.model.assembly import engine_name
 from services.model.backends.group.loading import LoadOptions, facts_of, load_engine
 from services.model.backends.journal.schema import JournalRefused
 from services.model.config import ModelConfig

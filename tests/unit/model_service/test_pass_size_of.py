@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.model.__main__ import pass_size_of
+from services.model.assembly import pass_size_of
 from services.model.config import ModelConfig
 from twinkle.model.pass_size import PassSize
 

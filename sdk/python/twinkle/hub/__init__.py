@@ -25,6 +25,7 @@ from twinkle.hub.resolve import (
     resolve_model,
     resolve_plugin,
     resolve_tokenizer,
+    weight_bytes,
 )
 from twinkle.hub.upload import UPLOAD_FILES, Uploaded, token_variable, upload, upload_later
 
@@ -55,5 +56,6 @@ __all__ = [
     'token_variable',
     'upload',
     'upload_later',
+    'weight_bytes',
     'without_alias',
 ]

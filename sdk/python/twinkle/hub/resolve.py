@@ -51,6 +51,11 @@ def resolve_model(model_id: str, *, is_local_allowed: bool = True) -> Path:
     return _resolve_model(model_id, _has_weights, remote.MODEL_FILES, is_local_allowed=is_local_allowed)
 
 
+def weight_bytes(folder: Path) -> int:
+    """Return the total size of the weight files in a model's folder, in bytes."""
+    return sum(path.stat().st_size for path in folder.glob('*.safetensors'))
+
+
 def resolve_tokenizer(model_id: str, *, is_local_allowed: bool = True) -> Path:
     """Return a local folder with a model's tokenizer and settings; weights are not downloaded.
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
+from twinkle.hub import weight_bytes
 from twinkle.nn.precision import chosen_dtype, declared_dtype, torch_device
 
 MIN_ROWS, MAX_ROWS = 1024, 16_384
@@ -92,7 +93,7 @@ class PassMemory:
         layer_count, hidden, vocabulary = (_size(config, name) for name in _SIZES)
         # The tensors are norms, queries, keys, values, the attention's output, residuals, and those of the gated layer.
         layer = round((12 * hidden + 4 * _intermediate(config)) * _BYTES[dtype] * _MARGIN)
-        stored_bytes = sum(path.stat().st_size for path in Path(folder).glob('*.safetensors'))
+        stored_bytes = weight_bytes(Path(folder))
         weights = stored_bytes * _BYTES[dtype] // _BYTES.get(declared_dtype(folder), _BYTES[dtype])
         head = _HEAD_ROWS * vocabulary * _BYTES['float32'] * _HEAD_COPIES
         return cls(

@@ -32,7 +32,7 @@ from twinkle.nn.peft_files import (
     tensor_of,
     tensor_view_of,
 )
-from twinkle.nn.precision import chosen_dtype, torch_device
+from twinkle.nn.precision import chosen_dtype, device_memory, torch_device
 from twinkle.nn.row_layout import RowLayout, RowRanks
 from twinkle.nn.sharding import BaseSharding
 from twinkle.nn.spans import AdapterSpan, SequenceSpan
@@ -69,6 +69,7 @@ __all__ = [
     'UnknownTargetModules',
     'UnsupportedModel',
     'chosen_dtype',
+    'device_memory',
     'divided_like',
     'gathered',
     'load_adapter',

@@ -11,6 +11,21 @@ from twinkle.nn.cpu_facts import cpu_text, has_fast_bfloat16
 _HALF = ('bfloat16', 'float16')
 
 
+def device_memory(name: str) -> dict[str, int]:
+    """Return the bytes of a GPU's memory that torch allocated in this process and reserved, and the total.
+
+    The result is empty for a CPU, and before this process uses the GPU.
+    """
+    if not name.startswith('cuda') or not torch.cuda.is_initialized():
+        return {}
+    total = torch.cuda.get_device_properties(name).total_memory
+    return {
+        'allocated': torch.cuda.memory_allocated(name),
+        'reserved': torch.cuda.memory_reserved(name),
+        'total': total,
+    }
+
+
 def torch_device(name: str) -> torch.device:
     """Return the device with this name.
 

@@ -36,6 +36,8 @@ class SpanRecord:
     end_ns: int
     is_error: bool = False
     attributes: Mapping[str, str] = field(default_factory=dict[str, str])
+    links: Sequence[str] = ()
+    """Linked spans, such as those that shared a pass, as `<trace id>:<span id>`."""
 
 
 class SpanFileExporter(SpanExporter):
@@ -74,6 +76,7 @@ class SpanFileExporter(SpanExporter):
             start_ns=span.start_time or 0,
             end_ns=span.end_time or 0,
             is_error=not span.status.is_ok and span.status.status_code.name == 'ERROR',
+            links=[f'{link.context.trace_id:032x}:{link.context.span_id:016x}' for link in span.links],
             attributes={key: str(value) for key, value in (span.attributes or {}).items()},
         )
 

@@ -14,7 +14,16 @@ from twinkle_client.stack import default_state_dir
 
 _LISTED = 20
 """Maximum number of traces in the list."""
-_BACKGROUND = ('Heartbeat', 'GetServerInfo', 'Watch', 'Session', 'create_session', 'get_server_info', 'health_check')
+_BACKGROUND = (
+    'Heartbeat',
+    'GetServerInfo',
+    'ParkAdapter',
+    'Watch',
+    'Session',
+    'create_session',
+    'get_server_info',
+    'health_check',
+)
 """Parts of the names of calls that maintain or check a connection. The list omits these calls."""
 _QUERIES = ('list_', 'find_operation', '/List', '/GetOperation')
 """Parts of the names of queries, such as those of `twinkle runs`. The list omits these calls too."""
@@ -52,9 +61,9 @@ def _root(spans: list[SpanRecord]) -> SpanRecord:
 
 
 def _is_listed(root: SpanRecord) -> bool:
-    # A call that a service received has a server span as its root. A client span of a service as the root means that
-    # the service started the call itself.
-    is_from_service = root.kind == 'client' and root.service != 'client'
+    # A call that a service received has a server span as its root. Another root of a service means that the service
+    # started the work itself.
+    is_from_service = root.kind != 'server' and root.service != 'client'
     return not is_from_service and not any(word in root.name for word in (*_BACKGROUND, *_QUERIES))
 
 

@@ -26,6 +26,7 @@ from twinkle_client.rpc.address import Address
 from twinkle_client.rpc.loop import LoopThread
 from twinkle_client.rpc.retry import Backoff, Outages, Silence
 from twinkle_client.rpc.trust import diagnose_connection, read_authorities
+from twinkle_client.tracing import export_from_environment
 
 _Request = TypeVar('_Request', bound=Message)
 _Response = TypeVar('_Response')
@@ -68,7 +69,7 @@ class _CallContext:
 
     def to_error(self, error: grpc.aio.AioRpcError) -> Error:
         """Convert an error of grpc, and record its status on the span."""
-        self.span.set_attribute('rpc.status', error.code().name)
+        self.span.set_attributes({'rpc.response.status_code': error.code().name, 'error.type': error.code().name})
         return error_from_rpc(error, request_id=self.request_id)
 
 
@@ -90,6 +91,7 @@ class Connection:
     def __init__(
         self, address: Address, *, api_key: str, retry_timeout: timedelta = DEFAULT_RETRY_TIMEOUT, ca: str = ''
     ) -> None:
+        export_from_environment()
         self._authorities = read_authorities(ca) if address.is_secure else None
         self._has_connected = False
         self.address = address
@@ -273,7 +275,9 @@ async def _send(requests: AsyncGenerator[Any], call: Any) -> None:
 @contextmanager
 def _client_span(request_type: type[Message]) -> Iterator[_CallContext]:
     # The span is not made current, because a generator's body runs in the context that requests the next item.
-    span = _tracer.start_span(_full_method(request_type), kind=trace.SpanKind.CLIENT)
+    method = _full_method(request_type)
+    attributes = {'rpc.system.name': 'grpc', 'rpc.method': method}
+    span = _tracer.start_span(method, kind=trace.SpanKind.CLIENT, attributes=attributes)
     try:
         yield _CallContext(span)
     except Error as error:

@@ -90,6 +90,8 @@ def _fill_header(message: weights_pb2.FrameHeader, header: Header) -> None:
     if isinstance(header.target, VersionTarget):
         message.version.version = header.target.version
         message.version.is_pinned = header.target.is_pinned
+        if header.target.publish_time is not None:
+            message.version.publish_time.FromDatetime(header.target.publish_time)
     else:
         message.checkpoint.name = header.target.name
         message.checkpoint.step_count = header.target.step_count

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import structlog
 
 from services.kit.errors import DomainError, InvalidField, MemoryNotShared, ServiceUnreachable
+from services.kit.telemetry import measures
 from services.kit.weights import Commit, Devices, Encoding, Segment, SegmentRef, Segments
 from services.kit.weights.wire.convert_frames import device_from_proto, encoding_from_proto, segment_from_proto
 from services.kit.weights.wire.convert_manifest import manifest_from_proto
@@ -223,6 +224,8 @@ class Receiver:
         else:
             state = incoming.finish()
         self._held, self._is_plain_requested = state, False
+        # Shared memory and device transports send no chunks.
+        measures.received_weights.add(incoming.size_bytes or state.manifest.size_bytes, incoming.encoding.name.lower())
         self.held_version = incoming.header.version.version
         return ReceivedState(
             incoming.header,

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from services.kit.ids import new_id
+from services.kit.telemetry import measures
 
 _TEMPORARY = '.half-'
 """Prefix of temporary files."""
@@ -34,8 +35,10 @@ class Folder:
                     file.write(part)
                 file.flush()
                 self._sync(file.fileno())
+                size_bytes = file.tell()
             temporary.rename(self.path / name)
             self.sync()
+            measures.journal_bytes.add(size_bytes, 'file')
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise

@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import structlog
 from services.kit.errors import DomainError
 from services.kit.failpoints import reach
 from services.kit.sqlite_seals import COUNT_COMMIT, DatabaseMark
+from services.kit.telemetry import measures
 from services.model.domain.errors import JournalUnavailable
 
 _log = structlog.get_logger('journal')
@@ -33,7 +35,11 @@ class Transaction:
     after_commit: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
     """Functions that the writer's thread calls after the commit."""
 
+    size_bytes: int = 0
+    """Bytes of the values that the statements contain."""
+
     def execute(self, statement: str, *values: object) -> sqlite3.Cursor:
+        self.size_bytes += sum(len(value) for value in values if isinstance(value, bytes))
         return self.connection.execute(statement, values)
 
 
@@ -44,6 +50,7 @@ class _Job:
     """None for a lazy job, which has no waiter and is retried after a disk error."""
     result: Any = None
     error: BaseException | None = None
+    size_bytes: int = 0
     after_commit: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
 
 
@@ -136,6 +143,7 @@ class Writer:
             self._loop.call_soon_threadsafe(_deliver, jobs)
 
     def _commit(self, jobs: list[_Job]) -> bool:
+        begin = time.perf_counter()
         try:
             self._connection.execute(self._begin)
             for job in jobs:
@@ -152,6 +160,8 @@ class Writer:
             return False
         if self._mark is not None:
             self._mark.write(count)
+            measures.journal_seconds.record(time.perf_counter() - begin)
+            measures.journal_bytes.add(sum(job.size_bytes for job in jobs), 'row')
         reach('journal.commit.after')
         return True
 
@@ -161,7 +171,7 @@ class Writer:
         self._connection.execute('SAVEPOINT job')
         try:
             job.result = job.work(transaction)
-            job.after_commit = transaction.after_commit
+            job.after_commit, job.size_bytes = transaction.after_commit, transaction.size_bytes
         except sqlite3.Error:
             raise
         except Exception as error:

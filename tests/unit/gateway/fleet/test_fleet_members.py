@@ -6,6 +6,7 @@ from datetime import timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fixtures.recorded_metrics import metric
 from services.gateway.fleet.grpc import is_this_host
 from services.gateway.fleet.members import Membership
 from services.gateway.fleet.replicas import Replicas
@@ -13,6 +14,7 @@ from services.gateway.fleet.rules import Fleet, ReplicaLoad, ReplicaReport
 from services.gateway.fleet.sampler_choice import RouteKey
 from services.kit.caller import Caller
 from services.kit.clock import FakeClock
+from services.kit.telemetry import measures
 
 KEY = RouteKey(base_model='m', blocks=(1,))
 OPERATOR = Caller(tenant_id='t', scopes=frozenset({'operator'}))
@@ -29,6 +31,18 @@ def report(replica_id: str, *, base_model: str = 'm', running: int = 0) -> Repli
     return ReplicaReport(
         replica_id=replica_id, service='sampler', address=f'h:{replica_id}', base_models=(base_model,), load=load
     )
+
+
+def test_samplers_are_counted_by_state() -> None:
+    """The metric of the fleet counts samplers by their state."""
+    membership = new_membership()
+    for name in ('a', 'b', 'c', 'd'):
+        membership.register(report(name))
+    membership.drain('b')
+    membership.mark_lost('c')
+    with measures.fleet_members.observing(membership.count_by_state):
+        counts = [metric('twinkle_fleet_members', state=state) for state in ('ready', 'draining', 'lost')]
+    assert counts == [2, 1, 1]
 
 
 @given(st.lists(st.sampled_from(['ready', 'full', 'draining', 'lost', 'failed', 'other']), min_size=1, max_size=6))

@@ -427,21 +427,27 @@ class VersionTarget(_message.Message):
 
     VERSION_FIELD_NUMBER: _builtins.int
     IS_PINNED_FIELD_NUMBER: _builtins.int
+    PUBLISH_TIME_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Version number. It must be greater than that of every earlier version of the adapter, unless the request repeats a
     version with the same digest: a repeated request returns the first response.
     """
     is_pinned: _builtins.bool
     """Whether to keep the version until it is unpinned."""
+    @_builtins.property
+    def publish_time(self) -> _timestamp_pb2.Timestamp:
+        """Time at which the version was committed. Set in frames that a service sends; ignored in requests to publish."""
+
     def __init__(
         self,
         *,
         version: _builtins.int = ...,
         is_pinned: _builtins.bool = ...,
+        publish_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["publish_time", b"publish_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_pinned", b"is_pinned", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_pinned", b"is_pinned", "publish_time", b"publish_time", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
