@@ -60,7 +60,7 @@ def generated_pages() -> dict[str, str]:
         'reference/commands.md': commands_page(),
         'reference/configuration.md': configuration_page(),
         'reference/errors.md': error_page(contracts, ROOT),
-        'reference/metrics.md': metrics_page(ROOT),
+        'reference/metrics.md': metrics_page(),
     }
 
 

@@ -1,57 +1,29 @@
-"""The page of Prometheus metrics, from the code that declares them."""
+"""The page of metrics, from `services.kit.telemetry.measures`, which defines all of them."""
 
-import ast
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from services.kit.telemetry import measures
+from services.kit.telemetry.instruments import Counter, Gauge, Histogram
 
-_PREFIX = 'twinkle_'
+Metric = Counter | Gauge | Histogram
 _INTRODUCTION = """# Metrics
 
-A service with `telemetry.metrics_port` serves these metrics in Prometheus' format
-([configuration](configuration.md)). A histogram also has series with the suffixes `_bucket`, `_sum` and `_count`. The
-library for Prometheus adds metrics of the process, such as `process_resident_memory_bytes`.
+A service serves these metrics in Prometheus' format ([configuration](configuration.md)). A histogram has series with
+the suffixes `_bucket`, `_sum` and `_count`.
 
-| metric | kind | labels | meaning | declared in |
-| --- | --- | --- | --- | --- |
+| metric | kind | labels | meaning |
+| --- | --- | --- | --- |
 """
 
 
-@dataclass(frozen=True)
-class DeclaredMetric:
-    """A metric, as its declaration describes it."""
-
-    name: str
-    kind: str
-    labels: tuple[str, ...]
-    meaning: str
-    path: str
-    """File of the declaration, below the top of the repository."""
-
-
-def metrics_page(root: Path) -> str:
-    """Return the page of all metrics that the services declare."""
+def metrics_page() -> str:
+    """Return the page of all metrics, sorted by name."""
     rows = [
-        f'| `{metric.name}` | {metric.kind} | {", ".join(f"`{label}`" for label in metric.labels)} | {metric.meaning} '
-        f'| `{metric.path}` |'
-        for metric in sorted(declared_metrics(root), key=lambda metric: metric.name)
+        f'| `{metric.prometheus_name}` | {type(metric).__name__.lower()} '
+        f'| {", ".join(f"`{label.name}`" for label in metric.labels)} | {metric.description} |'
+        for metric in sorted(defined_metrics(), key=lambda metric: metric.prometheus_name)
     ]
     return _INTRODUCTION + '\n'.join(rows) + '\n'
 
 
-def declared_metrics(root: Path) -> Iterator[DeclaredMetric]:
-    """Yield each metric: a call whose first arguments are a name with the prefix, a description and maybe labels."""
-    for path in sorted((root / 'services').rglob('*.py')):
-        text = path.read_text(encoding='utf-8')
-        if f"'{_PREFIX}" not in text:
-            continue
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.Call) and len(node.args) >= 2 and _is_name(node.args[0]):
-                kind = ast.unparse(node.func).rpartition('.')[2].removeprefix('Call').lower()
-                name, meaning = (ast.literal_eval(argument) for argument in node.args[:2])
-                labels = ast.literal_eval(node.args[2]) if len(node.args) > 2 else ()
-                yield DeclaredMetric(name, kind, tuple(labels), meaning, path.relative_to(root).as_posix())
-
-
-def _is_name(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith(_PREFIX)
+def defined_metrics() -> list[Metric]:
+    """Return all metrics that the services define."""
+    return [value for value in vars(measures).values() if isinstance(value, Counter | Gauge | Histogram)]
