@@ -17,7 +17,7 @@ from services.gateway.console.open import open_console
 from services.gateway.exports.open import open_exports
 from services.gateway.fleet.open import fleet_jobs, open_fleet, open_replicas, open_upstreams, upstream_jobs
 from services.gateway.fleet.upstreams import ServiceFacts, Upstreams
-from services.gateway.forwarding.endpoints import make_endpoints, metric_endpoint
+from services.gateway.forwarding.endpoints import make_endpoints, record_endpoints
 from services.gateway.forwarding.merged import MergedServerInfoServicer
 from services.gateway.forwarding.open import open_forwarding
 from services.gateway.futures.capacity import LimitedTrainer
@@ -28,13 +28,15 @@ from services.gateway.http.server import HttpServer, open_http
 from services.gateway.keys.authenticator import GatewayAuthenticator, KeyAuthenticator
 from services.gateway.keys.open import Accounts, open_keys
 from services.gateway.keys.pepper import PepperUnusable
-from services.gateway.metrics.open import OpenMetrics, open_metrics
+from services.gateway.metrics.open import open_metrics
 from services.gateway.metrics.sql import SqlEndedMetrics
 from services.gateway.openai.models import FleetSamplers
 from services.gateway.openai.routes import open_openai
 from services.gateway.quotas.open import open_quotas, quota_jobs
 from services.gateway.quotas.quotas import Quotas
 from services.gateway.quotas.sql import SqlEndedUsage
+from services.gateway.rollouts.open import open_rollouts
+from services.gateway.rollouts.sql import SqlEndedRollouts
 from services.gateway.sampling.grpc import GrpcWeightFacts
 from services.gateway.sampling.open import open_sampling
 from services.gateway.sampling.sql import SqlHandleStore
@@ -51,7 +53,7 @@ from services.kit.sqlite_seals import DatabaseDamaged
 from services.kit.telemetry import Readiness, serving_admin, start_telemetry, stop_telemetry
 from services.kit.telemetry.event_loop import run_service
 
-_ENDED = (SqlEndedRows, SqlHandleStore, SqlEndedUsage, SqlEndedMetrics)
+_ENDED = (SqlEndedRows, SqlHandleStore, SqlEndedUsage, SqlEndedMetrics, SqlEndedRollouts)
 """Stores from which old rows are removed, in this order."""
 Job = Callable[[], Coroutine[Any, Any, Any]]
 
@@ -66,6 +68,14 @@ class Gateway:
     futures: Futures
     http: HttpServer | None = None
     """Server of the HTTP APIs; None if they are disabled."""
+
+
+@dataclass(frozen=True)
+class RunRecords:
+    """Endpoints for the metrics and rollouts of runs, and the jobs that collect metrics."""
+
+    endpoints: Sequence[Endpoint]
+    jobs: Sequence[Job]
 
 
 @asynccontextmanager
@@ -87,9 +97,9 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         )
         handles = open_handles(database, futures, sampling=sampling, weights=weights, quotas=quotas, clock=clock)
         replicas = open_replicas(config, fleet)
-        metrics = await stack.enter_async_context(_metrics(config, database, catalogue, upstreams, clock=clock))
+        records = await stack.enter_async_context(_records(config, database, catalogue, upstreams, clock=clock))
         endpoints = make_endpoints(accounts, sessions, catalogue, quotas, exports=exports, replicas=replicas)
-        endpoints.append(metric_endpoint(metrics.metrics))
+        endpoints += records.endpoints
         handlers = open_forwarding(config, upstreams, quotas.training, sampling=sampling)
         server = _server(config, accounts, endpoints, handlers=handlers, facts=upstreams.all_facts(samplers))
         server.on_drain(fleet.close, futures.begin_stop)
@@ -101,7 +111,7 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
             *open_tinker_catalogue(database, catalogue, accounts, sessions, upstreams=upstreams, clock=clock),
         ]
         http = open_http(config, authenticator=KeyAuthenticator(accounts.verifier), routes=routes)
-        own_jobs = [*metrics.jobs, *future_jobs, export_runner.run, _purge(database, clock=clock).run]
+        own_jobs = [*records.jobs, *future_jobs, export_runner.run, _purge(database, clock=clock).run]
         jobs = [
             session_job(config, database, models=upstreams.models, versions=handles, work=futures, clock=clock),
             *upstream_jobs(config, database, upstreams, clock=clock),
@@ -162,11 +172,15 @@ def _trainer(config: GatewayConfig, upstreams: Upstreams, quotas: Quotas) -> Lim
     return LimitedTrainer(GrpcTrainer(upstreams.calls, internal_token=config.internal_token), quotas.training)
 
 
-def _metrics(
+@asynccontextmanager
+async def _records(
     config: GatewayConfig, database: Database, catalogue: Catalogue, upstreams: Upstreams, *, clock: Clock
-) -> AbstractAsyncContextManager[OpenMetrics]:
-    models, limit = upstreams.internal_models, config.metric_points_per_run
-    return open_metrics(database, catalogue.runs, models, clock=clock, max_points=limit)
+) -> AsyncIterator[RunRecords]:
+    """Open what is stored of runs besides the catalogue: metrics and rollouts."""
+    models, runs, max_points = upstreams.internal_models, catalogue.runs, config.metric_points_per_run
+    async with open_metrics(database, runs, models, clock=clock, max_points=max_points) as metrics:
+        with open_rollouts(database, runs, clock=clock, max_bytes=config.rollout_bytes_per_run) as rollouts:
+            yield RunRecords(record_endpoints(metrics.metrics, rollouts), metrics.jobs)
 
 
 def _purge(database: Database, *, clock: Clock) -> Purge:

@@ -57,6 +57,21 @@ class MetricsFull(QuotaExceeded):
     """The run has too many points or names of metrics."""
 
 
+@domain_error('ROLLOUT_NOT_FOUND', 'the run has no rollout {rollout_id!r}; it may have been removed for newer ones')
+class RolloutNotFound(NotFound):
+    """The run has no such rollout, or no longer."""
+
+    rollout_id: str
+
+
+@domain_error(
+    'QUOTA_EXCEEDED',
+    'the rollouts exceed quota {quota!r}, which is {limit}; log fewer rollouts, or leave out their tokens',
+)
+class RolloutsTooLarge(QuotaExceeded):
+    """The rollouts of a request need more room than a run or a group may have."""
+
+
 @domain_error('KEY_NOT_FOUND', 'no API key {key_id!r}')
 class KeyNotFound(NotFound):
     """No such API key exists."""

@@ -1,10 +1,15 @@
 """Operations on runs."""
 
+from collections.abc import Awaitable, Callable
+
 from services.gateway.catalogue.ports import RunStore
 from services.gateway.catalogue.rules import Run, RunFilter
 from services.gateway.errors import RunNotFound
 from services.gateway.paging import Cursor, Listing, Page, list_page
 from services.kit.caller import Caller
+
+_CREATION_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)
+"""Pauses in seconds between attempts to find a run, because the gateway learns of a new run after its creation."""
 
 
 class Runs:
@@ -28,3 +33,17 @@ class Runs:
         """Return one page of the caller's runs that match `wanted`, newest first."""
         found = await self._store.list_newest(caller.tenant_id, page, wanted)
         return list_page(found, page, cursor_of=lambda run: Cursor(run.create_time, run.run_id))
+
+
+async def find_new_run(runs: Runs, caller: Caller, run_id: str, *, pause: Callable[[float], Awaitable[None]]) -> Run:
+    """Return a run, and wait up to about two seconds for one that was just created; `pause` sleeps for some seconds.
+
+    Raises:
+        RunNotFound: the caller has no such run.
+    """
+    for seconds in _CREATION_PAUSES:
+        try:
+            return await runs.get(caller, run_id)
+        except RunNotFound:
+            await pause(seconds)
+    return await runs.get(caller, run_id)

@@ -16,6 +16,8 @@ from services.gateway.metrics.metrics import Metrics
 from services.gateway.metrics.servicer import MetricServicer
 from services.gateway.quotas.quotas import Quotas
 from services.gateway.quotas.servicer import QuotaServicer, UsageServicer
+from services.gateway.rollouts.rollouts import Rollouts
+from services.gateway.rollouts.servicer import RolloutServicer
 from services.gateway.sessions.servicer import SessionServicer
 from services.gateway.sessions.sessions import Sessions
 from services.kit.rpc.server import Endpoint
@@ -28,6 +30,7 @@ from twinkle.api.gateway.v1 import (
     key_service_pb2,
     metric_service_pb2,
     quota_service_pb2,
+    rollout_service_pb2,
     session_service_pb2,
 )
 from twinkle.api.gateway.v1.catalogue_service_pb2_grpc import add_CatalogueServiceServicer_to_server
@@ -36,6 +39,7 @@ from twinkle.api.gateway.v1.fleet_service_pb2_grpc import add_FleetServiceServic
 from twinkle.api.gateway.v1.key_service_pb2_grpc import add_KeyServiceServicer_to_server
 from twinkle.api.gateway.v1.metric_service_pb2_grpc import add_MetricServiceServicer_to_server
 from twinkle.api.gateway.v1.quota_service_pb2_grpc import add_QuotaServiceServicer_to_server
+from twinkle.api.gateway.v1.rollout_service_pb2_grpc import add_RolloutServiceServicer_to_server
 from twinkle.api.gateway.v1.session_service_pb2_grpc import add_SessionServiceServicer_to_server
 from twinkle.api.model.v1 import adapter_service_pb2, training_service_pb2
 
@@ -77,6 +81,9 @@ def make_endpoints(
     ]
 
 
-def metric_endpoint(metrics: Metrics) -> Endpoint:
-    """Return the endpoint for metrics of runs."""
-    return Endpoint(_service_in(metric_service_pb2), MetricServicer(metrics), add_MetricServiceServicer_to_server)
+def record_endpoints(metrics: Metrics, rollouts: Rollouts) -> list[Endpoint]:
+    """Return the endpoints for what programs log for runs: metrics and rollouts."""
+    return [
+        Endpoint(_service_in(metric_service_pb2), MetricServicer(metrics), add_MetricServiceServicer_to_server),
+        Endpoint(_service_in(rollout_service_pb2), RolloutServicer(rollouts), add_RolloutServiceServicer_to_server),
+    ]

@@ -3,15 +3,11 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from services.gateway.catalogue.runs import Runs
-from services.gateway.errors import RunNotFound
+from services.gateway.catalogue.runs import Runs, find_new_run
 from services.gateway.metrics.ports import MetricStore
 from services.gateway.metrics.rules import MetricFilter, Point, Series
 from services.kit.caller import Caller
 from services.kit.clock import Clock
-
-_CREATION_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)
-"""Pauses in seconds between attempts to find a run, because the gateway learns of a new run after its creation."""
 
 
 class Metrics:
@@ -40,14 +36,7 @@ class Metrics:
             RunNotFound: the caller has no such run.
             MetricsFull: the run would have too many points or names; nothing is stored.
         """
-        for pause in _CREATION_PAUSES:
-            try:
-                await self._runs.get(caller, run_id)
-                break
-            except RunNotFound:
-                await self._pause(pause)
-        else:
-            await self._runs.get(caller, run_id)
+        await find_new_run(self._runs, caller, run_id, pause=self._pause)
         moment = self._clock.now()
         await self._store.save(caller.tenant_id, run_id, points, moment=moment, max_points=self._max_points)
 

@@ -5,11 +5,11 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, LargeBinary, String, delete, select, tuple_, update
+from sqlalchemy import ColumnElement, LargeBinary, String, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import Mapped, mapped_column
 
-from services.gateway.catalogue.sql import RunRow
+from services.gateway.catalogue.run_rows import SqlEndedRunRows
 from services.gateway.errors import MetricsFull
 from services.gateway.metrics.chunks import ChunkKey, Points, chunks_of, count_of, joined, merge_all, reduced
 from services.gateway.metrics.rules import MAX_LISTED, MAX_NAMES, MetricFilter, Point, Report, Series
@@ -123,27 +123,11 @@ class SqlMetricStore(SqlStore):
         self._reading.close()
 
 
-class SqlEndedMetrics(SqlStore):
-    """Implements `EndedRows` for the metrics of runs that are no longer listed, with one transaction for each run."""
+class SqlEndedMetrics(SqlEndedRunRows):
+    """Implements `EndedRows` for the metrics of runs that are no longer listed."""
 
-    async def purge(self, *, before: datetime) -> int:
-        row, listed = MetricRunRow, select(RunRow.tenant_id, RunRow.run_id)
-        is_ended = tuple_(row.tenant_id, row.run_id).not_in(listed) & (row.update_time < before)
-        async with self._database.read() as connection:
-            ended: Sequence[Any] = (await connection.execute(select(row.tenant_id, row.run_id).where(is_ended))).all()
-        return sum([await self._purge_run(*key, before=before) for key in ended])
-
-    async def _purge_run(self, tenant_id: str, run_id: str, *, before: datetime) -> int:
-        """Delete the metrics of a run, unless they were changed since `before`; return the number of rows."""
-        is_run = _is_of_run(MetricRunRow, tenant_id, run_id)
-        locked = select(MetricRunRow.update_time).where(is_run).with_for_update()
-        async with self._database.write() as connection:
-            changed = await connection.scalar(locked)
-            if changed is None or changed >= before:
-                return 0
-            is_chunk = _is_of_run(MetricChunkRow, tenant_id, run_id)
-            count = (await connection.execute(delete(MetricChunkRow).where(is_chunk))).rowcount
-            return count + (await connection.execute(delete(MetricRunRow).where(is_run))).rowcount
+    run_row = MetricRunRow
+    content_row = MetricChunkRow
 
 
 def _is_of_run(row: type[MetricRunRow | MetricChunkRow], tenant_id: str, run_id: str) -> ColumnElement[bool]:

@@ -58,7 +58,7 @@ def _remove_later_tables(connection: Connection) -> None:
     is_sealed = connection.dialect.name == 'sqlite'
     if is_sealed:
         sqlite_seals.remove(raw)
-    for table in ('creations', 'metric_runs', 'metric_chunks'):
+    for table in ('creations', 'metric_runs', 'metric_chunks', 'rollout_runs', 'rollout_groups'):
         connection.execute(text(f'DROP TABLE {table}'))
     connection.execute(text("UPDATE alembic_version SET version_num = 'r0011'"))
     if is_sealed:
@@ -81,12 +81,14 @@ async def test_database_of_the_first_release_stays_usable(database_url: str) -> 
 
 
 def _remove_report_numbers(connection: Connection) -> None:
-    """Remove the column that was added after revision r0013, and record this revision."""
+    """Remove the column and the tables that were added after revision r0013, and record this revision."""
     raw = cast(sqlite_seals.DatabaseConnection, connection.connection)
     is_sealed = connection.dialect.name == 'sqlite'
     if is_sealed:
         sqlite_seals.remove(raw)
     connection.execute(text('ALTER TABLE metric_runs DROP COLUMN sequence_number'))
+    for table in ('rollout_runs', 'rollout_groups'):
+        connection.execute(text(f'DROP TABLE {table}'))
     connection.execute(text("UPDATE alembic_version SET version_num = 'r0013'"))
     if is_sealed:
         sqlite_seals.install(raw)

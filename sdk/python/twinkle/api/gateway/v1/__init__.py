@@ -13,6 +13,8 @@ __all__ = [
     'metric_service_pb2_grpc',
     'quota_service_pb2',
     'quota_service_pb2_grpc',
+    'rollout_service_pb2',
+    'rollout_service_pb2_grpc',
     'session_service_pb2',
     'session_service_pb2_grpc',
 ]

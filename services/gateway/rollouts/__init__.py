@@ -1,0 +1,3 @@
+"""Rollouts of runs: sampled completions with rewards and advantages that programs log."""
+
+__all__: list[str] = []

@@ -1,0 +1,76 @@
+"""Operations on rollouts."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from services.gateway.catalogue.runs import Runs, find_new_run
+from services.gateway.errors import RolloutNotFound
+from services.gateway.rollouts.ports import RolloutStore
+from services.gateway.rollouts.rules import (
+    GroupKey,
+    Groups,
+    RolloutFilter,
+    RolloutPage,
+    StoredRollout,
+    parse_rollout_id,
+)
+from services.kit.caller import Caller
+from services.kit.clock import Clock
+
+
+class Rollouts:
+    """Stores and reads the rollouts of a caller's runs."""
+
+    def __init__(
+        self,
+        store: RolloutStore,
+        runs: Runs,
+        *,
+        clock: Clock,
+        max_bytes: int,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """Create rollouts of `runs` with a limit of stored bytes of each run; `pause` sleeps for some seconds."""
+        self._store = store
+        self._runs = runs
+        self._clock = clock
+        self._max_bytes = max_bytes
+        self._pause = pause
+
+    async def log(self, caller: Caller, run_id: str, step: int, groups: Groups) -> int:
+        """Store rollouts of a run, and return the number of older groups that were removed to make room.
+
+        A rollout with the step, group and index of a stored one replaces it.
+
+        Raises:
+            RunNotFound: the caller has no such run.
+            RolloutsTooLarge: the changed groups need more room than a run or a group may have; nothing is stored.
+        """
+        await find_new_run(self._runs, caller, run_id, pause=self._pause)
+        run = caller.tenant_id, run_id
+        return await self._store.save(run, step, groups, moment=self._clock.now(), max_bytes=self._max_bytes)
+
+    async def list(
+        self, caller: Caller, run_id: str, wanted: RolloutFilter, *, size: int, after: GroupKey | None
+    ) -> RolloutPage:
+        """Return at most `size` groups of a run that match `wanted` and follow the group `after`.
+
+        Raises:
+            RunNotFound: the caller has no such run.
+        """
+        await self._runs.get(caller, run_id)
+        return await self._store.list_page((caller.tenant_id, run_id), wanted, size=size, after=after)
+
+    async def get(self, caller: Caller, run_id: str, rollout_id: str) -> StoredRollout:
+        """Return a rollout of a run.
+
+        Raises:
+            RunNotFound: the caller has no such run.
+            RolloutNotFound: the run has no such rollout.
+        """
+        await self._runs.get(caller, run_id)
+        parsed = parse_rollout_id(rollout_id)
+        found = None if parsed is None else await self._store.get((caller.tenant_id, run_id), *parsed)
+        if found is None:
+            raise RolloutNotFound(rollout_id)
+        return found

@@ -1,0 +1,255 @@
+"""Tables and store of rollouts."""
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Index, LargeBinary, String, and_, delete, func, or_, select, tuple_, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import Mapped, mapped_column
+
+from services.gateway.catalogue.run_rows import SqlEndedRunRows
+from services.gateway.errors import RolloutsTooLarge
+from services.gateway.rollouts.packing import PackedGroup, content_of, merge_all, pack_all, unpack_summaries
+from services.gateway.rollouts.rules import (
+    LISTED_BYTES,
+    MAX_CHANGED_BYTES,
+    GroupKey,
+    Groups,
+    GroupSummary,
+    RolloutFilter,
+    RolloutPage,
+    StoredRollout,
+)
+from services.gateway.store.base import DELETED_AT_ONCE, Base, SqlStore, as_row, insert_into
+from services.gateway.store.database import Database
+from services.kit.worker import Threads
+
+_WRITERS = 2
+"""Number of transactions that store rollouts at the same time. The others wait without a connection to the database."""
+_COUNTS = ('stored_bytes', 'write_number', 'removed_group_count')
+
+
+class RolloutRunRow(Base):
+    """Table of runs with rollouts. Every change of a run's rollouts locks its row."""
+
+    __tablename__ = 'rollout_runs'
+    tenant_id: Mapped[str] = mapped_column(primary_key=True)
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    stored_bytes: Mapped[int]
+    write_number: Mapped[int]
+    """Number of changes of the run's rollouts."""
+    removed_group_count: Mapped[int]
+    update_time: Mapped[datetime]
+
+
+class RolloutGroupRow(Base):
+    """Table of groups of rollouts, see `rollouts.packing`."""
+
+    __tablename__ = 'rollout_groups'
+    __table_args__ = (Index('ix_rollout_groups_written', 'tenant_id', 'run_id', 'write_number'),)
+    tenant_id: Mapped[str] = mapped_column(primary_key=True)
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    step: Mapped[int] = mapped_column(primary_key=True)
+    group_id: Mapped[str] = mapped_column(
+        String(128).with_variant(String(128, collation='C'), 'postgresql'), primary_key=True
+    )
+    write_number: Mapped[int]
+    """Number of the last change of the group."""
+    size_bytes: Mapped[int]
+    """Number of bytes that count for the limit of the run."""
+    summary_bytes: Mapped[int]
+    content_bytes: Mapped[int]
+    update_time: Mapped[datetime]
+    summaries: Mapped[bytes] = mapped_column(LargeBinary)
+    content: Mapped[bytes] = mapped_column(LargeBinary)
+
+
+class SqlRolloutStore(SqlStore):
+    """Implements `RolloutStore`. `close` stops its threads."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self._writers = asyncio.Semaphore(_WRITERS)
+        # Transactions must not wait for threads that other work occupies.
+        self._packing, self._merging = Threads('rollouts-packing', count=1), Threads('rollouts-merging', count=_WRITERS)
+        self._reading = Threads('rollouts-reading', count=1)
+
+    async def save(self, run: tuple[str, str], step: int, groups: Groups, *, moment: datetime, max_bytes: int) -> int:
+        changed = await self._packing.run(pack_all, groups)
+        async with self._writers, self._database.write() as connection:
+            counts = await _locked_counts(connection, run, moment)
+            await _check_change(connection, run, step, changed)
+            stored = await _stored(connection, run, step, changed)
+            if stored:
+                changed |= await self._merging.run(merge_all, stored, groups)
+            size_bytes = sum(group.size_bytes for group in changed.values())
+            if size_bytes > max_bytes:
+                raise RolloutsTooLarge('rollout_bytes_per_run', max_bytes)
+            counts['write_number'] += 1
+            counts['stored_bytes'] += size_bytes - sum(group.size_bytes for group in stored.values())
+            common = {**_key_of(run), 'step': step, 'write_number': counts['write_number'], 'update_time': moment}
+            await _write(connection, common, changed)
+            removed = await _remove_oldest(connection, run, counts, excess=counts['stored_bytes'] - max_bytes)
+            is_run = _is_of_run(RolloutRunRow, run)
+            await connection.execute(update(RolloutRunRow).where(is_run).values(**counts, update_time=moment))
+        return removed
+
+    async def list_page(
+        self, run: tuple[str, str], wanted: RolloutFilter, *, size: int, after: GroupKey | None
+    ) -> RolloutPage:
+        row = RolloutGroupRow
+        conditions = [_is_of_run(row, run), *_conditions(wanted)]
+        if after is not None:
+            conditions.append(or_(row.step < after[0], and_(row.step == after[0], row.group_id > after[1])))
+        columns = (row.step, row.group_id, row.update_time, row.summary_bytes, row.summaries)
+        query = select(*columns).where(*conditions).order_by(row.step.desc(), row.group_id).limit(size + 1)
+        removed = select(RolloutRunRow.removed_group_count).where(_is_of_run(RolloutRunRow, run))
+        async with self._database.read() as connection:
+            found: Sequence[Any] = (await connection.execute(query)).all()
+            removed_count = await connection.scalar(removed)
+        return await self._reading.run(_page_of, found, size=size, removed_group_count=removed_count or 0)
+
+    async def get(self, run: tuple[str, str], group: GroupKey, index: int) -> StoredRollout | None:
+        row = RolloutGroupRow
+        is_group = _is_of_run(row, run) & (row.step == group[0]) & (row.group_id == group[1])
+        query = select(row.summaries, row.content, row.update_time).where(is_group)
+        async with self._database.read() as connection:
+            found: Any = (await connection.execute(query)).one_or_none()
+        if found is None:
+            return None
+        content = await self._reading.run(content_of, bytes(found.summaries), bytes(found.content), index)
+        if content is None:
+            return None
+        return StoredRollout(step=group[0], group_id=group[1], content=content, update_time=found.update_time)
+
+    def close(self) -> None:
+        for threads in (self._packing, self._merging, self._reading):
+            threads.close()
+
+
+class SqlEndedRollouts(SqlEndedRunRows):
+    """Implements `EndedRows` for the rollouts of runs that are no longer listed."""
+
+    run_row = RolloutRunRow
+    content_row = RolloutGroupRow
+
+
+def _key_of(run: tuple[str, str]) -> dict[str, Any]:
+    return {'tenant_id': run[0], 'run_id': run[1]}
+
+
+def _is_of_run(row: type[RolloutRunRow | RolloutGroupRow], run: tuple[str, str]) -> ColumnElement[bool]:
+    return (row.tenant_id == run[0]) & (row.run_id == run[1])
+
+
+def _conditions(wanted: RolloutFilter) -> list[ColumnElement[bool]]:
+    row = RolloutGroupRow
+    conditions = [row.step >= wanted.begin_step]
+    if wanted.end_step is not None:
+        conditions.append(row.step < wanted.end_step)
+    if wanted.group_id:
+        conditions.append(row.group_id == wanted.group_id)
+    return conditions
+
+
+async def _locked_counts(connection: AsyncConnection, run: tuple[str, str], moment: datetime) -> dict[str, int]:
+    """Lock the row of a run until the end of the transaction, and return its counts."""
+    key = _key_of(run)
+    row = {**key, **dict.fromkeys(_COUNTS, 0), 'update_time': moment}
+    insert = insert_into(connection, RolloutRunRow).values(row).on_conflict_do_nothing(index_elements=list(key))
+    query = select(*(getattr(RolloutRunRow, name) for name in _COUNTS)).where(_is_of_run(RolloutRunRow, run))
+    counts = None
+    while counts is None:
+        # A purge may delete the row between the two statements.
+        await connection.execute(insert)
+        counts = (await connection.execute(query.with_for_update())).one_or_none()
+    return dict(zip(_COUNTS, counts, strict=True))
+
+
+async def _check_change(
+    connection: AsyncConnection, run: tuple[str, str], step: int, new: Mapping[str, PackedGroup]
+) -> None:
+    """Check the size of the groups that a change reads and writes, because it holds the lock of the run meanwhile.
+
+    Raises:
+        RolloutsTooLarge: the stored groups and the new ones have too many bytes before compression.
+    """
+    row = RolloutGroupRow
+    query = select(func.sum(row.summary_bytes + row.content_bytes)).where(_is_changed(run, step, new))
+    size_bytes = int(await connection.scalar(query) or 0)
+    size_bytes += sum(group.summary_bytes + group.content_bytes for group in new.values())
+    if size_bytes > MAX_CHANGED_BYTES:
+        raise RolloutsTooLarge('rollout_bytes_per_request', MAX_CHANGED_BYTES)
+
+
+async def _stored(
+    connection: AsyncConnection, run: tuple[str, str], step: int, group_ids: Collection[str]
+) -> dict[str, PackedGroup]:
+    """Return those of some groups that are stored."""
+    row = RolloutGroupRow
+    columns = (row.group_id, row.summaries, row.content, row.summary_bytes, row.content_bytes)
+    found: Sequence[Any] = (await connection.execute(select(*columns).where(_is_changed(run, step, group_ids)))).all()
+    return {
+        group_id: PackedGroup(bytes(summaries), bytes(content), *sizes)
+        for group_id, summaries, content, *sizes in found
+    }
+
+
+def _is_changed(run: tuple[str, str], step: int, group_ids: Collection[str]) -> ColumnElement[bool]:
+    row = RolloutGroupRow
+    return _is_of_run(row, run) & (row.step == step) & row.group_id.in_(group_ids)
+
+
+async def _write(connection: AsyncConnection, common: Mapping[str, Any], changed: Mapping[str, PackedGroup]) -> None:
+    rows = [
+        {**common, 'group_id': group_id, 'size_bytes': group.size_bytes, **as_row(group)}
+        for group_id, group in sorted(changed.items())
+    ]
+    insert = insert_into(connection, RolloutGroupRow)
+    index = ['tenant_id', 'run_id', 'step', 'group_id']
+    values = {name: insert.excluded[name] for name in rows[0] if name not in index}
+    await connection.execute(insert.on_conflict_do_update(index_elements=index, set_=values), rows)
+
+
+async def _remove_oldest(
+    connection: AsyncConnection, run: tuple[str, str], counts: dict[str, int], *, excess: int
+) -> int:
+    """Remove the groups that were changed first, until `excess` bytes are free, and count them in `counts`."""
+    row = RolloutGroupRow
+    # Groups of the last change fit into the limit, so they stay.
+    is_older = _is_of_run(row, run) & (row.write_number < counts['write_number'])
+    order = (row.write_number, row.step, row.group_id)
+    query = select(row.step, row.group_id, row.size_bytes).where(is_older).order_by(*order).limit(DELETED_AT_ONCE)
+    freed, removed, is_last = 0, 0, False
+    while freed < excess and not is_last:
+        found: Sequence[Any] = (await connection.execute(query)).all()
+        chosen: list[GroupKey] = []
+        for step, group_id, size_bytes in found:
+            if freed >= excess:
+                break
+            chosen.append((step, group_id))
+            freed += size_bytes
+        is_chosen = _is_of_run(row, run) & tuple_(row.step, row.group_id).in_(chosen)
+        await connection.execute(delete(row).where(is_chosen))
+        removed, is_last = removed + len(chosen), len(found) < DELETED_AT_ONCE
+    counts['stored_bytes'] -= freed
+    counts['removed_group_count'] += removed
+    return removed
+
+
+def _page_of(rows: Sequence[Any], *, size: int, removed_group_count: int) -> RolloutPage:
+    """Return the first groups as a page that has not many more than `LISTED_BYTES`."""
+    listed_bytes = 0
+    groups: list[GroupSummary] = []
+    for row in rows[:size]:
+        rollouts = unpack_summaries(bytes(row.summaries))
+        groups.append(
+            GroupSummary(step=row.step, group_id=row.group_id, rollouts=rollouts, update_time=row.update_time)
+        )
+        listed_bytes += row.summary_bytes
+        if listed_bytes >= LISTED_BYTES:
+            break
+    next_key = (groups[-1].step, groups[-1].group_id) if len(rows) > len(groups) else None
+    return RolloutPage(groups=groups, next_key=next_key, removed_group_count=removed_group_count)
