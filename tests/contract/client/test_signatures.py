@@ -71,12 +71,12 @@ def test_client_arguments_have_the_library_defaults() -> None:
 
 
 def test_every_remote_verb_has_blocking_and_async_forms() -> None:
-    """All verbs are remote methods, except `adapter_id`, `metrics`, `pipeline` and the stream `watch_operations`."""
+    """All verbs are remote methods, except those that return an object and the stream `watch_operations`."""
     client = TwinkleClient('http://127.0.0.1:9', 'key')
     try:
         model = RemoteModel('tiny', client=client)
         local = {name for name in verbs_of(RemoteModel) if not isinstance(getattr(model, name), RemoteMethod)}
-        assert local == {'adapter_id', 'metrics', 'pipeline', 'watch_operations'}
+        assert local == {'adapter_id', 'metrics', 'pipeline', 'rollouts', 'watch_operations'}
         assert isinstance(model.watch_operations, RemoteStream)
     finally:
         client.close()

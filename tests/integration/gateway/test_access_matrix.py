@@ -25,7 +25,7 @@ from fixtures.two_tenants import ABSENT, Ids, TwoTenants, two_tenants
 from services.gateway.credentials import Access, Scope, requirement_of
 from twinkle.api.data.v1 import dataset_pb2
 from twinkle.api.data.v1 import dataset_service_pb2 as dataset_wire
-from twinkle.api.gateway.v1 import key_service_pb2, key_service_pb2_grpc, metric_service_pb2
+from twinkle.api.gateway.v1 import key_service_pb2, key_service_pb2_grpc, metric_service_pb2, rollout_service_pb2
 from twinkle.api.sampler.v1 import sampler_service_pb2 as sampler_wire
 from twinkle.api.sampler.v1 import sampling_pb2
 
@@ -200,6 +200,12 @@ REQUESTS: dict[str, Callable[[Ids], Message]] = {
     'LogMetrics': lambda ids: metric_service_pb2.LogMetricsRequest(
         run_id=ids.model, points=[metric_service_pb2.MetricPoint(name='loss', step=0, value=0.0)]
     ),
+    'LogRollouts': lambda ids: rollout_service_pb2.LogRolloutsRequest(
+        run_id=ids.model,
+        step=0,
+        groups=[rollout_service_pb2.RolloutGroup(group_id='a', rollouts=[rollout_service_pb2.Rollout(index=0)])],
+    ),
+    'GetRollout': lambda ids: rollout_service_pb2.GetRolloutRequest(run_id=ids.model, rollout_id='0/a/0'),
     'LoadAdapter': lambda ids: sampler_wire.LoadAdapterRequest(adapter=adapter_of(ids)),
 }
 """Functions that build the requests for which `message_of` creates no valid request."""

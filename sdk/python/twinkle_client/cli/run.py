@@ -1,4 +1,4 @@
-"""`twinkle run`: one training run and its metrics."""
+"""`twinkle run`: one training run, its metrics and its rollouts."""
 
 import json
 import math
@@ -9,6 +9,7 @@ import typer
 
 from twinkle.api.gateway.v1.catalogue_service_pb2 import Run
 from twinkle_client.cli.curves import curve
+from twinkle_client.cli.rollouts import rollouts
 from twinkle_client.cli.runs import NAME_LABEL, run_as_json
 from twinkle_client.cli.session import StateDirOption, console, error_console, open_client
 from twinkle_client.cli.times import local_text
@@ -17,7 +18,8 @@ from twinkle_client.metrics import MetricSeries, RunMetrics
 _WIDTH, _HEIGHT = 60, 6
 _POINTS = 2 * _WIDTH
 
-app = typer.Typer(help='Show a training run and its metrics.', no_args_is_help=True)
+app = typer.Typer(help='Show a training run, its metrics and its rollouts.', no_args_is_help=True)
+app.command('rollouts')(rollouts)
 
 
 @app.command('show')

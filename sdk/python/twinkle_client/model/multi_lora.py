@@ -24,6 +24,7 @@ from twinkle_client.model.planning import PlanningVerbs
 from twinkle_client.model.saving import SavingVerbs
 from twinkle_client.model.training import TrainingVerbs
 from twinkle_client.model.watching import WatchingVerbs
+from twinkle_client.rollouts import RunRollouts
 from twinkle_client.rpc import new_id, remote_method
 
 _log = logging.getLogger('twinkle_client')
@@ -126,6 +127,10 @@ class MultiLoraTransformersModel(
     def metrics(self, *, adapter_name: str | None = None) -> RunMetrics:
         """Return the metrics of an adapter's run, to log and read them."""
         return RunMetrics(self.adapter_id(adapter_name), client=self._client)
+
+    def rollouts(self, *, adapter_name: str | None = None) -> RunRollouts:
+        """Return the rollouts of an adapter's run, to log and read them."""
+        return RunRollouts(self.adapter_id(adapter_name), client=self._client)
 
     def _attach(self, adapter_name: str, adapter_id: str, last_number: int) -> None:
         log = OperationLog(self._connection, adapter_id, last_number=last_number)
