@@ -16,7 +16,7 @@ from twinkle.api.tensor.v1 import tensor_pb2
 from twinkle.data_format import Message, Trajectory, VersionSpan
 from twinkle_client.client import TwinkleClient, current_client
 from twinkle_client.convert import tensor_from_proto, trajectory_from_proto
-from twinkle_client.convert.rollouts import rollouts_with_groups, set_advantages, set_numbers, set_parts
+from twinkle_client.convert.rollouts import rollouts_with_groups, set_advantages, set_parts, set_rewards
 from twinkle_client.rpc import LoopThread, remote_method
 
 _REQUEST_BYTES, _ROLLOUTS_PER_REQUEST = 8 << 20, 1024
@@ -149,7 +149,7 @@ class RunRollouts:
         found = rollouts_with_groups(trajectories, groups=groups)
         messages = [message for _, message in found]
         if rewards is not None:
-            set_numbers(messages, 'reward', rewards)
+            set_rewards(messages, rewards)
         if advantages is not None:
             set_advantages(messages, advantages)
         set_parts(messages, reward_parts or {})

@@ -37,7 +37,7 @@ def rollouts(
             end = None if step is None else step + 1
             found = logged.list(begin_step=step or 0, end_step=end, limit=limit)
     if is_json:
-        typer.echo(json.dumps(_json_value(found)))
+        typer.echo(json.dumps(_json_value(found if rollout is not None else {'run': run, 'groups': found})))
     elif rollout is not None:
         _print_rollout(found)
     else:

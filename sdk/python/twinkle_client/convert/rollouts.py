@@ -78,14 +78,14 @@ def rollouts_with_groups(trajectories: Any, *, groups: int | Sequence[str] | Non
     return list(zip(group_ids, messages, strict=True))
 
 
-def set_numbers(messages: Sequence[pb.Rollout], name: str, values: Any) -> None:
-    """Set a number, such as `reward`, of each message.
+def set_rewards(messages: Sequence[pb.Rollout], rewards: Any) -> None:
+    """Set the reward of each message.
 
     Raises:
         ValueError: There are not as many values as messages, or a value is not a number.
     """
-    for message, value in zip(messages, _listed(values, name, count=len(messages)), strict=True):
-        setattr(message, name, _number(value, f'{name}s'))
+    for message, value in zip(messages, _listed(rewards, 'rewards', count=len(messages)), strict=True):
+        message.reward = _number(value, 'rewards')
 
 
 def set_parts(messages: Sequence[pb.Rollout], parts: Mapping[str, Any]) -> None:
@@ -148,9 +148,7 @@ def _group_ids(numbers: Sequence[int], groups: int | Sequence[str] | None) -> li
             raise ValueError(f'groups: {count} completions cannot be divided into groups of {groups}')
         return [f'{position // groups:04}' for position in range(count)]
     if isinstance(groups, str) or len(groups) != count:
-        raise ValueError(
-            f'groups must be a number, or a list with an id for each of {count} completions, got {groups!r}'
-        )
+        raise ValueError(f'groups: expected a number, or a list with an id for each of {count} completions')
     return list(groups)
 
 
