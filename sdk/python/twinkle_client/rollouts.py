@@ -25,7 +25,7 @@ _MAX_STEP, _PAGE_SIZE = 2**53 - 1, 200
 
 @dataclass(frozen=True, kw_only=True)
 class RewardStatistics:
-    """Statistics of the finite rewards of a group; all are 0 if there are none."""
+    """Statistics of the finite rewards of a group; all are 0 without such rewards."""
 
     count: int
     mean: float

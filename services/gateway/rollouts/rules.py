@@ -66,7 +66,7 @@ class GroupSummary:
     step: int
     group_id: str
     rollouts: Sequence[RolloutSummary]
-    """By ascending index."""
+    """Rollouts by ascending index."""
     update_time: datetime
     """Time at which a rollout of the group was stored last."""
 

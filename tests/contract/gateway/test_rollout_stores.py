@@ -49,7 +49,7 @@ async def store(database: Database) -> AsyncIterator[SqlRolloutStore]:
 
 
 def rollout(index: int, numbers: random.Random, *, size: int = 100) -> Rollout:
-    """Return a rollout with random facts, some of which are unknown, and random content."""
+    """Return a rollout with random content, and random facts that may be unknown."""
     content = numbers.randbytes(numbers.randint(0, size))
     reward = numbers.choice([None, 0.0, -0.0, 1.5, 1e300, math.inf])
     summary = RolloutSummary(
