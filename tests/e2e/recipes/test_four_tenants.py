@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from twinkle.data_format import VersionSpan
+from twinkle_client import TwinkleClient
+from twinkle_client.administration import KeyAdministration
+from twinkle_client.rollouts import RunRollouts
 from twinkle_client.stack import StackState
 
 pytestmark = pytest.mark.timeout(300)
@@ -55,6 +59,29 @@ def test_two_steps_of_one_tenant_write_finite_losses(tiny_stack: StackState, tmp
     assert all(math.isfinite(loss) for loss in losses)
     assert (folder / 'curves.png').read_bytes().startswith(b'\x89PNG')
     assert logs_of(folder)
+
+
+def test_the_tenant_with_rewards_stores_its_rollouts(tiny_stack: StackState, tmp_path: Path) -> None:
+    """The server keeps the completions of each step with their rewards, tokens and versions after the run has ended."""
+    run(tiny_stack, tmp_path, '--solo', 'C', steps=2)
+    with TwinkleClient(tiny_stack.address, tiny_stack.read_api_key()) as admin:
+        _, secret = KeyAdministration(client=admin).create_key('tenant-c', scopes=['sample'])
+    with TwinkleClient(tiny_stack.address, secret) as client:
+        rollouts = RunRollouts(client.list_training_runs()[0].run_id, client=client)
+        groups = rollouts.list()
+        assert [(group.step, group.group_id) for group in groups] == [
+            (step, f'{prompt:04}') for step in (1, 0) for prompt in range(4)
+        ]
+        for group in groups:
+            assert [item.reward for item in group.rollouts if item.reward is None or item.advantage is None] == []
+            assert {item.newest_version for item in group.rollouts} == {group.step + 1}
+        last = rollouts.get(groups[3].rollouts[-1].rollout_id)
+    assert last.prompt_chat == {'messages': [{'role': 'user', 'content': 'Describe the sea.'}]}
+    assert last.token_ids is not None
+    assert last.logprobs is not None
+    assert len(last.token_ids) == len(last.logprobs) <= 12
+    assert (last.logprobs <= 0).all()
+    assert last.version_spans == [VersionSpan(version=2, begin_token=0, end_token=len(last.token_ids))]
 
 
 @pytest.mark.slow
