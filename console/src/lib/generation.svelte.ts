@@ -31,6 +31,7 @@ export class Generation {
   tokensPerSecond = $state<number>();
   #control = new AbortController();
   #begin = 0;
+  #tokenCount = 0;
 
   async run(request: MessageInitShape<typeof SampleRequestSchema>): Promise<void> {
     this.stop();
@@ -38,17 +39,22 @@ export class Generation {
     const { signal } = this.#control;
     const vocabulary = vocabularyOf(request.baseModel ?? '');
     const decoder = new TokenDecoder(vocabulary);
+    // Texts of tokens are read beside the stream, so that they do not delay it.
+    let added = Promise.resolve();
     try {
       for await (const { event } of sampler.sample(request, { signal })) {
         if (event.case === 'prompt') {
           this.promptTokenCount = elements(event.value.tokenIds).length;
           this.cachedTokenCount = event.value.cachedTokenCount;
         } else if (event.case === 'delta') {
-          await this.#add(event.value, vocabulary, decoder, signal);
+          const delta = event.value;
+          this.#time(delta);
+          added = added.then(() => this.#add(delta, vocabulary, decoder, signal));
         } else if (event.case === 'finished') {
           this.stopReason = lower(StopReason[event.value.stopReason]);
         }
       }
+      await added;
     } catch (error) {
       if (isAborted(error)) {
         this.stopReason = 'stopped';
@@ -69,6 +75,7 @@ export class Generation {
   #reset(): void {
     this.#control = new AbortController();
     this.#begin = performance.now();
+    this.#tokenCount = 0;
     this.tokens = [];
     this.failure = undefined;
     this.isRunning = true;
@@ -77,16 +84,23 @@ export class Generation {
     this.firstTokenMs = this.tokensPerSecond = undefined;
   }
 
+  #time({ tokenIds }: TokenDelta): void {
+    const elapsed = performance.now() - this.#begin;
+    this.#tokenCount += elements(tokenIds).length;
+    this.firstTokenMs ??= elapsed;
+    if (elapsed > this.firstTokenMs) {
+      this.tokensPerSecond = (1000 * (this.#tokenCount - 1)) / (elapsed - this.firstTokenMs);
+    }
+  }
+
   async #add(delta: TokenDelta, vocabulary: Vocabulary, decoder: TokenDecoder, signal: AbortSignal): Promise<void> {
     const ids = elements(delta.tokenIds);
     const logprobs = elements(delta.logprobs);
-    const elapsed = performance.now() - this.#begin;
-    this.firstTokenMs ??= elapsed;
     await vocabulary.load(ids, signal);
     const topIds = elements(delta.topLogprobs?.tokenIds);
     const topLogprobs = elements(delta.topLogprobs?.logprobs);
     const width = topIds.length / (ids.length || 1);
-    const added = ids.map((id, index) => ({
+    const tokens = ids.map((id, index) => ({
       id,
       ...decoder.next(id),
       logprob: logprobs[index] ?? NaN,
@@ -95,10 +109,7 @@ export class Generation {
         .slice(index * width, (index + 1) * width)
         .map((other, place) => ({ id: other, logprob: topLogprobs[index * width + place] ?? NaN })),
     }));
-    this.tokens = [...this.tokens, ...added];
-    if (elapsed > this.firstTokenMs) {
-      this.tokensPerSecond = (1000 * (this.tokens.length - 1)) / (elapsed - this.firstTokenMs);
-    }
+    this.tokens = [...this.tokens, ...tokens];
   }
 }
 

@@ -1,11 +1,15 @@
 """Changes that users make in the console: login by link, samples, checkpoints, undo, keys and quotas."""
 
+from collections.abc import Callable
+
 import httpx
 import pytest
 
 from fixtures.console_browser import ConsolePage
 from fixtures.console_data import STEPS, ConsoleData
 from twinkle_client import TwinkleClient
+from twinkle_client.administration import KeyAdministration
+from twinkle_client.metrics import RunMetrics
 from twinkle_client.stack import StackState
 
 pytestmark = [pytest.mark.asyncio(loop_scope='module'), pytest.mark.timeout(300)]
@@ -110,6 +114,45 @@ async def test_keys_are_created_rotated_and_revoked(logged_in: ConsolePage, cons
     await page.get_by_role('dialog').get_by_role('button', name='Revoke', exact=True).click()
     await row.get_by_text('revoked').wait_for()
     assert await _status(logged_in, successor) == 401
+
+
+async def test_curves_follow_a_program(
+    logged_in: ConsolePage, console_stack: StackState, console_data: ConsoleData
+) -> None:
+    """A point that a program logs appears in an open page."""
+    await logged_in.show(f'#/runs/{console_data.trained_run}', 'reward/mean')
+    chart = logged_in.page.locator('figure').filter(has_text='reward/mean')
+    assert await chart.get_attribute('data-points') == str(STEPS)
+    with TwinkleClient(console_stack.address, console_data.key) as client:
+        await RunMetrics(console_data.trained_run, client=client).log.aio({'reward/mean': 0.125}, step=STEPS + 1)
+    await chart.get_by_text('0.125').wait_for()
+    assert await chart.get_attribute('data-points') == str(STEPS + 1)
+
+
+async def test_a_revoked_key_ends_the_session(
+    page: ConsolePage, make_key: Callable[..., str], console_stack: StackState, console_data: ConsoleData
+) -> None:
+    """A page whose key is revoked returns to the login, and says why."""
+    secret = make_key(console_data.tenant_id, 'train')
+    await page.log_in(secret)
+    with TwinkleClient(console_stack.address, console_stack.read_api_key()) as admin:
+        keys = KeyAdministration(client=admin)
+        (key,) = [key for key in keys.list_keys(console_data.tenant_id) if key.key_id in secret]
+        keys.revoke_key(key.key_id)
+    await page.page.get_by_text('The session has ended').wait_for()
+    assert await page.page.get_by_label('API key').is_visible()
+
+
+async def test_versions_are_pinned(logged_in: ConsolePage, console_data: ConsoleData) -> None:
+    """A version is pinned and unpinned, and a pinned version cannot be deleted."""
+    page = logged_in.page
+    await logged_in.show(f'#/runs/{console_data.trained_run}/versions', 'with optimizer')
+    row = page.get_by_role('region', name='Versions').get_by_role('row').nth(2)
+    await row.get_by_role('button', name='Pin version 1').click()
+    await row.get_by_text('pinned', exact=True).wait_for()
+    assert await row.get_by_role('button', name='Delete version 1').is_disabled()
+    await row.get_by_role('button', name='Unpin version 1').click()
+    await row.get_by_role('button', name='Pin version 1', exact=True).wait_for()
 
 
 async def test_quotas_are_set(logged_in: ConsolePage, console_data: ConsoleData) -> None:
