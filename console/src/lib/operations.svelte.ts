@@ -17,12 +17,14 @@ export class OperationLog {
 
   /** Follows the results until `signal` aborts. `lastNumber` is the number of the last executed operation. */
   async follow(runId: string, lastNumber: number, signal: AbortSignal): Promise<void> {
+    this.#flush();
     let after = Math.max(0, lastNumber - KEPT);
     while (!signal.aborted) {
       try {
         await this.#read(runId, this.rows.at(-1)?.number ?? after, signal);
       } catch (error) {
         if (signal.aborted || isAborted(error)) {
+          this.isConnected = false;
           return;
         }
         if (hasReason(error, 'OPERATION_NOT_FOUND') && after < lastNumber && !this.rows.length) {
@@ -40,8 +42,8 @@ export class OperationLog {
 
   async #read(runId: string, after: number, signal: AbortSignal): Promise<void> {
     const request = { adapterId: runId, afterSequenceNumber: BigInt(after) };
+    this.isConnected = true;
     for await (const { result } of training.watchOperations(request, { signal })) {
-      this.isConnected = true;
       this.failure = undefined;
       if (result) {
         this.#pending.push(rowOf(result));

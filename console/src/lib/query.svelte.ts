@@ -1,5 +1,6 @@
 // Data that a component loads, reloads when its inputs change, and polls.
 import { type Failure, failureOf, isAborted } from './failure';
+import { untilVisible } from './visibility.svelte';
 
 export class Query<T> {
   data = $state.raw<T>();
@@ -20,6 +21,7 @@ export class Query<T> {
       let timer: ReturnType<typeof setTimeout> | undefined;
       const run = async (): Promise<void> => {
         await this.#run(load, control.signal);
+        await untilVisible();
         if (interval && !control.signal.aborted) {
           timer = setTimeout(() => void run(), interval);
         }

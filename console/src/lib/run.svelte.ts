@@ -1,4 +1,5 @@
 // The data of a run that several sections of its page show.
+import { untrack } from 'svelte';
 import type { Adapter } from '../gen/twinkle/api/model/v1/adapter_pb';
 import { type GetOperationResponse, OperationState } from '../gen/twinkle/api/model/v1/training_service_pb';
 import type { ResidentAdapter } from '../gen/twinkle/api/sampler/v1/engine_pb';
@@ -9,6 +10,7 @@ import { Query } from './query.svelte';
 import { adapters, sampler, training } from './rpc';
 import { CurveReader } from './listing';
 import { hasScope } from './session.svelte';
+import { visibility } from './visibility.svelte';
 
 export interface AdapterState {
   /** Unset if the run has ended, or the key may not read adapters. */
@@ -37,9 +39,11 @@ export class RunData {
       this.#firstNumber ??= number === undefined ? undefined : Number(number);
     });
     $effect(() => {
-      if (this.#firstNumber !== undefined) {
+      if (this.#firstNumber !== undefined && visibility.isVisible) {
         const control = new AbortController();
-        void this.log.follow(runId, this.#firstNumber, control.signal);
+        const lastNumber = this.#firstNumber;
+        // The log changes while it is followed, and must not start this effect again.
+        untrack(() => void this.log.follow(runId, lastNumber, control.signal));
         return () => control.abort();
       }
       return undefined;

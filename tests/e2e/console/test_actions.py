@@ -91,6 +91,10 @@ async def test_operations_show_errors_and_undo(logged_in: ConsolePage, console_d
     await page.get_by_role('dialog').wait_for(state='detached')
     await page.get_by_label('Only errors').uncheck()
     await page.get_by_role('region', name='Operations').get_by_text(f'step {STEPS - 1}').first.wait_for()
+    # All results came over one stream.
+    assert [request.url for request in logged_in.requests if 'WatchOperations' in request.url] == [
+        f'{logged_in.url}/console/rpc/twinkle.api.model.v1.TrainingService/WatchOperations'
+    ]
 
 
 async def test_keys_are_created_rotated_and_revoked(logged_in: ConsolePage, console_data: ConsoleData) -> None:
