@@ -17,9 +17,27 @@ export interface AdapterState {
   adapter: Adapter | undefined;
   /** The operation after the last executed one. Unset while there is none. */
   next: GetOperationResponse | undefined;
+  /** Whether operations ran in the last seconds. */
+  isBusy: boolean;
 }
 
 const PAGE_SIZE = 1000;
+const BUSY_MS = 10_000;
+
+/** Tells whether a program trains the run, which may wait between two operations. */
+class Activity {
+  #number: bigint | undefined;
+  #changeTime = -Infinity;
+
+  observe(state: Omit<AdapterState, 'isBusy'>): AdapterState {
+    const number = state.adapter?.sequenceNumber;
+    if (state.next || (this.#number !== undefined && number !== this.#number)) {
+      this.#changeTime = Date.now();
+    }
+    this.#number = number;
+    return { ...state, isBusy: Date.now() - this.#changeTime < BUSY_MS };
+  }
+}
 
 export class RunData {
   readonly curves: Query<Curve[]>;
@@ -31,8 +49,9 @@ export class RunData {
   /** Starts loading. Must be called while a component is initialized. */
   constructor(runId: string) {
     const reader = new CurveReader(runId);
+    const activity = new Activity();
     this.curves = new Query((signal) => reader.read(signal), 2000);
-    this.adapter = new Query((signal) => readAdapter(runId, signal), 2000);
+    this.adapter = new Query(async (signal) => activity.observe(await readAdapter(runId, signal)), 2000);
     this.residents = new Query((signal) => readResidents(runId, signal), 5000);
     $effect(() => {
       const number = this.adapter.data?.adapter?.sequenceNumber;
@@ -51,7 +70,7 @@ export class RunData {
   }
 }
 
-async function readAdapter(runId: string, signal: AbortSignal): Promise<AdapterState> {
+async function readAdapter(runId: string, signal: AbortSignal): Promise<Omit<AdapterState, 'isBusy'>> {
   if (!hasScope('train')) {
     return { adapter: undefined, next: undefined };
   }
