@@ -77,7 +77,7 @@ class Facts:
 def main() -> None:
     """Run the quick start."""
     parser = argparse.ArgumentParser(prog='python -m examples.quickstart', description=__doc__)
-    parser.add_argument('--steps', type=int, default=18, help='optimizer steps')
+    parser.add_argument('--steps', type=int, default=18, help='optimizer steps, at least 2')
     parser.add_argument('--model', default=DEFAULT_MODEL, help='base model')
     parser.add_argument('--state-dir', type=Path, default=Path('.twinkle/quickstart'), help='folder of the services')
     parser.add_argument('--track', type=trackers, default=(), metavar='NAMES', help=f'trackers: {", ".join(TRACKED)}')
@@ -89,6 +89,8 @@ def main() -> None:
     )
     parser.add_argument('--facts', type=Path, help='JSON file for the measurements')
     options = parser.parse_args()
+    if options.steps < 2:
+        parser.error('argument --steps: must be at least 2, because the last step is traced separately')
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     begin = time.monotonic()

@@ -19,12 +19,18 @@ def main() -> None:
     parser.add_argument('--title', default='', help='title of the plot (default: from the name of the first file)')
     parser.add_argument('--out', type=Path, required=True, help='path of the PNG')
     options = parser.parse_args()
-    runs = {path.stem.rpartition('_')[2]: read_curve(path) for path in options.curves}
+    runs = dict(zip(labels_of(options.curves), map(read_curve, options.curves), strict=True))
     names = options.names.split(',')
     for name in names:
         if not any(name in step for steps in runs.values() for step in steps):
             parser.error(f'--names: no curve has {name!r}; choose from {", ".join(known_names(runs))}')
     plot_runs(runs, names, title=options.title or options.curves[0].stem.rpartition('_')[0], path=options.out)
+
+
+def labels_of(paths: Sequence[Path]) -> list[str]:
+    """Return a label for each file: the part of its name after the last `_`, or its path if a label would repeat."""
+    labels = [path.stem.rpartition('_')[2] for path in paths]
+    return [str(path) if labels.count(label) > 1 else label for path, label in zip(paths, labels, strict=True)]
 
 
 def read_curve(path: Path) -> list[dict[str, float]]:

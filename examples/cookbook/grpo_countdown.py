@@ -69,6 +69,13 @@ class Setting:
     eval_every: int = 3
     """Steps between evaluations."""
 
+    def __post_init__(self) -> None:
+        count = self.prompts * self.completions
+        if not 1 <= self.updates <= count:
+            raise ValueError(
+                f'--updates: must be 1 to {count}, the number of completions of a step, got {self.updates}'
+            )
+
 
 CPU = Setting()
 GPU = Setting(

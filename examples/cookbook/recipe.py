@@ -60,7 +60,8 @@ def read_recipe(name: str, about: str, settings: Mapping[str, Setting]) -> Recip
         name: Name of the recipe's module.
         about: Description for `--help`.
         settings: The settings 'cpu' and 'gpu', dataclasses of the same type. Each field is an option that overrides
-            the setting. A field of type `Literal` lists the choices of its option. Numbers must not be negative.
+            the setting. A field of type `Literal` lists the choices of its option. Numbers must not be negative. A
+            dataclass may raise ValueError for other values; the message is shown like that of a wrong option.
     """
     parser = argparse.ArgumentParser(
         prog=f'python -m examples.cookbook.{name}',
@@ -95,9 +96,11 @@ def read_recipe(name: str, about: str, settings: Mapping[str, Setting]) -> Recip
         field.name: value for field in fields(any_setting) if (value := getattr(options, field.name)) is not None
     }
     chosen: Any = settings[options.setting]
-    return Recipe(
-        name=name, setting=replace(chosen, **changes), seed=options.seed, out=options.out, trackers=options.track
-    )
+    try:
+        setting = replace(chosen, **changes)
+    except ValueError as error:
+        parser.error(str(error))
+    return Recipe(name=name, setting=setting, seed=options.seed, out=options.out, trackers=options.track)
 
 
 def endless(batches: Iterable[Batch]) -> Iterator[Batch]:

@@ -88,7 +88,7 @@ class ByteGate:
         except BaseException as error:
             self._leave(key, waiter)
             if isinstance(error, TimeoutError):
-                raise BytesFull(self._held[tenant_id], self._tenant_bytes) from error
+                raise self._refusal(key, size_bytes) from error
             raise
 
     def give_back(self, tenant_id: str, size_bytes: int) -> None:
@@ -122,6 +122,12 @@ class ByteGate:
             elif not is_small and self._fits_tenant(key, queue[0].size_bytes):
                 # The request waits for the total limit. It would starve if later large requests took the free bytes.
                 is_reserved = True
+
+    def _refusal(self, key: _QueueKey, size_bytes: int) -> BytesFull:
+        """Return the error of a request that was not admitted, with the numbers of the limit that it waited for."""
+        if self._fits_tenant(key, size_bytes):
+            return BytesFull(self._held.total(), self._total_bytes)
+        return BytesFull(self._held[key[0]], self._tenant_bytes)
 
     def _fits(self, key: _QueueKey, size_bytes: int) -> bool:
         is_small = key[1]

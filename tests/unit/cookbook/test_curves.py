@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from examples.cookbook.curves import Curves
+from examples.cookbook.draw_seeds import labels_of
 from examples.cookbook.recipe import Recipe, trackers
 
 
@@ -74,3 +75,9 @@ def test_names_of_trackers_are_checked_on_the_command_line():
         trackers('jsonl,wandbb')
     with pytest.raises(argparse.ArgumentTypeError, match="leave out 'service'"):
         trackers('service')
+
+
+def test_files_of_several_folders_have_different_labels() -> None:
+    """A plot of seeds has one line for each file, also if their names are equal."""
+    assert labels_of([Path('ppo_seed0.jsonl'), Path('ppo_seed1.jsonl')]) == ['seed0', 'seed1']
+    assert labels_of([Path('a/curves.jsonl'), Path('b/curves.jsonl')]) == ['a/curves.jsonl', 'b/curves.jsonl']

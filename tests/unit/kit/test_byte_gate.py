@@ -39,6 +39,21 @@ async def test_tenant_over_its_limit_is_refused() -> None:
     assert gate.held_bytes == 30 * MIB
 
 
+async def test_refusal_names_the_limit_that_was_reached() -> None:
+    """The error has the numbers of the tenant if its limit was reached, and those of all tenants otherwise."""
+    gate = ByteGate(tenant_bytes=16 * MIB, total_bytes=64 * MIB, wait_seconds=0)
+    await gate.take('a', 15 * MIB)
+    with pytest.raises(BytesFull) as refusal:
+        await gate.take('a', 2 * MIB)
+    assert (refusal.value.queue_length, refusal.value.queue_limit) == (15 * MIB, 16 * MIB)
+    for tenant_id in ('b', 'c', 'd'):
+        await fill(gate, tenant_id)
+    held = gate.held_bytes
+    with pytest.raises(BytesFull) as refusal:
+        await gate.take('e', 15 * MIB)
+    assert (refusal.value.queue_length, refusal.value.queue_limit) == (held, 64 * MIB)
+
+
 async def test_memory_is_reserved_for_small_requests() -> None:
     """A tenant whose large bodies use all available bytes can still send small requests, and so can other tenants."""
     gate = ByteGate(tenant_bytes=16 * MIB, total_bytes=64 * MIB, wait_seconds=0)
