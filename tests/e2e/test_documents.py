@@ -11,6 +11,7 @@ import pytest
 from docs.site.calls import ExampleCalls, methods_of
 from docs.site.contracts import read_contracts
 from twinkle_client import TwinkleClient
+from twinkle_client.rollouts import RunRollouts
 from twinkle_client.stack import StackState
 
 pytestmark = pytest.mark.timeout(300)
@@ -67,10 +68,16 @@ def test_validation_losses_are_stored_with_the_run(tiny_stack: StackState, tenan
 
 
 def test_grpo_over_the_services_runs_every_step(tiny_stack: StackState, tenant_key: str, tmp_path: Path) -> None:
-    """Each step prints the mean reward of its samples, which is a share."""
+    """Each step prints the mean reward of its samples, which is a share, and stores the samples with their rewards."""
     lines = run('grpo-services.md', tmp_path, tiny_stack, tenant_key)
     assert [int(line.split()[0]) for line in lines] == [0, 1, 2, 3]
     assert all(0 <= float(line.split()[1]) <= 1 for line in lines)
+    with TwinkleClient(tiny_stack.address, tenant_key) as client:
+        groups = RunRollouts(client.list_training_runs()[0].run_id, client=client).list()
+    assert [group.step for group in groups] == [3, 3, 2, 2, 1, 1, 0, 0]
+    for step, line in enumerate(lines):
+        rewards = [item.reward for group in groups if group.step == step for item in group.rollouts]
+        assert round(sum(rewards) / len(rewards), 3) == float(line.split()[1])
 
 
 def test_the_connection_program_lists_services_and_models(

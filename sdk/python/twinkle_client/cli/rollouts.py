@@ -136,5 +136,4 @@ def _json_value(value: Any) -> Any:
         return [_json_value(item) for item in cast('Sequence[Any]', value)]
     if isinstance(value, datetime | bytes):
         return value.isoformat() if isinstance(value, datetime) else f'{len(value)} bytes'
-    number = value.item() if isinstance(value, np.generic) else value
-    return str(number) if isinstance(number, float) and not math.isfinite(number) else number
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
