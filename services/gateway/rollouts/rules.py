@@ -19,7 +19,7 @@ MAX_REASON_LENGTH, PREVIEW_LENGTH = 64, 160
 """Maximum numbers of characters."""
 MAX_LISTED_GROUPS = 200
 """Maximum number of groups in a page."""
-LISTED_BYTES = 4 << 20
+LISTED_BYTES = 2 << 20
 """Size of the summaries, before compression, from which on a page ends."""
 
 GroupKey = tuple[int, str]

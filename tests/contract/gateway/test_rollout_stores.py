@@ -238,7 +238,7 @@ def _merged(groups):
 async def test_pages_of_large_groups_end_early(store):
     """A page ends after a number of bytes, and the next page continues with the next group."""
     parts = {f'part-{index:0122}': 1.0 for index in range(16)}
-    rollouts = [Rollout(RolloutSummary(index=index, content_bytes=0, reward_parts=parts), b'') for index in range(1024)]
+    rollouts = [Rollout(RolloutSummary(index=index, content_bytes=0, reward_parts=parts), b'') for index in range(512)]
     for step in range(5):
         await save(store, step, {'a': rollouts})
     found = await pages(store, size=200)

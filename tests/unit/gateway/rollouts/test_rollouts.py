@@ -1,0 +1,131 @@
+"""Statistics of rewards, ids of rollouts, and runs that the gateway does not know yet."""
+
+import math
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.gateway.errors import RolloutNotFound, RunNotFound
+from services.gateway.rollouts.rollouts import Rollouts
+from services.gateway.rollouts.rules import (
+    RewardStatistics,
+    Rollout,
+    RolloutFilter,
+    RolloutSummary,
+    parse_rollout_id,
+    rollout_id_of,
+    statistics_of,
+)
+from services.kit.caller import Caller
+from services.kit.clock import FakeClock
+
+ALICE = Caller(tenant_id='alice')
+GROUPS = {'a': [Rollout(RolloutSummary(index=0, content_bytes=0), b'')]}
+
+
+@pytest.mark.parametrize('scale', [1.0, 1e-300, 1e140, 5e-324])
+def test_statistics_equal_those_of_numpy(scale: float) -> None:
+    """Statistics of random rewards, also very small and large ones, are those of NumPy, without what is not finite."""
+    numbers = random.Random(4)
+    for count in range(1, 30):
+        rewards = [numbers.choice([numbers.gauss(), 0.0, -1.0]) * scale for _ in range(count)]
+        found = statistics_of([*rewards, None, math.nan, math.inf])
+        assert (found.count, found.minimum, found.maximum) == (count, min(rewards), max(rewards))
+        assert found.mean == pytest.approx(np.mean(rewards), rel=1e-9, abs=1e-12 * scale)
+        # NumPy squares rewards, so it needs moderate ones.
+        expected = np.std(np.array(rewards) / scale) * scale
+        assert found.standard_deviation == pytest.approx(expected, rel=1e-9, abs=1e-9 * scale)
+
+
+@pytest.mark.parametrize('reward', [0.1, -0.0, 1.7e308, 5e-324])
+def test_equal_rewards_have_no_deviation(reward: float) -> None:
+    """Equal rewards have exactly their value as mean and no deviation, and unknown ones have no statistics."""
+    for count in (1, 3, 7):
+        assert statistics_of([reward] * count) == RewardStatistics(
+            count=count, mean=reward, minimum=reward, maximum=reward
+        )
+    assert statistics_of([None, math.nan, -math.inf]) == RewardStatistics()
+
+
+def test_large_rewards_do_not_overflow() -> None:
+    """Rewards whose sum or square exceeds the range of floats have finite statistics."""
+    found = statistics_of([1.7e308, -1.7e308, 1.7e308, 1.7e308])
+    assert found.mean == pytest.approx(0.85e308)
+    assert found.standard_deviation == pytest.approx(1.7e308 * math.sqrt(0.75))
+
+
+@pytest.mark.parametrize('group_id', ['a', '0', 'a/b', '/', '//', 'x/0/y', '~'])
+def test_ids_are_parsed_to_their_parts(group_id: str) -> None:
+    """The id of every group and position has the same parts after parsing."""
+    for step, index in ((0, 0), (2**53 - 1, 1023), (10, 9)):
+        assert parse_rollout_id(rollout_id_of(step, group_id, index)) == ((step, group_id), index)
+
+
+class _Runs:
+    """Runs that are unknown for a number of calls."""
+
+    def __init__(self, unknown_calls: int) -> None:
+        self.unknown_calls = unknown_calls
+
+    async def get(self, caller: Caller, run_id: str) -> None:
+        self.unknown_calls -= 1
+        if self.unknown_calls >= 0:
+            raise RunNotFound(run_id)
+
+
+class _Store:
+    """Store that keeps the arguments of its calls, and has no rollouts."""
+
+    def __init__(self) -> None:
+        self.saved: list[Any] = []
+
+    async def save(self, *arguments: Any, **options: Any) -> int:
+        self.saved.append((arguments, options))
+        return 2
+
+    async def get(self, *arguments: Any) -> None:
+        return None
+
+
+def _rollouts(unknown_calls: int) -> tuple[Rollouts, _Store, list[float]]:
+    store, pauses = _Store(), list[float]()
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    runs: Any = _Runs(unknown_calls)
+    stored: Any = store
+    return Rollouts(stored, runs, clock=FakeClock(), max_bytes=9, pause=pause), store, pauses
+
+
+@pytest.mark.parametrize('unknown_calls', [0, 1, 5])
+async def test_logging_waits_for_a_new_run(unknown_calls: int) -> None:
+    """Rollouts of a run that becomes known within about two seconds are stored, after growing pauses."""
+    rollouts, store, pauses = _rollouts(unknown_calls)
+    assert await rollouts.log(ALICE, 'ad-1', 3, GROUPS) == 2
+    assert store.saved == [((('alice', 'ad-1'), 3, GROUPS), {'moment': FakeClock().now(), 'max_bytes': 9})]
+    assert len(pauses) == unknown_calls
+    assert pauses == sorted(pauses)
+
+
+async def test_unknown_runs_are_refused() -> None:
+    """Logging to an unknown run fails after less than two seconds, and reading its rollouts fails at once."""
+    rollouts, store, pauses = _rollouts(8)
+    with pytest.raises(RunNotFound):
+        await rollouts.log(ALICE, 'ad-1', 3, GROUPS)
+    assert sum(pauses) < 2
+    with pytest.raises(RunNotFound):
+        await rollouts.list(ALICE, 'ad-1', RolloutFilter(), size=1, after=None)
+    with pytest.raises(RunNotFound):
+        await rollouts.get(ALICE, 'ad-1', '3/a/0')
+    assert store.saved == []
+
+
+@pytest.mark.parametrize('rollout_id', ['3/a/0', 'x'])
+async def test_unknown_rollouts_are_refused(rollout_id: str) -> None:
+    """A rollout that is not stored, and an id without parts, are not found."""
+    rollouts, _, _ = _rollouts(0)
+    with pytest.raises(RolloutNotFound, match=rollout_id):
+        await rollouts.get(ALICE, 'ad-1', rollout_id)
