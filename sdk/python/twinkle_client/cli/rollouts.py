@@ -132,7 +132,10 @@ def _json_value(value: Any) -> Any:
         return {field.name: _json_value(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(name): _json_value(item) for name, item in cast('Mapping[Any, Any]', value).items()}
-    if isinstance(value, np.ndarray | list | tuple):
+    convert_array = getattr(value, 'tolist', None)
+    if convert_array is not None:
+        return _json_value(convert_array())
+    if isinstance(value, list | tuple):
         return [_json_value(item) for item in cast('Sequence[Any]', value)]
     if isinstance(value, datetime | bytes):
         return value.isoformat() if isinstance(value, datetime) else f'{len(value)} bytes'
