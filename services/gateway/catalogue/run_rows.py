@@ -1,13 +1,15 @@
-"""Removes rows that belong to runs which are no longer listed, such as metrics."""
+"""Rows that features store with a run, such as its metrics: the lock of a run, and removal after its end."""
 
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, ClassVar
 
 from sqlalchemy import ColumnElement, delete, select, tuple_
+from sqlalchemy.ext.asyncio import AsyncConnection
 
+from services.gateway.catalogue.rules import EntryKey
 from services.gateway.catalogue.sql import RunRow
-from services.gateway.store.base import SqlStore
+from services.gateway.store.base import SqlStore, insert_into
 
 
 class SqlEndedRunRows(SqlStore):
@@ -26,19 +28,47 @@ class SqlEndedRunRows(SqlStore):
         is_ended = tuple_(row.tenant_id, row.run_id).not_in(listed) & (row.update_time < before)
         async with self._database.read() as connection:
             ended: Sequence[Any] = (await connection.execute(select(row.tenant_id, row.run_id).where(is_ended))).all()
-        return sum([await self._purge_run(*key, before=before) for key in ended])
+        return sum([await self._purge_run((tenant_id, run_id), before=before) for tenant_id, run_id in ended])
 
-    async def _purge_run(self, tenant_id: str, run_id: str, *, before: datetime) -> int:
+    async def _purge_run(self, run: EntryKey, *, before: datetime) -> int:
         """Delete the rows of a run, unless they were changed since `before`; return the number of rows."""
-        is_run, is_content = (_is_of_run(row, tenant_id, run_id) for row in (self.run_row, self.content_row))
-        locked = select(self.run_row.update_time).where(is_run).with_for_update()
+        locked = select(self.run_row.update_time).where(is_of_run(self.run_row, run)).with_for_update()
         async with self._database.write() as connection:
             changed = await connection.scalar(locked)
             if changed is None or changed >= before:
                 return 0
-            count = (await connection.execute(delete(self.content_row).where(is_content))).rowcount
-            return count + (await connection.execute(delete(self.run_row).where(is_run))).rowcount
+            statements = [delete(row).where(is_of_run(row, run)) for row in (self.content_row, self.run_row)]
+            return sum([(await connection.execute(statement)).rowcount for statement in statements])
 
 
-def _is_of_run(row: Any, tenant_id: str, run_id: str) -> ColumnElement[bool]:
-    return (row.tenant_id == tenant_id) & (row.run_id == run_id)
+def key_of(run: EntryKey) -> dict[str, Any]:
+    """Return the columns that identify a run."""
+    return {'tenant_id': run[0], 'run_id': run[1]}
+
+
+def is_of_run(row: Any, run: EntryKey) -> ColumnElement[bool]:
+    """Return the condition that a row of the table `row` belongs to a run."""
+    return (row.tenant_id == run[0]) & (row.run_id == run[1])
+
+
+async def locked_counts(
+    connection: AsyncConnection, row: Any, run: EntryKey, names: Sequence[str], *, moment: datetime
+) -> dict[str, int]:
+    """Lock the row of a run until the end of the transaction, and return its counts by name.
+
+    Args:
+        connection: connection in a transaction.
+        row: table with a row for each run; see `SqlEndedRunRows.run_row`.
+        run: run, whose row is inserted with counts of 0 if it does not exist.
+        names: columns of all counts.
+        moment: time of the change.
+    """
+    values = {**key_of(run), **dict.fromkeys(names, 0), 'update_time': moment}
+    insert = insert_into(connection, row).values(values).on_conflict_do_nothing(index_elements=list(key_of(run)))
+    query = select(*(getattr(row, name) for name in names)).where(is_of_run(row, run))
+    counts = None
+    while counts is None:
+        # A purge may delete the row between the two statements.
+        await connection.execute(insert)
+        counts = (await connection.execute(query.with_for_update())).one_or_none()
+    return dict(zip(names, counts, strict=True))

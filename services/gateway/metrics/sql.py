@@ -5,11 +5,12 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, LargeBinary, String, select, tuple_, update
+from sqlalchemy import LargeBinary, String, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import Mapped, mapped_column
 
-from services.gateway.catalogue.run_rows import SqlEndedRunRows
+from services.gateway.catalogue.rules import EntryKey
+from services.gateway.catalogue.run_rows import SqlEndedRunRows, is_of_run, key_of, locked_counts
 from services.gateway.errors import MetricsFull
 from services.gateway.metrics.chunks import ChunkKey, Points, chunks_of, count_of, joined, merge_all, reduced
 from services.gateway.metrics.rules import MAX_LISTED, MAX_NAMES, MetricFilter, Point, Report, Series
@@ -20,6 +21,7 @@ from services.kit.worker import Threads
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _WRITERS = 2
 """Number of transactions that store points at the same time. The others wait without a connection to the database."""
+_COUNTS = ('point_count', 'name_count', 'sequence_number')
 
 
 class MetricRunRow(Base):
@@ -58,27 +60,27 @@ class SqlMetricStore(SqlStore):
     async def save(
         self, tenant_id: str, run_id: str, points: Sequence[Point], *, moment: datetime, max_points: int
     ) -> None:
-        key = {'tenant_id': tenant_id, 'run_id': run_id}
+        run = tenant_id, run_id
         async with self._writers, self._database.write() as connection:
-            counts = await _locked_counts(connection, key, moment)
-            await self._add(connection, key, counts, points, moment=moment, max_points=max_points)
+            counts = await locked_counts(connection, MetricRunRow, run, _COUNTS, moment=moment)
+            await self._add(connection, run, counts, points, moment=moment, max_points=max_points)
 
     async def save_reports(
         self, tenant_id: str, run_id: str, reports: Sequence[Report], *, moment: datetime, max_points: int
     ) -> None:
-        key = {'tenant_id': tenant_id, 'run_id': run_id}
+        run = tenant_id, run_id
         async with self._writers, self._database.write() as connection:
-            counts = await _locked_counts(connection, key, moment)
+            counts = await locked_counts(connection, MetricRunRow, run, _COUNTS, moment=moment)
             new = [report for report in reports if report.sequence_number > counts['sequence_number']]
             if new:
                 counts['sequence_number'] = new[-1].sequence_number
                 points = [point for report in new for point in report.points]
-                await self._add(connection, key, counts, points, moment=moment, max_points=max_points)
+                await self._add(connection, run, counts, points, moment=moment, max_points=max_points)
 
     async def _add(
         self,
         connection: AsyncConnection,
-        key: Mapping[str, str],
+        run: EntryKey,
         counts: dict[str, int],
         points: Sequence[Point],
         *,
@@ -87,9 +89,9 @@ class SqlMetricStore(SqlStore):
     ) -> None:
         """Add points to a run whose row is locked, and store its new counts."""
         time_us = (moment - _EPOCH) // timedelta(microseconds=1)
-        chunks = await _chunks_by_name(connection, key, {point.name for point in points})
+        chunks = await _chunks_by_name(connection, run, {point.name for point in points})
         new = await self._merging.run(chunks_of, points, chunks, time_us)
-        stored = await _stored(connection, key, new)
+        stored = await _stored(connection, run, new)
         changed = await self._merging.run(merge_all, stored, new)
         added = {
             'point_count': count_of(changed.values()) - count_of(stored.values()),
@@ -102,13 +104,13 @@ class SqlMetricStore(SqlStore):
             if added[name] and counts[name] + added[name] > limit:
                 raise MetricsFull(quota, limit)
             counts[name] += added[name]
-        await _write(connection, key, changed)
-        is_run = _is_of_run(MetricRunRow, **key)
+        await _write(connection, run, changed)
+        is_run = is_of_run(MetricRunRow, run)
         await connection.execute(update(MetricRunRow).where(is_run).values(**counts, update_time=moment))
 
     async def list_of(self, tenant_id: str, run_id: str, wanted: MetricFilter) -> Sequence[Series]:
         row = MetricChunkRow
-        condition = _is_of_run(row, tenant_id, run_id)
+        condition = is_of_run(row, (tenant_id, run_id))
         if wanted.end_step is not None:
             condition &= row.chunk < wanted.end_step
         if wanted.names:
@@ -130,31 +132,10 @@ class SqlEndedMetrics(SqlEndedRunRows):
     content_row = MetricChunkRow
 
 
-def _is_of_run(row: type[MetricRunRow | MetricChunkRow], tenant_id: str, run_id: str) -> ColumnElement[bool]:
-    return (row.tenant_id == tenant_id) & (row.run_id == run_id)
-
-
-async def _locked_counts(connection: AsyncConnection, key: Mapping[str, str], moment: datetime) -> dict[str, int]:
-    """Lock the row of a run until the end of the transaction, and return its counts."""
-    empty = {'point_count': 0, 'name_count': 0, 'sequence_number': 0}
-    row = {**key, **empty, 'update_time': moment}
-    insert = insert_into(connection, MetricRunRow).values(row).on_conflict_do_nothing(index_elements=list(key))
-    columns = [MetricRunRow.point_count, MetricRunRow.name_count, MetricRunRow.sequence_number]
-    query = select(*columns).where(_is_of_run(MetricRunRow, **key))
-    counts = None
-    while counts is None:
-        # A purge may delete the row between the two statements.
-        await connection.execute(insert)
-        counts = (await connection.execute(query.with_for_update())).one_or_none()
-    return dict(zip(empty, counts, strict=True))
-
-
-async def _chunks_by_name(
-    connection: AsyncConnection, key: Mapping[str, str], names: Collection[str]
-) -> dict[str, list[int]]:
+async def _chunks_by_name(connection: AsyncConnection, run: EntryKey, names: Collection[str]) -> dict[str, list[int]]:
     """Return the steps of the stored chunks of some metrics, ascending; metrics without chunks are absent."""
     row = MetricChunkRow
-    query = select(row.name, row.chunk).where(_is_of_run(row, **key), row.name.in_(names))
+    query = select(row.name, row.chunk).where(is_of_run(row, run), row.name.in_(names))
     rows: Sequence[Any] = (await connection.execute(query)).all()
     found: dict[str, list[int]] = {}
     for name, chunk in rows:
@@ -162,18 +143,17 @@ async def _chunks_by_name(
     return {name: sorted(chunks) for name, chunks in found.items()}
 
 
-async def _stored(
-    connection: AsyncConnection, key: Mapping[str, str], new: Mapping[ChunkKey, Points]
-) -> dict[ChunkKey, bytes]:
+async def _stored(connection: AsyncConnection, run: EntryKey, new: Mapping[ChunkKey, Points]) -> dict[ChunkKey, bytes]:
     """Return the stored chunks that `new` changes."""
     row = MetricChunkRow
-    is_changed = _is_of_run(row, **key) & tuple_(row.name, row.chunk).in_(list(new))
+    is_changed = is_of_run(row, run) & tuple_(row.name, row.chunk).in_(list(new))
     query = select(row.name, row.chunk, row.points).where(is_changed)
     found: Sequence[Any] = (await connection.execute(query)).all()
     return {(name, chunk): bytes(points) for name, chunk, points in found}
 
 
-async def _write(connection: AsyncConnection, key: Mapping[str, str], changed: Mapping[ChunkKey, bytes]) -> None:
+async def _write(connection: AsyncConnection, run: EntryKey, changed: Mapping[ChunkKey, bytes]) -> None:
+    key = key_of(run)
     rows = [{**key, 'name': name, 'chunk': chunk, 'points': data} for (name, chunk), data in sorted(changed.items())]
     insert = insert_into(connection, MetricChunkRow)
     index, points = [*key, 'name', 'chunk'], {'points': insert.excluded.points}

@@ -3,17 +3,18 @@
 from datetime import datetime
 from typing import Protocol
 
+from services.gateway.catalogue.rules import EntryKey
 from services.gateway.rollouts.rules import GroupKey, Groups, RolloutFilter, RolloutPage, StoredRollout
 
 
 class RolloutStore(Protocol):
     """Stores the rollouts of runs by step, group and index."""
 
-    async def save(self, run: tuple[str, str], step: int, groups: Groups, *, moment: datetime, max_bytes: int) -> int:
+    async def save(self, run: EntryKey, step: int, groups: Groups, *, moment: datetime, max_bytes: int) -> int:
         """Store rollouts; a rollout with the step, group and index of a stored one replaces it.
 
-        If the run would have more than `max_bytes` stored bytes, the groups that were changed first are removed; those
-        of one call in the order of their ids.
+        If the run would have more than `max_bytes` stored bytes, groups are removed in the order of their last change,
+        and those of one call in the order of their ids.
 
         Args:
             run: tenant and run.
@@ -32,11 +33,11 @@ class RolloutStore(Protocol):
         ...
 
     async def list_page(
-        self, run: tuple[str, str], wanted: RolloutFilter, *, size: int, after: GroupKey | None
+        self, run: EntryKey, wanted: RolloutFilter, *, size: int, after: GroupKey | None
     ) -> RolloutPage:
         """Return at most `size` groups that follow the group `after`, or the first ones; fewer if they are large."""
         ...
 
-    async def get(self, run: tuple[str, str], group: GroupKey, index: int) -> StoredRollout | None:
+    async def get(self, run: EntryKey, group: GroupKey, index: int) -> StoredRollout | None:
         """Return a rollout, or None if it does not exist."""
         ...

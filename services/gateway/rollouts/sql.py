@@ -9,7 +9,8 @@ from sqlalchemy import ColumnElement, Index, LargeBinary, String, and_, delete, 
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import Mapped, mapped_column
 
-from services.gateway.catalogue.run_rows import SqlEndedRunRows
+from services.gateway.catalogue.rules import EntryKey
+from services.gateway.catalogue.run_rows import SqlEndedRunRows, is_of_run, key_of, locked_counts
 from services.gateway.errors import RolloutsTooLarge
 from services.gateway.rollouts.packing import PackedGroup, content_of, merge_all, pack_all, unpack_summaries
 from services.gateway.rollouts.rules import (
@@ -76,10 +77,10 @@ class SqlRolloutStore(SqlStore):
         self._packing, self._merging = Threads('rollouts-packing', count=1), Threads('rollouts-merging', count=_WRITERS)
         self._reading = Threads('rollouts-reading', count=1)
 
-    async def save(self, run: tuple[str, str], step: int, groups: Groups, *, moment: datetime, max_bytes: int) -> int:
+    async def save(self, run: EntryKey, step: int, groups: Groups, *, moment: datetime, max_bytes: int) -> int:
         changed = await self._packing.run(pack_all, groups)
         async with self._writers, self._database.write() as connection:
-            counts = await _locked_counts(connection, run, moment)
+            counts = await locked_counts(connection, RolloutRunRow, run, _COUNTS, moment=moment)
             await _check_change(connection, run, step, changed)
             stored = await _stored(connection, run, step, changed)
             if stored:
@@ -89,31 +90,31 @@ class SqlRolloutStore(SqlStore):
                 raise RolloutsTooLarge('rollout_bytes_per_run', max_bytes)
             counts['write_number'] += 1
             counts['stored_bytes'] += size_bytes - sum(group.size_bytes for group in stored.values())
-            common = {**_key_of(run), 'step': step, 'write_number': counts['write_number'], 'update_time': moment}
+            common = {**key_of(run), 'step': step, 'write_number': counts['write_number'], 'update_time': moment}
             await _write(connection, common, changed)
             removed = await _remove_oldest(connection, run, counts, excess=counts['stored_bytes'] - max_bytes)
-            is_run = _is_of_run(RolloutRunRow, run)
+            is_run = is_of_run(RolloutRunRow, run)
             await connection.execute(update(RolloutRunRow).where(is_run).values(**counts, update_time=moment))
         return removed
 
     async def list_page(
-        self, run: tuple[str, str], wanted: RolloutFilter, *, size: int, after: GroupKey | None
+        self, run: EntryKey, wanted: RolloutFilter, *, size: int, after: GroupKey | None
     ) -> RolloutPage:
         row = RolloutGroupRow
-        conditions = [_is_of_run(row, run), *_conditions(wanted)]
+        conditions = [is_of_run(row, run), *_conditions(wanted)]
         if after is not None:
             conditions.append(or_(row.step < after[0], and_(row.step == after[0], row.group_id > after[1])))
         columns = (row.step, row.group_id, row.update_time, row.summary_bytes, row.summaries)
         query = select(*columns).where(*conditions).order_by(row.step.desc(), row.group_id).limit(size + 1)
-        removed = select(RolloutRunRow.removed_group_count).where(_is_of_run(RolloutRunRow, run))
+        removed = select(RolloutRunRow.removed_group_count).where(is_of_run(RolloutRunRow, run))
         async with self._database.read() as connection:
             found: Sequence[Any] = (await connection.execute(query)).all()
             removed_count = await connection.scalar(removed)
         return await self._reading.run(_page_of, found, size=size, removed_group_count=removed_count or 0)
 
-    async def get(self, run: tuple[str, str], group: GroupKey, index: int) -> StoredRollout | None:
+    async def get(self, run: EntryKey, group: GroupKey, index: int) -> StoredRollout | None:
         row = RolloutGroupRow
-        is_group = _is_of_run(row, run) & (row.step == group[0]) & (row.group_id == group[1])
+        is_group = is_of_run(row, run) & (row.step == group[0]) & (row.group_id == group[1])
         query = select(row.summaries, row.content, row.update_time).where(is_group)
         async with self._database.read() as connection:
             found: Any = (await connection.execute(query)).one_or_none()
@@ -136,14 +137,6 @@ class SqlEndedRollouts(SqlEndedRunRows):
     content_row = RolloutGroupRow
 
 
-def _key_of(run: tuple[str, str]) -> dict[str, Any]:
-    return {'tenant_id': run[0], 'run_id': run[1]}
-
-
-def _is_of_run(row: type[RolloutRunRow | RolloutGroupRow], run: tuple[str, str]) -> ColumnElement[bool]:
-    return (row.tenant_id == run[0]) & (row.run_id == run[1])
-
-
 def _conditions(wanted: RolloutFilter) -> list[ColumnElement[bool]]:
     row = RolloutGroupRow
     conditions = [row.step >= wanted.begin_step]
@@ -154,23 +147,7 @@ def _conditions(wanted: RolloutFilter) -> list[ColumnElement[bool]]:
     return conditions
 
 
-async def _locked_counts(connection: AsyncConnection, run: tuple[str, str], moment: datetime) -> dict[str, int]:
-    """Lock the row of a run until the end of the transaction, and return its counts."""
-    key = _key_of(run)
-    row = {**key, **dict.fromkeys(_COUNTS, 0), 'update_time': moment}
-    insert = insert_into(connection, RolloutRunRow).values(row).on_conflict_do_nothing(index_elements=list(key))
-    query = select(*(getattr(RolloutRunRow, name) for name in _COUNTS)).where(_is_of_run(RolloutRunRow, run))
-    counts = None
-    while counts is None:
-        # A purge may delete the row between the two statements.
-        await connection.execute(insert)
-        counts = (await connection.execute(query.with_for_update())).one_or_none()
-    return dict(zip(_COUNTS, counts, strict=True))
-
-
-async def _check_change(
-    connection: AsyncConnection, run: tuple[str, str], step: int, new: Mapping[str, PackedGroup]
-) -> None:
+async def _check_change(connection: AsyncConnection, run: EntryKey, step: int, new: Mapping[str, PackedGroup]) -> None:
     """Check the size of the groups that a change reads and writes, because it holds the lock of the run meanwhile.
 
     Raises:
@@ -185,7 +162,7 @@ async def _check_change(
 
 
 async def _stored(
-    connection: AsyncConnection, run: tuple[str, str], step: int, group_ids: Collection[str]
+    connection: AsyncConnection, run: EntryKey, step: int, group_ids: Collection[str]
 ) -> dict[str, PackedGroup]:
     """Return those of some groups that are stored."""
     row = RolloutGroupRow
@@ -197,9 +174,9 @@ async def _stored(
     }
 
 
-def _is_changed(run: tuple[str, str], step: int, group_ids: Collection[str]) -> ColumnElement[bool]:
+def _is_changed(run: EntryKey, step: int, group_ids: Collection[str]) -> ColumnElement[bool]:
     row = RolloutGroupRow
-    return _is_of_run(row, run) & (row.step == step) & row.group_id.in_(group_ids)
+    return is_of_run(row, run) & (row.step == step) & row.group_id.in_(group_ids)
 
 
 async def _write(connection: AsyncConnection, common: Mapping[str, Any], changed: Mapping[str, PackedGroup]) -> None:
@@ -213,13 +190,11 @@ async def _write(connection: AsyncConnection, common: Mapping[str, Any], changed
     await connection.execute(insert.on_conflict_do_update(index_elements=index, set_=values), rows)
 
 
-async def _remove_oldest(
-    connection: AsyncConnection, run: tuple[str, str], counts: dict[str, int], *, excess: int
-) -> int:
-    """Remove the groups that were changed first, until `excess` bytes are free, and count them in `counts`."""
+async def _remove_oldest(connection: AsyncConnection, run: EntryKey, counts: dict[str, int], *, excess: int) -> int:
+    """Remove groups in the order of their last change until `excess` bytes are free, and count them in `counts`."""
     row = RolloutGroupRow
     # Groups of the last change fit into the limit, so they stay.
-    is_older = _is_of_run(row, run) & (row.write_number < counts['write_number'])
+    is_older = is_of_run(row, run) & (row.write_number < counts['write_number'])
     order = (row.write_number, row.step, row.group_id)
     query = select(row.step, row.group_id, row.size_bytes).where(is_older).order_by(*order).limit(DELETED_AT_ONCE)
     freed, removed, is_last = 0, 0, False
@@ -231,7 +206,7 @@ async def _remove_oldest(
                 break
             chosen.append((step, group_id))
             freed += size_bytes
-        is_chosen = _is_of_run(row, run) & tuple_(row.step, row.group_id).in_(chosen)
+        is_chosen = is_of_run(row, run) & tuple_(row.step, row.group_id).in_(chosen)
         await connection.execute(delete(row).where(is_chosen))
         removed, is_last = removed + len(chosen), len(found) < DELETED_AT_ONCE
     counts['stored_bytes'] -= freed
