@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from google.protobuf.message import Message
 
-from services.gateway.metrics.rules import MAX_NAME_LENGTH, MAX_STEP, is_metric_name
+from services.gateway.metrics.convert import metric_name_from_proto, run_step_from_proto
 from services.gateway.rollouts.rules import (
     MAX_LOGGED,
     MAX_PARTS,
@@ -28,8 +28,6 @@ from twinkle.api.data.v1 import message_pb2
 from twinkle.api.gateway.v1 import rollout_service_pb2 as messages
 from twinkle.api.sampler.v1 import sampling_pb2
 
-_NAME_RULE = f'must be 1 to {MAX_NAME_LENGTH} printable ASCII characters without spaces'
-
 
 def step_from_proto(request: messages.LogRolloutsRequest) -> int:
     """Return the step of a request.
@@ -39,9 +37,7 @@ def step_from_proto(request: messages.LogRolloutsRequest) -> int:
     """
     if not request.HasField('step'):
         raise InvalidField('step', 'must be set')
-    if not 0 <= request.step <= MAX_STEP:
-        raise InvalidField('step', f'must be at least 0 and below 2^53, got {request.step}')
-    return request.step
+    return run_step_from_proto(request.step, 'step')
 
 
 def groups_from_proto(request: messages.LogRolloutsRequest) -> Groups:
@@ -56,7 +52,7 @@ def groups_from_proto(request: messages.LogRolloutsRequest) -> Groups:
     groups: dict[str, list[Rollout]] = {}
     for position, group in enumerate(request.groups):
         field = f'groups[{position}]'
-        group_id = _name(group.group_id, f'{field}.group_id')
+        group_id = metric_name_from_proto(group.group_id, f'{field}.group_id')
         if group_id in groups:
             raise InvalidField(f'{field}.group_id', f'must differ from other groups of the request, got {group_id!r}')
         if not group.rollouts:
@@ -76,7 +72,7 @@ def filter_from_proto(request: messages.ListRolloutsRequest) -> RolloutFilter:
     return RolloutFilter(
         begin_step=not_negative(request.begin_step, 'begin_step'),
         end_step=not_negative(request.end_step, 'end_step') if request.HasField('end_step') else None,
-        group_id=_name(request.group_id, 'group_id') if request.group_id else '',
+        group_id=metric_name_from_proto(request.group_id, 'group_id') if request.group_id else '',
     )
 
 
@@ -167,7 +163,7 @@ def _check_indices(rollouts: Sequence[Rollout], field: str) -> None:
 def _parts(rollout: messages.Rollout, field: str) -> dict[str, float]:
     if len(rollout.reward_parts) > MAX_PARTS:
         raise InvalidField(field, f'must have at most {MAX_PARTS} items, got {len(rollout.reward_parts)}')
-    return {_name(name, field): rollout.reward_parts[name] for name in sorted(rollout.reward_parts)}
+    return {metric_name_from_proto(name, field): rollout.reward_parts[name] for name in sorted(rollout.reward_parts)}
 
 
 def _token_counts(rollout: messages.Rollout, field: str) -> tuple[int | None, int | None]:
@@ -223,9 +219,3 @@ def _check_roles(chat: Iterable[message_pb2.Message], field: str) -> None:
 def _text_of(chat: Sequence[message_pb2.Message]) -> str:
     """Return the beginning of the first message's text; empty if it has none."""
     return ''.join(part.text for message in chat[:1] for part in message.parts)[:PREVIEW_LENGTH]
-
-
-def _name(name: str, field: str) -> str:
-    if not is_metric_name(name):
-        raise InvalidField(field, f'{_NAME_RULE}, got {name[:MAX_NAME_LENGTH]!r}')
-    return name

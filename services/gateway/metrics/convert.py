@@ -1,0 +1,90 @@
+"""Converts the messages of `MetricService`, and checks names and steps, which rollouts have too."""
+
+from services.gateway.metrics.rules import (
+    DEFAULT_POINTS,
+    MAX_LISTED_NAMES,
+    MAX_LOGGED,
+    MAX_NAME_LENGTH,
+    MAX_POINTS,
+    MAX_STEP,
+    MetricFilter,
+    Point,
+    Series,
+    is_metric_name,
+)
+from services.kit.errors import InvalidField
+from services.kit.rpc.fields import not_negative
+from twinkle.api.gateway.v1 import metric_service_pb2 as messages
+
+
+def points_from_proto(request: messages.LogMetricsRequest) -> list[Point]:
+    """Return the points of a request.
+
+    Raises:
+        InvalidField: there are no points or too many, a name or a step is invalid, or a step or a value is not set.
+    """
+    if not 0 < len(request.points) <= MAX_LOGGED:
+        raise InvalidField('points', f'must have 1 to {MAX_LOGGED} items, got {len(request.points)}')
+    return [_point(point, f'points[{index}]') for index, point in enumerate(request.points)]
+
+
+def metric_filter_from_proto(request: messages.GetMetricsRequest) -> MetricFilter:
+    """Return the filter for points.
+
+    Raises:
+        InvalidField: a name, a step or the number of points is invalid, or there are too many names.
+    """
+    if len(request.names) > MAX_LISTED_NAMES:
+        raise InvalidField('names', f'must have at most {MAX_LISTED_NAMES} items, got {len(request.names)}')
+    max_points = not_negative(request.max_points, 'max_points') or DEFAULT_POINTS
+    if max_points == 1:
+        raise InvalidField('max_points', 'must be at least 2, or 0 for the default')
+    end_step = not_negative(request.end_step, 'end_step') if request.HasField('end_step') else None
+    return MetricFilter(
+        names=[metric_name_from_proto(name, f'names[{index}]') for index, name in enumerate(request.names)],
+        begin_step=not_negative(request.begin_step, 'begin_step'),
+        end_step=end_step,
+        max_points=min(max_points, MAX_POINTS),
+    )
+
+
+def series_to_proto(series: Series) -> messages.MetricSeries:
+    """Convert the points of a metric."""
+    return messages.MetricSeries(
+        name=series.name,
+        steps=series.steps,
+        values=series.values,
+        times_us=series.times_us,
+        point_count=series.point_count,
+    )
+
+
+def metric_name_from_proto(name: str, field: str) -> str:
+    """Return the name of a metric, of a part of a reward, or of a group of rollouts.
+
+    Raises:
+        InvalidField: the name is invalid.
+    """
+    if not is_metric_name(name):
+        rule = f'must be 1 to {MAX_NAME_LENGTH} printable ASCII characters without spaces'
+        raise InvalidField(field, f'{rule}, got {name[:MAX_NAME_LENGTH]!r}')
+    return name
+
+
+def run_step_from_proto(step: int, field: str) -> int:
+    """Return the step of a run.
+
+    Raises:
+        InvalidField: the step is out of range.
+    """
+    if not 0 <= step <= MAX_STEP:
+        raise InvalidField(field, f'must be at least 0 and below 2^53, got {step}')
+    return step
+
+
+def _point(point: messages.MetricPoint, field: str) -> Point:
+    for name in ('step', 'value'):
+        if not point.HasField(name):
+            raise InvalidField(f'{field}.{name}', 'must be set')
+    name = metric_name_from_proto(point.name, f'{field}.name')
+    return Point(name, run_step_from_proto(point.step, f'{field}.step'), point.value)
