@@ -176,7 +176,7 @@ def _trainer(config: GatewayConfig, upstreams: Upstreams, quotas: Quotas) -> Lim
 async def _records(
     config: GatewayConfig, database: Database, catalogue: Catalogue, upstreams: Upstreams, *, clock: Clock
 ) -> AsyncIterator[RunRecords]:
-    """Open what is stored of runs besides the catalogue: metrics and rollouts."""
+    """Open the metrics and the rollouts of runs, and close them at the end of the block."""
     models, runs, max_points = upstreams.internal_models, catalogue.runs, config.metric_points_per_run
     async with open_metrics(database, runs, models, clock=clock, max_points=max_points) as metrics:
         with open_rollouts(database, runs, clock=clock, max_bytes=config.rollout_bytes_per_run) as rollouts:

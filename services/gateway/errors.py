@@ -59,7 +59,7 @@ class MetricsFull(QuotaExceeded):
 
 @domain_error('ROLLOUT_NOT_FOUND', 'the run has no rollout {rollout_id!r}; it may have been removed for newer ones')
 class RolloutNotFound(NotFound):
-    """The run has no such rollout, or no longer."""
+    """The run has no such rollout, or it was removed for newer ones."""
 
     rollout_id: str
 
@@ -69,7 +69,7 @@ class RolloutNotFound(NotFound):
     'the rollouts exceed quota {quota!r}, which is {limit}; log fewer rollouts, or leave out their tokens',
 )
 class RolloutsTooLarge(QuotaExceeded):
-    """The rollouts of a request need more room than a run or a group may have."""
+    """The groups that a request changes have more bytes than a run or a request may have."""
 
 
 @domain_error('KEY_NOT_FOUND', 'no API key {key_id!r}')

@@ -34,7 +34,7 @@ _log = structlog.get_logger('console')
 
 
 class ConsoleErrors:
-    """Error responses of the console, `{"error": {message, reason, field}}`."""
+    """Error responses of the console, `{"error": {message, reason, field, request_id}}`."""
 
     def status_of(self, error: DomainError) -> int:
         if error.reason == 'MESSAGE_TOO_LARGE':
@@ -57,7 +57,7 @@ class LoginBody(JsonModel):
 
 
 @dataclass(frozen=True)
-class NoContent:
+class EmptyResponse:
     """Response without a body."""
 
     status: int
@@ -129,7 +129,7 @@ class ConsoleRoutes:
         check_origin(call.headers)
         await read_bytes(call, limit_bytes=_BODY_BYTES, pace=_PACE)
         is_secure = uses_tls(call.headers, call.scope.get('scheme', ''))
-        return NoContent(204, {'set-cookie': set_cookie('', lifetime=timedelta(), is_secure=is_secure)})
+        return EmptyResponse(204, {'set-cookie': set_cookie('', lifetime=timedelta(), is_secure=is_secure)})
 
     async def _show_session(self, call: HttpCall) -> Response:
         return JsonResponse(_session_json(await self._sessions.find(call.headers)), headers=_NO_STORE)
@@ -166,7 +166,7 @@ async def _no_caller(call: HttpCall) -> Caller | None:
 
 async def _redirect(call: HttpCall) -> Response:
     del call
-    return NoContent(302, {'location': '/console/'})
+    return EmptyResponse(302, {'location': '/console/'})
 
 
 def _require_json(call: HttpCall) -> None:

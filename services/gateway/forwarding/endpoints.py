@@ -82,7 +82,7 @@ def make_endpoints(
 
 
 def record_endpoints(metrics: Metrics, rollouts: Rollouts) -> list[Endpoint]:
-    """Return the endpoints for what programs log for runs: metrics and rollouts."""
+    """Return the endpoints for the metrics and rollouts of runs."""
     return [
         Endpoint(_service_in(metric_service_pb2), MetricServicer(metrics), add_MetricServiceServicer_to_server),
         Endpoint(_service_in(rollout_service_pb2), RolloutServicer(rollouts), add_RolloutServiceServicer_to_server),

@@ -1,3 +1,3 @@
-"""Metrics of runs: numbers by name and step that programs log."""
+"""Metrics of runs: numbers by name and step that model services report and programs log."""
 
 __all__: list[str] = []

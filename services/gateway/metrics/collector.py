@@ -55,14 +55,14 @@ class MetricCollector:
             self._waiting.setdefault(key, []).extend(new)
 
     async def mark_deleted(self, key: EntryKey, *, moment: datetime) -> None:
-        """Drop what is known of a deleted run, except reports that are not stored yet."""
+        """Delete the last number of a deleted run. Reports that wait are still stored."""
         self._last_numbers.pop(key, None)
 
     async def mark_absent_deleted(self, present: Collection[EntryKey], *, moment: datetime) -> None:
         """Ignore absent runs, because each of several model services reports only its own runs."""
 
     async def flush(self) -> None:
-        """Store all reports that wait. After an error, the remaining reports wait for the next flush.
+        """Store all waiting reports. After an error, the remaining reports wait for the next flush.
 
         Raises:
             ServiceUnreachable: the database does not respond.

@@ -13,8 +13,9 @@ import zstandard
 from services.gateway.rollouts.rules import Groups, Rollout, RolloutSummary
 
 GROUP_BYTES = 256
-"""Number of bytes that a group counts in addition to its packed bytes, for its row and its indexes."""
+"""Number of bytes that count for a group in addition to its packed bytes, for its row and its indexes."""
 _LEVEL = 3
+"""Level of compression, the default of zstd."""
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class Rollouts:
 
         Raises:
             RunNotFound: the caller has no such run.
-            RolloutsTooLarge: the changed groups need more room than a run or a group may have; nothing is stored.
+            RolloutsTooLarge: the changed groups have more bytes than a run or a request may have; nothing is stored.
         """
         await find_new_run(self._runs, caller, run_id, pause=self._pause)
         run = caller.tenant_id, run_id

@@ -20,7 +20,7 @@ MAX_REASON_LENGTH, PREVIEW_LENGTH = 64, 160
 MAX_LISTED_GROUPS = 200
 """Maximum number of groups in a page."""
 LISTED_BYTES = 2 << 20
-"""Size of the summaries, before compression, from which on a page ends."""
+"""Size of the summaries of a page, before compression, at which the page ends."""
 
 GroupKey = tuple[int, str]
 """Step, and id of a group within the step."""
