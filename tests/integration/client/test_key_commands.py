@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from fixtures.running_gateway import ADMIN_KEY, RunningGateway, running_gateway
-from twinkle_client.cli import app
+from fixtures.gateway_run import command_line
+from fixtures.running_gateway import RunningGateway, running_gateway
 from twinkle_client.client import TwinkleClient
 from twinkle_client.errors import AccessError, NotFoundError
 
@@ -24,10 +23,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[RunningGateway]:
 @pytest.fixture
 async def run(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A function that runs a command in a thread and returns its result."""
-    monkeypatch.setenv('TWINKLE_SERVER_URL', f'http://{gateway.address}')
-    monkeypatch.setenv('TWINKLE_API_KEY', ADMIN_KEY)
-    monkeypatch.setenv('COLUMNS', '200')
-    return lambda *arguments: asyncio.to_thread(CliRunner().invoke, app, list(arguments))
+    return command_line(monkeypatch, gateway.address)
 
 
 def _secret_of(result: Any) -> str:

@@ -1,19 +1,17 @@
 """`twinkle quota` and `twinkle usage` against a gateway."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from fixtures.fake_samplers import FakeSampler
 from fixtures.fleet import RunningFleet, running_fleet
-from fixtures.running_gateway import ADMIN, ADMIN_KEY
+from fixtures.gateway_run import command_line
+from fixtures.running_gateway import ADMIN
 from fixtures.sampled_answers import sample_request
-from twinkle_client.cli import app
 
 
 @pytest.fixture
@@ -26,10 +24,7 @@ async def fleet(tmp_path: Path) -> AsyncIterator[RunningFleet]:
 @pytest.fixture
 def run(fleet: RunningFleet, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A function that runs a command as an administrator."""
-    monkeypatch.setenv('TWINKLE_SERVER_URL', f'http://{fleet.gateway.address}')
-    monkeypatch.setenv('TWINKLE_API_KEY', ADMIN_KEY)
-    monkeypatch.setenv('COLUMNS', '200')
-    return lambda *arguments: asyncio.to_thread(CliRunner().invoke, app, list(arguments))
+    return command_line(monkeypatch, fleet.gateway.address)
 
 
 def json_of(result: Any) -> Any:

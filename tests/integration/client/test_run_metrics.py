@@ -11,45 +11,34 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from fixtures.byte_proxy import ByteProxy
-from fixtures.gateway_upstream import Upstream, adapter_event, wait_until
-from fixtures.running_gateway import ADMIN_KEY, RunningGateway, running_gateway
+from fixtures.gateway_run import client_with_run, command_line, gateway_with_run
+from fixtures.gateway_upstream import wait_until
+from fixtures.running_gateway import ADMIN_KEY, RunningGateway
 from twinkle.tracking import open_tracker
 from twinkle_client import NotFoundError, QuotaError, TwinkleClient, UsageError
-from twinkle_client.cli import app
 from twinkle_client.metrics import RunMetrics
 
 
 @pytest.fixture
 async def gateway(tmp_path: Path) -> AsyncIterator[RunningGateway]:
     """A gateway with the run 'ad-1'."""
-    upstream = Upstream()
-    upstream.adapters.watch.snapshot = [adapter_event('ad-1')]
-    async with (
-        upstream.serving(),
-        running_gateway(tmp_path, upstream=upstream.address, limits={'message_bytes': 4 << 20}) as running,
-    ):
+    async with gateway_with_run(tmp_path, limits={'message_bytes': 4 << 20}) as running:
         yield running
 
 
 @pytest.fixture
 async def metrics(gateway: RunningGateway) -> AsyncIterator[RunMetrics]:
     """Metrics of the run 'ad-1'."""
-    client = TwinkleClient(gateway.address, ADMIN_KEY)
-    await wait_until(client.list_training_runs.aio, bool)
-    yield RunMetrics('ad-1', client=client)
-    await asyncio.to_thread(client.close)
+    async with client_with_run(gateway) as client:
+        yield RunMetrics('ad-1', client=client)
 
 
 @pytest.fixture
 def run(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A function that runs a command."""
-    monkeypatch.setenv('TWINKLE_SERVER_URL', f'http://{gateway.address}')
-    monkeypatch.setenv('TWINKLE_API_KEY', ADMIN_KEY)
-    monkeypatch.setenv('COLUMNS', '200')
-    return lambda *arguments: asyncio.to_thread(CliRunner().invoke, app, list(arguments))
+    return command_line(monkeypatch, gateway.address)
 
 
 async def test_numbers_of_every_kind_are_logged(metrics: RunMetrics) -> None:

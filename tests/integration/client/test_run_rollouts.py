@@ -11,14 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from fixtures.gateway_upstream import Upstream, adapter_event, wait_until
-from fixtures.running_gateway import ADMIN_KEY, RunningGateway, running_gateway
+from fixtures.gateway_run import client_with_run, command_line, gateway_with_run
+from fixtures.running_gateway import ADMIN_KEY, RunningGateway
 from twinkle.data_format import SampledSequence, SampleResponse, SampleResults, StopReason, VersionSpan, pack_user_data
 from twinkle.rollout import EndReason, Rollout
 from twinkle_client import NotFoundError, QuotaError, TwinkleClient, UsageError
-from twinkle_client.cli import app
 from twinkle_client.rollouts import RunRollouts
 from twinkle_client.sampler.results import completion_feature
 
@@ -31,30 +29,22 @@ CHAT: dict[str, Any] = {
 @pytest.fixture
 async def gateway(tmp_path: Path) -> AsyncIterator[RunningGateway]:
     """A gateway with the run 'ad-1'."""
-    upstream = Upstream()
-    upstream.adapters.watch.snapshot = [adapter_event('ad-1')]
     limits = {'message_bytes': 64 << 20}
-    options: dict[str, Any] = {'limits': limits, 'rollout_bytes_per_run': 1 << 20}
-    async with upstream.serving(), running_gateway(tmp_path, upstream=upstream.address, **options) as running:
+    async with gateway_with_run(tmp_path, limits=limits, rollout_bytes_per_run=1 << 20) as running:
         yield running
 
 
 @pytest.fixture
 async def rollouts(gateway: RunningGateway) -> AsyncIterator[RunRollouts]:
     """Rollouts of the run 'ad-1'."""
-    client = TwinkleClient(gateway.address, ADMIN_KEY)
-    await wait_until(client.list_training_runs.aio, bool)
-    yield RunRollouts('ad-1', client=client)
-    await asyncio.to_thread(client.close)
+    async with client_with_run(gateway) as client:
+        yield RunRollouts('ad-1', client=client)
 
 
 @pytest.fixture
 def run(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A function that runs a command."""
-    monkeypatch.setenv('TWINKLE_SERVER_URL', f'http://{gateway.address}')
-    monkeypatch.setenv('TWINKLE_API_KEY', ADMIN_KEY)
-    monkeypatch.setenv('COLUMNS', '200')
-    return lambda *arguments: asyncio.to_thread(CliRunner().invoke, app, list(arguments))
+    return command_line(monkeypatch, gateway.address)
 
 
 def sampled(text: str, *, tokens: int = 3, chat: Any = CHAT) -> SampledSequence:

@@ -1,24 +1,19 @@
 """The commands `estimate`, `sample` and `runs`, run against a fake gateway."""
 
-import asyncio
 import json
 
 import pytest
-from typer.testing import CliRunner
 
 from fixtures.fake_gateway import API_KEY, FakeGateway
 from fixtures.fake_wire import RUN_ID
+from fixtures.gateway_run import command_line
 from twinkle.api.model.v1 import training_service_pb2 as wire
-from twinkle_client.cli import app
 
 
 @pytest.fixture
 async def run(gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch):
     """A function that runs a command in a thread and returns its result."""
-    monkeypatch.setenv('TWINKLE_SERVER_URL', f'http://127.0.0.1:{gateway.port}')
-    monkeypatch.setenv('TWINKLE_API_KEY', API_KEY)
-    monkeypatch.setenv('COLUMNS', '200')
-    return lambda *arguments: asyncio.to_thread(CliRunner().invoke, app, list(arguments))
+    return command_line(monkeypatch, f'127.0.0.1:{gateway.port}', API_KEY)
 
 
 async def test_estimate_shows_whether_the_batch_fits(gateway: FakeGateway, run) -> None:

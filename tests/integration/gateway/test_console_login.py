@@ -14,10 +14,14 @@ import pytest
 from fixtures.certificates import make_authority, tls_of
 from fixtures.console_client import INDEX, SCRIPT, ConsoleClient, console_client, make_files, parse_frames
 from fixtures.gateway_upstream import TOKEN, Upstream, adapter_event, wait_until
-from fixtures.running_gateway import ADMIN, ADMIN_KEY, EVERY_SCOPE, RunningGateway, running_gateway
-from services.gateway.__main__ import assembled
-from services.gateway.config import GatewayConfig
-from services.kit.clock import FakeClock
+from fixtures.running_gateway import (
+    ADMIN,
+    ADMIN_KEY,
+    EVERY_SCOPE,
+    RunningGateway,
+    running_gateway,
+    started_gateway,
+)
 from twinkle.api.gateway.v1 import (
     catalogue_service_pb2,
     fleet_service_pb2,
@@ -350,29 +354,12 @@ async def test_session_works_at_every_gateway_of_a_database(postgres_database: s
 async def test_console_calls_a_gateway_with_mutual_tls(tmp_path: Path) -> None:
     """The console works if clients need TLS and services need certificates; methods between services stay closed."""
     folder = make_authority(tmp_path / 'tls')
-    config = GatewayConfig.model_validate(
-        {
-            'state_dir': tmp_path / 'state',
-            'bootstrap_key': ADMIN_KEY,
-            'internal_token': TOKEN,
-            'internal_listen': '127.0.0.1:0',
-            'http_listen': '127.0.0.1:0',
-            'tls': tls_of(folder, 'gateway'),
-        }
-    )
-    async with assembled(config, clock=FakeClock()) as gateway:
+    async with started_gateway(tmp_path / 'state', tls=tls_of(folder, 'gateway')) as gateway:
         assert gateway.http is not None
-        await gateway.server.start()
-        await gateway.http.start()
-        context = ssl.create_default_context(cafile=str(folder / 'ca.crt'))
-        try:
-            url = f'https://{gateway.http.address}'
-            async with httpx.AsyncClient(base_url=url, verify=context, timeout=60) as http:
-                client = ConsoleClient(http)
-                response = await http.post('/console/api/login', json={'key': ADMIN_KEY})
-                assert response.headers['set-cookie'].endswith('; Secure')
-                result = await client.call(LIST_RUNS, catalogue_service_pb2.ListRunsRequest())
-                assert (result.code, len(result.messages)) == (0, 1)
-        finally:
-            await gateway.http.stop(timedelta())
-            await gateway.server.stop(timedelta())
+        url, context = f'https://{gateway.http.address}', ssl.create_default_context(cafile=str(folder / 'ca.crt'))
+        async with httpx.AsyncClient(base_url=url, verify=context, timeout=60) as http:
+            client = ConsoleClient(http)
+            response = await http.post('/console/api/login', json={'key': ADMIN_KEY})
+            assert response.headers['set-cookie'].endswith('; Secure')
+            result = await client.call(LIST_RUNS, catalogue_service_pb2.ListRunsRequest())
+            assert (result.code, len(result.messages)) == (0, 1)

@@ -2,9 +2,6 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +14,8 @@ from fixtures.certificates import make_authority, tls_of
 from fixtures.fake_samplers import FakeSampler
 from fixtures.fleet import replica_of
 from fixtures.gateway_upstream import TOKEN
-from fixtures.running_gateway import ADMIN, ADMIN_KEY, failure_of
-from services.gateway.__main__ import Gateway, assembled
+from fixtures.running_gateway import ADMIN, ADMIN_KEY, failure_of, started_gateway
+from services.gateway.__main__ import assembled
 from services.gateway.config import GatewayConfig
 from services.kit.certificates import make_certificates
 from services.kit.clock import FakeClock
@@ -36,29 +33,6 @@ UNREACHABLE = FakeSampler(address='127.0.0.1:1')
 def folder(tmp_path: Path) -> Path:
     """Folder with the certificates of the deployment."""
     return make_authority(tmp_path / 'tls')
-
-
-@asynccontextmanager
-async def _gateway(tmp_path: Path, **fields: Any) -> AsyncIterator[Gateway]:
-    config = GatewayConfig.model_validate(
-        {
-            'state_dir': tmp_path / 'state',
-            'bootstrap_key': ADMIN_KEY,
-            'internal_token': TOKEN,
-            'internal_listen': '127.0.0.1:0',
-            'http_listen': '127.0.0.1:0',
-            **fields,
-        }
-    )
-    async with assembled(config, clock=FakeClock()) as gateway:
-        assert gateway.http is not None
-        await gateway.server.start()
-        await gateway.http.start()
-        try:
-            yield gateway
-        finally:
-            await gateway.http.stop(timedelta())
-            await gateway.server.stop(timedelta())
 
 
 def _client_of(folder: Path) -> TlsConfig:
@@ -84,7 +58,7 @@ async def _register(address: str, tls: TlsConfig, *, token: str = TOKEN) -> str:
 
 async def test_clients_need_a_key_and_no_certificate(tmp_path: Path, folder: Path) -> None:
     """The public address is encrypted and authenticates by key, and plaintext is refused."""
-    async with _gateway(tmp_path, tls=tls_of(folder, 'gateway')) as gateway:
+    async with started_gateway(tmp_path / 'state', tls=tls_of(folder, 'gateway')) as gateway:
         assert not (await _list_sessions(gateway.server.address, _client_of(folder))).sessions
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await _list_sessions(gateway.server.address, TlsConfig())
@@ -93,7 +67,7 @@ async def test_clients_need_a_key_and_no_certificate(tmp_path: Path, folder: Pat
 
 async def test_sampler_joins_only_with_its_certificate_and_the_token(tmp_path: Path, folder: Path) -> None:
     """A sampler joins only at the internal address, with the token and a sampler's certificate."""
-    async with _gateway(tmp_path, tls=tls_of(folder, 'gateway')) as gateway:
+    async with started_gateway(tmp_path / 'state', tls=tls_of(folder, 'gateway')) as gateway:
         public, internal = gateway.server.addresses
         assert await _register(public, _client_of(folder)) == 'PEER_NOT_TRUSTED'
         assert await _register(public, tls_of(folder, 'sampler')) == 'PEER_NOT_TRUSTED'
@@ -104,7 +78,7 @@ async def test_sampler_joins_only_with_its_certificate_and_the_token(tmp_path: P
 
 async def test_internal_address_refuses_connections_without_a_certificate(tmp_path: Path, folder: Path) -> None:
     """A client with a valid key but no certificate cannot connect to the internal address."""
-    async with _gateway(tmp_path, tls=tls_of(folder, 'gateway')) as gateway:
+    async with started_gateway(tmp_path / 'state', tls=tls_of(folder, 'gateway')) as gateway:
         for tls in (_client_of(folder), TlsConfig()):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await _list_sessions(gateway.server.addresses[1], tls)
@@ -114,7 +88,7 @@ async def test_internal_address_refuses_connections_without_a_certificate(tmp_pa
 async def test_public_certificate_without_internal_certificates(tmp_path: Path, folder: Path) -> None:
     """Samplers join at the internal address with the token if only clients use TLS."""
     public = {'certificate': folder / 'gateway.crt', 'key': folder / 'gateway.key'}
-    async with _gateway(tmp_path, public_tls=public) as gateway:
+    async with started_gateway(tmp_path / 'state', public_tls=public) as gateway:
         assert not (await _list_sessions(gateway.server.address, _client_of(folder))).sessions
         assert await _register(gateway.server.addresses[1], TlsConfig()) == ''
         assert await _register(gateway.server.addresses[1], TlsConfig(), token='') == 'CREDENTIALS_MISSING'
@@ -135,7 +109,7 @@ async def test_certificate_that_cannot_be_loaded_ends_the_start(tmp_path: Path, 
 
 async def test_https_certificate_is_reloaded_when_it_changes(tmp_path: Path, folder: Path) -> None:
     """HTTPS uses the gateway's certificate, which is reloaded when it changes; plaintext gets no response."""
-    async with _gateway(tmp_path, tls=tls_of(folder, 'gateway')) as gateway:
+    async with started_gateway(tmp_path / 'state', tls=tls_of(folder, 'gateway')) as gateway:
         assert gateway.http is not None
         address = gateway.http.address
         context = ssl.create_default_context(cafile=str(folder / 'ca.crt'))
@@ -157,7 +131,7 @@ async def test_openai_client_trusts_a_private_authority(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """OpenAI's client trusts a private authority that SSL_CERT_FILE names."""
-    async with _gateway(tmp_path, tls=tls_of(folder, 'gateway')) as gateway:
+    async with started_gateway(tmp_path / 'state', tls=tls_of(folder, 'gateway')) as gateway:
         assert gateway.http is not None
         url = f'https://{gateway.http.address}/v1'
         for error_class in (openai.APIConnectionError, openai.InternalServerError):

@@ -22,22 +22,27 @@ async def _traced(harness: Harness, adapter: Adapter) -> None:
         await harness.start(adapter, training())
 
 
-def _by_trace(folder: Path, name: str) -> dict[str, SpanRecord]:
-    return {span.trace_id: span for span in read_spans(folder) if span.name == name}
-
-
-async def test_operations_of_a_pass_are_linked(tmp_path: Path) -> None:
-    """A pass of four operations adds a span to four traces, each with links to the other three operations."""
+async def _share_a_pass(folder: Path, count: int) -> None:
+    """Train with `count` adapters in one pass, while another operation occupies the engine, and write the spans."""
     harness = Harness()
-    adapters = await harness.adapters(5)
+    adapters = await harness.adapters(count + 1)
     harness.trainer.gate.clear()
-    with tracing_to(tmp_path):
+    with tracing_to(folder):
         first = harness.start(adapters[0], training())
         await let_others_run()
         shared = [asyncio.ensure_future(_traced(harness, adapter)) for adapter in adapters[1:]]
         await let_others_run()
         harness.trainer.gate.set()
         await asyncio.gather(first, *shared)
+
+
+def _by_trace(folder: Path, name: str) -> dict[str, SpanRecord]:
+    return {span.trace_id: span for span in read_spans(folder) if span.name == name}
+
+
+async def test_operations_of_a_pass_are_linked(tmp_path: Path) -> None:
+    """A pass of four operations adds a span to four traces, each with links to the other three operations."""
+    await _share_a_pass(tmp_path, 4)
     roots = {span.span_id: f'{span.trace_id}:{span.span_id}' for span in read_spans(tmp_path) if not span.parent_id}
     passes = _by_trace(tmp_path, 'pass')
     assert len(passes) == len(roots) == 4
@@ -60,16 +65,7 @@ async def test_task_of_a_separate_trace_has_no_parent(tmp_path: Path) -> None:
 
 async def test_links_are_limited(tmp_path: Path) -> None:
     """A pass that many operations share has a limited number of links in each trace."""
-    harness = Harness()
-    adapters = await harness.adapters(MAX_LINKS + 3)
-    harness.trainer.gate.clear()
-    with tracing_to(tmp_path):
-        first = harness.start(adapters[0], training())
-        await let_others_run()
-        shared = [asyncio.ensure_future(_traced(harness, adapter)) for adapter in adapters[1:]]
-        await let_others_run()
-        harness.trainer.gate.set()
-        await asyncio.gather(first, *shared)
+    await _share_a_pass(tmp_path, MAX_LINKS + 2)
     counts = {len(span.links) for span in read_spans(tmp_path) if span.name == 'pass'}
     assert max(counts) <= MAX_LINKS
 

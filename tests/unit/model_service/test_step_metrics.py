@@ -8,8 +8,7 @@ import pytest
 
 from fixtures import journals
 from fixtures.crashing import ALICE, Died, Service, StrictStore, start
-from fixtures.fake_trainer import BASE_MODEL
-from services.model.application.create_adapter import CreateAdapterRequest
+from fixtures.model_verbs import create_request
 from services.model.backends.journal.memory import MemoryJournal
 from services.model.domain.engine import VerbRun
 from services.model.domain.operation import (
@@ -164,9 +163,7 @@ def test_only_the_last_reports_are_kept():
 
 
 async def _create(service: Service) -> None:
-    command = CreateAdapterRequest(
-        request_id='r1',
-        base_model=BASE_MODEL,
+    command = create_request(
         lora_config=LoraConfig(r=2),
         training_config=TrainingConfig(gradient_accumulation_steps=1),
         adapter_id=ADAPTER,

@@ -5,9 +5,8 @@ from typing import Any
 
 from fixtures import journals
 from fixtures.crashing import ALICE, Died, Service, StrictStore, start
-from fixtures.fake_trainer import BASE_MODEL
+from fixtures.model_verbs import create_request
 from services.kit.errors import QuotaExceeded
-from services.model.application.create_adapter import CreateAdapterRequest
 from services.model.backends.journal.memory import MemoryJournal
 from services.model.domain.errors import SequenceReused
 from services.model.domain.training_config import TrainingConfig
@@ -20,9 +19,7 @@ LENGTHS = (3, 5, 8)
 
 async def create(service: Service) -> None:
     """Create the adapter, or return the existing one."""
-    command = CreateAdapterRequest(
-        request_id='r1',
-        base_model=BASE_MODEL,
+    command = create_request(
         lora_config=LoraConfig(r=2),
         training_config=TrainingConfig(gradient_accumulation_steps=1),
         adapter_id=ADAPTER,
