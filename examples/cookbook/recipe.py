@@ -15,6 +15,7 @@ from twinkle.tracking import TRACKERS, check_trackers
 Setting = TypeVar('Setting')
 Batch = TypeVar('Batch')
 TRACKED = tuple(name for name in TRACKERS if name != 'service')
+"""Trackers that `--track` accepts. Recipes on services always use their store."""
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ from twinkle.tracking.backends.service import MetricStore, ServiceBackend
 from twinkle.tracking.backends.tensorboard import TensorboardBackend
 from twinkle.tracking.backends.trackio import TrackioBackend
 from twinkle.tracking.backends.wandb import WandbBackend
+from twinkle.tracking.delivery import Status, TrackerBackend
 from twinkle.tracking.opening import TRACKERS, check_trackers, open_tracker
 from twinkle.tracking.run import RunOptions, TrackedRun
-from twinkle.tracking.tracker import Status, Tracker, TrackerBackend
+from twinkle.tracking.tracker import Tracker
 from twinkle.tracking.values import number_of
 
 __all__ = [

@@ -24,8 +24,9 @@ class RunOptions(TypedDict, total=False):
     """Id of the run within the project. An existing run with this id is continued. Default: a new id, or the id of the
     run in the services."""
     tags: Sequence[str]
+    """Words that people use to find the run, each of at most 64 characters. Default: none."""
     config: Mapping[str, Any]
-    """Settings of the run: text, numbers, and lists or mappings of these."""
+    """Settings of the run: text, numbers, truth values, None, and lists or mappings of these. Default: empty."""
 
 
 @dataclass(frozen=True, kw_only=True)

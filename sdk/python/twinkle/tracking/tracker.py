@@ -9,8 +9,6 @@ from twinkle.tracking.delivery import Delivery, Status, TrackerBackend
 from twinkle.tracking.run import TrackedRun
 from twinkle.tracking.values import checked_step, checked_values
 
-__all__ = ['Status', 'Tracker', 'TrackerBackend']
-
 _INTERRUPTED_SECONDS = 10.0
 """Maximum time that an interrupted or failed program waits for the backends."""
 

@@ -24,7 +24,7 @@ class MetricStore(Protocol):
 class ServiceBackend:
     """Stores numbers with the run in the services; `twinkle run show` draws them. A repeated step replaces its values.
 
-    The services know the state of the run, so the name, the tags, the configuration and the status are not sent.
+    Only numbers are sent. The services know the status of the run, and its name and tags are labels of the adapter.
 
     Args:
         metrics: Store of the run's metrics.
