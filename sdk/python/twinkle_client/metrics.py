@@ -65,7 +65,7 @@ class RunMetrics:
             NotFoundError: The run does not exist.
             QuotaError: The run would have too many points or names.
         """
-        points = [_point(name, _step(step), value) for name, value in values.items()]
+        points = [_point(name, step_to_proto(step), value) for name, value in values.items()]
         for begin in range(0, len(points), _POINTS_PER_REQUEST):
             part = points[begin : begin + _POINTS_PER_REQUEST]
             await self._connection.unary(self._stub.LogMetrics, pb.LogMetricsRequest(run_id=self.run_id, points=part))
@@ -94,16 +94,20 @@ class RunMetrics:
         request = pb.GetMetricsRequest(
             run_id=self.run_id,
             names=names,
-            begin_step=_step(begin_step),
-            end_step=None if end_step is None else _step(end_step),
+            begin_step=step_to_proto(begin_step),
+            end_step=None if end_step is None else step_to_proto(end_step),
             max_points=max(min(operator.index(max_points), _MAX_POINTS), -1),
         )
         response = await self._connection.unary(self._stub.GetMetrics, request)
         return {series.name: _series(series) for series in response.series}
 
 
-def _step(step: SupportsIndex) -> int:
-    """Return a step limited to integers that fit into a message. The server refuses -1 and 2^53 by name."""
+def step_to_proto(step: SupportsIndex) -> int:
+    """Return a step limited to integers that fit into a message. The server refuses -1 and 2^53 by name.
+
+    Raises:
+        TypeError: The step is not an integer.
+    """
     return max(min(operator.index(step), _MAX_STEP + 1), -1)
 
 

@@ -1,4 +1,4 @@
-"""Rollouts of a run: completions with rewards, which the server stores until newer ones need their room."""
+"""Rollouts of a run: completions with rewards. The server removes the oldest ones if a run has too many."""
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,10 +17,11 @@ from twinkle.data_format import Message, Trajectory, VersionSpan
 from twinkle_client.client import TwinkleClient, current_client
 from twinkle_client.convert import tensor_from_proto, trajectory_from_proto
 from twinkle_client.convert.rollouts import rollouts_with_groups, set_advantages, set_parts, set_rewards
+from twinkle_client.metrics import step_to_proto
 from twinkle_client.rpc import LoopThread, remote_method
 
 _REQUEST_BYTES, _ROLLOUTS_PER_REQUEST = 8 << 20, 1024
-_MAX_STEP, _PAGE_SIZE = 2**53 - 1, 200
+_PAGE_SIZE = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +48,13 @@ class RolloutSummary:
     prompt_token_count: int | None
     completion_token_count: int | None
     oldest_version: int | None
-    """Oldest and newest adapter version that sampled a token; 0 is the base model."""
+    """Oldest adapter version that sampled a token; 0 is the base model."""
     newest_version: int | None
+    """Newest adapter version that sampled a token."""
     prompt_preview: str
-    """Beginning of the prompt's last message, and of the completion."""
+    """Beginning of the prompt's last message, or the end of its text."""
     completion_preview: str
+    """Beginning of the completion."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +69,7 @@ class RolloutGroup:
     is_degenerate: bool
     """Whether there are several rollouts, and all have the same reward: GRPO learns nothing from them."""
     update_time: datetime
-    """UTC."""
+    """UTC: time at which a rollout of the group was stored last."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,14 +83,15 @@ class LoggedRollout:
     prompt_chat: Trajectory | None
     prompt_text: str
     prompt_token_ids: npt.NDArray[np.int32] | None
+    """int32 [P]."""
     completion_messages: Sequence[Message]
     completion_text: str
     token_ids: npt.NDArray[np.int32] | None
-    """int [T]. Tokens after the prompt, also those that were not sampled."""
+    """int32 [T]. Tokens after the prompt, also those that were not sampled."""
     logprobs: npt.NDArray[np.float32] | None
-    """float [T]. Natural log-probability of each token when it was sampled; NaN where it is not known."""
+    """float32 [T]. Natural log-probability of each token when it was sampled; NaN where it is not known."""
     token_advantages: npt.NDArray[np.float32] | None
-    """float [T]."""
+    """float32 [T]. Advantage of each token."""
     reward: float | None
     reward_parts: Mapping[str, float]
     advantage: float | None
@@ -144,7 +148,7 @@ class RunRollouts:
             ValueError: The number of rewards, advantages or groups is wrong, or a value cannot be sent.
             UsageError: A name, an id or the step is invalid, or a rollout is too large.
             NotFoundError: The run does not exist.
-            QuotaError: The groups have more bytes than the server stores of a run.
+            QuotaError: The groups have more bytes than the server stores of a run, or than a request may change.
         """
         found = rollouts_with_groups(trajectories, groups=groups)
         messages = [message for _, message in found]
@@ -157,7 +161,7 @@ class RunRollouts:
         for group_id, message in found:
             listed.setdefault(group_id, []).append(message)
         for part in _requests(listed):
-            request = pb.LogRolloutsRequest(run_id=self.run_id, step=_step(step), groups=part)
+            request = pb.LogRolloutsRequest(run_id=self.run_id, step=step_to_proto(step), groups=part)
             await self._connection.unary(self._stub.LogRollouts, request)
 
     @remote_method
@@ -179,8 +183,8 @@ class RunRollouts:
         """
         request = pb.ListRolloutsRequest(
             run_id=self.run_id,
-            begin_step=_step(begin_step),
-            end_step=None if end_step is None else _step(end_step),
+            begin_step=step_to_proto(begin_step),
+            end_step=None if end_step is None else step_to_proto(end_step),
             group_id=group_id,
         )
         found: list[RolloutGroup] = []
@@ -225,11 +229,6 @@ def _requests(groups: Mapping[str, Sequence[pb.Rollout]]) -> Iterator[Sequence[p
             part_bytes, part_count = part_bytes + size, part_count + 1
     if part:
         yield part
-
-
-def _step(step: Any) -> int:
-    """Return a step limited to integers that fit into a message. The server refuses -1 and 2^53 by name."""
-    return max(min(operator.index(step), _MAX_STEP + 1), -1)
 
 
 def _group(message: pb.RolloutGroupSummary) -> RolloutGroup:

@@ -1,13 +1,12 @@
 """`twinkle console`: a one-time link to the console, the web app of a gateway."""
 
 import webbrowser
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from twinkle_client.cli.session import LocalStateDirOption, fail
 from twinkle_client.cli.session import console as terminal
-from twinkle_client.cli.session import fail
 from twinkle_client.console_link import ConsoleUnavailable, create_console_link
 from twinkle_client.endpoint import Endpoint, find_console_endpoint
 from twinkle_client.stack import StackState
@@ -23,7 +22,7 @@ HttpOption = Annotated[
 def console(
     http: HttpOption = '',
     open_browser: Annotated[bool, typer.Option('--open', help='Open the link in a browser.')] = False,
-    state_dir: Annotated[Path | None, typer.Option('--state-dir', help='State folder of the local stack.')] = None,
+    state_dir: LocalStateDirOption = None,
 ) -> None:
     """Print a link that opens the console. It can be used once, within ten minutes, and acts with your API key."""
     try:

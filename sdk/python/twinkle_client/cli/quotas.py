@@ -10,13 +10,12 @@ from google.protobuf.json_format import MessageToDict
 from rich.table import Table
 
 from twinkle.api.gateway.v1 import quota_service_pb2 as pb
-from twinkle_client.cli.session import StateDirOption, console, open_client, print_rows
+from twinkle_client.cli.session import JsonOption, StateDirOption, console, open_client, print_rows
 from twinkle_client.cli.times import parse_duration
 from twinkle_client.quotas import Quotas
 
 app = typer.Typer(help='Manage quotas of tenants (administrators only).', no_args_is_help=True)
 TenantArgument = Annotated[str, typer.Argument(help='Tenant id.')]
-JsonOption = Annotated[bool, typer.Option('--json', help='Print JSON.')]
 _DEFAULT = 'default'
 _LIMITS: Mapping[str, Callable[[str], float]] = {
     'max_adapters': int,

@@ -9,8 +9,7 @@ from rich.table import Table
 
 from twinkle.api.gateway.v1.catalogue_service_pb2 import Run
 from twinkle.api.model.v1 import adapter_pb2
-from twinkle_client.cli.quotas import JsonOption
-from twinkle_client.cli.session import StateDirOption, error_console, fail, open_client, print_rows
+from twinkle_client.cli.session import JsonOption, StateDirOption, error_console, fail, open_client, print_rows
 from twinkle_client.cli.times import local_text
 from twinkle_client.client import TwinkleClient
 from twinkle_client.model.queue_status import queue_status_line

@@ -24,6 +24,7 @@ _INTERRUPTED = 130
 console = Console(emoji=False)
 error_console = Console(stderr=True, emoji=False)
 
+JsonOption = Annotated[bool, typer.Option('--json', help='Print JSON.')]
 LocalStateDirOption = Annotated[
     Path | None,
     typer.Option(
