@@ -9,6 +9,9 @@ export interface Curve {
   pointCount: number;
 }
 
+/** Names of the loss, best first: the one that the services store, and a customary one of programs. */
+export const LOSSES = ['train/loss', 'loss'];
+
 export const curveOf = (series: MetricSeries): Curve => ({
   name: series.name,
   steps: series.steps.map(Number),

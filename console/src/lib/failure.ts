@@ -8,8 +8,9 @@ export interface Failure {
   reason: string;
   /** Path of the invalid field. Empty if the error concerns no field. */
   field: string;
-  /** Status code of the call, such as "NOT_FOUND". */
+  /** Status code of the call, such as "NOT_FOUND", or the HTTP status of one of the console's own routes. */
   code: string;
+  /** Id of the call in the logs of the services. Empty if the server sent none. */
   requestId: string;
 }
 
@@ -20,6 +21,7 @@ export class ApiError extends Error {
     message: string,
     readonly reason: string,
     readonly field: string,
+    readonly requestId: string,
   ) {
     super(message);
   }
@@ -29,7 +31,8 @@ const codeName = (code: Code): string => Code[code].replace(/(?<=[a-z])(?=[A-Z])
 
 export function failureOf(error: unknown): Failure {
   if (error instanceof ApiError) {
-    return { message: error.message, reason: error.reason, field: error.field, code: `${error.status}`, requestId: '' };
+    const { message, reason, field, requestId } = error;
+    return { message, reason, field, code: `${error.status}`, requestId };
   }
   const failed = ConnectError.from(error);
   const info = failed.findDetails(ErrorInfoSchema)[0];

@@ -9,7 +9,7 @@ export interface Session {
 }
 
 interface ErrorBody {
-  error?: { message?: string; reason?: string; field?: string };
+  error?: { message?: string; reason?: string; field?: string; request_id?: string };
 }
 
 /** `undefined` until the server has answered, and `null` without a session. */
@@ -26,9 +26,15 @@ async function call(path: string, body?: object): Promise<Response> {
   if (response.ok) {
     return response;
   }
-  const { error } = (await response.json().catch(() => ({}))) as ErrorBody;
-  const message = error?.message ?? `The server answered with status ${response.status}.`;
-  throw new ApiError(response.status, message, error?.reason ?? '', error?.field ?? '');
+  const { error = {} } = (await response.json().catch(() => ({}))) as ErrorBody;
+  const { message, reason = '', field = '', request_id: requestId = '' } = error;
+  throw new ApiError(
+    response.status,
+    message ?? `The server answered with status ${response.status}.`,
+    reason,
+    field,
+    requestId,
+  );
 }
 
 /** Asks the server for the session of the cookie. */
