@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class MetricServiceStub:
-    """Stores and returns the metrics of runs. Runs of other tenants are reported as NOT_FOUND. The metrics of a run are stored
-    for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; GetMetrics accepts any valid API key.
+    """Stores and returns the metrics of runs. Runs of other tenants are reported as NOT_FOUND. The metrics of a run are
+    stored for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; GetMetrics accepts any valid API key.
     """
 
     def __init__(self, channel):
@@ -49,8 +49,8 @@ class MetricServiceStub:
 
 
 class MetricServiceServicer:
-    """Stores and returns the metrics of runs. Runs of other tenants are reported as NOT_FOUND. The metrics of a run are stored
-    for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; GetMetrics accepts any valid API key.
+    """Stores and returns the metrics of runs. Runs of other tenants are reported as NOT_FOUND. The metrics of a run are
+    stored for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; GetMetrics accepts any valid API key.
     """
 
     def LogMetrics(self, request, context):
@@ -92,8 +92,8 @@ def add_MetricServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class MetricService:
-    """Stores and returns the metrics of runs. Runs of other tenants are reported as NOT_FOUND. The metrics of a run are stored
-    for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; GetMetrics accepts any valid API key.
+    """Stores and returns the metrics of runs. Runs of other tenants are reported as NOT_FOUND. The metrics of a run are
+    stored for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; GetMetrics accepts any valid API key.
     """
 
     @staticmethod

@@ -13,8 +13,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class MetricServiceStub:
-    """Stores and returns the metrics of runs. Runs of other tenants are reported as NOT_FOUND. The metrics of a run are stored
-    for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; GetMetrics accepts any valid API key.
+    """Stores and returns the metrics of runs. Runs of other tenants are reported as NOT_FOUND. The metrics of a run are
+    stored for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; GetMetrics accepts any valid API key.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -28,8 +28,8 @@ class MetricServiceStub:
     """Returns the metrics of a run. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND)."""
 
 class MetricServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Stores and returns the metrics of runs. Runs of other tenants are reported as NOT_FOUND. The metrics of a run are stored
-    for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; GetMetrics accepts any valid API key.
+    """Stores and returns the metrics of runs. Runs of other tenants are reported as NOT_FOUND. The metrics of a run are
+    stored for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; GetMetrics accepts any valid API key.
     """
 
     @_abc_1.abstractmethod

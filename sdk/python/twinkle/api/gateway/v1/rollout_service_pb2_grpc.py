@@ -26,9 +26,9 @@ if _version_not_supported:
 
 
 class RolloutServiceStub:
-    """Stores and returns the rollouts of runs. Runs of other tenants are reported as NOT_FOUND. Rollouts are stored for as long
-    as their run is listed, until newer ones need their room: a run has a limit of stored bytes. LogRollouts requires
-    SCOPE_TRAIN; the other methods accept any valid API key.
+    """Stores and returns the rollouts of runs. Runs of other tenants are reported as NOT_FOUND. Rollouts are stored for as
+    long as their run is listed, but a run with too many bytes loses its oldest ones. LogRollouts requires SCOPE_TRAIN;
+    the other methods accept any valid API key.
     """
 
     def __init__(self, channel):
@@ -55,23 +55,25 @@ class RolloutServiceStub:
 
 
 class RolloutServiceServicer:
-    """Stores and returns the rollouts of runs. Runs of other tenants are reported as NOT_FOUND. Rollouts are stored for as long
-    as their run is listed, until newer ones need their room: a run has a limit of stored bytes. LogRollouts requires
-    SCOPE_TRAIN; the other methods accept any valid API key.
+    """Stores and returns the rollouts of runs. Runs of other tenants are reported as NOT_FOUND. Rollouts are stored for as
+    long as their run is listed, but a run with too many bytes loses its oldest ones. LogRollouts requires SCOPE_TRAIN;
+    the other methods accept any valid API key.
     """
 
     def LogRollouts(self, request, context):
-        """Stores rollouts of a step. A rollout that is logged again for the same step, group and index replaces the earlier one,
-        so a repeated request stores the same rollouts again. If the run would have too many bytes, the groups that were stored
-        first are removed. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND); RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if
-        the changed groups alone exceed the limit of a run, or have more than 128 MiB before compression; nothing is stored.
+        """Stores rollouts of a step. A rollout that is logged again for the same step, group and index replaces the earlier
+        one, so a repeated request stores the same rollouts again. If the run would have too many bytes, the groups whose
+        last change is oldest are removed. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND); RESOURCE_EXHAUSTED
+        (ERROR_REASON_QUOTA_EXCEEDED) if the changed groups alone exceed the limit of a run, or have more than 128 MiB
+        before compression; nothing is stored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRollouts(self, request, context):
-        """Lists groups of rollouts with statistics, without tokens; texts are shortened. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND).
+        """Lists groups of rollouts with statistics, without tokens; texts are shortened. Errors: NOT_FOUND
+        (ERROR_REASON_RUN_NOT_FOUND).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -111,9 +113,9 @@ def add_RolloutServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RolloutService:
-    """Stores and returns the rollouts of runs. Runs of other tenants are reported as NOT_FOUND. Rollouts are stored for as long
-    as their run is listed, until newer ones need their room: a run has a limit of stored bytes. LogRollouts requires
-    SCOPE_TRAIN; the other methods accept any valid API key.
+    """Stores and returns the rollouts of runs. Runs of other tenants are reported as NOT_FOUND. Rollouts are stored for as
+    long as their run is listed, but a run with too many bytes loses its oldest ones. LogRollouts requires SCOPE_TRAIN;
+    the other methods accept any valid API key.
     """
 
     @staticmethod

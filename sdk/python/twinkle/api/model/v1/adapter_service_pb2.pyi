@@ -658,7 +658,9 @@ class AdapterMetrics(_message.Message):
     TOTALS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def reports(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetricReport]:
-        """The last reports, at most 8, by ascending sequence number: one for each optimizer step and for each CalculateMetric."""
+        """The last reports, at most 8, by ascending sequence number: one for each optimizer step and for each
+        CalculateMetric.
+        """
 
     @_builtins.property
     def totals(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
