@@ -340,6 +340,5 @@ def make_server(config: ModelConfig, service: ModelService, backend: TrainerBack
         endpoints=make_endpoints(service),
         facts=service.facts,
     )
-    server.on_drain(service.directory.close)
-    server.on_drain(service.operations.close)
+    server.on_drain(service.directory.close, service.operations.close)
     return server

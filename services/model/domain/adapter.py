@@ -49,6 +49,7 @@ class Adapter:
     session_end_time: datetime | None = None
     """Time of the last request to park the adapter because its session had ended; None before the first request."""
     metrics: StepMetrics = field(default_factory=StepMetrics)
+    """Metrics that the gateway stores, and totals of the current step."""
 
     @property
     def is_full_parameter(self) -> bool:

@@ -45,7 +45,9 @@ class StepMetrics:
     """Recent reports of an adapter, and totals of its operations since the last optimizer step."""
 
     reports: tuple[MetricReport, ...] = ()
+    """The last reports, at most `MAX_REPORTS`, by ascending number."""
     totals: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Totals by name; means are sums and counts with a prefix."""
 
 
 def metrics_after(
@@ -94,7 +96,7 @@ def _totals_after(
         add(f'{_COUNT_OF}pass_adapter_count', 1)
     match operation.verb, run.outcome:
         case Backward() | ForwardBackward(), ForwardResult() as outcome:
-            # A loss that is a mean counts as often as it has labels.
+            # The loss of a batch is weighted by its number of labels.
             weight = max(outcome.num_tokens, 1)
             add(f'{_MEAN_OF}loss', weight * outcome.loss)
             add(f'{_COUNT_OF}loss', weight)
