@@ -38,7 +38,7 @@ class Rollouts:
         self._pause = pause
 
     async def log(self, caller: Caller, run_id: str, step: int, groups: Groups) -> int:
-        """Store rollouts of a run, and return the number of older groups that were removed to make room.
+        """Store rollouts of a run, and return the number of older groups that were removed for them.
 
         A rollout with the step, group and index of a stored one replaces it.
 

@@ -106,7 +106,7 @@ class RolloutPage:
     next_key: GroupKey | None
     """Key of the last group, if more groups follow."""
     removed_group_count: int
-    """Number of groups that were removed to make room for newer ones."""
+    """Number of groups that were removed for newer ones."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,7 +62,7 @@ operation_seconds = Histogram('twinkle.operation.device', 's', 'Time on the engi
 pass_seconds = Histogram('twinkle.pass', 's', 'Duration of a pass through the model, shared by its operations.')
 pass_rows = Histogram('twinkle.pass.rows', '{row}', 'Tokens of a pass.', bounds=COUNTS)
 pass_adapters = Histogram('twinkle.pass.adapters', '{adapter}', 'Adapters that share a pass.', bounds=COUNTS)
-padding_tokens = Counter('twinkle.padding.tokens', '{token}', 'Rows of passes that hold no token.')
+padding_tokens = Counter('twinkle.padding.tokens', '{token}', 'Rows of passes without a token.')
 shared_tokens = Counter('twinkle.shared.tokens', '{token}', 'Tokens of common prefixes that were not computed again.')
 trained_tokens = Counter('twinkle.trained.tokens', '{token}', 'Tokens of finished training operations.', (_VERB,))
 adapters = Gauge(

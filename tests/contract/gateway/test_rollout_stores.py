@@ -185,7 +185,7 @@ async def test_oldest_groups_make_room_for_new_ones(store):
 
 
 async def test_many_small_groups_make_room_for_one_large_group(store):
-    """More groups than one statement deletes are removed at once if a large group needs their room."""
+    """More groups than one statement deletes are removed at once if a large group needs their bytes."""
     small = {f'{index:04}': [plain(0)] for index in range(1000)}
     limit = sum(group.size_bytes for group in pack_all(small).values())
     assert await save(store, 0, small, max_bytes=limit) == 0

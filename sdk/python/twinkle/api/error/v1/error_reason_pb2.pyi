@@ -98,7 +98,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_FUTURE_EXPIRED: _ErrorReason.ValueType  # 46
     """NOT_FOUND. The future finished so long ago that its outcome is no longer stored. Metadata: futureId."""
     ERROR_REASON_ROLLOUT_NOT_FOUND: _ErrorReason.ValueType  # 48
-    """NOT_FOUND. The run has no such rollout, or it was removed to make room for newer ones. Metadata: rolloutId."""
+    """NOT_FOUND. The run has no such rollout, or it was removed for newer ones. Metadata: rolloutId."""
     ERROR_REASON_CHECKPOINT_EXISTS: _ErrorReason.ValueType  # 50
     """ALREADY_EXISTS. A checkpoint with that name exists, and the request does not allow overwriting. Metadata:
     checkpointId.
@@ -343,7 +343,7 @@ ERROR_REASON_FUTURE_NOT_FOUND: ErrorReason.ValueType  # 45
 ERROR_REASON_FUTURE_EXPIRED: ErrorReason.ValueType  # 46
 """NOT_FOUND. The future finished so long ago that its outcome is no longer stored. Metadata: futureId."""
 ERROR_REASON_ROLLOUT_NOT_FOUND: ErrorReason.ValueType  # 48
-"""NOT_FOUND. The run has no such rollout, or it was removed to make room for newer ones. Metadata: rolloutId."""
+"""NOT_FOUND. The run has no such rollout, or it was removed for newer ones. Metadata: rolloutId."""
 ERROR_REASON_CHECKPOINT_EXISTS: ErrorReason.ValueType  # 50
 """ALREADY_EXISTS. A checkpoint with that name exists, and the request does not allow overwriting. Metadata:
 checkpointId.

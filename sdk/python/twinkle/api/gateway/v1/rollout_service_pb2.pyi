@@ -225,7 +225,7 @@ class LogRolloutsResponse(_message.Message):
 
     REMOVED_GROUP_COUNT_FIELD_NUMBER: _builtins.int
     removed_group_count: _builtins.int
-    """Number of older groups of the run that were removed to make room."""
+    """Number of older groups of the run that this request removed, because the run had too many bytes."""
     def __init__(
         self,
         *,
@@ -523,7 +523,7 @@ class ListRolloutsResponse(_message.Message):
     next_page_token: _builtins.str
     """Token of the next page. Empty on the last page."""
     removed_group_count: _builtins.int
-    """Number of groups of the run that were removed to make room for newer ones."""
+    """Number of groups of the run that were removed for newer ones."""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___RolloutGroupSummary]:
         """Groups by descending step, and by ascending id within a step."""
