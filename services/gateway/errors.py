@@ -57,6 +57,18 @@ class MetricsFull(QuotaExceeded):
     """The run has too many points or names of metrics."""
 
 
+@domain_error(
+    'STORED_DATA_DAMAGED',
+    'the stored {kind} of run {id!r} are damaged; restore the database, or log to a new run',
+    disposition=Disposition.REFUSED,
+)
+class MetricsDamaged(DataLoss):
+    """The stored metrics of a run cannot be read."""
+
+    id: str
+    kind: str = 'metrics'
+
+
 @domain_error('ROLLOUT_NOT_FOUND', 'the run has no rollout {rollout_id!r}; it may have been removed for newer ones')
 class RolloutNotFound(NotFound):
     """The run has no such rollout, or it was removed for newer ones."""

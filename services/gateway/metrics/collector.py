@@ -12,12 +12,15 @@ from typing import Never
 import structlog
 
 from services.gateway.catalogue.rules import EntryKey
-from services.gateway.errors import MetricsFull
+from services.gateway.errors import MetricsDamaged, MetricsFull
 from services.gateway.metrics.ports import MetricStore
 from services.gateway.metrics.rules import Report, RunReports
 from services.kit.clock import Clock
 from services.kit.errors import DomainError
 
+MAX_WAITING = 20_000
+"""Number of waiting reports, about 40 MB, from which on none are received. The model service sends the last reports of a
+run again with its next change."""
 _INTERVAL_SECONDS = 1.0
 _log = structlog.get_logger('metrics')
 
@@ -44,15 +47,17 @@ class MetricCollector:
         self._last_numbers: dict[EntryKey, int] = {}
         """Number of the last report of each run that was received."""
         self._waiting: dict[EntryKey, list[Report]] = {}
+        self._waiting_count = 0
 
     async def save(self, entry: RunReports) -> None:
-        """Keep new reports of a run for the next flush."""
+        """Keep new reports of a run for the next flush, unless too many reports wait."""
         key = entry.tenant_id, entry.run_id
         last = self._last_numbers.get(key, 0)
         new = [report for report in entry.reports if report.sequence_number > last]
-        if new:
+        if new and self._waiting_count < MAX_WAITING:
             self._last_numbers[key] = new[-1].sequence_number
             self._waiting.setdefault(key, []).extend(new)
+            self._waiting_count += len(new)
 
     async def mark_deleted(self, key: EntryKey, *, moment: datetime) -> None:
         """Delete the last number of a deleted run. Reports that wait are still stored."""
@@ -73,11 +78,13 @@ class MetricCollector:
             try:
                 await self._store.save_reports(*key, reports, moment=moment, max_points=self._max_points)
                 is_done = True
-            except MetricsFull as error:
+            except (MetricsFull, MetricsDamaged) as error:
                 is_done = True
                 _log.debug('metrics not stored', run=key[1], reason=error.reason)
             finally:
-                if not is_done:
+                if is_done:
+                    self._waiting_count -= len(reports)
+                else:
                     self._waiting[key] = reports + self._waiting.get(key, [])
 
     async def run_forever(self) -> Never:
@@ -94,4 +101,4 @@ class MetricCollector:
         try:
             await self.flush()
         except DomainError as error:
-            _log.warning('metrics flush failed; retrying', reason=error.reason)
+            _log.warning('metrics flush failed; retrying', reason=error.reason, waiting=self._waiting_count)

@@ -17,6 +17,7 @@ class MetricStore(Protocol):
 
         Raises:
             MetricsFull: the run would have more than `max_points` points or `MAX_NAMES` names; nothing is stored.
+            MetricsDamaged: the stored points of the run cannot be read; nothing is stored.
         """
         ...
 
@@ -26,10 +27,14 @@ class MetricStore(Protocol):
         """Store the points of those reports that follow the last stored one, in one transaction.
 
         Raises:
-            MetricsFull: see `save`; nothing is stored.
+            MetricsFull, MetricsDamaged: see `save`; nothing is stored.
         """
         ...
 
     async def list_of(self, tenant_id: str, run_id: str, wanted: MetricFilter) -> Sequence[Series]:
-        """Return the metrics of a run by name; see `MetricFilter`."""
+        """Return the metrics of a run by name; see `MetricFilter`.
+
+        Raises:
+            MetricsDamaged: the stored points of the run cannot be read.
+        """
         ...

@@ -1,23 +1,27 @@
 """Tables and store of metrics."""
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import structlog
 from sqlalchemy import LargeBinary, String, select, tuple_, update
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import Mapped, mapped_column
 
 from services.gateway.catalogue.rules import EntryKey
 from services.gateway.catalogue.run_rows import SqlEndedRunRows, is_of_run, key_of, locked_counts
-from services.gateway.errors import MetricsFull
+from services.gateway.errors import MetricsDamaged, MetricsFull
 from services.gateway.metrics.chunks import ChunkKey, Points, chunks_of, count_of, joined, merge_all, reduced
 from services.gateway.metrics.rules import MAX_LISTED, MAX_NAMES, MetricFilter, Point, Report, Series
 from services.gateway.store.base import Base, SqlStore, insert_into
 from services.gateway.store.database import Database
 from services.kit.worker import Threads
 
+_log = structlog.get_logger('metrics')
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _WRITERS = 2
 """Number of transactions that store points at the same time. The others wait without a connection to the database."""
@@ -61,21 +65,26 @@ class SqlMetricStore(SqlStore):
         self, tenant_id: str, run_id: str, points: Sequence[Point], *, moment: datetime, max_points: int
     ) -> None:
         run = tenant_id, run_id
-        async with self._writers, self._database.write() as connection:
-            counts = await locked_counts(connection, MetricRunRow, run, _COUNTS, moment=moment)
+        async with self._locked(run, moment) as (connection, counts):
             await self._add(connection, run, counts, points, moment=moment, max_points=max_points)
 
     async def save_reports(
         self, tenant_id: str, run_id: str, reports: Sequence[Report], *, moment: datetime, max_points: int
     ) -> None:
         run = tenant_id, run_id
-        async with self._writers, self._database.write() as connection:
-            counts = await locked_counts(connection, MetricRunRow, run, _COUNTS, moment=moment)
+        async with self._locked(run, moment) as (connection, counts):
             new = [report for report in reports if report.sequence_number > counts['sequence_number']]
             if new:
                 counts['sequence_number'] = new[-1].sequence_number
                 points = [point for report in new for point in report.points]
                 await self._add(connection, run, counts, points, moment=moment, max_points=max_points)
+
+    @asynccontextmanager
+    async def _locked(self, run: EntryKey, moment: datetime) -> AsyncIterator[tuple[AsyncConnection, dict[str, int]]]:
+        """Open a transaction that locks the row of a run, and yield it with the counts of the run."""
+        with _named_damage(run[1]):
+            async with self._writers, self._database.write() as connection:
+                yield connection, await locked_counts(connection, MetricRunRow, run, _COUNTS, moment=moment)
 
     async def _add(
         self,
@@ -89,7 +98,11 @@ class SqlMetricStore(SqlStore):
     ) -> None:
         """Add points to a run whose row is locked, and store its new counts."""
         time_us = (moment - _EPOCH) // timedelta(microseconds=1)
-        chunks = await _chunks_by_name(connection, run, {point.name for point in points})
+        names = {point.name for point in points}
+        if len(names) > MAX_NAMES:
+            # Each name is a parameter of a statement, which may have a limited number of them.
+            raise MetricsFull('metric_names_per_run', MAX_NAMES)
+        chunks = await _chunks_by_name(connection, run, names)
         new = await self._merging.run(chunks_of, points, chunks, time_us)
         stored = await _stored(connection, run, new)
         changed = await self._merging.run(merge_all, stored, new)
@@ -116,9 +129,10 @@ class SqlMetricStore(SqlStore):
         if wanted.names:
             condition &= row.name.in_(wanted.names)
         query = select(row.name, row.points).where(condition).order_by(row.name, row.chunk)
-        async with self._database.read() as connection:
-            found: Sequence[Any] = (await connection.execute(query)).all()
-        return await self._reading.run(_series_of, found, wanted)
+        with _named_damage(run_id):
+            async with self._database.read() as connection:
+                found: Sequence[Any] = (await connection.execute(query)).all()
+            return await self._reading.run(_series_of, found, wanted)
 
     def close(self) -> None:
         self._merging.close()
@@ -130,6 +144,20 @@ class SqlEndedMetrics(SqlEndedRunRows):
 
     run_row = MetricRunRow
     content_row = MetricChunkRow
+
+
+@contextmanager
+def _named_damage(run_id: str) -> Iterator[None]:
+    """Convert errors of points that the database cannot read, or that are no array.
+
+    Raises:
+        MetricsDamaged: the stored points of the run cannot be read.
+    """
+    try:
+        yield
+    except (ValueError, DBAPIError) as error:
+        _log.warning('metrics damaged', run=run_id, exc_info=error)
+        raise MetricsDamaged(run_id) from error
 
 
 async def _chunks_by_name(connection: AsyncConnection, run: EntryKey, names: Collection[str]) -> dict[str, list[int]]:

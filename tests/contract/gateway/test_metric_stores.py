@@ -9,12 +9,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from fixtures.gateway_entries import RUN, START
 from services.gateway.catalogue.sql import SqlRunStore
-from services.gateway.errors import MetricsFull
+from services.gateway.errors import MetricsDamaged, MetricsFull
 from services.gateway.metrics.rules import MAX_LISTED, MAX_NAMES, MAX_STEP, MetricFilter, Point, Report
-from services.gateway.metrics.sql import SqlEndedMetrics, SqlMetricStore
+from services.gateway.metrics.sql import MetricChunkRow, SqlEndedMetrics, SqlMetricStore
 from services.gateway.store.database import Database
 
 LATER = START + timedelta(days=1)
@@ -227,3 +228,31 @@ async def test_reports_count_against_the_limit_of_a_run(store):
     assert (await _metrics(store))['loss'].steps == [1, 2, 3]
     await store.save_reports('alice', 'ad-1', reports[3:4], moment=START, max_points=4)
     assert (await _metrics(store))['loss'].steps == [1, 2, 3, 4]
+
+
+async def test_damaged_points_affect_only_their_run(database, store):
+    """Damaged points of a run are an error of this run, for lists, logged values and reports."""
+    await _save(store, [Point('x', 1, 1.0)])
+    async with database.write() as connection:
+        await connection.execute(update(MetricChunkRow).values(points=b'damaged'))
+    report = Report(sequence_number=2, points=[Point('x', 2, 1.0)])
+    for call in (
+        lambda: _metrics(store),
+        lambda: _save(store, [Point('x', 2, 1.0)]),
+        lambda: store.save_reports('alice', 'ad-1', [report], moment=START, max_points=9),
+    ):
+        with pytest.raises(MetricsDamaged) as caught:
+            await call()
+        assert dict(caught.value.metadata()) == {'id': 'ad-1', 'kind': 'metrics'}
+    other = 'alice', 'ad-2'
+    await store.save_reports(*other, [report], moment=START, max_points=9)
+    assert (await _metrics(store, other))['x'].steps == [2]
+
+
+@pytest.mark.parametrize('count', [MAX_NAMES + 1, 70_000])
+async def test_reports_with_too_many_names_are_refused(store, count):
+    """A report has at most as many names as a run, also above the number of parameters of a statement."""
+    report = Report(sequence_number=2, points=[Point(f'x{index}', 2, 1.0) for index in range(count)])
+    with pytest.raises(MetricsFull, match='metric_names_per_run'):
+        await store.save_reports('alice', 'ad-1', [report], moment=START, max_points=10**6)
+    assert await _metrics(store) == {}

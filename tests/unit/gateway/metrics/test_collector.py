@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from services.gateway.errors import MetricsFull
-from services.gateway.metrics.collector import MetricCollector
+from services.gateway.errors import MetricsDamaged, MetricsFull
+from services.gateway.metrics.collector import MAX_WAITING, MetricCollector
 from services.gateway.metrics.rules import MetricFilter, Point, Report, RunReports, Series
 from services.kit.clock import FakeClock
 from services.kit.errors import ServiceUnreachable
@@ -82,9 +82,12 @@ async def test_reports_wait_while_the_database_does_not_respond(store: MemorySto
     assert store.saved == {('alice', 'ad-1'): [2, 4], ('alice', 'ad-2'): [3]}
 
 
-async def test_full_run_does_not_stop_the_others(store: MemoryStore, collector: MetricCollector) -> None:
-    """The reports of a run at its limit are dropped, and those of other runs are stored."""
-    store.failures.append(MetricsFull('metric_points_per_run', 100))
+@pytest.mark.parametrize('error', [MetricsFull('metric_points_per_run', 100), MetricsDamaged('ad-1')])
+async def test_unusable_run_does_not_stop_the_others(
+    store: MemoryStore, collector: MetricCollector, error: Exception
+) -> None:
+    """The reports of a run that is full or damaged are dropped, and those of other runs are stored."""
+    store.failures.append(error)
     await collector.save(reports(2))
     await collector.save(reports(3, run_id='ad-2'))
     await collector.flush()
@@ -99,3 +102,19 @@ async def test_deleted_run_is_forgotten_after_its_last_report(store: MemoryStore
     await collector.mark_absent_deleted([], moment=MOMENT)
     await collector.flush()
     assert store.saved == {('alice', 'ad-1'): [2]}
+
+
+async def test_waiting_reports_are_limited(store: MemoryStore, collector: MetricCollector) -> None:
+    """During a long failure of the database, a limited number of reports waits; reports are then received again."""
+    for number in range(1, MAX_WAITING + 10):
+        await collector.save(reports(number))
+    store.failures.append(ServiceUnreachable('database'))
+    with pytest.raises(ServiceUnreachable):
+        await collector.flush()
+    await collector.save(reports(MAX_WAITING + 10))
+    await collector.flush()
+    assert store.saved[('alice', 'ad-1')] == list(range(1, MAX_WAITING + 1))
+    last = range(MAX_WAITING + 3, MAX_WAITING + 11)
+    await collector.save(reports(*last))
+    await collector.flush()
+    assert store.saved[('alice', 'ad-1')][-9:] == [MAX_WAITING, *last]

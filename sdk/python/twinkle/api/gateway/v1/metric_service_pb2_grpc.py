@@ -56,15 +56,16 @@ class MetricServiceServicer:
     def LogMetrics(self, request, context):
         """Stores values of metrics. A value that is logged again for the same name and step replaces the earlier one, so a
         repeated request stores the same values again. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND); RESOURCE_EXHAUSTED
-        (ERROR_REASON_QUOTA_EXCEEDED) if the run would have too many points, or
-        more than 1000 names; nothing is stored.
+        (ERROR_REASON_QUOTA_EXCEEDED) if the run would have too many points, or more than 1000 names, and DATA_LOSS
+        (ERROR_REASON_STORED_DATA_DAMAGED) if its stored points are damaged; nothing is stored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetMetrics(self, request, context):
-        """Returns the metrics of a run. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND).
+        """Returns the metrics of a run. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND); DATA_LOSS
+        (ERROR_REASON_STORED_DATA_DAMAGED) if its stored points are damaged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -21,11 +21,13 @@ class MetricServiceStub:
     LogMetrics: _aio.UnaryUnaryMultiCallable[_metric_service_pb2.LogMetricsRequest, _metric_service_pb2.LogMetricsResponse]
     """Stores values of metrics. A value that is logged again for the same name and step replaces the earlier one, so a
     repeated request stores the same values again. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND); RESOURCE_EXHAUSTED
-    (ERROR_REASON_QUOTA_EXCEEDED) if the run would have too many points, or
-    more than 1000 names; nothing is stored.
+    (ERROR_REASON_QUOTA_EXCEEDED) if the run would have too many points, or more than 1000 names, and DATA_LOSS
+    (ERROR_REASON_STORED_DATA_DAMAGED) if its stored points are damaged; nothing is stored.
     """
     GetMetrics: _aio.UnaryUnaryMultiCallable[_metric_service_pb2.GetMetricsRequest, _metric_service_pb2.GetMetricsResponse]
-    """Returns the metrics of a run. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND)."""
+    """Returns the metrics of a run. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND); DATA_LOSS
+    (ERROR_REASON_STORED_DATA_DAMAGED) if its stored points are damaged.
+    """
 
 class MetricServiceServicer(metaclass=_abc_1.ABCMeta):
     """Stores and returns the metrics of runs. Runs of other tenants are reported as NOT_FOUND. The metrics of a run are
@@ -40,8 +42,8 @@ class MetricServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _abc.Awaitable[_metric_service_pb2.LogMetricsResponse]:
         """Stores values of metrics. A value that is logged again for the same name and step replaces the earlier one, so a
         repeated request stores the same values again. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND); RESOURCE_EXHAUSTED
-        (ERROR_REASON_QUOTA_EXCEEDED) if the run would have too many points, or
-        more than 1000 names; nothing is stored.
+        (ERROR_REASON_QUOTA_EXCEEDED) if the run would have too many points, or more than 1000 names, and DATA_LOSS
+        (ERROR_REASON_STORED_DATA_DAMAGED) if its stored points are damaged; nothing is stored.
         """
 
     @_abc_1.abstractmethod
@@ -50,6 +52,8 @@ class MetricServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _metric_service_pb2.GetMetricsRequest,
         context: _aio.ServicerContext[_metric_service_pb2.GetMetricsRequest, _abc.Awaitable[_metric_service_pb2.GetMetricsResponse]],
     ) -> _abc.Awaitable[_metric_service_pb2.GetMetricsResponse]:
-        """Returns the metrics of a run. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND)."""
+        """Returns the metrics of a run. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND); DATA_LOSS
+        (ERROR_REASON_STORED_DATA_DAMAGED) if its stored points are damaged.
+        """
 
 def add_MetricServiceServicer_to_server(servicer: MetricServiceServicer, server: _aio.Server) -> None: ...
