@@ -8,8 +8,9 @@ import json
 import socket
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from socketserver import ThreadingMixIn
@@ -20,9 +21,11 @@ import prometheus_client
 import structlog
 
 _CONNECTIONS = 32
-"""Maximum number of concurrent connections; further connections are closed."""
+"""Maximum number of concurrent connections; a further connection closes the oldest one."""
 _CONNECTION_SECONDS = 10.0
 """Maximum time to wait for bytes of a request."""
+_SERVER = 'twinkle'
+"""Value of the header `Server`."""
 _log = structlog.get_logger('admin')
 
 Headers = list[tuple[str, str]]
@@ -104,6 +107,14 @@ class _AdminApp:
         self._lock = threading.Lock()
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        """Respond to a request."""
+
+        def start(status: str, headers: Headers) -> Any:
+            return start_response(status, [*headers, ('server', _SERVER)])
+
+        return self._response(environ, start)
+
+    def _response(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         path = environ['PATH_INFO']
         if environ['REQUEST_METHOD'] not in {'GET', 'HEAD'}:
             return _text(start_response, '405 Method Not Allowed', 'send GET or HEAD')
@@ -127,14 +138,19 @@ def _text(start_response: StartResponse, status: str, text: str, *, kind: str = 
 
 
 class _AdminServer(ThreadingMixIn, WSGIServer):
-    """HTTP server with a thread for each connection and a limited number of connections."""
+    """HTTP server with a thread for each connection and a limited number of connections.
+
+    A new connection takes precedence, so that slow clients cannot keep probes out.
+    """
 
     daemon_threads = True
     block_on_close = False
 
     def __init__(self, host: str, port: int, app: Any) -> None:
         self.address_family = socket.AF_INET6 if ':' in host else socket.AF_INET
-        self._free = threading.BoundedSemaphore(_CONNECTIONS)
+        self._open: OrderedDict[socket.socket, None] = OrderedDict()
+        """Connections in the order of their arrival."""
+        self._lock = threading.Lock()
         super().__init__((host, port), _QuietHandler)
         self.set_app(app)
 
@@ -148,18 +164,23 @@ class _AdminServer(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection in a new thread, or close it if too many are open."""
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+        """Serve a connection in a new thread, and close the oldest one if too many are open."""
+        with self._lock:
+            self._open[request] = None
+            if len(self._open) > _CONNECTIONS:
+                oldest, _ = self._open.popitem(last=False)
+                # The thread of the connection reads the end of the request, and closes the socket.
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serve a connection."""
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free.release()
+            with self._lock:
+                self._open.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log the error of a connection, such as a client that disconnects, at debug level."""
@@ -171,7 +192,7 @@ class _QuietHandler(WSGIRequestHandler):
     """Handler of a connection, without access logs and with a time limit."""
 
     timeout = _CONNECTION_SECONDS
-    server_version = 'twinkle'
+    server_version = _SERVER
     sys_version = ''
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the name in the base class)
