@@ -19,8 +19,8 @@ from services.kit.clock import Clock
 from services.kit.errors import DomainError
 
 MAX_WAITING = 20_000
-"""Number of waiting reports, about 40 MB, from which on none are received. The model service sends the last reports of a
-run again with its next change."""
+"""Number of waiting reports, about 40 MB, from which on none are received. The model service sends the last reports of
+a run again with its next change."""
 _INTERVAL_SECONDS = 1.0
 _log = structlog.get_logger('metrics')
 
