@@ -105,7 +105,7 @@ async def test_deleted_run_is_forgotten_after_its_last_report(store: MemoryStore
 
 
 async def test_waiting_reports_are_limited(store: MemoryStore, collector: MetricCollector) -> None:
-    """During a long failure of the database, a limited number of reports waits; reports are then received again."""
+    """A limited number of reports wait during a long failure of the database; reports are then received again."""
     for number in range(1, MAX_WAITING + 10):
         await collector.save(reports(number))
     store.failures.append(ServiceUnreachable('database'))
