@@ -34,6 +34,7 @@ LIST_RUNS = 'twinkle.api.gateway.v1.CatalogueService/ListRuns'
 GET_RUN = 'twinkle.api.gateway.v1.CatalogueService/GetRun'
 GET_METRICS = 'twinkle.api.gateway.v1.MetricService/GetMetrics'
 WATCH_FLEET = 'twinkle.api.gateway.v1.FleetService/WatchFleet'
+REGISTER = 'twinkle.api.gateway.v1.FleetService/Register'
 SHORT = timedelta(milliseconds=200)
 """Time for which verified keys are cached; open streams are checked at this interval."""
 HOURS = timedelta(hours=12)
@@ -363,3 +364,5 @@ async def test_console_calls_a_gateway_with_mutual_tls(tmp_path: Path) -> None:
             assert response.headers['set-cookie'].endswith('; Secure')
             result = await client.call(LIST_RUNS, catalogue_service_pb2.ListRunsRequest())
             assert (result.code, len(result.messages)) == (0, 1)
+            refused = await client.call(REGISTER, fleet_service_pb2.RegisterRequest())
+            assert (refused.code, refused.reason) == (7, 'SCOPE_MISSING')

@@ -96,12 +96,15 @@ async def test_unusable_run_does_not_stop_the_others(
 
 
 async def test_deleted_run_is_forgotten_after_its_last_report(store: MemoryStore, collector: MetricCollector) -> None:
-    """Reports that wait when a run is deleted are still stored."""
+    """Reports that wait when a run is deleted are stored; afterwards, any number of the run is new."""
     await collector.save(reports(2))
     await collector.mark_deleted(('alice', 'ad-1'), moment=MOMENT)
     await collector.mark_absent_deleted([], moment=MOMENT)
     await collector.flush()
     assert store.saved == {('alice', 'ad-1'): [2]}
+    await collector.save(reports(1))
+    await collector.flush()
+    assert store.saved == {('alice', 'ad-1'): [2, 1]}
 
 
 async def test_waiting_reports_are_limited(store: MemoryStore, collector: MetricCollector) -> None:
