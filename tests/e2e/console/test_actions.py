@@ -50,12 +50,16 @@ async def test_the_playground_streams_both_weights(logged_in: ConsolePage, conso
     await page.get_by_role('columnheader', name='Most likely').wait_for()
 
 
-async def test_a_refused_sample_names_the_field(logged_in: ConsolePage, console_data: ConsoleData) -> None:
-    """The error of a refused call shows the server's message and reason."""
+async def test_a_refused_sample_shows_its_reason(logged_in: ConsolePage, console_data: ConsoleData) -> None:
+    """The error of a refused call shows the server's message, its reason and the id of the call."""
     page = logged_in.page
     await logged_in.show(f'#/playground?run={console_data.trained_run}&version=99', 'Sample')
     await page.get_by_role('button', name='Sample', exact=True).click()
-    await page.get_by_role('region', name='Your weights').get_by_role('alert').wait_for()
+    alert = page.get_by_role('region', name='Your weights').get_by_role('alert')
+    await alert.get_by_text('VERSION_NOT_READY').wait_for()
+    shown = await alert.inner_text()
+    assert '99' in shown
+    assert 'Request' in shown
 
 
 async def test_checkpoints_are_published_and_deleted(
