@@ -34,6 +34,8 @@ UNREAD_SECONDS = 120.0
 _BACKLOG = 2048
 """Maximum number of connections that wait to be accepted."""
 _KEEP_ALIVE_SECONDS = 30
+_PIPELINED_BYTES = 1 << 16
+"""Maximum number of bytes that a client may send after a request before it has received the response."""
 _SETTLE_SECONDS = 2
 """Seconds in which terminated calls can write their errors before their connections are closed."""
 
@@ -185,7 +187,7 @@ async def _refuse(request: Request, error: Any) -> Response:
 
 
 class BoundedConnection(H11Protocol):
-    """Connection that is closed if there are too many connections, or if its client is too slow.
+    """Connection that is closed if there are too many connections, or if its client is too slow or sends too early.
 
     uvicorn 0.54 itself sets no time limit for a request head or for a client that does not read.
     """
@@ -220,9 +222,16 @@ class BoundedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        """Receive bytes; those of a further request are kept until the response to the current one is complete."""
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
             self._head_timer = self._restarted(self._head_timer, None)
+        if self.conn.their_state is h11.DONE:
+            # uvicorn stops reading, and would not notice that the client disconnects.
+            if len(self.conn.trailing_data[0]) > _PIPELINED_BYTES:
+                self.transport.abort()
+            else:
+                self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
         """Start the timer for the head of the next request."""

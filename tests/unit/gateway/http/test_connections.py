@@ -17,8 +17,9 @@ LARGE = 1 << 26
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Send a large response for `/large`, and two bytes for any other path."""
-    del receive
+    """Send a large response for `/large`, two bytes for other paths, and for `/waiting` nothing before a disconnect."""
+    while scope['path'] == '/waiting' and (await receive())['type'] != 'http.disconnect':
+        pass
     size = LARGE if scope['path'] == '/large' else 2
     head = [(b'content-length', str(size).encode())]
     await send({'type': 'http.response.start', 'status': 200, 'headers': head})
@@ -114,3 +115,38 @@ async def test_connection_of_a_client_that_does_not_read_is_closed() -> None:
         await fast.readuntil(b'\r\n\r\n')
         assert len(await fast.readexactly(LARGE)) == LARGE
         to_fast.close()
+
+
+async def test_disconnect_is_noticed_behind_a_further_request() -> None:
+    """A client that sent two requests and disconnects ends the first one, for which the server still works."""
+    async with serving() as server:
+        _, writer = await server.connect()
+        writer.write(GET.replace(b'/ ', b'/waiting ') + GET)
+        await until(lambda: bool(server.state.tasks))
+        writer.write(GET)
+        await writer.drain()
+        writer.close()
+        await until(lambda: not server.state.connections and not server.state.tasks)
+
+
+async def test_requests_sent_at_once_are_answered_in_order() -> None:
+    """Requests that arrive before the response to an earlier one are served one after the other."""
+    async with serving() as server:
+        reader, writer = await server.connect()
+        writer.write(GET.replace(b'/ ', b'/large ') + GET)
+        writer.write(GET)
+        await reader.readuntil(b'\r\n\r\n')
+        await reader.readexactly(LARGE)
+        for _ in range(2):
+            assert (await reader.readuntil(b'\r\n\r\nok')).startswith(b'HTTP/1.1 200')
+        writer.close()
+
+
+async def test_connection_of_a_client_that_sends_too_early_is_closed() -> None:
+    """A client that sends much more than a request before it has a response loses its connection."""
+    async with serving() as server:
+        reader, writer = await server.connect()
+        writer.write(GET.replace(b'/ ', b'/waiting ') + bytes(1 << 20))
+        assert await is_closed(reader)
+        await until(lambda: not server.state.tasks)
+        writer.close()
