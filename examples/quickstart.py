@@ -124,20 +124,21 @@ def _own_stack(state_dir: Path, model: str) -> Iterator[StackState]:
     running = StackState.load(state_dir)
     if running is not None and running.is_running():
         raise SystemExit(f'{state_dir} is used by another quick start; wait for it, or give another --state-dir')
+    stack = None
     try:
         resolve_model(model)
         with console.status('the services load the model') as status:
             options = StackOptions(state_dir=state_dir, base_model=model)
             stack = start_stack(options, report=lambda service, event: status.update(f'{service} is {event}'))
-    except (HubError, StackError) as error:
-        raise SystemExit(f'quickstart: {error}') from None
-    try:
         for service in stack.services:
             console.print(f'  {service.name:<11} {service.address}  pid {service.pid}', highlight=False)
         console.print(f'  up after {time.monotonic() - begin:.1f} s')
         yield stack
+    except (HubError, StackError) as error:
+        raise SystemExit(f'quickstart: {error}') from None
     finally:
-        stop_stack(state_dir, report=_ignore_report)
+        if stack is not None:
+            stop_stack(state_dir, report=_ignore_report)
 
 
 def _show_dtype(client: TwinkleClient, facts: Facts) -> None:

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -83,6 +84,36 @@ def test_stopping_waits_for_the_lock_of_the_state(tmp_path: Path) -> None:
             stopping.result(timeout=0.2)
         fcntl.flock(file, fcntl.LOCK_UN)
         assert not stopping.result(timeout=10)
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_further_interrupts_do_not_leave_services_running(tmp_path: Path, number: signal.Signals) -> None:
+    """A signal while services are stopped takes effect after all of them have stopped."""
+    program = [sys.executable, '-c', 'import signal; signal.pause()']
+    processes = [subprocess.Popen(program) for _ in range(3)]
+    services = [
+        ServiceState(name=name, pid=process.pid, start_mark=start_mark(process.pid), address='127.0.0.1:1', log_path='')
+        for name, process in zip(('data', 'model', 'gateway'), processes, strict=True)
+    ]
+    _stack(tmp_path, *services).save()
+    stopped: list[str] = []
+
+    def interrupt(service: str, event: str) -> None:
+        stopped.extend([service] if event == 'stopped' else [])
+        signal.raise_signal(number)
+
+    def fail(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    earlier = signal.signal(number, fail)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            stop_stack(tmp_path, report=interrupt)
+    finally:
+        signal.signal(number, earlier)
+    assert stopped == ['gateway', 'model', 'data']
+    assert all(process.wait() == -signal.SIGTERM for process in processes)
+    assert StackState.load(tmp_path) is None
 
 
 @pytest.mark.slow

@@ -1,8 +1,12 @@
 """Starting, repairing and stopping a stack."""
 
-from collections.abc import Collection
+import signal
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 
 from twinkle_client.stack.hosts import StackError, open_host
 from twinkle_client.stack.options import StackOptions
@@ -22,6 +26,7 @@ _REVIVAL_SECONDS = 30.0
 """Longest time for which a restart waits for a cluster's resources. A longer wait would delay other programs."""
 _STOP_WAIT_SECONDS = 60.0
 """Longest time for which `stop_stack` waits for a restart in progress."""
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def start_stack(options: StackOptions, *, report: Report) -> StackState:
@@ -133,6 +138,8 @@ def _follow_moved_trainers(state: StackState, spawner: Spawner) -> StackState:
 def stop_stack(state_dir: Path, *, report: Report) -> bool:
     """Stop the services of a stack in reverse start order; return whether there was a stack.
 
+    In the main thread, SIGINT, SIGTERM and SIGHUP take effect after the last service has stopped.
+
     Raises:
         StackBusyError: Another program is starting or stopping services.
         StackError: The cluster of the stack cannot be reached.
@@ -149,8 +156,37 @@ def stop_stack(state_dir: Path, *, report: Report) -> bool:
 
 def _stop(state: StackState, *, report: Report) -> None:
     """Stop the services in reverse start order and delete the record."""
-    for service in reversed(state.services):
-        end_service(service, report)
-    # If this fails, the record stays, and stopping can be repeated.
-    open_host(state.placement, state.state_dir).end_unrecorded()
-    state.delete()
+    with _interrupts_delayed():
+        for service in reversed(state.services):
+            end_service(service, report)
+        # If this fails, the record stays, and stopping can be repeated.
+        open_host(state.placement, state.state_dir).end_unrecorded()
+        state.delete()
+
+
+@contextmanager
+def _interrupts_delayed() -> Iterator[None]:
+    """Delay signals that interrupt the program until the end of the block, if this is the main thread.
+
+    Otherwise a second Ctrl-C would end a program that stops its services, and leave the remaining services running.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+
+    def delay(number: int, frame: FrameType | None) -> None:
+        del frame
+        received.append(number)
+
+    # A handler that was not installed from Python is None, and cannot be restored.
+    handlers = {number: handler for number in _INTERRUPTS if (handler := signal.getsignal(number)) is not None}
+    for number in handlers:
+        signal.signal(number, delay)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if received:
+        signal.raise_signal(received[0])
