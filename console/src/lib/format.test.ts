@@ -3,7 +3,7 @@ import { expect, test } from 'vitest';
 import { age, bytes, count, decimal, percent, span } from './format';
 
 test('numbers keep four significant digits', () => {
-  expect([0, 0.123456, 12345.678, 0.00012345, -3.5, NaN, -Infinity].map(decimal)).toEqual([
+  expect([0, 0.123456, 12345.678, 0.00012345, -3.5, NaN, -Infinity].map((value) => decimal(value))).toEqual([
     '0',
     '0.1235',
     '12350',

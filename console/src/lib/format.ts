@@ -5,16 +5,19 @@ const grouped = new Intl.NumberFormat('en', { maximumFractionDigits: 0 });
 
 export const count = (value: number | bigint): string => grouped.format(value);
 
-/** Four significant digits; large and small values with an exponent. */
-export function decimal(value: number): string {
+/** Four significant digits, or another number of them; large and small values with an exponent. */
+export function decimal(value: number, digits = 4): string {
   if (!Number.isFinite(value)) {
     return Number.isNaN(value) ? 'NaN' : value > 0 ? '∞' : '−∞';
   }
   const size = Math.abs(value);
   if (size !== 0 && (size < 1e-3 || size >= 1e6)) {
-    return value.toExponential(2).replace('e+', 'e').replaceAll('-', '−');
+    return value
+      .toExponential(Math.min(digits - 1, 2))
+      .replace('e+', 'e')
+      .replaceAll('-', '−');
   }
-  return `${Number(value.toPrecision(4))}`.replace('-', '−');
+  return `${Number(value.toPrecision(digits))}`.replace('-', '−');
 }
 
 /** A share as a percentage, with a digit after the point where rounding would hide a difference from 0 or 1. */

@@ -112,9 +112,3 @@ export class Generation {
     this.tokens = [...this.tokens, ...tokens];
   }
 }
-
-/** Level of a token's colour, from 0 (expected) to 4 (surprising). */
-export function surprise(logprob: number): number {
-  const probability = Math.exp(logprob);
-  return [0.9, 0.5, 0.2, 0.05].filter((limit) => !(probability >= limit)).length;
-}

@@ -6,7 +6,7 @@ import pytest
 from playwright.async_api import APIResponse, Browser, Request
 
 from fixtures.console_browser import ConsolePage, console_page
-from fixtures.console_data import ConsoleData
+from fixtures.console_data import SECRET_TEXT, ConsoleData
 from twinkle_client.stack import StackState
 
 pytestmark = [pytest.mark.asyncio(loop_scope='module'), pytest.mark.timeout(300)]
@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope='module'), pytest.mark.timeout(300)
 TENANT_PAGES = {
     '#/runs': 'sft-high-rate',
     '#/runs/{trained_run}': 'reward/mean',
+    '#/runs/{rollout_run}/rollouts': 'Mean of letters',
     '#/runs/{trained_run}/operations': 'Queue and device time',
     '#/runs/{trained_run}/versions': 'with optimizer',
     '#/runs/{trained_run}/configuration': 'AdamW',
@@ -69,12 +70,13 @@ async def test_other_tenants_are_absent(
 ) -> None:
     """No page of a tenant contains another tenant's ids or names, in its text or in its JSON twin."""
     await page.log_in(make_key(console_data.tenant_id, 'train', 'sample', 'data'))
-    hidden = [console_data.other_run, console_data.other_dataset, console_data.other_tenant, 'secret-run']
+    hidden = [console_data.other_run, console_data.other_dataset, console_data.other_tenant, 'secret-run', SECRET_TEXT]
     for address, expected in TENANT_PAGES.items():
         await page.show(address.format_map(vars(console_data)), expected)
         shown = await page.page.content() + str(await page.json_twin())
         assert [text for text in hidden if text in shown] == [], address
     await page.show(f'#/runs/{console_data.other_run}', 'RUN_NOT_FOUND')
+    await page.show(f'#/runs/{console_data.other_run}/rollouts', 'RUN_NOT_FOUND')
     await page.show(f'#/data/{console_data.other_dataset}', 'DATASET_NOT_FOUND')
 
 

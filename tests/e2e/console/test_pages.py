@@ -17,6 +17,7 @@ PAGES = {
     'runs': ('#/runs', 'sft-high-rate'),
     'comparison': ('#/runs?compare={trained_run}&compare={compared_run}', 'Comparison of 2 runs'),
     'run': ('#/runs/{trained_run}', f'of {STEPS} operations'),
+    'rollouts': ('#/runs/{rollout_run}/rollouts?group=2/0002', 'version 3: tokens'),
     'operations': ('#/runs/{trained_run}/operations', 'Queue and device time'),
     'versions': ('#/runs/{trained_run}/versions', 'with optimizer'),
     'configuration': ('#/runs/{trained_run}/configuration', 'AdamW'),
@@ -57,6 +58,8 @@ async def test_a_page_shows_data_and_is_accessible(
     await logged_in.show(address, expected)
     if name == 'playground':
         await _sample(logged_in)
+    if name == 'rollouts':
+        await logged_in.page.get_by_role('article', name='Rollout 3').scroll_into_view_if_needed()
     for scheme in ('light', 'dark'):
         await logged_in.page.emulate_media(color_scheme=scheme, reduced_motion='reduce')
         assert await logged_in.violations() == [], scheme
