@@ -85,13 +85,14 @@ async function readAdapter(runId: string, signal: AbortSignal): Promise<Omit<Ada
   }
 }
 
-async function readNext(adapter: Adapter, signal: AbortSignal): Promise<GetOperationResponse | undefined> {
+/** Reads the operation after the last executed one. Undefined while there is none. */
+export async function readNext(adapter: Adapter, signal: AbortSignal): Promise<GetOperationResponse | undefined> {
   const request = { adapterId: adapter.adapterId, sequenceNumber: adapter.sequenceNumber + 1n };
   try {
     const next = await training.getOperation(request, { signal });
     return next.state === OperationState.QUEUED || next.state === OperationState.RUNNING ? next : undefined;
   } catch (error) {
-    if (hasReason(error, 'OPERATION_NOT_FOUND')) {
+    if (['OPERATION_NOT_FOUND', 'ADAPTER_NOT_FOUND', 'ADAPTER_EXPIRED'].some((reason) => hasReason(error, reason))) {
       return undefined;
     }
     throw error;

@@ -3,6 +3,7 @@ import type { Component } from 'svelte';
 import Administration from './Administration.svelte';
 import Data from './Data.svelte';
 import Fleet from './Fleet.svelte';
+import Overview from './Overview.svelte';
 import Playground from './Playground.svelte';
 import Runs from './Runs.svelte';
 import Usage from './Usage.svelte';
@@ -17,6 +18,7 @@ export interface PageEntry {
 }
 
 export const PAGES: PageEntry[] = [
+  { path: 'overview', title: 'Overview', component: Overview },
   { path: 'runs', title: 'Runs', component: Runs },
   { path: 'playground', title: 'Playground', scope: 'sample', component: Playground },
   { path: 'data', title: 'Data', scope: 'data', component: Data },

@@ -12,6 +12,7 @@ from twinkle_client.stack import StackState
 pytestmark = [pytest.mark.asyncio(loop_scope='module'), pytest.mark.timeout(300)]
 
 TENANT_PAGES = {
+    '#/overview': 'in 24 hours',
     '#/runs': 'sft-high-rate',
     '#/runs/{trained_run}': 'reward/mean',
     '#/runs/{rollout_run}/rollouts': 'Mean of letters',
@@ -25,9 +26,9 @@ TENANT_PAGES = {
 }
 """Addresses of the pages for tenants, each with a text that it shows once its data are loaded."""
 PAGES_OF_SCOPES = {
-    'sample': ['Runs', 'Playground', 'Usage'],
-    'operator': ['Runs', 'Usage', 'Fleet'],
-    'admin': ['Runs', 'Usage', 'Administration'],
+    'sample': ['Overview', 'Runs', 'Playground', 'Usage'],
+    'operator': ['Overview', 'Runs', 'Usage', 'Fleet'],
+    'admin': ['Overview', 'Runs', 'Usage', 'Administration'],
 }
 UNAUTHENTICATED = 16
 """Status code of gRPC."""

@@ -14,6 +14,7 @@ from twinkle_client.stack import StackState
 pytestmark = [pytest.mark.asyncio(loop_scope='module'), pytest.mark.timeout(300)]
 
 PAGES = {
+    'overview': ('#/overview', 'in 24 hours'),
     'runs': ('#/runs', 'sft-high-rate'),
     'comparison': ('#/runs?compare={trained_run}&compare={compared_run}', 'Comparison of 2 runs'),
     'run': ('#/runs/{trained_run}', f'of {STEPS} operations'),
@@ -30,7 +31,12 @@ PAGES = {
     'tenant': ('#/admin/{tenant_id}', 'Save the quota'),
 }
 """Address of each page, and a text that it shows once its data are loaded."""
-EMPTY_PAGES = {'#/runs': 'No runs yet', '#/data': 'No datasets', '#/usage': 'No usage in this period'}
+EMPTY_PAGES = {
+    '#/overview': 'Start a first run',
+    '#/runs': 'No runs yet',
+    '#/data': 'No datasets',
+    '#/usage': 'No usage in this period',
+}
 
 
 def _filled(name: str, data: ConsoleData) -> list[str]:

@@ -106,6 +106,25 @@ async def test_new_rollouts_appear(
     assert await logged_in.violations() == []
 
 
+async def test_older_groups_are_read_on_request(
+    logged_in: ConsolePage, console_stack: StackState, console_data: ConsoleData
+) -> None:
+    """A run with many groups shows the newest ones, and further ones after a click."""
+    page, counts = logged_in.page, {2: 100, 1: 1000}
+    turns = [{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'b'}]
+    with TwinkleClient(console_stack.address, console_data.key) as client:
+        stored = RunRollouts(console_data.long_run, client=client)
+        for step, count in counts.items():
+            ids = [f'g{number}' for number in range(count)]
+            await stored.log.aio([{'messages': turns}] * count, step=step, rewards=[step] * count, groups=ids)
+    await logged_in.show(f'#/runs/{console_data.long_run}/rollouts', 'Older groups')
+    options = page.get_by_role('option')
+    assert await options.count() == 1000
+    await page.get_by_role('button', name='Older groups').click()
+    await page.get_by_role('button', name='Older groups').wait_for(state='detached')
+    assert await options.count() == sum(counts.values())
+
+
 async def test_texts_need_no_scope(page: ConsolePage, make_key: Callable[..., str], console_data: ConsoleData) -> None:
     """A key without the scope `sample` sees rewards and texts, but no tokens."""
     await page.log_in(make_key(console_data.tenant_id, 'train'))

@@ -1,0 +1,40 @@
+// The load of the samplers together.
+import { type Replica, ReplicaState } from '../gen/twinkle/api/gateway/v1/fleet_service_pb';
+import type { EngineLoad } from '../gen/twinkle/api/sampler/v1/engine_pb';
+
+export interface Load {
+  runningCount: number;
+  /** Number of sequences that can run at once. 0 if it is not known. */
+  slotCount: number;
+  waitingCount: number;
+  tokensPerSecond: number;
+  /** Highest use of keys and values, in [0, 1]. Undefined without samplers. */
+  cacheUse: number | undefined;
+}
+
+export interface Samplers extends Load {
+  samplerCount: number;
+  readyCount: number;
+}
+
+export function loadOf(loads: EngineLoad[]): Load {
+  const sum = (value: (load: EngineLoad) => number): number => loads.reduce((total, load) => total + value(load), 0);
+  return {
+    runningCount: sum((load) => load.runningSequenceCount),
+    slotCount: sum((load) => load.maxSequenceCount),
+    waitingCount: sum((load) => load.waitingSequenceCount),
+    tokensPerSecond: sum((load) => load.tokensPerSecond),
+    cacheUse: loads.length ? Math.max(...loads.map((load) => load.kvUsage)) : undefined,
+  };
+}
+
+export const isSampler = ({ service }: Replica): boolean => service === 'sampler';
+
+export function samplersOf(replicas: Replica[]): Samplers {
+  const samplers = replicas.filter(isSampler);
+  return {
+    ...loadOf(samplers.flatMap(({ load }) => (load ? [load] : []))),
+    samplerCount: samplers.length,
+    readyCount: samplers.filter(({ state }) => state === ReplicaState.READY).length,
+  };
+}
