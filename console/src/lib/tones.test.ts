@@ -24,3 +24,8 @@ test('an advantage has a level by its size relative to the largest one', () => {
   expect(advantageTone(0, 0)).toBe('level-0');
   expect(advantageTone(NaN, 3)).toBe('masked');
 });
+
+test('the largest advantage has the highest level, whichever way it is rounded', () => {
+  const advantages = Array.from({ length: 1000 }, (_, index) => 1 + index / 997);
+  expect(new Set(advantages.map((advantage) => advantageTone(advantage, advantage)))).toEqual(new Set(['positive-3']));
+});

@@ -17,6 +17,7 @@ export function advantageTone(advantage: number, largest: number): string {
   if (!Number.isFinite(advantage)) {
     return 'masked';
   }
-  const level = largest > 0 ? Math.ceil((ADVANTAGE_LEVELS * Math.min(Math.abs(advantage), largest)) / largest) : 0;
+  const share = largest > 0 ? Math.abs(advantage) / largest : 0;
+  const level = Math.min(Math.ceil(ADVANTAGE_LEVELS * share), ADVANTAGE_LEVELS);
   return level === 0 ? 'level-0' : `${advantage > 0 ? 'positive' : 'negative'}-${level}`;
 }
