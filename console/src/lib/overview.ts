@@ -1,7 +1,7 @@
 // Reading of the newest runs, of their loss, and of the operations that they wait for.
 import type { Run } from '../gen/twinkle/api/gateway/v1/catalogue_service_pb';
 import type { GetOperationResponse } from '../gen/twinkle/api/model/v1/training_service_pb';
-import { type Curve, curveOf } from './curves';
+import { type Curve, curveOf, LOSSES } from './curves';
 import { date } from './format';
 import { adapters, catalogue, fleet, metrics, sampler } from './rpc';
 import { type Load, loadOf, type Samplers, samplersOf } from './load';
@@ -35,7 +35,6 @@ const COUNTED_RUNS = 100;
 const SHOWN_RUNS = 6;
 const FOLLOWED_RUNS = 8;
 const SPARK_POINTS = 60;
-const LOSSES = ['train/loss', 'loss'];
 const PAGE_SIZE = 1000;
 
 export async function readNewestRuns(signal: AbortSignal): Promise<NewestRuns> {
