@@ -303,7 +303,7 @@ def _show_console(stack: StackState) -> None:
     with suppress(KeyboardInterrupt):
         console.rule('7. The run in your browser')
         print_console_link(stack)
-        console.print('The page "Runs" has the curves, and "Playground" compares both models. Press Ctrl-C to stop.')
+        console.print('See "Runs" for the curves, "Traces" for this trace, and "Playground". Press Ctrl-C to stop.')
         signal.pause()
 
 

@@ -17,7 +17,7 @@ from services.gateway.console.open import open_console
 from services.gateway.exports.open import open_exports
 from services.gateway.fleet.open import fleet_jobs, open_fleet, open_replicas, open_upstreams, upstream_jobs
 from services.gateway.fleet.upstreams import ServiceFacts, Upstreams
-from services.gateway.forwarding.endpoints import make_endpoints, record_endpoints
+from services.gateway.forwarding.endpoints import make_endpoints, record_endpoints, trace_endpoint
 from services.gateway.forwarding.merged import MergedServerInfoServicer
 from services.gateway.forwarding.open import open_forwarding
 from services.gateway.futures.capacity import LimitedTrainer
@@ -148,7 +148,7 @@ def _server(
             internal_token=config.internal_token,
             is_open=config.is_on_loopback(),
         ),
-        endpoints=endpoints,
+        endpoints=[*endpoints, trace_endpoint(config)],
         generic_handlers=handlers,
         server_info=MergedServerInfoServicer(own=lambda: server.describe(), upstreams=facts),  # noqa: PLW0108 (defined later)
     )

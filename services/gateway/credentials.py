@@ -48,6 +48,7 @@ SERVICES: Mapping[str, Requirement] = {
     'twinkle.api.gateway.v1.QuotaService': Scope.ADMIN,
     'twinkle.api.gateway.v1.RolloutService': Scope.TRAIN,
     'twinkle.api.gateway.v1.SessionService': Access.ANY_KEY,
+    'twinkle.api.gateway.v1.TraceService': Access.ANY_KEY,
     'twinkle.api.model.v1.AdapterService': Scope.TRAIN,
     'twinkle.api.model.v1.TrainingService': Scope.TRAIN,
     'twinkle.api.sampler.v1.SamplerService': Scope.SAMPLE,

@@ -5,6 +5,7 @@ from services.kit.errors import (
     DataLoss,
     Disposition,
     FailedPrecondition,
+    NotBuiltYet,
     NotFound,
     QuotaExceeded,
     ServiceUnreachable,
@@ -82,6 +83,22 @@ class RolloutNotFound(NotFound):
 )
 class RolloutsTooLarge(QuotaExceeded):
     """The groups that a request changes have more bytes than a run or a request may have."""
+
+
+@domain_error('TRACE_NOT_FOUND', 'no trace {trace_id!r}; only traces that the newest spans belong to are stored')
+class TraceNotFound(NotFound):
+    """No span of the trace is stored that the caller may see."""
+
+    trace_id: str
+
+
+@domain_error(
+    'NOT_BUILT_YET',
+    'this gateway has no folder of traces: spans are sent to the OTLP collector of the deployment, if there is one; to '
+    'see them here, set telemetry.trace_dir of all services to one folder, as `twinkle up` does',
+)
+class TracesNotStored(NotBuiltYet):
+    """The gateway's configuration names no folder of traces."""
 
 
 @domain_error('KEY_NOT_FOUND', 'no API key {key_id!r}')

@@ -47,7 +47,7 @@ export class RunData {
   #firstNumber = $state<number>();
 
   /** Starts loading. Must be called while a component is initialized. */
-  constructor(runId: string) {
+  constructor(readonly runId: string) {
     const reader = new CurveReader(runId);
     const activity = new Activity();
     this.curves = new Query((signal) => reader.read(signal), 2000);

@@ -6,6 +6,7 @@ import Fleet from './Fleet.svelte';
 import Overview from './Overview.svelte';
 import Playground from './Playground.svelte';
 import Runs from './Runs.svelte';
+import Traces from './Traces.svelte';
 import Usage from './Usage.svelte';
 
 export interface PageEntry {
@@ -22,6 +23,7 @@ export const PAGES: PageEntry[] = [
   { path: 'runs', title: 'Runs', component: Runs },
   { path: 'playground', title: 'Playground', scope: 'sample', component: Playground },
   { path: 'data', title: 'Data', scope: 'data', component: Data },
+  { path: 'traces', title: 'Traces', component: Traces },
   { path: 'usage', title: 'Usage', component: Usage },
   { path: 'fleet', title: 'Fleet', scope: 'operator', component: Fleet },
   { path: 'admin', title: 'Administration', scope: 'admin', component: Administration },

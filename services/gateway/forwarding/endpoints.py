@@ -6,6 +6,7 @@ from typing import Any
 from google.protobuf.descriptor import ServiceDescriptor
 
 from services.gateway.catalogue.open import Catalogue
+from services.gateway.config import GatewayConfig
 from services.gateway.exports.exports import Exports
 from services.gateway.exports.servicer import ExportServicer
 from services.gateway.fleet.replicas import Replicas
@@ -20,6 +21,9 @@ from services.gateway.rollouts.rollouts import Rollouts
 from services.gateway.rollouts.servicer import RolloutServicer
 from services.gateway.sessions.servicer import SessionServicer
 from services.gateway.sessions.sessions import Sessions
+from services.gateway.traces.index import TraceIndex
+from services.gateway.traces.servicer import TraceServicer
+from services.gateway.traces.traces import Traces
 from services.kit.rpc.server import Endpoint
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2, version_service_pb2
 from twinkle.api.data.v1 import dataset_service_pb2, loader_service_pb2
@@ -32,6 +36,7 @@ from twinkle.api.gateway.v1 import (
     quota_service_pb2,
     rollout_service_pb2,
     session_service_pb2,
+    trace_service_pb2,
 )
 from twinkle.api.gateway.v1.catalogue_service_pb2_grpc import add_CatalogueServiceServicer_to_server
 from twinkle.api.gateway.v1.export_service_pb2_grpc import add_ExportServiceServicer_to_server
@@ -41,6 +46,7 @@ from twinkle.api.gateway.v1.metric_service_pb2_grpc import add_MetricServiceServ
 from twinkle.api.gateway.v1.quota_service_pb2_grpc import add_QuotaServiceServicer_to_server
 from twinkle.api.gateway.v1.rollout_service_pb2_grpc import add_RolloutServiceServicer_to_server
 from twinkle.api.gateway.v1.session_service_pb2_grpc import add_SessionServiceServicer_to_server
+from twinkle.api.gateway.v1.trace_service_pb2_grpc import add_TraceServiceServicer_to_server
 from twinkle.api.model.v1 import adapter_service_pb2, training_service_pb2
 
 
@@ -87,3 +93,10 @@ def record_endpoints(metrics: Metrics, rollouts: Rollouts) -> list[Endpoint]:
         Endpoint(_service_in(metric_service_pb2), MetricServicer(metrics), add_MetricServiceServicer_to_server),
         Endpoint(_service_in(rollout_service_pb2), RolloutServicer(rollouts), add_RolloutServiceServicer_to_server),
     ]
+
+
+def trace_endpoint(config: GatewayConfig) -> Endpoint:
+    """Return the endpoint for the traces in the folder of the configuration."""
+    folder = config.telemetry.trace_dir
+    traces = Traces(TraceIndex(folder) if folder is not None else None)
+    return Endpoint(_service_in(trace_service_pb2), TraceServicer(traces), add_TraceServiceServicer_to_server)

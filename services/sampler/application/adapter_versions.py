@@ -156,7 +156,8 @@ class AdapterVersions:
                     continue
                 announced = update.version
                 # Without capacity the version is skipped here and fetched when a request needs it.
-                with spans.root_span('new version', adapter_id=adapter.name, version=announced) as span:
+                facts: dict[str, str | int] = {'tenant_id': adapter.tenant_id, 'adapter_id': adapter.name}
+                with spans.root_span('new version', **facts, version=announced) as span:
                     spans.annotate(span, size_bytes=update.size_bytes)
                     if await self._try_admit(VersionKey(adapter, announced), update) is not None:
                         follower.measure_publication(update)

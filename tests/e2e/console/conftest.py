@@ -13,6 +13,7 @@ from fixtures.tinker_sdk import running_stack
 from twinkle_client import TwinkleClient
 from twinkle_client.administration import KeyAdministration
 from twinkle_client.stack import StackState
+from twinkle_client.tracing import tracing_to
 
 
 @pytest.fixture(scope='session')
@@ -29,7 +30,8 @@ def console_stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 @pytest.fixture(scope='session')
 def console_data(console_stack: StackState) -> ConsoleData:
     """Data of two tenants on the stack."""
-    return make_console_data(console_stack.address, console_stack.read_api_key(), console_stack.base_model)
+    with tracing_to(console_stack.state_dir / 'traces'):
+        return make_console_data(console_stack.address, console_stack.read_api_key(), console_stack.base_model)
 
 
 @pytest.fixture(scope='session')

@@ -22,13 +22,15 @@ TENANT_PAGES = {
     '#/playground': 'Sample',
     '#/data': 'input_ids',
     '#/data/{dataset_id}': 'tokens, ',
+    '#/traces': 'Save',
+    '#/traces/{shared_trace}': 'shared with',
     '#/usage': 'Usage by run',
 }
 """Addresses of the pages for tenants, each with a text that it shows once its data are loaded."""
 PAGES_OF_SCOPES = {
-    'sample': ['Overview', 'Runs', 'Playground', 'Usage'],
-    'operator': ['Overview', 'Runs', 'Usage', 'Fleet'],
-    'admin': ['Overview', 'Runs', 'Usage', 'Administration'],
+    'sample': ['Overview', 'Runs', 'Playground', 'Traces', 'Usage'],
+    'operator': ['Overview', 'Runs', 'Traces', 'Usage', 'Fleet'],
+    'admin': ['Overview', 'Runs', 'Traces', 'Usage', 'Administration'],
 }
 UNAUTHENTICATED = 16
 """Status code of gRPC."""
@@ -71,7 +73,8 @@ async def test_other_tenants_are_absent(
 ) -> None:
     """No page of a tenant contains another tenant's ids or names, in its text or in its JSON twin."""
     await page.log_in(make_key(console_data.tenant_id, 'train', 'sample', 'data'))
-    hidden = [console_data.other_run, console_data.other_dataset, console_data.other_tenant, 'secret-run', SECRET_TEXT]
+    others = [console_data.other_run, console_data.other_dataset, console_data.other_tenant, console_data.other_trace]
+    hidden = [*others, console_data.other_trace[:12], 'secret-run', SECRET_TEXT]
     for address, expected in TENANT_PAGES.items():
         await page.show(address.format_map(vars(console_data)), expected)
         shown = await page.page.content() + str(await page.json_twin())
@@ -79,6 +82,8 @@ async def test_other_tenants_are_absent(
     await page.show(f'#/runs/{console_data.other_run}', 'RUN_NOT_FOUND')
     await page.show(f'#/runs/{console_data.other_run}/rollouts', 'RUN_NOT_FOUND')
     await page.show(f'#/data/{console_data.other_dataset}', 'DATASET_NOT_FOUND')
+    await page.show(f'#/traces/{console_data.other_trace}', 'TRACE_NOT_FOUND')
+    await page.show(f'#/traces?run={console_data.other_run}', 'No trace matches the filters')
 
 
 async def test_no_request_succeeds_without_a_session(

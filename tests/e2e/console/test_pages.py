@@ -25,6 +25,8 @@ PAGES = {
     'playground': ('#/playground?run={trained_run}', 'Sample'),
     'data': ('#/data', 'input_ids'),
     'dataset': ('#/data/{dataset_id}', 'tokens, '),
+    'traces': ('#/traces', 'Save'),
+    'trace': ('#/traces/{shared_trace}?span={shared_pass}', 'twinkle.adapter_count'),
     'usage': ('#/usage', 'Usage by run'),
     'fleet': ('#/fleet', 'Live versions'),
     'administration': ('#/admin', '{tenant_id}'),

@@ -21,11 +21,18 @@ from fixtures.data_service import ENCODE, start
 from fixtures.every_call import body_of, methods, native_method_of, routes_of, url_of
 from fixtures.running_gateway import ADMIN, EVERY_SCOPE, Failure, bearer
 from fixtures.sampler_service import sample_request
+from fixtures.span_folder import call_of, trace_id, write_spans
 from fixtures.two_tenants import ABSENT, Ids, TwoTenants, two_tenants
 from services.gateway.credentials import Access, Scope, requirement_of
 from twinkle.api.data.v1 import dataset_pb2
 from twinkle.api.data.v1 import dataset_service_pb2 as dataset_wire
-from twinkle.api.gateway.v1 import key_service_pb2, key_service_pb2_grpc, metric_service_pb2, rollout_service_pb2
+from twinkle.api.gateway.v1 import (
+    key_service_pb2,
+    key_service_pb2_grpc,
+    metric_service_pb2,
+    rollout_service_pb2,
+    trace_service_pb2,
+)
 from twinkle.api.sampler.v1 import sampler_service_pb2 as sampler_wire
 from twinkle.api.sampler.v1 import sampling_pb2
 
@@ -83,6 +90,7 @@ METHODS_WITHOUT_NOT_FOUND = {
     'ServerService/GetServerInfo',
     'SessionService/CreateSession',
     'SessionService/ListSessions',
+    'TraceService/ListTraces',
     'TrainingService/Train',
     'TrainingService/UploadBatch',
 }
@@ -95,7 +103,9 @@ All other methods must return NOT_FOUND for another tenant's id, or refuse clien
 @pytest.fixture
 async def deployment(tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[TwoTenants]:
     """A gateway with two tenants."""
-    async with two_tenants(tmp_path, tiny_llama_dir) as running:
+    traces = tmp_path / 'traces'
+    write_spans(traces / 'model.jsonl', call_of('alice', trace=1))
+    async with two_tenants(tmp_path, tiny_llama_dir, telemetry={'trace_dir': traces}) as running:
         yield running
 
 
@@ -206,6 +216,7 @@ REQUESTS: dict[str, Callable[[Ids], Message]] = {
         groups=[rollout_service_pb2.RolloutGroup(group_id='a', rollouts=[rollout_service_pb2.Rollout(index=0)])],
     ),
     'GetRollout': lambda ids: rollout_service_pb2.GetRolloutRequest(run_id=ids.model, rollout_id='0/a/0'),
+    'GetTrace': lambda _: trace_service_pb2.GetTraceRequest(trace_id=trace_id(1)),
     'LoadAdapter': lambda ids: sampler_wire.LoadAdapterRequest(adapter=adapter_of(ids)),
 }
 """Functions that build the requests for which `message_of` creates no valid request."""

@@ -14,11 +14,12 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from rich.console import Console
 from typer.testing import CliRunner
 
+from fixtures.span_folder import call_of, trace_id, write_spans
 from twinkle.api.gateway.v1 import key_service_pb2
 from twinkle.api.gateway.v1.fleet_service_pb2 import REPLICA_STATE_LOST, REPLICA_STATE_READY, Replica
 from twinkle.api.sampler.v1.engine_pb2 import EngineLoad
 from twinkle.api.server.v1.server_service_pb2 import BaseModelInfo, ModelPatch, ServiceInfo
-from twinkle.telemetry import SpanRecord
+from twinkle.telemetry import SpanRecord, trace_events
 from twinkle_client.cli import app
 from twinkle_client.cli.fleet import fleet_table
 from twinkle_client.cli.keys import state_word
@@ -170,13 +171,28 @@ def test_trace_shows_children_below_their_parents(tmp_path: Path) -> None:
     assert [word in listed for word in words] == [True, False, False]
 
 
+def test_a_trace_is_written_for_perfetto(tmp_path: Path) -> None:
+    """`trace --perfetto` writes the events of a trace; without a trace, or with a bad path, it writes nothing."""
+    spans = call_of('alice', trace=1)
+    write_spans(tmp_path / 'traces' / 'model.jsonl', spans)
+    state, target = ['--state-dir', str(tmp_path)], tmp_path / 'trace.json'
+    result = runner.invoke(app, ['trace', '--perfetto', str(target), *state])
+    assert (result.exit_code, target.exists()) == (1, False)
+    result = runner.invoke(app, ['trace', '--last', '--perfetto', str(tmp_path), *state])
+    assert result.exit_code == 1
+    assert '--perfetto' in result.output
+    result = runner.invoke(app, ['trace', trace_id(1)[:31], '--perfetto', str(target), *state])
+    assert result.exit_code == 0
+    assert json.loads(target.read_text()) == trace_events(spans)
+
+
 def _span(
     span_id: str, parent_id: str, service: str, name: str, times: tuple[int, int], *, trace: str = '1'
 ) -> SpanRecord:
     return SpanRecord(
         trace_id=trace * 32,
-        span_id=span_id,
-        parent_id=parent_id,
+        span_id=span_id * 16,
+        parent_id=parent_id * 16,
         service=service,
         name=name,
         kind='server',

@@ -4,9 +4,10 @@ Export to collectors uses OTLP and is configured elsewhere.
 """
 
 import json
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from opentelemetry.sdk.trace import ReadableSpan
@@ -15,6 +16,10 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 _MAX_FILE_BYTES = 32 << 20
 """Size at which a file is renamed with the suffix `.old`, replacing an existing file. A process uses at most two files.
 """
+_MAX_NS = 253_402_300_800 * 10**9
+"""End of the year 9999."""
+_HEXADECIMAL = re.compile('[0-9a-f]+')
+_LINK = re.compile('[0-9a-f]{32}:[0-9a-f]{16}')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,16 +95,48 @@ def read_spans(folder: Path, *, trace_id: str | None = None) -> Iterator[SpanRec
     """
     paths = [*folder.glob('*.jsonl'), *folder.glob('*.old')] if folder.is_dir() else []
     for path in paths:
-        with path.open(encoding='utf-8') as file:
+        with path.open('rb') as file:
             for line in file:
-                record = _parse(line)
+                record = parse_span(line)
                 if record is not None and record.trace_id.startswith(trace_id or ''):
                     yield record
 
 
-def _parse(line: str) -> SpanRecord | None:
+def parse_span(line: bytes) -> SpanRecord | None:
+    """Return the span of a line; None if the line is damaged, such as the last one of a process that was killed."""
     try:
-        return SpanRecord(**json.loads(line))
-    except (ValueError, TypeError):
-        # The last line may be incomplete if the process was killed.
+        record = SpanRecord(**json.loads(line))
+    except (ValueError, TypeError, RecursionError):
         return None
+    if not _is_valid(record) or (b'\\u' in line and not _is_encodable(record)):
+        return None
+    # The clock of the machine may have been set back during the span.
+    return record if record.start_ns <= record.end_ns else replace(record, end_ns=record.start_ns)
+
+
+def _is_valid(record: SpanRecord) -> bool:
+    """Return whether all fields of a parsed record have the declared types and ranges."""
+    if not isinstance(record.attributes, dict) or not isinstance(record.links, list):
+        return False
+    texts: list[object] = [record.service, record.name, record.kind, *record.attributes, *record.attributes.values()]
+    links: list[object] = [*record.links]
+    return (
+        is_span_id(record.trace_id, digits=32)
+        and is_span_id(record.span_id, digits=16)
+        and (record.parent_id == '' or is_span_id(record.parent_id, digits=16))
+        and all(isinstance(link, str) and _LINK.fullmatch(link) for link in links)
+        and all(isinstance(text, str) for text in texts)
+        and type(record.is_error) is bool
+        and all(type(time) is int and 0 <= time < _MAX_NS for time in (record.start_ns, record.end_ns))
+    )
+
+
+def is_span_id(value: object, *, digits: int) -> bool:
+    """Return whether `value` is the id of a span (16 digits) or of a trace (32 digits)."""
+    return isinstance(value, str) and len(value) == digits and _HEXADECIMAL.fullmatch(value) is not None
+
+
+def _is_encodable(record: SpanRecord) -> bool:
+    """Return whether all texts can be encoded: JSON can escape surrogates, which UTF-8 cannot represent."""
+    texts = (record.service, record.name, record.kind, *record.attributes, *record.attributes.values())
+    return not any('\ud800' <= character <= '\udfff' for text in texts for character in text)

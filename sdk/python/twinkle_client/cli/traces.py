@@ -1,5 +1,6 @@
 """`twinkle trace`: traces of calls across all services."""
 
+import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Annotated
@@ -7,42 +8,46 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from twinkle.telemetry import SpanRecord, read_spans
+from twinkle.telemetry import SpanRecord, is_listed, read_spans, trace_events
 from twinkle_client.cli.session import LocalStateDirOption, console, fail
 from twinkle_client.cli.waterfall import short_name, waterfall
 from twinkle_client.stack import default_state_dir
 
 _LISTED = 20
 """Maximum number of traces in the list."""
-_BACKGROUND = (
-    'Heartbeat',
-    'GetServerInfo',
-    'ParkAdapter',
-    'Watch',
-    'Session',
-    'create_session',
-    'get_server_info',
-    'health_check',
-)
-"""Parts of the names of calls that maintain or check a connection. The list omits these calls."""
-_QUERIES = ('list_', 'find_operation', '/List', '/GetOperation')
-"""Parts of the names of queries, such as those of `twinkle runs`. The list omits these calls too."""
 
 
 def trace(
     trace_id: Annotated[str, typer.Argument(help='Prefix of a trace id. Default: list the latest traces.')] = '',
     last: Annotated[bool, typer.Option('--last', help='Show the latest trace.')] = False,
+    perfetto: Annotated[
+        Path | None, typer.Option(metavar='FILE', help='Write the trace to a JSON file for ui.perfetto.dev instead.')
+    ] = None,
     state_dir: LocalStateDirOption = None,
 ) -> None:
     """Show the timeline of a call across all services, or list the latest traces."""
+    if perfetto is not None and not (trace_id or last):
+        fail('--perfetto needs a trace: give its id, or --last')
     folder = (state_dir or default_state_dir()) / 'traces'
     traces = _traces(folder, trace_id)
     if not traces:
         fail(f'no trace{f" {trace_id}" if trace_id else ""} in {folder}')
-    if trace_id or last:
+    if perfetto is not None:
+        _write_events(traces[0], perfetto)
+    elif trace_id or last:
         console.print(waterfall(traces[0]))
     else:
         console.print(_list(traces[:_LISTED]))
+
+
+def _write_events(spans: list[SpanRecord], path: Path) -> None:
+    """Write a trace in the trace event format."""
+    try:
+        path.write_text(json.dumps(trace_events(spans), ensure_ascii=False))
+    except OSError as error:
+        fail(f'--perfetto: cannot write {path}: {error.strerror}')
+    text = f'wrote {len(spans)} spans to {path}; open it at https://ui.perfetto.dev'
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _traces(folder: Path, trace_id: str) -> list[list[SpanRecord]]:
@@ -52,19 +57,12 @@ def _traces(folder: Path, trace_id: str) -> list[list[SpanRecord]]:
         spans[span.trace_id].append(span)
     found = list(spans.values())
     if not trace_id:
-        found = [item for item in found if _is_listed(_root(item))]
+        found = [item for item in found if any(map(is_listed, item))]
     return sorted(found, key=lambda item: _root(item).start_ns, reverse=True)
 
 
 def _root(spans: list[SpanRecord]) -> SpanRecord:
     return min(spans, key=lambda span: (bool(span.parent_id), span.start_ns))
-
-
-def _is_listed(root: SpanRecord) -> bool:
-    # A call that a service received has a server span as its root. Another root of a service means that the service
-    # started the work itself.
-    is_from_service = root.kind != 'server' and root.service != 'client'
-    return not is_from_service and not any(word in root.name for word in (*_BACKGROUND, *_QUERIES))
 
 
 def _list(traces: list[list[SpanRecord]]) -> Table:

@@ -267,6 +267,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """FAILED_PRECONDITION. The runs of a trainer cannot be taken over now, for example because its process is running. No
     run was moved. Metadata: trainer, problem.
     """
+    ERROR_REASON_TRACE_NOT_FOUND: _ErrorReason.ValueType  # 220
+    """NOT_FOUND. No span of the caller's tenant with this trace id is stored. Metadata: traceId."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Reason of an error. The comment of each value lists its `metadata` keys."""
@@ -512,4 +514,6 @@ ERROR_REASON_TAKEOVER_REFUSED: ErrorReason.ValueType  # 214
 """FAILED_PRECONDITION. The runs of a trainer cannot be taken over now, for example because its process is running. No
 run was moved. Metadata: trainer, problem.
 """
+ERROR_REASON_TRACE_NOT_FOUND: ErrorReason.ValueType  # 220
+"""NOT_FOUND. No span of the caller's tenant with this trace id is stored. Metadata: traceId."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

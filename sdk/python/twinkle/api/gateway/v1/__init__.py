@@ -17,4 +17,6 @@ __all__ = [
     'rollout_service_pb2_grpc',
     'session_service_pb2',
     'session_service_pb2_grpc',
+    'trace_service_pb2',
+    'trace_service_pb2_grpc',
 ]

@@ -1,0 +1,118 @@
+"""Summaries of traces, and filters for lists of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+
+from services.gateway.paging import Cursor
+from twinkle.telemetry import SpanRecord, is_listed
+
+MAX_LISTED_NAMES = 16
+"""Maximum number of runs, request ids, verbs and tenants in a summary."""
+_MAX_NAMES = 256
+"""Maximum number of different values by which a trace is found; further ones are ignored."""
+_EPOCH = datetime.fromtimestamp(0, UTC)
+_TENANT, _ADAPTER, _NUMBER = 'twinkle.tenant_id', 'twinkle.adapter_id', 'twinkle.sequence_number'
+_REQUEST, _VERB = 'twinkle.request_id', 'twinkle.verb'
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceFilter:
+    """Filter for traces; a trace is listed if it matches all conditions."""
+
+    tenant_id: str | None
+    """Tenant that sees the list. None: all spans of all tenants."""
+    request_id: str = ''
+    run_id: str = ''
+    sequence_number: int = 0
+    """Number of an operation of the run; 0 for all."""
+    min_duration: timedelta = timedelta()
+    is_error: bool | None = None
+    is_background_included: bool = False
+
+    def for_whole_traces(self) -> 'TraceFilter':
+        """Return a filter that accepts each trace with a part that may match."""
+        return replace(self, is_error=self.is_error or None)
+
+    def accepts(self, trace: 'TraceSummary') -> bool:
+        """Return whether a trace, or the part of it that the tenant sees, matches."""
+        number = self.sequence_number
+        return (
+            (trace.is_listed or self.is_background_included)
+            and (self.is_error is None or trace.is_error == self.is_error)
+            and trace.end_ns - trace.begin_ns >= self.min_duration // timedelta(microseconds=1) * 1000
+            and (not self.request_id or self.request_id in trace.request_ids)
+            and (not self.run_id or self.run_id in trace.run_ids)
+            and (not number or (self.run_id, str(number)) in trace.operations)
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class TraceSummary:
+    """Facts of the spans of a trace that have been added, in any order."""
+
+    trace_id: str
+    name: str = ''
+    """Name of the first span: the earliest one without a parent, or else the earliest one."""
+    service: str = ''
+    begin_ns: int = 0
+    end_ns: int = 0
+    span_count: int = 0
+    is_error: bool = False
+    is_listed: bool = False
+    """Whether a call does more than read, or maintain or check a connection."""
+    services: set[str] = field(default_factory=set[str])
+    tenant_ids: set[str] = field(default_factory=set[str])
+    run_ids: set[str] = field(default_factory=set[str])
+    request_ids: set[str] = field(default_factory=set[str])
+    operations: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    """Run and number of each operation."""
+    verbs: dict[str, None] = field(default_factory=dict[str, None])
+    _root_order: tuple[bool, int] = (True, 1 << 64)
+
+    def add(self, span: SpanRecord) -> None:
+        """Add the facts of a span."""
+        self.begin_ns = min(self.begin_ns, span.start_ns) if self.span_count else span.start_ns
+        self.end_ns = max(self.end_ns, span.end_ns)
+        self.span_count += 1
+        self.is_error |= span.is_error
+        self.is_listed = self.is_listed or is_listed(span)
+        order = (bool(span.parent_id), span.start_ns)
+        if order < self._root_order:
+            self._root_order, self.name, self.service = order, span.name, span.service
+        given = span.attributes
+        for names, value in (
+            (self.services, span.service),
+            (self.tenant_ids, given.get(_TENANT)),
+            (self.run_ids, given.get(_ADAPTER)),
+            (self.request_ids, given.get(_REQUEST)),
+        ):
+            if value and len(names) < _MAX_NAMES:
+                names.add(value)
+        if _NUMBER in given and _ADAPTER in given and len(self.operations) < _MAX_NAMES:
+            self.operations.add((given[_ADAPTER], given[_NUMBER]))
+        if _VERB in given and len(self.verbs) < MAX_LISTED_NAMES:
+            self.verbs[given[_VERB]] = None
+
+    @property
+    def sort_key(self) -> tuple[int, str]:
+        """Position in a list: microseconds of the beginning, then id."""
+        return self.begin_ns // 1000, self.trace_id
+
+    @property
+    def cursor(self) -> Cursor:
+        """Position in a list, for page tokens."""
+        return Cursor(_EPOCH + timedelta(microseconds=self.begin_ns // 1000), self.trace_id)
+
+
+def sort_key_of(cursor: Cursor) -> tuple[int, str]:
+    """Return the sort key of the trace at a cursor."""
+    return (cursor.create_time - _EPOCH) // timedelta(microseconds=1), cursor.item_id
+
+
+def summary_of(trace_id: str, spans: Sequence[SpanRecord]) -> TraceSummary:
+    """Return the summary of spans of one trace."""
+    summary = TraceSummary(trace_id=trace_id)
+    for span in spans:
+        summary.add(span)
+    return summary
