@@ -26,6 +26,10 @@ MAX_REPORTS = 8
 _MEAN_OF = 'mean.'
 _COUNT_OF = 'count.'
 """Prefixes of the totals of metrics that a loss reports."""
+_OWN_NAMES = frozenset(
+    {'loss', 'grad_norm', 'learning_rate', 'token_count', 'pass_adapter_count', 'queue_seconds', 'device_seconds'}
+)
+"""Names of the values of each step, which take precedence over metrics of a loss with the same names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +104,8 @@ def _totals_after(
             weight = max(outcome.num_tokens, 1)
             add(f'{_MEAN_OF}loss', weight * outcome.loss)
             add(f'{_COUNT_OF}loss', weight)
-            for name, value in outcome.metrics.items():
+            others = {name: value for name, value in outcome.metrics.items() if name not in _OWN_NAMES}
+            for name, value in others.items():
                 add(f'{_MEAN_OF}{name}', value)
                 add(f'{_COUNT_OF}{name}', 1)
         case ClipGradNorm(), StepResult(grad_norm=float() as grad_norm):

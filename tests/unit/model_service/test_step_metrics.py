@@ -95,6 +95,18 @@ def test_report_has_the_totals_and_means_of_a_step():
     assert 'train/grad_norm' not in run.values
 
 
+def test_metrics_of_a_loss_do_not_replace_the_values_of_a_step():
+    """A loss may report metrics with the names of the step's values; they are left out, and others are reported."""
+    plain, other = Run(), Run()
+    plain.backward(3.0, 2, metrics={'kl': 1.0})
+    plain.step(grad_norm=7.0)
+    own = dict.fromkeys((name.removeprefix('train/') for name in plain.values), 99.0)
+    other.backward(3.0, 2, metrics={**own, 'kl': 1.0})
+    other.step(grad_norm=7.0)
+    assert other.values == plain.values
+    assert len(plain.values) == 8
+
+
 def test_separate_verbs_report_like_the_combined_ones():
     """The seven separate verbs of a step give one report, with the norm of ClipGradNorm."""
     run = Run()
