@@ -6,6 +6,7 @@ import asyncio
 import copy
 from collections.abc import Iterable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import grpc
@@ -43,7 +44,8 @@ class TraceServicer(trace_service_pb2_grpc.TraceServiceServicer):
         query, wanted = query_of(request), trace_filter_from_proto(request)
         page = page_from_proto(request.page_size, request.page_token, query=query)
         listing = await self._traces.list(current_caller(), page, wanted)
-        traces = [summary_to_proto(trace, is_all_tenants=request.is_all_tenants) for trace in listing.items]
+        convert = partial(summary_to_proto, is_all_tenants=request.is_all_tenants)
+        traces = await asyncio.to_thread(lambda: [*map(convert, listing.items)])
         return messages.ListTracesResponse(traces=traces, next_page_token=next_token(listing.next_cursor, query=query))
 
     async def GetTrace(self, request: messages.GetTraceRequest, context: Context) -> messages.GetTraceResponse:
