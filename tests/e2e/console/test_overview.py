@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope='module'), pytest.mark.timeout(300)
 async def test_numbers_are_those_of_the_services(
     logged_in: ConsolePage, console_stack: StackState, console_data: ConsoleData
 ) -> None:
-    """After the login, the page shows services, samplers, usage and the newest runs with their loss."""
+    """The first page shows services, samplers, usage and the newest runs with their loss."""
     page = logged_in.page
     await page.get_by_role('heading', name='Overview').wait_for()
     work = page.get_by_role('region', name='Your work')
@@ -85,7 +85,7 @@ async def test_the_three_lines_start_a_run(
 async def test_queued_operations_are_counted(
     page: ConsolePage, make_key: Callable[..., str], console_stack: StackState
 ) -> None:
-    """While a program trains, its run is shown as training, with its place in the queue or its running operation."""
+    """The run of a program that trains is shown as training, with its place in the queue or its operation."""
     key = make_key(f'busy-{uuid.uuid4().hex[:6]}', 'train')
     await page.log_in(key)
     has_seen = threading.Event()

@@ -71,7 +71,7 @@ async def test_the_keyboard_selects_groups_and_rollouts(logged_in: ConsolePage, 
 
 
 async def test_tokens_are_coloured_by_advantage(logged_in: ConsolePage, console_data: ConsoleData) -> None:
-    """With the colours of the advantage, all tokens of a completion have the sign of its advantage."""
+    """The colours of the advantage give all tokens of a completion the sign of its advantage."""
     page = logged_in.page
     await logged_in.show(ADDRESS.format_map(vars(console_data)), f'version {ROLLOUT_STEPS}: tokens')
     groups = page.get_by_role('listbox', name='Groups by step')

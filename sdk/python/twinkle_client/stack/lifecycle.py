@@ -166,7 +166,7 @@ def _stop(state: StackState, *, report: Report) -> None:
 
 @contextmanager
 def _interrupts_delayed() -> Iterator[None]:
-    """Delay signals that interrupt the program until the end of the block, if this is the main thread.
+    """Hold back signals that interrupt the program until the end of the block, if this is the main thread.
 
     Otherwise a second Ctrl-C would end a program that stops its services, and leave the remaining services running.
     """
@@ -179,7 +179,7 @@ def _interrupts_delayed() -> Iterator[None]:
         del frame
         received.append(number)
 
-    # A handler that was not installed from Python is None, and cannot be restored.
+    # `getsignal` returns None for a handler that was not installed from Python. It cannot be restored.
     handlers = {number: handler for number in _INTERRUPTS if (handler := signal.getsignal(number)) is not None}
     for number in handlers:
         signal.signal(number, delay)
