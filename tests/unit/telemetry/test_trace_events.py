@@ -16,7 +16,8 @@ TIMES = ('start_ns', 'end_ns')
 
 def example_spans() -> list[SpanRecord]:
     """Return the spans of the example."""
-    return [SpanRecord(**{**fields, **{name: int(fields[name]) for name in TIMES}}) for fields in EXAMPLE['spans']]
+    exact: list[dict[str, Any]] = [{**line, **{name: int(line[name]) for name in TIMES}} for line in EXAMPLE['spans']]
+    return [SpanRecord(**fields) for fields in exact]
 
 
 def test_an_example_has_the_expected_events() -> None:
