@@ -89,7 +89,7 @@ const AT_ONCE = 4;
 export async function runEvents(runId: string): Promise<TraceFile> {
   const { traces: found } = await traces.listTraces(requestOf({ ...NO_FILTER, run: runId }, ''));
   if (!found.length) {
-    throw new ApiError(404, 'No trace of this run is stored.', 'TRACE_NOT_FOUND', '');
+    throw new ApiError(404, 'No trace of this run is stored.', 'TRACE_NOT_FOUND', '', '');
   }
   const read: GetTraceResponse[] = [];
   for (let begin = 0; begin < found.length; begin += AT_ONCE) {
