@@ -38,6 +38,8 @@ class _Restarts:
     poison_mode: str = 'stop'
     crash_count: int = 0
     samplers: list[FakeSampler] = field(default_factory=list[FakeSampler])
+    has_joined: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once a sampler has joined the fleet. Before that, the gateway refuses requests instead of waiting."""
 
     async def keep_running(self, number: int) -> None:
         while True:
@@ -46,6 +48,7 @@ class _Restarts:
             )
             await self.fleet.join(sampler, f'{number}-{self.crash_count}')
             self.samplers.append(sampler)
+            self.has_joined.set()
             await sampler.is_stopping.wait()
             self.crash_count += 1
 
@@ -56,6 +59,7 @@ async def _restarting_samplers(fleet: RunningFleet, count: int, poison_mode: str
         restarts = _Restarts(fleet, stack, poison_mode)
         tasks = [asyncio.create_task(restarts.keep_running(number)) for number in range(count)]
         try:
+            await restarts.has_joined.wait()
             yield restarts
         finally:
             for task in tasks:

@@ -29,14 +29,18 @@ def _methods() -> dict[str, bool]:
 
 
 METHODS = _methods()
+_LOST_STATUS = 'Internal error from Core'
+"""Message of grpc.aio for a call that ended before its first request was sent."""
 
 
 async def call_failure(gateway: RunningGateway, path: str, metadata: tuple[tuple[str, str], ...]):
     """Call a method of any kind and return its failure."""
     # A single request is sent with the call. A stream is sent later, when the call may have ended, and grpc then loses
     # the status.
-    if METHODS.get(path, False):
-        return await failure_of(gateway.channel.stream_stream(path)(iter([b'']), metadata=metadata))
+    while METHODS.get(path, False):
+        call = gateway.channel.stream_stream(path)(iter([b'']), metadata=metadata)
+        if await call.details() != _LOST_STATUS:
+            return await failure_of(call)
     return await failure_of(gateway.channel.unary_stream(path)(b'', metadata=metadata))
 
 
