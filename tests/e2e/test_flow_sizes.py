@@ -33,7 +33,7 @@ from twinkle_client.stack import StackState
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), *SDK_MARKS]
 BUDGETS = {
-    'forward_backward': (122, 460),
+    'forward_backward': (120, 458),
     'sampled_token': (98, 380),
     'published_version': (123, 424),
     'tinker_future': (143, 614),

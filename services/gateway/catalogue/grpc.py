@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import grpc
 
@@ -147,16 +147,33 @@ class LimitedCheckpoints(GrpcCheckpoints):
         return await super().upload(request, parts, offset=offset)
 
 
-class GrpcRunFeed:
-    """Follows the adapters of all tenants at a model service. Each adapter is one run of the catalogue."""
+class GrpcAdapterFeed(Generic[Entry]):
+    """Follows the adapters of all tenants at a model service."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        """Use `channel`, which carries the gateway's internal identity."""
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        entry_of: Callable[[adapter_service_pb2.WatchAdaptersResponse], Entry],
+        *,
+        is_reports_only: bool = False,
+    ) -> None:
+        """Use `channel`, which carries the gateway's internal identity.
+
+        Args:
+            channel: channel to the model service.
+            entry_of: converts a response with an adapter.
+            is_reports_only: whether to receive the metrics of adapters, and only changes that add a report.
+        """
         self._stub = adapter_service_pb2_grpc.AdapterServiceStub(channel)
+        self._entry_of = entry_of
+        self._is_reports_only = is_reports_only
 
-    def follow(self, resume_token: str) -> AsyncIterator[CatalogueEvent[Run]]:
-        call = self._stub.WatchAdapters(adapter_service_pb2.WatchAdaptersRequest(resume_token=resume_token))
-        return entry_events(call, _run_of, id_field='adapter_id', service='model')
+    def follow(self, resume_token: str) -> AsyncIterator[CatalogueEvent[Entry]]:
+        request = adapter_service_pb2.WatchAdaptersRequest(
+            resume_token=resume_token, is_reports_only=self._is_reports_only
+        )
+        call = self._stub.WatchAdapters(request)
+        return entry_events(call, self._entry_of, id_field='adapter_id', service='model')
 
 
 class GrpcCheckpointFeed:
@@ -215,7 +232,8 @@ def _event_of(message: Any, entry_of: Callable[[Any], Entry], id_field: str) -> 
             return None
 
 
-def _run_of(message: adapter_service_pb2.WatchAdaptersResponse) -> Run:
+def run_of(message: adapter_service_pb2.WatchAdaptersResponse) -> Run:
+    """Return the run of a response with an adapter."""
     return run_from_proto(message.adapter, tenant_id=message.tenant_id)
 
 

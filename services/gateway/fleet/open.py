@@ -10,7 +10,7 @@ import grpc
 import structlog
 
 from services.gateway.catalogue.follow import FeedFollower
-from services.gateway.catalogue.grpc import GrpcRunFeed
+from services.gateway.catalogue.grpc import GrpcAdapterFeed, run_of
 from services.gateway.catalogue.sql import SqlAssignmentStore, SqlRunStore
 from services.gateway.config import GatewayConfig
 from services.gateway.fleet.grpc import ReplicaChannels, StaticSampler, is_this_host
@@ -62,7 +62,7 @@ def upstream_jobs(config: GatewayConfig, database: Database, upstreams: Upstream
         if isinstance(routes, SeveralModels):
             store = ServiceRuns(store, name, routes)
         title = 'runs' if name == MODEL else f'runs of {name}'
-        jobs.append(FeedFollower(title, feed=GrpcRunFeed(channel), store=store, clock=clock).run)
+        jobs.append(FeedFollower(title, feed=GrpcAdapterFeed(channel, run_of), store=store, clock=clock).run)
     if isinstance(routes, SeveralModels):
         interval = max(config.server_info_freshness.total_seconds(), _SHORTEST_REFRESH_SECONDS)
         jobs.append(lambda: routes.run_forever(interval_seconds=interval))

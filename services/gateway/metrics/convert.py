@@ -1,4 +1,4 @@
-"""Converts the messages of `MetricService`, and checks names and steps, which rollouts have too."""
+"""Converts the messages of `MetricService` and reports of model services; checks names and steps for rollouts too."""
 
 from services.gateway.metrics.rules import (
     DEFAULT_POINTS,
@@ -9,12 +9,15 @@ from services.gateway.metrics.rules import (
     MAX_STEP,
     MetricFilter,
     Point,
+    Report,
+    RunReports,
     Series,
     is_metric_name,
 )
 from services.kit.errors import InvalidField
 from services.kit.rpc.fields import not_negative
 from twinkle.api.gateway.v1 import metric_service_pb2 as messages
+from twinkle.api.model.v1 import adapter_service_pb2
 
 
 def points_from_proto(request: messages.LogMetricsRequest) -> list[Point]:
@@ -88,3 +91,17 @@ def _point(point: messages.MetricPoint, field: str) -> Point:
             raise InvalidField(f'{field}.{name}', 'must be set')
     name = metric_name_from_proto(point.name, f'{field}.name')
     return Point(name, run_step_from_proto(point.step, f'{field}.step'), point.value)
+
+
+def reports_of(message: adapter_service_pb2.WatchAdaptersResponse) -> RunReports:
+    """Return the reports of a run from a response of a model service with an adapter."""
+    reports = [_report_of(report) for report in message.metrics.reports]
+    return RunReports(tenant_id=message.tenant_id, run_id=message.adapter.adapter_id, reports=reports)
+
+
+def _report_of(message: adapter_service_pb2.MetricReport) -> Report:
+    # Names of metrics that a loss or a metric of a plugin chose may be invalid.
+    values = {name: value for name, value in message.values.items() if is_metric_name(name)}
+    step = min(max(message.step, 0), MAX_STEP)
+    points = [Point(name, step, value) for name, value in sorted(values.items())]
+    return Report(sequence_number=message.sequence_number, points=points)

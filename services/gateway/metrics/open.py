@@ -8,9 +8,10 @@ from typing import Any
 import grpc
 
 from services.gateway.catalogue.follow import FeedFollower
+from services.gateway.catalogue.grpc import GrpcAdapterFeed
 from services.gateway.catalogue.runs import Runs
 from services.gateway.metrics.collector import MetricCollector
-from services.gateway.metrics.grpc import GrpcReportFeed
+from services.gateway.metrics.convert import reports_of
 from services.gateway.metrics.metrics import Metrics
 from services.gateway.metrics.sql import SqlMetricStore
 from services.gateway.store.database import Database
@@ -38,7 +39,12 @@ async def open_metrics(
     store = SqlMetricStore(database)
     collector = MetricCollector(store, clock=clock, max_points=max_points)
     followers = [
-        FeedFollower(f'metrics of {name}', feed=GrpcReportFeed(channel), store=collector, clock=clock)
+        FeedFollower(
+            f'metrics of {name}',
+            feed=GrpcAdapterFeed(channel, reports_of, is_reports_only=True),
+            store=collector,
+            clock=clock,
+        )
         for name, channel in models.items()
     ]
     try:

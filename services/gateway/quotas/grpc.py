@@ -6,12 +6,8 @@ first response. Requests may be large, so single fields are read without parsing
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import grpc
 
-from services.gateway.catalogue.grpc import entry_events
-from services.gateway.catalogue.rules import CatalogueEvent
 from services.gateway.quotas.rules import Reading
 from services.kit.caller import Caller
 from services.kit.errors import InvalidField
@@ -20,7 +16,7 @@ from services.kit.rpc.context import acting_for
 from services.kit.rpc.serialized_fields import UnreadableMessageError, peek_text
 from services.kit.rpc.status import error_from_call
 from twinkle.api.data.v1 import dataset_service_pb2, dataset_service_pb2_grpc
-from twinkle.api.model.v1 import adapter_service_pb2, adapter_service_pb2_grpc, operation_pb2, training_service_pb2
+from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, training_service_pb2
 
 _TIMEOUT_SECONDS = 10.0
 
@@ -28,17 +24,6 @@ _OPERATION = training_service_pb2.ExecuteRequest.OPERATION_FIELD_NUMBER
 _SAVE = operation_pb2.Operation.SAVE_FIELD_NUMBER
 _NAME = operation_pb2.Save.NAME_FIELD_NUMBER
 _REQUEST_ID = adapter_service_pb2.CreateAdapterRequest.REQUEST_ID_FIELD_NUMBER
-
-
-class GrpcMeterFeed:
-    """Follows the meters of all tenants' runs over a channel that carries the gateway's internal identity."""
-
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._stub = adapter_service_pb2_grpc.AdapterServiceStub(channel)
-
-    def follow(self, resume_token: str) -> AsyncIterator[CatalogueEvent[Reading]]:
-        call = self._stub.WatchAdapters(adapter_service_pb2.WatchAdaptersRequest(resume_token=resume_token))
-        return entry_events(call, _reading_of, id_field='adapter_id', service='model')
 
 
 class GrpcDatasetSizes:
@@ -61,7 +46,8 @@ class GrpcDatasetSizes:
         return stored.dataset_bytes + stored.upload_bytes
 
 
-def _reading_of(message: adapter_service_pb2.WatchAdaptersResponse) -> Reading:
+def reading_of(message: adapter_service_pb2.WatchAdaptersResponse) -> Reading:
+    """Return the reading of a run's meter from a response with an adapter."""
     return Reading(
         run_id=message.adapter.adapter_id,
         tenant_id=message.tenant_id,

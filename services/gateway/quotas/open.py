@@ -8,10 +8,11 @@ from typing import Any
 import grpc
 
 from services.gateway.catalogue.follow import FeedFollower
+from services.gateway.catalogue.grpc import GrpcAdapterFeed
 from services.gateway.config import GatewayConfig, QuotasConfig
 from services.gateway.keys.sql import SqlTenantStore
 from services.gateway.quotas.enforcement import QuotaTable, TokenRates, TrainingLimits
-from services.gateway.quotas.grpc import GrpcDatasetSizes, GrpcMeterFeed
+from services.gateway.quotas.grpc import GrpcDatasetSizes, reading_of
 from services.gateway.quotas.quotas import Quotas
 from services.gateway.quotas.rules import Quota
 from services.gateway.quotas.sql import SqlQuotaStore, SqlUsageStore
@@ -61,7 +62,9 @@ def quota_jobs(
         lambda: quotas.table.run_forever(interval=options.refresh),
         lambda: quotas.meter.run_forever(interval=options.usage_interval),
         *(
-            FeedFollower(f'meters of {name}', feed=GrpcMeterFeed(channel), store=quotas.meter, clock=clock).run
+            FeedFollower(
+                f'meters of {name}', feed=GrpcAdapterFeed(channel, reading_of), store=quotas.meter, clock=clock
+            ).run
             for name, channel in models.items()
         ),
     ]

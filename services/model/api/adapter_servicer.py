@@ -97,9 +97,11 @@ class AdapterServicer(adapter_service_pb2_grpc.AdapterServiceServicer):
     async def WatchAdapters(  # noqa: N802 - name of the RPC
         self, request: wire.WatchAdaptersRequest, context: Context[Any, Any]
     ) -> AsyncIterator[wire.WatchAdaptersResponse]:
-        async with aclosing(self._service.directory.watch(current_caller(), request.resume_token)) as events:
+        is_reports_only = request.is_reports_only
+        watched = self._service.directory.watch(current_caller(), request.resume_token, is_reports_only=is_reports_only)
+        async with aclosing(watched) as events:
             async for event in events:
-                yield event_to_proto(event)
+                yield event_to_proto(event, are_reports_included=is_reports_only)
 
     def _message(self, adapter: Adapter) -> adapter_pb2.Adapter:
         return adapter_to_proto(adapter, is_parked=not self._service.is_resident(adapter.adapter_id))

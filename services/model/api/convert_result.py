@@ -58,11 +58,12 @@ def adapter_to_proto(adapter: Adapter, *, is_parked: bool = False) -> adapter_pb
     )
 
 
-def event_to_proto(event: AdapterEvent) -> adapter_service_pb2.WatchAdaptersResponse:
+def event_to_proto(event: AdapterEvent, *, are_reports_included: bool) -> adapter_service_pb2.WatchAdaptersResponse:
     message = adapter_service_pb2.WatchAdaptersResponse(tenant_id=event.tenant_id, resume_token=event.token)
     if event.adapter is not None:
         message.adapter.CopyFrom(adapter_to_proto(event.adapter))
-        message.metrics.reports.extend(map(_report_to_proto, event.adapter.metrics.reports))
+        if are_reports_included:
+            message.metrics.reports.extend(map(_report_to_proto, event.adapter.metrics.reports))
     elif event.is_synced:
         message.is_synced = True
     elif event.damaged_id:

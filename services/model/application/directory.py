@@ -31,6 +31,8 @@ class AdapterEvent:
     tenant_id: str = ''
     adapter: Adapter | None = None
     """The adapter after its creation or change."""
+    has_new_report: bool = True
+    """Whether the change added a report of metrics; true for adapters of a snapshot."""
     deleted_id: str = ''
     """Id of a deleted adapter."""
     damaged_id: str = ''
@@ -115,9 +117,11 @@ class AdapterDirectory:
     def put(self, adapter: Adapter) -> None:
         """Add or replace an adapter."""
         self._expired.pop(adapter.adapter_id, None)
-        self._counts[adapter.tenant_id] += adapter.adapter_id not in self._adapters
+        before = self._adapters.get(adapter.adapter_id)
+        self._counts[adapter.tenant_id] += before is None
         self._adapters[adapter.adapter_id] = adapter
-        self._publish(adapter.tenant_id, adapter=adapter)
+        has_new_report = before is None or before.metrics.reports != adapter.metrics.reports
+        self._publish(adapter.tenant_id, adapter=adapter, has_new_report=has_new_report)
 
     def put_damaged(self, adapter_id: str, tenant_id: str) -> None:
         """Add an adapter whose record cannot be read; it is not listed, and `get` raises AdapterDamaged."""
@@ -166,10 +170,17 @@ class AdapterDirectory:
         if len(self._expired) > MAX_EXPIRED:
             del self._expired[next(iter(self._expired))]
 
-    async def watch(self, caller: Caller, token: str) -> AsyncGenerator[AdapterEvent, None]:
+    async def watch(
+        self, caller: Caller, token: str, *, is_reports_only: bool = False
+    ) -> AsyncGenerator[AdapterEvent, None]:
         """Yield the events after `token`, until `close` is called.
 
         If these events are no longer stored, a snapshot is sent first. A slow watcher also receives a new snapshot.
+
+        Args:
+            caller: A service.
+            token: Token of the last event that was received; empty for a snapshot.
+            is_reports_only: Whether to leave out changes of adapters that add no report of metrics.
 
         Raises:
             ScopeMissing: The caller is not a service.
@@ -190,7 +201,8 @@ class AdapterDirectory:
                 continue
             for number, event in [item for item in self._events if item[0] > position]:
                 position = number
-                yield event
+                if event.has_new_report or not is_reports_only:
+                    yield event
             if self._is_closed:
                 raise Draining()
             if position == self._event_count:
@@ -206,10 +218,9 @@ class AdapterDirectory:
         self._counts[adapter.tenant_id] -= 1
         self._publish(adapter.tenant_id, deleted_id=adapter_id)
 
-    def _publish(self, tenant_id: str, *, adapter: Adapter | None = None, deleted_id: str = '') -> None:
+    def _publish(self, tenant_id: str, **event_fields: Any) -> None:
         self._event_count += 1
-        token = self._token(self._event_count)
-        event = AdapterEvent(token=token, tenant_id=tenant_id, adapter=adapter, deleted_id=deleted_id)
+        event = AdapterEvent(token=self._token(self._event_count), tenant_id=tenant_id, **event_fields)
         self._events.append((self._event_count, event))
         self._changed.set()
         self._changed = asyncio.Event()

@@ -1,6 +1,8 @@
 """The metrics that an adapter reports after each optimizer step."""
 
 import math
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,9 @@ import pytest
 from fixtures import journals
 from fixtures.crashing import ALICE, Died, Service, StrictStore, start
 from fixtures.model_verbs import create_request
+from services.kit.caller import Caller
+from services.kit.errors import Draining
+from services.model.application.directory import AdapterEvent
 from services.model.backends.journal.memory import MemoryJournal
 from services.model.domain.engine import VerbRun
 from services.model.domain.operation import (
@@ -32,6 +37,7 @@ from services.model.domain.training_config import TrainingConfig
 from twinkle.data_format import ForwardResult, InputFeature, LoraConfig, StepResult
 
 ADAPTER = 'ad-1'
+GATEWAY = Caller(tenant_id='', is_internal=True)
 FEATURES = [InputFeature(input_ids=[1, 2, 3]), InputFeature(input_ids=[4])]
 
 
@@ -218,3 +224,29 @@ async def test_reports_are_exact_after_a_crash_at_any_moment(tmp_path: Path):
         assert found == expected, f'after a crash at moment {moment}'
         moment += 1
     assert moment > len(_script())
+
+
+async def test_watch_of_reports_leaves_out_other_changes() -> None:
+    """A watch of reports sends the snapshot, each step and the deletion, and a watch of adapters every change."""
+    service = await start(MemoryJournal(), StrictStore())
+    await _create(service)
+    directory = service.verbs.directory
+    watches = [directory.watch(GATEWAY, '', is_reports_only=flag) for flag in (True, False)]
+    for watch in watches:
+        assert (await anext(watch)).adapter is not None
+        assert (await anext(watch)).is_synced
+    for operation in _script():
+        await service.execute(operation)
+    directory.remove(ALICE, ADAPTER)
+    directory.close()
+    reported, every = [[event.adapter async for event in _until_closed(watch)] for watch in watches]
+    assert [None if adapter is None else adapter.step_count for adapter in reported] == [1, 2, 3, None]
+    assert [adapter.metrics.reports[-1].sequence_number for adapter in reported if adapter] == [2, 4, 6]
+    assert len(every) > len(reported)
+    assert [None if adapter is None else adapter.sequence_number for adapter in every][-2:] == [6, None]
+
+
+async def _until_closed(watch: AsyncGenerator[AdapterEvent, None]) -> AsyncIterator[AdapterEvent]:
+    with suppress(Draining):
+        async for event in watch:
+            yield event

@@ -561,16 +561,22 @@ class WatchAdaptersRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
+    IS_REPORTS_ONLY_FIELD_NUMBER: _builtins.int
     resume_token: _builtins.str
     """The `resume_token` of the last event that was received. If empty, the stream starts with a snapshot."""
+    is_reports_only: _builtins.bool
+    """Whether to send the metrics of adapters, and after the snapshot only those changes of adapters that add a report of
+    metrics. Deletions are sent too.
+    """
     def __init__(
         self,
         *,
         resume_token: _builtins.str = ...,
+        is_reports_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["resume_token", b"resume_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_reports_only", b"is_reports_only", "resume_token", b"resume_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -735,7 +741,7 @@ class WatchAdaptersResponse(_message.Message):
 
     @_builtins.property
     def metrics(self) -> Global___AdapterMetrics:
-        """Metrics of the adapter. Set together with `adapter`."""
+        """Metrics of the adapter. Set together with `adapter` if the request set `is_reports_only`."""
 
     def __init__(
         self,
