@@ -63,11 +63,11 @@ class MetricsFull(QuotaExceeded):
     'the stored {kind} of run {id!r} are damaged; restore the database, or log to a new run',
     disposition=Disposition.REFUSED,
 )
-class MetricsDamaged(DataLoss):
-    """The stored metrics of a run cannot be read."""
+class RunDataDamaged(DataLoss):
+    """The stored metrics or rollouts of a run cannot be read."""
 
     id: str
-    kind: str = 'metrics'
+    kind: str
 
 
 @domain_error('ROLLOUT_NOT_FOUND', 'the run has no rollout {rollout_id!r}; it may have been removed for newer ones')

@@ -12,7 +12,7 @@ from typing import Never
 import structlog
 
 from services.gateway.catalogue.rules import EntryKey
-from services.gateway.errors import MetricsDamaged, MetricsFull
+from services.gateway.errors import MetricsFull, RunDataDamaged
 from services.gateway.metrics.ports import MetricStore
 from services.gateway.metrics.rules import Report, RunReports
 from services.kit.clock import Clock
@@ -78,7 +78,7 @@ class MetricCollector:
             try:
                 await self._store.save_reports(*key, reports, moment=moment, max_points=self._max_points)
                 is_done = True
-            except (MetricsFull, MetricsDamaged) as error:
+            except (MetricsFull, RunDataDamaged) as error:
                 is_done = True
                 _log.debug('metrics not stored', run=key[1], reason=error.reason)
             finally:

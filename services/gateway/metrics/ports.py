@@ -17,7 +17,7 @@ class MetricStore(Protocol):
 
         Raises:
             MetricsFull: the run would have more than `max_points` points or `MAX_NAMES` names; nothing is stored.
-            MetricsDamaged: the stored points of the run cannot be read; nothing is stored.
+            RunDataDamaged: the stored points of the run cannot be read; nothing is stored.
         """
         ...
 
@@ -27,7 +27,7 @@ class MetricStore(Protocol):
         """Store the points of those reports that follow the last stored one, in one transaction.
 
         Raises:
-            MetricsFull, MetricsDamaged: see `save`; nothing is stored.
+            MetricsFull, RunDataDamaged: see `save`; nothing is stored.
         """
         ...
 
@@ -35,6 +35,6 @@ class MetricStore(Protocol):
         """Return the metrics of a run by name; see `MetricFilter`.
 
         Raises:
-            MetricsDamaged: the stored points of the run cannot be read.
+            RunDataDamaged: the stored points of the run cannot be read.
         """
         ...

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from services.gateway.catalogue.rules import EntryKey
 from services.gateway.catalogue.run_rows import SqlEndedRunRows, is_of_run, key_of, locked_counts
-from services.gateway.errors import MetricsDamaged, MetricsFull
+from services.gateway.errors import MetricsFull, RunDataDamaged
 from services.gateway.metrics.chunks import ChunkKey, Points, chunks_of, count_of, joined, merge_all, reduced
 from services.gateway.metrics.rules import MAX_LISTED, MAX_NAMES, MetricFilter, Point, Report, Series
 from services.gateway.store.base import Base, SqlStore, insert_into
@@ -151,13 +151,13 @@ def _named_damage(run_id: str) -> Iterator[None]:
     """Convert errors of points that the database cannot read, or that are no array.
 
     Raises:
-        MetricsDamaged: the stored points of the run cannot be read.
+        RunDataDamaged: the stored points of the run cannot be read.
     """
     try:
         yield
     except (ValueError, DBAPIError) as error:
         _log.warning('metrics damaged', run=run_id, exc_info=error)
-        raise MetricsDamaged(run_id) from error
+        raise RunDataDamaged(run_id, 'metrics') from error
 
 
 async def _chunks_by_name(connection: AsyncConnection, run: EntryKey, names: Collection[str]) -> dict[str, list[int]]:

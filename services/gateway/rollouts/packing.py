@@ -1,10 +1,12 @@
 """Groups of rollouts as bytes, compressed with zstd: the summaries as JSON, and the contents one after another.
 
 Lists read the summaries only. Contents are compressed together, because completions of a group often have one prompt.
+Both have checksums. Functions that read them raise `DamagedGroup`.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,6 +18,12 @@ GROUP_BYTES = 256
 """Number of bytes that count for a group in addition to its packed bytes, for its row and its indexes."""
 _LEVEL = 3
 """Level of compression, the default of zstd."""
+_READ_BYTES = 1 << 20
+_OTHER_SIZE = 'the content has another size than its summaries state'
+
+
+class DamagedGroup(ValueError):
+    """The bytes of a group are not those that were stored."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +65,14 @@ def pack(rollouts: Sequence[Rollout]) -> PackedGroup:
 
 def unpack(packed: PackedGroup) -> list[Rollout]:
     """Return the rollouts of a group by ascending index."""
-    content = memoryview(zstandard.decompress(packed.content))
+    summaries = unpack_summaries(packed.summaries)
+    with _damage_named():
+        content = memoryview(zstandard.decompress(packed.content))
+    if len(content) != sum(summary.content_bytes for summary in summaries):
+        raise DamagedGroup(_OTHER_SIZE)
     rollouts: list[Rollout] = []
     begin = 0
-    for summary in unpack_summaries(packed.summaries):
+    for summary in summaries:
         end = begin + summary.content_bytes
         rollouts.append(Rollout(summary, bytes(content[begin:end])))
         begin = end
@@ -69,19 +81,40 @@ def unpack(packed: PackedGroup) -> list[Rollout]:
 
 def unpack_summaries(summaries: bytes) -> list[RolloutSummary]:
     """Return the facts of a group's rollouts by ascending index."""
-    return [RolloutSummary(**facts) for facts in json.loads(zstandard.decompress(summaries))]
+    with _damage_named():
+        return [RolloutSummary(**facts) for facts in json.loads(zstandard.decompress(summaries))]
 
 
 def content_of(summaries: bytes, content: bytes, index: int) -> bytes | None:
     """Return the content of a rollout, or None if its group has no such rollout."""
-    begin = 0
+    parts: dict[int, tuple[int, int]] = {}
+    size = 0
     for summary in unpack_summaries(summaries):
-        if summary.index == index:
-            with zstandard.ZstdDecompressor().stream_reader(content) as reader:
-                reader.seek(begin)
-                return reader.read(summary.content_bytes)
-        begin += summary.content_bytes
-    return None
+        parts[summary.index] = size, size + summary.content_bytes
+        size += summary.content_bytes
+    return _part_of(content, *parts[index], size=size) if index in parts else None
+
+
+def _part_of(content: bytes, begin: int, end: int, *, size: int) -> bytes:
+    """Return a part of compressed bytes without storing the others, which have the given size together with it."""
+    with _damage_named(), zstandard.ZstdDecompressor().stream_reader(content) as reader:
+        reader.seek(begin)
+        part = reader.read(end - begin)
+        # The checksum follows the last byte.
+        while reader.read(_READ_BYTES):
+            pass
+        if reader.tell() != size:
+            raise DamagedGroup(_OTHER_SIZE)
+    return part
+
+
+@contextmanager
+def _damage_named() -> Iterator[None]:
+    """Convert the errors of bytes that are no compressed data, and of JSON that has no summaries."""
+    try:
+        yield
+    except (zstandard.ZstdError, ValueError, TypeError, MemoryError) as error:
+        raise DamagedGroup(str(error)) from error
 
 
 def _facts_of(summary: RolloutSummary) -> dict[str, Any]:
@@ -91,4 +124,4 @@ def _facts_of(summary: RolloutSummary) -> dict[str, Any]:
 
 def _compressed(data: bytes) -> bytes:
     # A compressor must not be used by several threads.
-    return zstandard.ZstdCompressor(level=_LEVEL).compress(data)
+    return zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).compress(data)

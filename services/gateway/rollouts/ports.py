@@ -29,15 +29,24 @@ class RolloutStore(Protocol):
         Raises:
             RolloutsTooLarge: the changed groups have more than `max_bytes`, or more than `MAX_CHANGED_BYTES` before
                 compression; nothing is stored.
+            RunDataDamaged: a stored group that would change is damaged; nothing is stored.
         """
         ...
 
     async def list_page(
         self, run: EntryKey, wanted: RolloutFilter, *, size: int, after: GroupKey | None
     ) -> RolloutPage:
-        """Return at most `size` groups that follow the group `after`, or the first ones; fewer if they are large."""
+        """Return at most `size` groups that follow the group `after`, or the first ones; fewer if they are large.
+
+        Raises:
+            RunDataDamaged: the summaries of one of the groups are damaged.
+        """
         ...
 
     async def get(self, run: EntryKey, group: GroupKey, index: int) -> StoredRollout | None:
-        """Return a rollout, or None if it does not exist."""
+        """Return a rollout, or None if it does not exist.
+
+        Raises:
+            RunDataDamaged: the group is damaged.
+        """
         ...

@@ -1,18 +1,27 @@
 """Tables and store of rollouts."""
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
+import structlog
 from sqlalchemy import ColumnElement, Index, LargeBinary, String, and_, delete, func, or_, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import Mapped, mapped_column
 
 from services.gateway.catalogue.rules import EntryKey
 from services.gateway.catalogue.run_rows import SqlEndedRunRows, is_of_run, key_of, locked_counts
-from services.gateway.errors import RolloutsTooLarge
-from services.gateway.rollouts.packing import PackedGroup, content_of, merge_all, pack_all, unpack_summaries
+from services.gateway.errors import RolloutsTooLarge, RunDataDamaged
+from services.gateway.rollouts.packing import (
+    DamagedGroup,
+    PackedGroup,
+    content_of,
+    merge_all,
+    pack_all,
+    unpack_summaries,
+)
 from services.gateway.rollouts.rules import (
     LISTED_BYTES,
     MAX_CHANGED_BYTES,
@@ -27,6 +36,7 @@ from services.gateway.store.base import DELETED_AT_ONCE, Base, SqlStore, as_row,
 from services.gateway.store.database import Database
 from services.kit.worker import Threads
 
+_log = structlog.get_logger('rollouts')
 _WRITERS = 2
 """Number of transactions that store rollouts at the same time. The others wait without a connection to the database."""
 _COUNTS = ('stored_bytes', 'write_number', 'removed_group_count')
@@ -84,7 +94,8 @@ class SqlRolloutStore(SqlStore):
             await _check_change(connection, run, step, changed)
             stored = await _stored(connection, run, step, changed)
             if stored:
-                changed |= await self._merging.run(merge_all, stored, groups)
+                with _named_damage(run[1]):
+                    changed |= await self._merging.run(merge_all, stored, groups)
             size_bytes = sum(group.size_bytes for group in changed.values())
             if size_bytes > max_bytes:
                 raise RolloutsTooLarge('rollout_bytes_per_run', max_bytes)
@@ -110,7 +121,8 @@ class SqlRolloutStore(SqlStore):
         async with self._database.read() as connection:
             found: Sequence[Any] = (await connection.execute(query)).all()
             removed_count = await connection.scalar(removed)
-        return await self._reading.run(_page_of, found, size=size, removed_group_count=removed_count or 0)
+        with _named_damage(run[1]):
+            return await self._reading.run(_page_of, found, size=size, removed_group_count=removed_count or 0)
 
     async def get(self, run: EntryKey, group: GroupKey, index: int) -> StoredRollout | None:
         row = RolloutGroupRow
@@ -120,7 +132,8 @@ class SqlRolloutStore(SqlStore):
             found: Any = (await connection.execute(query)).one_or_none()
         if found is None:
             return None
-        content = await self._reading.run(content_of, bytes(found.summaries), bytes(found.content), index)
+        with _named_damage(run[1]):
+            content = await self._reading.run(content_of, bytes(found.summaries), bytes(found.content), index)
         if content is None:
             return None
         return StoredRollout(step=group[0], group_id=group[1], content=content, update_time=found.update_time)
@@ -135,6 +148,16 @@ class SqlEndedRollouts(SqlEndedRunRows):
 
     run_row = RolloutRunRow
     content_row = RolloutGroupRow
+
+
+@contextmanager
+def _named_damage(run_id: str) -> Iterator[None]:
+    """Convert the error of a damaged group to that of its run."""
+    try:
+        yield
+    except DamagedGroup as error:
+        _log.warning('rollouts damaged', run=run_id, exc_info=error)
+        raise RunDataDamaged(run_id, 'rollouts') from error
 
 
 def _conditions(wanted: RolloutFilter) -> list[ColumnElement[bool]]:

@@ -13,7 +13,7 @@ from sqlalchemy import update
 
 from fixtures.gateway_entries import RUN, START
 from services.gateway.catalogue.sql import SqlRunStore
-from services.gateway.errors import MetricsDamaged, MetricsFull
+from services.gateway.errors import MetricsFull, RunDataDamaged
 from services.gateway.metrics.rules import MAX_LISTED, MAX_NAMES, MAX_STEP, MetricFilter, Point, Report
 from services.gateway.metrics.sql import MetricChunkRow, SqlEndedMetrics, SqlMetricStore
 from services.gateway.store.database import Database
@@ -241,7 +241,7 @@ async def test_damaged_points_affect_only_their_run(database, store):
         lambda: _save(store, [Point('x', 2, 1.0)]),
         lambda: store.save_reports('alice', 'ad-1', [report], moment=START, max_points=9),
     ):
-        with pytest.raises(MetricsDamaged) as caught:
+        with pytest.raises(RunDataDamaged) as caught:
             await call()
         assert dict(caught.value.metadata()) == {'id': 'ad-1', 'kind': 'metrics'}
     other = 'alice', 'ad-2'

@@ -8,10 +8,11 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pytest
+from sqlalchemy import update
 
 from fixtures.gateway_entries import RUN, START
 from services.gateway.catalogue.sql import SqlRunStore
-from services.gateway.errors import RolloutsTooLarge
+from services.gateway.errors import RolloutsTooLarge, RunDataDamaged
 from services.gateway.rollouts.packing import GROUP_BYTES, merge_all, pack, pack_all
 from services.gateway.rollouts.rules import (
     LISTED_BYTES,
@@ -22,7 +23,7 @@ from services.gateway.rollouts.rules import (
     RolloutPage,
     RolloutSummary,
 )
-from services.gateway.rollouts.sql import SqlEndedRollouts, SqlRolloutStore
+from services.gateway.rollouts.sql import RolloutGroupRow, SqlEndedRollouts, SqlRolloutStore
 from services.gateway.store.database import Database
 
 LATER = START + timedelta(days=1)
@@ -245,6 +246,35 @@ async def test_pages_of_large_groups_end_early(store):
     assert 3 * pack(rollouts).summary_bytes > LISTED_BYTES
     assert [group.step for page in found for group in page.groups] == [4, 3, 2, 1, 0]
     assert max(len(page.groups) for page in found) == 2
+
+
+@pytest.mark.parametrize('damage', [b'', b'damaged', 'truncated', 'changed'])
+@pytest.mark.parametrize('column', ['summaries', 'content'])
+async def test_damaged_groups_are_errors_of_their_run(database, store, column, damage):
+    """A damaged group is an error for calls that read it, and for no other step or run."""
+    groups = {'a': [plain(0, b'first' * 50), plain(1, b'second' * 50)]}
+    for run, step in ((ALICE, 1), (ALICE, 2), (('alice', 'ad-2'), 1)):
+        await store.save(run, step, groups, moment=START, max_bytes=LIMIT)
+    stored = getattr(pack_all(groups)['a'], column)
+    changed = stored[:-9] + bytes(byte ^ 255 for byte in stored[-9:])
+    damaged = {'truncated': stored[: len(stored) // 2], 'changed': changed}.get(damage, damage)
+    row = RolloutGroupRow
+    async with database.write() as connection:
+        await connection.execute(update(row).where(row.run_id == 'ad-1', row.step == 1).values(**{column: damaged}))
+    calls = [
+        lambda: store.get(ALICE, (1, 'a'), 0),
+        lambda: store.save(ALICE, 1, {'a': [plain(2, b'third')]}, moment=START, max_bytes=LIMIT),
+    ]
+    if column == 'summaries':
+        calls.append(lambda: store.list_page(ALICE, RolloutFilter(), size=9, after=None))
+    for call in calls:
+        with pytest.raises(RunDataDamaged) as caught:
+            await call()
+        assert dict(caught.value.metadata()) == {'id': 'ad-1', 'kind': 'rollouts'}
+    assert (await store.get(ALICE, (2, 'a'), 1)).content == b'second' * 50
+    assert (await store.get(('alice', 'ad-2'), (1, 'a'), 0)).content == b'first' * 50
+    page = await store.list_page(ALICE, RolloutFilter(begin_step=2), size=9, after=None)
+    assert [group.step for group in page.groups] == [2]
 
 
 async def test_rollouts_of_runs_that_are_no_longer_listed_are_removed(database, store):

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from services.gateway.errors import MetricsDamaged, MetricsFull
+from services.gateway.errors import MetricsFull, RunDataDamaged
 from services.gateway.metrics.collector import MAX_WAITING, MetricCollector
 from services.gateway.metrics.rules import MetricFilter, Point, Report, RunReports, Series
 from services.kit.clock import FakeClock
@@ -82,7 +82,7 @@ async def test_reports_wait_while_the_database_does_not_respond(store: MemorySto
     assert store.saved == {('alice', 'ad-1'): [2, 4], ('alice', 'ad-2'): [3]}
 
 
-@pytest.mark.parametrize('error', [MetricsFull('metric_points_per_run', 100), MetricsDamaged('ad-1')])
+@pytest.mark.parametrize('error', [MetricsFull('metric_points_per_run', 100), RunDataDamaged('ad-1', 'metrics')])
 async def test_unusable_run_does_not_stop_the_others(
     store: MemoryStore, collector: MetricCollector, error: Exception
 ) -> None:

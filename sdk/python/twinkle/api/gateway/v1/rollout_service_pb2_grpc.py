@@ -65,7 +65,8 @@ class RolloutServiceServicer:
         one, so a repeated request stores the same rollouts again. If the run would have too many bytes, the groups whose
         last change is oldest are removed. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND); RESOURCE_EXHAUSTED
         (ERROR_REASON_QUOTA_EXCEEDED) if the changed groups alone exceed the limit of a run, or have more than 128 MiB
-        before compression; nothing is stored.
+        before compression, and DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED) if a stored group that would change is
+        damaged; nothing is stored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -73,14 +74,16 @@ class RolloutServiceServicer:
 
     def ListRollouts(self, request, context):
         """Lists groups of rollouts with statistics, without tokens; texts are shortened. Errors: NOT_FOUND
-        (ERROR_REASON_RUN_NOT_FOUND).
+        (ERROR_REASON_RUN_NOT_FOUND); DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED) if one of the groups is damaged. Steps
+        without that group can still be listed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetRollout(self, request, context):
-        """Returns a rollout. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND, ERROR_REASON_ROLLOUT_NOT_FOUND).
+        """Returns a rollout. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND, ERROR_REASON_ROLLOUT_NOT_FOUND); DATA_LOSS
+        (ERROR_REASON_STORED_DATA_DAMAGED) if its group is damaged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -26,14 +26,18 @@ class RolloutServiceStub:
     one, so a repeated request stores the same rollouts again. If the run would have too many bytes, the groups whose
     last change is oldest are removed. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND); RESOURCE_EXHAUSTED
     (ERROR_REASON_QUOTA_EXCEEDED) if the changed groups alone exceed the limit of a run, or have more than 128 MiB
-    before compression; nothing is stored.
+    before compression, and DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED) if a stored group that would change is
+    damaged; nothing is stored.
     """
     ListRollouts: _aio.UnaryUnaryMultiCallable[_rollout_service_pb2.ListRolloutsRequest, _rollout_service_pb2.ListRolloutsResponse]
     """Lists groups of rollouts with statistics, without tokens; texts are shortened. Errors: NOT_FOUND
-    (ERROR_REASON_RUN_NOT_FOUND).
+    (ERROR_REASON_RUN_NOT_FOUND); DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED) if one of the groups is damaged. Steps
+    without that group can still be listed.
     """
     GetRollout: _aio.UnaryUnaryMultiCallable[_rollout_service_pb2.GetRolloutRequest, _rollout_service_pb2.GetRolloutResponse]
-    """Returns a rollout. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND, ERROR_REASON_ROLLOUT_NOT_FOUND)."""
+    """Returns a rollout. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND, ERROR_REASON_ROLLOUT_NOT_FOUND); DATA_LOSS
+    (ERROR_REASON_STORED_DATA_DAMAGED) if its group is damaged.
+    """
 
 class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
     """Stores and returns the rollouts of runs. Runs of other tenants are reported as NOT_FOUND. Rollouts are stored for as
@@ -51,7 +55,8 @@ class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
         one, so a repeated request stores the same rollouts again. If the run would have too many bytes, the groups whose
         last change is oldest are removed. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND); RESOURCE_EXHAUSTED
         (ERROR_REASON_QUOTA_EXCEEDED) if the changed groups alone exceed the limit of a run, or have more than 128 MiB
-        before compression; nothing is stored.
+        before compression, and DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED) if a stored group that would change is
+        damaged; nothing is stored.
         """
 
     @_abc_1.abstractmethod
@@ -61,7 +66,8 @@ class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_rollout_service_pb2.ListRolloutsRequest, _abc.Awaitable[_rollout_service_pb2.ListRolloutsResponse]],
     ) -> _abc.Awaitable[_rollout_service_pb2.ListRolloutsResponse]:
         """Lists groups of rollouts with statistics, without tokens; texts are shortened. Errors: NOT_FOUND
-        (ERROR_REASON_RUN_NOT_FOUND).
+        (ERROR_REASON_RUN_NOT_FOUND); DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED) if one of the groups is damaged. Steps
+        without that group can still be listed.
         """
 
     @_abc_1.abstractmethod
@@ -70,6 +76,8 @@ class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _rollout_service_pb2.GetRolloutRequest,
         context: _aio.ServicerContext[_rollout_service_pb2.GetRolloutRequest, _abc.Awaitable[_rollout_service_pb2.GetRolloutResponse]],
     ) -> _abc.Awaitable[_rollout_service_pb2.GetRolloutResponse]:
-        """Returns a rollout. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND, ERROR_REASON_ROLLOUT_NOT_FOUND)."""
+        """Returns a rollout. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND, ERROR_REASON_ROLLOUT_NOT_FOUND); DATA_LOSS
+        (ERROR_REASON_STORED_DATA_DAMAGED) if its group is damaged.
+        """
 
 def add_RolloutServiceServicer_to_server(servicer: RolloutServiceServicer, server: _aio.Server) -> None: ...
