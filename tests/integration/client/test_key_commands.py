@@ -1,6 +1,7 @@
 """Commands of administrators against a running gateway."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -89,3 +90,28 @@ async def test_unknown_projects_keys_tenants_and_times_are_refused(gateway: Runn
     secret = _secret_of(await run('keys', 'create', 'lab'))
     with pytest.raises(NotFoundError, match='nowhere'):
         await _begin_session(gateway, secret, project_id='nowhere')
+
+
+async def test_commands_of_administrators_print_json(run: Any) -> None:
+    """Lists, new keys and quotas are printed as JSON with `--json`, with the names of the contract."""
+
+    async def result_of(*arguments: str) -> Any:
+        # The gateway, which runs in this process, may log between the command's lines.
+        output = (await run(*arguments, '--json')).stdout
+        (line,) = [line for line in output.splitlines() if line.startswith(('[', '{'))]
+        return json.loads(line)
+
+    await run('tenants', 'create', 'lab', '--name', 'The lab')
+    await run('projects', 'create', 'lab', 'rl')
+    names = {item['tenant_id']: item['display_name'] for item in await result_of('tenants', 'list')}
+    assert names['lab'] == 'The lab'
+    assert [item['project_id'] for item in await result_of('projects', 'list', 'lab')] == ['rl']
+    created = await result_of('keys', 'create', 'lab', '--scopes', 'train,sample', '--name', 'first')
+    assert created['secret'].startswith(f'tml-{created["key_id"]}-')
+    assert (created['scopes'], created['state'], created['tenant_id']) == (['train', 'sample'], 'good', 'lab')
+    rotated = await result_of('keys', 'rotate', created['key_id'], '--overlap', '0s')
+    states = {item['key_id']: item['state'] for item in await result_of('keys', 'list', 'lab')}
+    assert states == {created['key_id']: 'replaced', rotated['key_id']: 'good'}
+    changed = await result_of('quota', 'set', 'lab', 'max_adapters=4')
+    assert changed['quota'] == {'max_adapters': 4}
+    assert await result_of('checkpoint', 'list') == await result_of('checkpoint', 'exports') == []

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from twinkle.api.gateway.v1.fleet_service_pb2 import REPLICA_STATE_LOST, REPLICA
 from twinkle.api.sampler.v1.engine_pb2 import EngineLoad
 from twinkle.api.server.v1.server_service_pb2 import BaseModelInfo, ModelPatch, ServiceInfo
 from twinkle.telemetry import SpanRecord, trace_events
+from twinkle_client import __version__
 from twinkle_client.cli import app
 from twinkle_client.cli.fleet import fleet_table
 from twinkle_client.cli.keys import state_word
@@ -31,6 +33,7 @@ from twinkle_client.stack import StackOptions
 COMMANDS = [
     'up',
     'status',
+    'logs',
     'down',
     'console',
     'estimate',
@@ -48,6 +51,7 @@ COMMANDS = [
     'checkpoint cancel',
     'trace',
     'models get',
+    'models list',
     'usage',
     'quota show',
     'quota set',
@@ -67,6 +71,15 @@ COMMANDS = [
 runner = CliRunner()
 
 
+WITHOUT_JSON = [
+    # They run until the end of the stack, or print one value or log lines.
+    *('up', 'down', 'logs', 'console', 'fleet add', 'fleet join', 'fleet drain', 'models get', 'checkpoint download'),
+    # They print nothing, or one word.
+    *('checkpoint publish', 'checkpoint unpublish', 'checkpoint ttl', 'checkpoint delete', 'checkpoint cancel'),
+    *('keys revoke', 'tenants create', 'projects create'),
+]
+
+
 @pytest.mark.parametrize('command', COMMANDS)
 def test_command_shows_its_help(command: str) -> None:
     """Every command supports `--help`."""
@@ -75,9 +88,22 @@ def test_command_shows_its_help(command: str) -> None:
     assert 'Usage' in result.output
 
 
+@pytest.mark.parametrize('command', sorted({*COMMANDS} - {*WITHOUT_JSON}))
+def test_command_with_results_can_print_json(command: str) -> None:
+    """Every command that prints more than one value has the option `--json`."""
+    assert '--json' in runner.invoke(app, [*command.split(), '--help']).output
+
+
+def test_version_is_that_of_the_package() -> None:
+    """`twinkle --version` prints the version of the installed package."""
+    result = runner.invoke(app, ['--version'])
+    assert (result.exit_code, result.output) == (0, f'twinkle {version("twinkle-grpc")}\n')
+    assert version('twinkle-grpc') == __version__
+
+
 @pytest.mark.parametrize(
     'arguments',
-    [['status'], ['console'], ['sample', 'hi'], ['runs'], ['estimate', 'm'], ['trace', '--last'], ['fleet']],
+    [['status'], ['logs'], ['console'], ['sample', 'hi'], ['runs'], ['estimate', 'm'], ['trace', '--last'], ['fleet']],
 )
 def test_command_without_a_stack_fails_without_a_traceback(arguments: list[str], tmp_path: Path) -> None:
     """A command that needs a stack exits with status 1 if the state folder belongs to no running stack.

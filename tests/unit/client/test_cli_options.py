@@ -1,13 +1,17 @@
 """Commands whose options are the fields of a dataclass."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
+import pytest
 import typer
 from typer.testing import CliRunner
 
 from twinkle_client.cli import app as twinkle
 from twinkle_client.cli.options import with_options
+from twinkle_client.cli.stack import UpOptions
+from twinkle_client.stack import StackOptions
 
 runner = CliRunner()
 
@@ -52,3 +56,21 @@ def test_up_refuses_invalid_options() -> None:
     """`twinkle up` exits with status 2 for values out of range, non-numbers, missing files and unknown options."""
     for arguments in (['--samplers', '65'], ['--samplers', 'two'], ['--config', '/nowhere.yaml'], ['--tsl']):
         assert runner.invoke(twinkle, ['up', *arguments]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'listen', 'http_listen'),
+    [
+        ({}, None, None),
+        ({'port': 7000}, '0.0.0.0:7000', None),
+        ({'http_port': 0}, None, '127.0.0.1:0'),
+        ({'port': 1, 'http_port': 65535}, '0.0.0.0:1', '127.0.0.1:65535'),
+    ],
+)
+def test_ports_replace_those_of_the_configuration(
+    tmp_path: Path, arguments: Any, listen: Any, http_listen: Any
+) -> None:
+    """`--port` and `--http-port` keep the hosts of the configuration; without a host, they use loopback."""
+    configured = StackOptions(state_dir=tmp_path, listen='0.0.0.0:9', http_listen='')
+    chosen = UpOptions(**arguments).choices(configured)
+    assert (chosen.get('listen'), chosen.get('http_listen')) == (listen, http_listen)

@@ -1,5 +1,7 @@
 """The root of the command line interface, to which all commands are added."""
 
+from typing import Annotated
+
 import typer
 
 from twinkle_client.cli import (
@@ -8,6 +10,7 @@ from twinkle_client.cli import (
     console,
     fleet,
     keys,
+    logs,
     models,
     planning,
     quotas,
@@ -19,6 +22,7 @@ from twinkle_client.cli import (
     traces,
 )
 from twinkle_client.cli.options import with_options
+from twinkle_client.cli.session import show_version
 
 app = typer.Typer(
     name='twinkle',
@@ -26,12 +30,25 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback()
+def root(
+    is_version: Annotated[
+        bool, typer.Option('--version', is_eager=True, callback=show_version, help='Print the version and exit.')
+    ] = False,
+) -> None:
+    """Train and sample language models with Twinkle."""
+    del is_version
+
+
 app.command('up')(with_options(stack.up))
 app.command('status')(stack.status)
+app.command('logs')(logs.logs)
 app.command('down')(stack.down)
 app.command('console')(console.console)
 app.command('sample')(with_options(sampling.sample))
-app.command('estimate')(planning.estimate)
+app.command('estimate')(with_options(planning.estimate))
 app.command('runs')(runs.runs)
 app.command('certs')(certificates.certs)
 app.command('trace')(traces.trace)

@@ -6,11 +6,20 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from twinkle.api.gateway.v1 import export_service_pb2
 from twinkle_client.checkpoints import CheckpointLibrary
-from twinkle_client.cli.session import StateDirOption, console, fail, open_client, print_rows
+from twinkle_client.cli.session import (
+    JsonOption,
+    StateDirOption,
+    console,
+    fail,
+    message_json,
+    open_client,
+    print_json,
+    print_rows,
+    table_of_ids,
+)
 from twinkle_client.cli.times import local_text, parse_duration
 from twinkle_client.errors import Error
 from twinkle_client.progress import byte_progress
@@ -23,14 +32,17 @@ ExportArgument = Annotated[str, typer.Argument(help='Export id, as printed by `p
 @app.command('list')
 def list_checkpoints(
     run: Annotated[str, typer.Argument(help='Run id. Default: all runs.')] = '',
+    is_json: JsonOption = False,
     state_dir: StateDirOption = None,
 ) -> None:
     """List checkpoints, newest first."""
     with open_client(state_dir) as client:
         found = client.list_checkpoints(run)
-    table = Table()
-    for name in ('path', 'steps', 'size', 'resumable', 'public', 'labels', 'created', 'expires'):
-        table.add_column(name, overflow='fold')
+    if is_json:
+        print_json([message_json(item) for item in found])
+        return
+    columns = ('steps', 'size', 'resumable', 'public', 'labels', 'created', 'expires')
+    table = table_of_ids('path', [item.path for item in found], *columns)
     for item in found:
         size = f'{item.size_bytes / 2**20:.1f} MiB'
         words = ['yes' if fact else 'no' for fact in (item.is_optimizer_included, item.is_public)]
@@ -55,10 +67,12 @@ def download(
 @app.command('verify')
 def verify(
     path: Annotated[str, typer.Argument(help='Checkpoint path. Default: all checkpoints.')] = '',
+    is_json: JsonOption = False,
     state_dir: StateDirOption = None,
 ) -> None:
     """Compare the stored files with the digests recorded when they were saved. Fails if a checkpoint is damaged."""
     damaged = list[str]()
+    checked = list[dict[str, object]]()
     with open_client(state_dir) as client:
         library = CheckpointLibrary(client=client)
         for name in [path] if path else [item.path for item in client.list_checkpoints()]:
@@ -68,7 +82,11 @@ def verify(
                 if error.reason != 'CHECKPOINT_DAMAGED':
                     raise
                 damaged.append(name)
-            console.print(f'{name} {"damaged" if name in damaged else "ok"}', highlight=False, soft_wrap=True)
+            checked.append({'path': name, 'is_damaged': name in damaged})
+            if not is_json:
+                console.print(f'{name} {"damaged" if name in damaged else "ok"}', highlight=False, soft_wrap=True)
+    if is_json:
+        print_json(checked)
     if len(damaged) == 1:
         fail('1 checkpoint is damaged; delete it, or restore its files from a backup')
     if damaged:
@@ -82,11 +100,15 @@ def upload(
     base_model: Annotated[
         str, typer.Option('--base-model', help="Base model of the adapter. Default: the server's only trainable one.")
     ] = '',
+    is_json: JsonOption = False,
     state_dir: StateDirOption = None,
 ) -> None:
     """Upload an adapter saved by peft. A repeated command resumes an interrupted upload."""
     with open_client(state_dir) as client, byte_progress('upload') as report:
         made = CheckpointLibrary(client=client).upload(source, name, base_model=base_model, report=report)
+    if is_json:
+        print_json(message_json(made))
+        return
     console.print(made.path, highlight=False, soft_wrap=True)
 
 
@@ -133,6 +155,7 @@ def push(
     target: Annotated[str, typer.Argument(help='Target: hf://<owner>/<name> or file:///<folder>.')],
     public: Annotated[bool, typer.Option('--public', help='Create the repository as public.')] = False,
     wait: Annotated[bool, typer.Option('--wait', help='Wait until the export has finished.')] = False,
+    is_json: JsonOption = False,
     state_dir: StateDirOption = None,
 ) -> None:
     """Export a checkpoint to a hub or a folder. The server runs the export in the background.
@@ -146,19 +169,24 @@ def push(
         if wait:
             with byte_progress('read') as report:
                 export = library.wait_export(export.export_id, report=report)
-    console.print(export.export_id if not wait else export.url, highlight=False, soft_wrap=True)
+    if is_json:
+        print_json(message_json(export))
+    else:
+        console.print(export.export_id if not wait else export.url, highlight=False, soft_wrap=True)
     if wait and export.state != export_service_pb2.EXPORT_STATE_DONE:
         fail(export.failure.message or f'the export is {state_word(export)}')
 
 
 @app.command('exports')
-def exports(state_dir: StateDirOption = None) -> None:
+def exports(is_json: JsonOption = False, state_dir: StateDirOption = None) -> None:
     """List exports, newest first."""
     with open_client(state_dir) as client:
         found = CheckpointLibrary(client=client).list_exports()
-    table = Table()
-    for name in ('export', 'checkpoint', 'target', 'state', 'attempts', 'result'):
-        table.add_column(name, overflow='fold')
+    if is_json:
+        print_json([message_json(item) for item in found])
+        return
+    columns = ('checkpoint', 'target', 'state', 'attempts', 'result')
+    table = table_of_ids('export', [item.export_id for item in found], *columns)
     for item in found:
         result = item.url or item.failure.message
         table.add_row(

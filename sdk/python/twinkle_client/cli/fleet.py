@@ -14,13 +14,16 @@ from rich.table import Table
 
 from twinkle.api.gateway.v1 import fleet_service_pb2 as pb
 from twinkle_client.cli.session import (
+    JsonOption,
     LocalStateDirOption,
     StateDirOption,
     console,
     exit_on_interrupt,
     fail,
     interrupt_on_termination,
+    message_json,
     open_client,
+    print_json,
 )
 from twinkle_client.fleet import STATES, FleetAdministration
 from twinkle_client.stack import (
@@ -43,7 +46,7 @@ _EXIT_SECONDS = 30.0
 
 
 @app.callback()
-def show(context: typer.Context, state_dir: StateDirOption = None) -> None:
+def show(context: typer.Context, is_json: JsonOption = False, state_dir: StateDirOption = None) -> None:
     """Show the replicas with their state, load and adapters."""
     if context.invoked_subcommand is not None:
         # The option may be given before or after the subcommand.
@@ -51,6 +54,9 @@ def show(context: typer.Context, state_dir: StateDirOption = None) -> None:
         return
     with open_client(state_dir) as client:
         replicas = FleetAdministration(client=client).list_replicas()
+    if is_json:
+        print_json([message_json(replica) for replica in replicas])
+        return
     console.print(fleet_table(replicas, now=datetime.now(UTC)))
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from twinkle.data_format import BASE_MODEL_ALIASES
-from twinkle_client.cli.session import console, exit_on_interrupt, fail
+from twinkle_client.cli.session import JsonOption, console, exit_on_interrupt, fail, print_json
 
 app = typer.Typer(help='Download base models.', no_args_is_help=True)
 
@@ -21,9 +21,12 @@ def get(name: Annotated[str, typer.Argument(help='Built-in name, hub id or folde
 
 
 @app.command('list')
-def names() -> None:
+def names(is_json: JsonOption = False) -> None:
     """List the built-in models with their aliases."""
     aliases = {hub_id: alias for alias, hub_id in BASE_MODEL_ALIASES.items()}
+    if is_json:
+        print_json([{'name': name, 'alias': aliases[name]} for name in _hub().BUILT_IN_MODELS])
+        return
     for name in _hub().BUILT_IN_MODELS:
         console.print(f'{name} (alias {aliases[name]})', highlight=False)
 

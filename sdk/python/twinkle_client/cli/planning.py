@@ -1,37 +1,63 @@
 """`twinkle estimate`, which predicts the cost of a planned run, and the memory check of `twinkle up`."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from twinkle.data_format import LoraConfig
-from twinkle_client.cli.session import StateDirOption, console, fail, open_client
+from twinkle_client.cli.session import (
+    JsonOption,
+    StateDirOption,
+    console,
+    error_console,
+    fail,
+    open_client,
+    print_json,
+)
 from twinkle_client.model import MultiLoraTransformersModel
 
 
-def estimate(
-    model: Annotated[str, typer.Argument(help='Name of the base model on the server.')],
-    rank: Annotated[int, typer.Option('--rank', help='LoRA rank of the adapter.')] = 8,
-    batch: Annotated[int, typer.Option('--batch', help='Examples per batch.')] = 8,
-    tokens: Annotated[int, typer.Option('--tokens', help='Tokens per example.')] = 512,
-    is_full: Annotated[
-        bool, typer.Option('--full', help="Train the base model's weights instead of an adapter.")
-    ] = False,
-    state_dir: StateDirOption = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class EstimateOptions:
+    """Options of `twinkle estimate`."""
+
+    model: Annotated[str, typer.Argument(help='Name of the base model on the server.')]
+    rank: Annotated[int, typer.Option('--rank', help='LoRA rank of the adapter.')] = 8
+    batch: Annotated[int, typer.Option('--batch', help='Examples per batch.')] = 8
+    tokens: Annotated[int, typer.Option('--tokens', help='Tokens per example.')] = 512
+    is_full: Annotated[bool, typer.Option('--full', help="Train the base model's weights instead of an adapter.")] = (
+        False
+    )
+    is_json: JsonOption = False
+    state_dir: StateDirOption = None
+
+
+def estimate(given: EstimateOptions) -> None:
     """Estimate the memory and the step time of a training run.
 
     Exits with status 1 if the run does not fit.
     """
-    with open_client(state_dir) as client:
-        config = None if is_full else LoraConfig(r=rank)
-        handle = MultiLoraTransformersModel(model, client=client)
-        with console.status('estimating; the first estimate of a model may take a minute'):
-            cost = handle.estimate(config, batch_size=batch, sequence_tokens=tokens, full_parameters=is_full)
+    with open_client(given.state_dir) as client:
+        config = None if given.is_full else LoraConfig(r=given.rank)
+        handle = MultiLoraTransformersModel(given.model, client=client)
+        with error_console.status('estimating; the first estimate of a model may take a minute'):
+            cost = handle.estimate(
+                config, batch_size=given.batch, sequence_tokens=given.tokens, full_parameters=given.is_full
+            )
+    if given.is_json:
+        print_json({**cost, 'step_time': cost['step_time'].total_seconds()})
+    else:
+        _print_cost(cost)
+    if not cost['does_fit']:
+        fail('the run does not fit into the available memory; use a smaller batch, fewer tokens or a lower rank')
+
+
+def _print_cost(cost: Mapping[str, Any]) -> None:
     table = Table(show_header=False)
     table.add_row('trainable parameters', f'{cost["parameter_count"]:,}')
     table.add_row('memory between batches', _size(cost['adapter_bytes']))
@@ -39,8 +65,6 @@ def estimate(
     table.add_row('available memory', _size(cost['available_bytes']))
     table.add_row('step time', f'{cost["step_time"].total_seconds():.2f} s')
     console.print(table)
-    if not cost['does_fit']:
-        fail('the run does not fit into the available memory; use a smaller batch, fewer tokens or a lower rank')
 
 
 def warn_of_memory(folders: Sequence[Path], *, copies: int) -> None:

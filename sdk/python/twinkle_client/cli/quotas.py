@@ -1,6 +1,5 @@
 """`twinkle quota` and `twinkle usage`: quotas and usage of tenants."""
 
-import json
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -10,7 +9,7 @@ from google.protobuf.json_format import MessageToDict
 from rich.table import Table
 
 from twinkle.api.gateway.v1 import quota_service_pb2 as pb
-from twinkle_client.cli.session import JsonOption, StateDirOption, console, open_client, print_rows
+from twinkle_client.cli.session import JsonOption, StateDirOption, console, open_client, print_json, print_rows
 from twinkle_client.cli.times import parse_duration
 from twinkle_client.quotas import Quotas
 
@@ -53,6 +52,7 @@ def change(
             help=f"LIMIT=NUMBER, or LIMIT={_DEFAULT} for the server's configured value. Limits: {', '.join(_LIMITS)}."
         ),
     ],
+    is_json: JsonOption = False,
     state_dir: StateDirOption = None,
 ) -> None:
     """Change limits of a tenant's quota, for example `max_adapters=4 weight=2`. Other limits remain unchanged."""
@@ -65,7 +65,7 @@ def change(
             if value is not None:
                 setattr(quota, name, value)
         changed = quotas.set(tenant, quota)
-    _print_quota(changed.quota, changed.effective_quota, is_json=False)
+    _print_quota(changed.quota, changed.effective_quota, is_json=is_json)
 
 
 def usage(
@@ -80,7 +80,7 @@ def usage(
         used: Any = Quotas(client=client).usage(tenant, begin=begin)
     rows = [{'run_id': item.run_id, **{name: getattr(item, name) for name in _COUNTS}} for item in used]
     if is_json:
-        console.print_json(json.dumps(rows))
+        print_json(rows)
         return
     table = Table('run')
     for title in ('operations', 'trained', 'prompts', 'prompt tokens', 'sampled', 'stored'):
@@ -114,7 +114,7 @@ def _print_quota(quota: pb.Quota, effective: pb.Quota, *, is_json: bool) -> None
     if is_json:
         messages = {'quota': quota, 'effective_quota': effective}
         values = {name: MessageToDict(item, preserving_proto_field_name=True) for name, item in messages.items()}
-        console.print_json(json.dumps(values))
+        print_json(values)
         return
     table = Table('limit', 'set', 'effective')
     for name in _LIMITS:

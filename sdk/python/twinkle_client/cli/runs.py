@@ -1,15 +1,22 @@
 """`twinkle runs`: the list of training runs."""
 
-import json
 from collections.abc import Mapping
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from twinkle.api.gateway.v1.catalogue_service_pb2 import Run
 from twinkle.api.model.v1 import adapter_pb2
-from twinkle_client.cli.session import JsonOption, StateDirOption, error_console, fail, open_client, print_rows
+from twinkle_client.cli.session import (
+    JsonOption,
+    StateDirOption,
+    error_console,
+    fail,
+    open_client,
+    print_json,
+    print_rows,
+    table_of_ids,
+)
 from twinkle_client.cli.times import local_text
 from twinkle_client.client import TwinkleClient
 from twinkle_client.model.queue_status import queue_status_line
@@ -31,13 +38,10 @@ def runs(
         adapters = {adapter.adapter_id: adapter for adapter in client.list_adapters()}
         rows = [_row(client, run, adapters.get(run.run_id)) for run in found]
     if is_json:
-        typer.echo(json.dumps(rows))
+        print_json(rows)
         return
-    table = Table()
-    # Ids are copied into other commands, so they are never broken.
-    table.add_column('run', no_wrap=True, min_width=max((len(run.run_id) for run in found), default=0))
-    for name in ('name', 'base model', 'rank', 'steps', 'version', 'state', 'created'):
-        table.add_column(name, overflow='fold')
+    columns = ('name', 'base model', 'rank', 'steps', 'version', 'state', 'created')
+    table = table_of_ids('run', [run.run_id for run in found], *columns)
     for run, row in zip(found, rows, strict=True):
         numbers = (str(row['lora_rank'] or ''), str(row['steps']), str(row['version']))
         name = run.user_metadata.get(NAME_LABEL, '')

@@ -1,14 +1,18 @@
-"""Parts shared by the commands: consoles, the options that select a server, and error output."""
+"""Parts shared by the commands: consoles, the options that select a server, tables, JSON, and error output."""
 
+import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
 from rich.console import Console
 from rich.table import Table
 
@@ -42,12 +46,41 @@ StateDirOption = Annotated[
 """Option of the commands that call a server."""
 
 
+def table_of_ids(title: str, ids: Iterable[str], *others: str) -> Table:
+    """Return an empty table whose first column is as wide as the longest of `ids`.
+
+    The ids in the first column are never broken, because users copy them into other commands.
+    """
+    table = Table()
+    table.add_column(title, no_wrap=True, min_width=max(map(len, ids), default=0))
+    for name in others:
+        table.add_column(name, overflow='fold')
+    return table
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON in one line."""
+    typer.echo(json.dumps(value))
+
+
+def message_json(message: Message) -> dict[str, Any]:
+    """Return a message for JSON, with the names of the contract. As in its JSON form, 64-bit integers are text."""
+    return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+
+
 def print_rows(table: Table, *, empty: str) -> None:
     """Print a table, or the message `empty` to stderr if it has no rows."""
     if table.row_count:
         console.print(table)
     else:
         error_console.print(empty, markup=False, highlight=False)
+
+
+def show_version(is_asked: bool) -> None:
+    """Print the version of the client and exit, if the user asked for it."""
+    if is_asked:
+        typer.echo(f'twinkle {version("twinkle-grpc")}')
+        raise typer.Exit
 
 
 def fail(message: str) -> NoReturn:

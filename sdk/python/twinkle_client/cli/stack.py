@@ -1,6 +1,6 @@
 """`twinkle up`, `status` and `down`: the services of a stack."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -17,12 +17,14 @@ from twinkle_client.cli.models import fetch
 from twinkle_client.cli.planning import warn_of_memory
 from twinkle_client.cli.restarts import StartReport, keep_running, print_plain
 from twinkle_client.cli.session import (
+    JsonOption,
     LocalStateDirOption,
     console,
     error_console,
     exit_on_interrupt,
     fail,
     interrupt_on_termination,
+    print_json,
 )
 from twinkle_client.client import TwinkleClient
 from twinkle_client.errors import Error
@@ -69,6 +71,13 @@ class UpOptions:
         str,
         typer.Option('--dtype', help='Data type of base models: auto, float32, bfloat16, float16. Default: auto.'),
     ] = ''
+    port: Annotated[
+        int | None, typer.Option('--port', min=0, max=65535, help='gRPC port of the gateway. Default: a free one.')
+    ] = None
+    http_port: Annotated[
+        int | None,
+        typer.Option('--http-port', min=0, max=65535, help='HTTP port of the gateway. Default: a free one.'),
+    ] = None
     tls: Annotated[bool, typer.Option('--tls', help='Use TLS, with certificates created in the state folder.')] = False
     full_parameters: Annotated[
         bool, typer.Option('--full-parameters', help='Allow full-parameter runs, which lease the model service.')
@@ -82,12 +91,14 @@ class UpOptions:
     state_dir: LocalStateDirOption = None
     detach: Annotated[bool, typer.Option('--detach', help='Run in the background, without restarts.')] = False
 
-    def choices(self, scaling: Scaling | None) -> dict[str, Any]:
+    def choices(self, configured: StackOptions) -> dict[str, Any]:
         """Return the fields of `StackOptions` given on the command line.
 
         Args:
-            scaling: `autoscaling` of the configuration file; `--max-samplers` replaces only its maximum.
+            configured: Options of the configuration file; `--max-samplers` replaces only the maximum of `autoscaling`,
+                and ports replace those of `listen` and `http_listen`.
         """
+        scaling = configured.autoscaling
         models = [_absolute_model(model) for model in self.models or []]
         chosen: dict[str, Any] = {
             'base_model': models[0] if models else None,
@@ -96,6 +107,8 @@ class UpOptions:
             'sampler_count': self.samplers,
             'engine': self.engine or None,
             'dtype': self.dtype or None,
+            'listen': _with_port(configured.listen, self.port),
+            'http_listen': _with_port(configured.http_listen, self.http_port),
             'tls': self.tls or None,
             'full_parameters': self.full_parameters or None,
             'autoscaling': self.max_samplers
@@ -115,7 +128,7 @@ def up(given: UpOptions) -> None:
     try:
         options = StackOptions(state_dir=folder)
         options = options.with_file(given.config) if given.config else options
-        choices = given.choices(options.autoscaling)
+        choices = given.choices(options)
         options = replace(options, **choices)
         if state is not None and state.is_reachable():
             _repair(state, options, has_choices=bool(given.config or choices))
@@ -125,7 +138,7 @@ def up(given: UpOptions) -> None:
         fail(str(error))
 
 
-def status(state_dir: LocalStateDirOption = None) -> None:
+def status(is_json: JsonOption = False, state_dir: LocalStateDirOption = None) -> None:
     """Show the services of the local stack.
 
     Exits with status 1 unless all services are serving.
@@ -136,6 +149,15 @@ def status(state_dir: LocalStateDirOption = None) -> None:
         fail(f'no stack in {folder}; start one with `twinkle up`')
     with error_console.status('querying the services'):
         described = _by_name(_server_info(state), state)
+    if is_json:
+        print_json(_status_json(state, described))
+    else:
+        _print_status(state, described)
+    if not all(item is not None and item.is_reachable for item in map(described.get, _described_names(state))):
+        raise typer.Exit(1)
+
+
+def _print_status(state: StackState, described: Mapping[str, server_service_pb2.ServiceInfo]) -> None:
     table = Table(title=f'{", ".join(state.base_models)} at {state.address or "(not up)"}')
     own_columns = ['base model'] if state.more_models else []
     for name in ('service', 'state', 'pid', 'memory', 'address', 'version', *own_columns):
@@ -143,21 +165,37 @@ def status(state_dir: LocalStateDirOption = None) -> None:
     for service in state.services:
         if service.is_leaving and not service.is_running():
             continue
-        info = described.get(service.name) or described.get(service_of(service.name))
-        table.add_row(
-            service.name,
-            _state_text(service, info),
-            str(service.pid),
-            f'{service.process.resident_bytes() / 2**20:.0f} MiB' if service.is_running() else '',
-            service.address,
-            info.version if info is not None else '',
-            *[service.base_model for _ in own_columns],
-        )
+        row = _service_json(service, described)
+        memory = f'{row["resident_bytes"] / 2**20:.0f} MiB' if row['resident_bytes'] else ''
+        cells = (row['state'], str(service.pid), memory, service.address, row['version'])
+        table.add_row(service.name, *cells, *[service.base_model for _ in own_columns])
     console.print(table)
     for base_model in differently_patched(described.values()):
         console.print(f'[red]{base_model}: model services and samplers apply different patches[/red]')
-    if not all(item is not None and item.is_reachable for item in map(described.get, _described_names(state))):
-        raise typer.Exit(1)
+
+
+def _status_json(state: StackState, described: Mapping[str, server_service_pb2.ServiceInfo]) -> dict[str, Any]:
+    return {
+        'url': state.url,
+        'http_url': state.http_url,
+        'base_models': state.base_models,
+        'services': [_service_json(service, described) for service in state.services],
+        'differently_patched': differently_patched(described.values()),
+    }
+
+
+def _service_json(service: ServiceState, described: Mapping[str, server_service_pb2.ServiceInfo]) -> dict[str, Any]:
+    info = described.get(service.name) or described.get(service_of(service.name))
+    return {
+        'name': service.name,
+        'state': _state_text(service, info),
+        'pid': service.pid,
+        'resident_bytes': service.process.resident_bytes() if service.is_running() else 0,
+        'address': service.address,
+        'version': info.version if info is not None else '',
+        'base_model': service.base_model,
+        'log_path': service.log_path,
+    }
 
 
 def down(state_dir: LocalStateDirOption = None) -> None:
@@ -240,6 +278,12 @@ def _repair(state: StackState, options: StackOptions, *, has_choices: bool) -> N
     with console.status('checking the services'):
         state = revive_stack(state.state_dir, report=StartReport()) or state
     _print_address(state)
+
+
+def _with_port(listen: str, port: int | None) -> str | None:
+    """Return an address with another port, on loopback if the address is empty; None without a port."""
+    host = listen.rpartition(':')[0] or '127.0.0.1'
+    return None if port is None else f'{host}:{port}'
 
 
 def _absolute_model(model: str) -> str:

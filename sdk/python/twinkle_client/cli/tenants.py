@@ -7,7 +7,15 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from rich.table import Table
 
 from twinkle_client.administration import KeyAdministration
-from twinkle_client.cli.session import StateDirOption, open_client, print_rows
+from twinkle_client.cli.session import (
+    JsonOption,
+    StateDirOption,
+    message_json,
+    open_client,
+    print_json,
+    print_rows,
+    table_of_ids,
+)
 from twinkle_client.cli.times import local_text
 
 app = typer.Typer(help='Manage tenants (administrators only).', no_args_is_help=True)
@@ -24,14 +32,15 @@ def create(tenant: TenantArgument, name: NameOption = '', state_dir: StateDirOpt
 
 
 @app.command('list')
-def tenants(state_dir: StateDirOption = None) -> None:
+def tenants(is_json: JsonOption = False, state_dir: StateDirOption = None) -> None:
     """List tenants, newest first."""
     with open_client(state_dir) as client:
         found = KeyAdministration(client=client).list_tenants()
-    print_rows(
-        _table('tenant', [(item.tenant_id, item.display_name, item.create_time) for item in found]),
-        empty='no tenants yet',
-    )
+    if is_json:
+        print_json([message_json(item) for item in found])
+        return
+    rows = [(item.tenant_id, item.display_name, item.create_time) for item in found]
+    print_rows(_table('tenant', rows), empty='no tenants yet')
 
 
 @projects_app.command('create')
@@ -48,19 +57,22 @@ def create_project(
 
 @projects_app.command('list')
 def projects(
-    tenant: Annotated[str, typer.Argument(help='Tenant id.')] = 'default', state_dir: StateDirOption = None
+    tenant: Annotated[str, typer.Argument(help='Tenant id.')] = 'default',
+    is_json: JsonOption = False,
+    state_dir: StateDirOption = None,
 ) -> None:
     """List a tenant's projects, newest first."""
     with open_client(state_dir) as client:
         found = KeyAdministration(client=client).list_projects(tenant)
-    print_rows(
-        _table('project', [(item.project_id, item.display_name, item.create_time) for item in found]),
-        empty=f'tenant {tenant} has no projects',
-    )
+    if is_json:
+        print_json([message_json(item) for item in found])
+        return
+    rows = [(item.project_id, item.display_name, item.create_time) for item in found]
+    print_rows(_table('project', rows), empty=f'tenant {tenant} has no projects')
 
 
 def _table(title: str, rows: list[tuple[str, str, Timestamp]]) -> Table:
-    table = Table(title, 'name', 'created')
+    table = table_of_ids(title, [row[0] for row in rows], 'name', 'created')
     for item_id, name, moment in rows:
         table.add_row(item_id, name, local_text(moment))
     return table

@@ -2,14 +2,15 @@
 
 import json
 from collections import defaultdict
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from twinkle.telemetry import SpanRecord, is_listed, read_spans, trace_events
-from twinkle_client.cli.session import LocalStateDirOption, console, fail
+from twinkle_client.cli.session import JsonOption, LocalStateDirOption, console, fail, print_json
 from twinkle_client.cli.waterfall import short_name, waterfall
 from twinkle_client.stack import default_state_dir
 
@@ -23,6 +24,7 @@ def trace(
     perfetto: Annotated[
         Path | None, typer.Option(metavar='FILE', help='Write the trace to a JSON file for ui.perfetto.dev instead.')
     ] = None,
+    is_json: JsonOption = False,
     state_dir: LocalStateDirOption = None,
 ) -> None:
     """Show the timeline of a call across all services, or list the latest traces."""
@@ -35,9 +37,9 @@ def trace(
     if perfetto is not None:
         _write_events(traces[0], perfetto)
     elif trace_id or last:
-        console.print(waterfall(traces[0]))
+        _show(traces[0], is_json=is_json)
     else:
-        console.print(_list(traces[:_LISTED]))
+        _list(traces[:_LISTED], is_json=is_json)
 
 
 def _write_events(spans: list[SpanRecord], path: Path) -> None:
@@ -65,11 +67,31 @@ def _root(spans: list[SpanRecord]) -> SpanRecord:
     return min(spans, key=lambda span: (bool(span.parent_id), span.start_ns))
 
 
-def _list(traces: list[list[SpanRecord]]) -> Table:
+def _show(spans: list[SpanRecord], *, is_json: bool) -> None:
+    if is_json:
+        print_json([asdict(span) for span in spans])
+    else:
+        console.print(waterfall(spans))
+
+
+def _list(traces: list[list[SpanRecord]], *, is_json: bool) -> None:
+    rows = [_facts_of(spans) for spans in traces]
+    if is_json:
+        print_json(rows)
+        return
     table = Table('trace', 'root', 'services', 'spans', 'milliseconds')
-    for spans in traces:
-        root = _root(spans)
-        milliseconds = (max(span.end_ns for span in spans) - root.start_ns) / 1e6
-        services = ', '.join(sorted({span.service for span in spans}))
-        table.add_row(root.trace_id[:12], short_name(root.name), services, str(len(spans)), f'{milliseconds:.1f}')
-    return table
+    for row in rows:
+        services, count = ', '.join(row['services']), str(row['span_count'])
+        table.add_row(row['trace_id'][:12], row['root'], services, count, f'{row["milliseconds"]:.1f}')
+    console.print(table)
+
+
+def _facts_of(spans: list[SpanRecord]) -> dict[str, Any]:
+    root = _root(spans)
+    return {
+        'trace_id': root.trace_id,
+        'root': short_name(root.name),
+        'services': sorted({span.service for span in spans}),
+        'span_count': len(spans),
+        'milliseconds': (max(span.end_ns for span in spans) - root.start_ns) / 1e6,
+    }
