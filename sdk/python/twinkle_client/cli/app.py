@@ -1,5 +1,6 @@
 """The root of the command line interface, to which all commands are added."""
 
+from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -22,7 +23,6 @@ from twinkle_client.cli import (
     traces,
 )
 from twinkle_client.cli.options import with_options
-from twinkle_client.cli.session import show_version
 
 app = typer.Typer(
     name='twinkle',
@@ -32,14 +32,17 @@ app = typer.Typer(
 )
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def root(
-    is_version: Annotated[
-        bool, typer.Option('--version', is_eager=True, callback=show_version, help='Print the version and exit.')
-    ] = False,
+    context: typer.Context,
+    is_version: Annotated[bool, typer.Option('--version', help='Print the version and exit.')] = False,
 ) -> None:
     """Train and sample language models with Twinkle."""
-    del is_version
+    if is_version:
+        typer.echo(f'twinkle {version("twinkle-grpc")}')
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        context.fail('Missing command.')
 
 
 app.command('up')(with_options(stack.up))

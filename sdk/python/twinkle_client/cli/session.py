@@ -5,7 +5,6 @@ import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn
@@ -74,13 +73,6 @@ def print_rows(table: Table, *, empty: str) -> None:
         console.print(table)
     else:
         error_console.print(empty, markup=False, highlight=False)
-
-
-def show_version(is_asked: bool) -> None:
-    """Print the version of the client and exit, if the user asked for it."""
-    if is_asked:
-        typer.echo(f'twinkle {version("twinkle-grpc")}')
-        raise typer.Exit
 
 
 def fail(message: str) -> NoReturn:
