@@ -18,7 +18,7 @@ _ASSEMBLY = 'services.model.assembly'
 
 
 def main() -> None:
-    """Run the service until SIGINT or SIGTERM. All processes of the mesh but the first repeat the calls of the first.
+    """Run the service until SIGINT or SIGTERM. The other processes of a mesh only repeat the calls of the first one.
 
     Raises:
         SystemExit: The configuration is invalid, the model cannot be loaded, the journal cannot be used, a journaled

@@ -231,7 +231,8 @@ def pass_size_of(config: ModelConfig) -> PassSize:
     rows, is_checkpointed, chosen = config.pass_tokens, config.activation_checkpointing, PASS_ON_A_CPU
     is_complete = rows is not None and is_checkpointed is not None
     if not is_complete and config.device.startswith('cuda'):
-        # Full-parameter training also has gradients and two moments. In four bits, a weight takes 0.57 bytes.
+        # Full-parameter training also stores gradients and two moments. A weight in four bits takes 0.57 bytes instead
+        # of two or four; the layers that are not quantized take more.
         copies = 4.0 if config.full_parameters else 0.35 if config.quantization else 1.0
         chosen = fitting_pass(
             resolve_model(config.base_model),
@@ -247,7 +248,7 @@ def pass_size_of(config: ModelConfig) -> PassSize:
 
 
 def dtype_of(config: ModelConfig) -> str:
-    """Return the data type of the frozen weights. Full-parameter training changes them, and needs float32."""
+    """Return the data type of the base model's weights; with full-parameter training, 'auto' selects float32."""
     return 'float32' if config.dtype == 'auto' and config.full_parameters else config.dtype
 
 

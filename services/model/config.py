@@ -84,8 +84,8 @@ class ModelConfig(ServiceConfig):
     gpu_memory_share: float = Field(default=0.9, gt=0, le=1)
     """Share of a GPU's memory that this process may use. `twinkle up` divides a GPU among its processes."""
     allow_tf32: bool = True
-    """Whether float32 products on a GPU round their inputs to TF32, which is several times faster. This changes nothing
-    in the layers of a bfloat16 model."""
+    """Whether float32 products on a GPU round their inputs to TF32, which is several times faster. The layers of a
+    bfloat16 model are not affected."""
     activation_checkpointing: bool | None = None
     """Whether the backward pass recomputes each layer's activations instead of storing them. Unset: on a GPU, if passes
     of 8192 rows do not fit into its memory otherwise; never on a CPU."""

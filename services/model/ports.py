@@ -1,4 +1,4 @@
-"""Ports of the model service: the training engine, the store of weights, the model exporter and the journal."""
+"""Ports of the model service: training engine, store of weights, model exporter, journal and codec of its records."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -116,7 +116,7 @@ class TrainerBackend(Protocol):
 class WeightStore(Protocol):
     """Stores versions and checkpoints on behalf of the current caller.
 
-    Its errors are DomainErrors with the original reason. `publish_version` and `save` raise those of `Publish`.
+    Errors are DomainErrors with their original reason. For `publish_version` and `save`, see `WeightStreamService`.
     """
 
     async def publish_version(
@@ -208,9 +208,9 @@ class RecordCodec(Protocol):
 class Journal(Protocol):
     """Stores all data needed to rebuild each adapter bitwise. Contract suite: tests/contract/model.
 
-    A durable write survives `kill -9` and a power loss once the method returns. Every asynchronous method that writes
-    may raise JournalUnavailable; nothing was recorded then. Concurrent writes share one commit. Callers write the
-    operations of one adapter one at a time.
+    A durable write survives `kill -9` and a power loss once the method returns. Every asynchronous method may raise
+    JournalUnavailable; a method that writes has then recorded nothing. Concurrent writes share one commit. Callers
+    write the operations of one adapter one at a time.
 
     Concurrency: use it from one event loop only.
     """

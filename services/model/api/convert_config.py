@@ -23,7 +23,7 @@ def training_config_from_proto(message: wire.TrainingConfig, field: str) -> Trai
     """Convert a change of the training configuration; unset fields become None.
 
     Raises:
-        InvalidField: A value is out of range, or a name is missing.
+        InvalidField: A value is out of range or in the wrong field, or a name or pattern is missing.
     """
     steps = message.gradient_accumulation_steps if message.HasField('gradient_accumulation_steps') else None
     if steps is not None and steps < 1:
@@ -76,7 +76,8 @@ def optimizer_from_proto(message: wire.OptimizerConfig, field: str) -> Component
     """Convert an optimizer; its options include `lr` and `groups` if set.
 
     Raises:
-        InvalidField: A value is out of range, or the options contain a value that has a separate field.
+        InvalidField: A value is out of range, the options contain a value that has a separate field, or a group lacks
+            its pattern or has no option.
     """
     options = _rate_and_options(message, field)
     if _GROUPS in options:

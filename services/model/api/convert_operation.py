@@ -56,7 +56,7 @@ def _fingerprint_without_batch(message: wire.Operation) -> str:
 
 
 def max_wait_from_proto(request: training_service_pb2.WaitOperationRequest) -> timedelta:
-    """Return the maximum time to wait for an operation.
+    """Return the maximum time to wait for an operation; 20 seconds if the request has no timeout.
 
     Raises:
         InvalidField: The timeout is negative or too long.

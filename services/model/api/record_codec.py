@@ -170,7 +170,7 @@ def _load(message: wire.LoadResult) -> domain.LoadResult:
 
 
 def _fields(message: Any) -> dict[str, Any]:
-    """Return all fields of a message with scalar fields, including default values."""
+    """Return all fields of a message, which must be scalar, including those with default values."""
     return {name: getattr(message, name) for name in cast(list[str], list(message.DESCRIPTOR.fields_by_name))}
 
 

@@ -100,7 +100,8 @@ class Admission:
             size_bytes: Size of the request.
             is_waiting_allowed: Whether to wait for a slot if no slot is free; slots are granted in order of arrival.
             is_urgent: Whether to use a slot even beyond the limits. Set it if other operations in progress wait for
-                this one, because refusing it would block them. Each adapter has at most one urgent operation.
+                this one, because refusing it would block them. At most one urgent operation of each adapter waits for
+                its turn.
 
         Raises:
             QueueFull: No slot is free, and waiting is not allowed or too many operations are waiting already.
@@ -161,7 +162,7 @@ class Admission:
             del self._tenants[tenant_id]
 
     def _refusal(self, tenant: _Tenant) -> QueueFull:
-        """Return the error, with the estimated time until all waiting operations have slots."""
+        """Return the error, with the estimated time until all waiting operations and this one would have slots."""
         interval = tenant.interval.value
         wait = _INITIAL_WAIT if interval is None else timedelta(seconds=interval * (tenant.waiting.count + 1))
         return QueueFull(

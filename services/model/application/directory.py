@@ -32,7 +32,7 @@ class AdapterEvent:
     adapter: Adapter | None = None
     """The adapter after its creation or change."""
     has_new_report: bool = True
-    """Whether the change added a report of metrics; true for adapters of a snapshot."""
+    """Whether the change added a report of metrics; also true for all events other than changes of adapters."""
     deleted_id: str = ''
     """Id of a deleted adapter."""
     damaged_id: str = ''

@@ -37,7 +37,7 @@ _log = structlog.get_logger('dispatcher')
 _GATHERING_SHARE = 0.2
 """Share of a batch's duration that may be spent waiting for more verbs to join it."""
 _FULL_GATHERING_SHARE = 0.02
-"""The same share if the batch is full already, because a quick verb, such as a step, may arrive and run first."""
+"""The same share for a batch that is full already. It waits only for quick verbs, such as steps, which run first."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,8 +51,8 @@ class FindDivergence:
             journal: Journal to replay.
             backend: Engine that repeats the operations.
             report: Receives progress lines.
-            is_sharded: Whether FSDP divided the model that wrote the journal. Full-parameter runs are then left out,
-                because their rounding depends on the mesh.
+            is_sharded: Whether FSDP divided the model of the service that wrote the journal. Full-parameter runs are
+                then left out, because their rounding depends on the mesh.
         """
         self._journal = journal
         self._backend = backend
@@ -65,6 +65,7 @@ class FindDivergence:
         Raises:
             AdapterNotFound: There is no such adapter.
             AdapterDamaged: An adapter's stored data is incomplete or cannot be read.
+            JournalUnavailable: The disk failed.
         """
         adapters = [item.adapter for item in await self._journal.adapters()]
         chosen = [adapter for adapter in adapters if adapter_id in (None, adapter.adapter_id)]

@@ -38,6 +38,7 @@ class Recover:
 
         Raises:
             BaseModelNotFound: An adapter's base model is no longer served, because the configuration changed.
+            JournalUnavailable: The disk failed.
         """
         journaled = await self._ports.journal.adapters()
         known = tuple(model.base_model for model in self._ports.backend.facts().base_models)

@@ -78,6 +78,7 @@ class Operations:
         Raises:
             ScopeMissing, AdapterNotFound, AdapterExpired, AdapterDamaged: See `AdapterDirectory.get`.
             OperationNotFound: The operation was never accepted, or is no longer on record.
+            DomainError: The adapter's queue cannot be opened; see `Queues.use`.
         """
         self._directory.get(caller, adapter_id)
         async with self._queues.use(adapter_id) as queue:
@@ -101,6 +102,7 @@ class Operations:
                 the adapter is removed later.
             OperationNotFound: The next outcome is no longer on record.
             Draining: The service is shutting down.
+            DomainError: The adapter's queue cannot be opened; see `Queues.use`.
         """
         self._directory.get(caller, adapter_id)
         async with self._queues.use(adapter_id) as queue:
@@ -126,6 +128,7 @@ class Operations:
         Raises:
             ScopeMissing, AdapterNotFound, AdapterExpired, AdapterDamaged: See `AdapterDirectory.get`.
             OperationNotFound: The operation was never accepted, or is no longer on record.
+            DomainError: The adapter's queue cannot be opened; see `Queues.use`.
         """
         self._directory.get(caller, adapter_id)
         async with self._queues.use(adapter_id) as queue:

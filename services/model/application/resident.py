@@ -19,7 +19,8 @@ class ResidencyBounds:
     is_lease_allowed: bool = False
     """Whether full-parameter runs may lease the replica."""
     lease_quiet_seconds: float = 3600.0
-    """No lease is granted if a LoRA adapter was used within this many seconds, unless its session has ended."""
+    """No lease is granted if a LoRA adapter was created or used within this many seconds, unless its session has
+    ended."""
 
 
 @dataclass(eq=False)

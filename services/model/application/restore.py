@@ -78,12 +78,13 @@ class Restore:
         begin.
 
         Args:
-            current: The adapter in its current state; its published versions remain published.
+            current: The adapter in its current state; the restored adapter keeps its published version, its lease and
+                the end of its session.
             until: Number of the last operation to include; None for all.
 
         Raises:
             AdapterNotFound, AdapterDamaged: The adapter cannot be restored and is not in the engine.
-            JournalUnavailable: A new outcome could not be recorded.
+            JournalUnavailable: An attempt or a new outcome could not be recorded.
         """
         adapter_id, is_done = current.adapter_id, False
         await self._begin(adapter_id)

@@ -38,7 +38,7 @@ class Action(Enum):
 
 
 class Recorded(Protocol):
-    """An operation read from the record, such as `services.model.ports.RecordEntry`."""
+    """An operation read from the record, such as `services.model.domain.journal.RecordEntry`."""
 
     @property
     def sequence_number(self) -> int:

@@ -22,7 +22,8 @@ from services.model.domain.result import MetricResult
 from twinkle.data_format import ForwardResult, StepResult
 
 MAX_REPORTS = 8
-"""Number of reports that an adapter keeps. A reader of the change feed that misses more changes loses older ones."""
+"""Maximum number of reports that an adapter stores. A reader of the change feed that falls further behind misses the
+older reports."""
 _MEAN_OF = 'mean.'
 _COUNT_OF = 'count.'
 """Prefixes of the totals of metrics that a loss reports."""
@@ -49,9 +50,9 @@ class StepMetrics:
     """Recent reports of an adapter, and totals of its operations since the last optimizer step."""
 
     reports: tuple[MetricReport, ...] = ()
-    """The last reports, at most `MAX_REPORTS`, by ascending number."""
+    """The last reports, at most `MAX_REPORTS`, by ascending sequence number."""
     totals: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Totals by name; means are sums and counts with a prefix."""
+    """Totals by name. A mean is stored as a sum and a count, whose names start with `mean.` and `count.`."""
 
 
 def metrics_after(
@@ -60,11 +61,11 @@ def metrics_after(
     """Return an adapter's metrics after an operation.
 
     Args:
-        metrics: metrics before the operation.
-        operation: the operation, which succeeded.
-        run: its run on the engine.
-        step_count: number of optimizer steps applied after the operation.
-        queue_seconds: time in the queue, without `run.wait_seconds`.
+        metrics: Metrics before the operation.
+        operation: The operation, which succeeded.
+        run: Its run on the engine.
+        step_count: Number of optimizer steps that were applied up to the end of the operation.
+        queue_seconds: Time in the queue, without `run.wait_seconds`.
     """
     if isinstance(operation.verb, ZeroGrad | Load | Undo):
         return StepMetrics(reports=metrics.reports)

@@ -1,4 +1,4 @@
-"""End of a process of a group that cannot continue, after a defect or the loss of another process."""
+"""Ends a process whose group cannot continue, after a defect or the loss of another process."""
 
 import os
 from collections.abc import Iterator

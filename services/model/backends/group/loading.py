@@ -99,7 +99,7 @@ def load_engine(options: LoadOptions) -> TrainerEngine:
 def _configure_gpu(options: LoadOptions, device: torch.device) -> None:
     torch.cuda.set_per_process_memory_fraction(options.gpu_memory_share, device)
     if options.is_tf32_allowed:
-        # The model is loaded before, because its check compares float32 results with smaller tolerances.
+        # The model is loaded first, because loading compares float32 results, with tolerances that TF32 exceeds.
         torch.set_float32_matmul_precision('high')
 
 

@@ -36,7 +36,7 @@ class Transaction:
     """Functions that the writer's thread calls after the commit."""
 
     size_bytes: int = 0
-    """Bytes of the values that the statements contain."""
+    """Total size of the `bytes` values of the statements."""
 
     def execute(self, statement: str, *values: object) -> sqlite3.Cursor:
         self.size_bytes += sum(len(value) for value in values if isinstance(value, bytes))

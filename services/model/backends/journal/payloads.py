@@ -66,6 +66,7 @@ class Payloads:
 
         Raises:
             PayloadDamaged: The file is missing or damaged.
+            OSError: The disk failed.
         """
         try:
             payload = self._folder.read(digest)

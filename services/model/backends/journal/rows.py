@@ -238,7 +238,7 @@ def trim(tx: Transaction, key: int, *, undo_steps: int) -> UnusedFiles:
 
 
 def snapshots_before(tx: Transaction, adapter_id: str, at_most: int | None) -> list[SnapshotRow]:
-    """Return the snapshots after operation `at_most` or earlier, newest first; None selects all snapshots."""
+    """Return the snapshots of the states up to operation `at_most`, newest first; None selects all snapshots."""
     key = key_of(tx, adapter_id)
     limit = at_most if at_most is not None else 1 << 62
     rows = tx.execute(

@@ -66,6 +66,7 @@ class SnapshotFiles:
 
         Raises:
             SnapshotDamaged: The file is missing or damaged.
+            OSError: The disk failed.
         """
         try:
             data = self._folder.read(file.name)
