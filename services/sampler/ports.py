@@ -20,7 +20,10 @@ from twinkle.data_format import StructuredOutput
 
 
 class SamplerEngine(Protocol):
-    """Runs prompts, each with its adapter version. Every implementation passes tests/contract/sampler."""
+    """Runs prompts, each with its adapter version. Every implementation passes tests/contract/sampler.
+
+    A call that needs the engine raises EngineFailed if the engine has failed or was closed.
+    """
 
     @property
     def facts(self) -> EngineFacts:

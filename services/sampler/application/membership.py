@@ -36,7 +36,7 @@ class _Lease:
         self.is_held = False
         """Whether the gateway has granted the lease, and the lease has not ended."""
         self.is_lost = False
-        """Whether the last call failed, which is logged once."""
+        """Whether the last call failed. Only the first failure in a row is logged."""
         self.retry_seconds = _FIRST_RETRY_SECONDS
         """Time to wait before calling the gateway again after the lease is lost."""
 
@@ -86,7 +86,7 @@ class Membership:
             lease.changed.set()
 
     async def drain(self) -> None:
-        """Announce to every gateway that this sampler leaves, and wait until gateways with a lease acknowledge this.
+        """Announce to every gateway that this sampler leaves, and wait until those that granted a lease acknowledge it.
 
         The wait ends after two seconds at the latest.
         """

@@ -149,7 +149,7 @@ class PromptRunner:
 
         Raises:
             BaseModelNotFound: No adapter is selected, and this sampler serves a full-parameter run.
-            NotFound, Unavailable, AdapterMisfit, InvalidField, NotSupportedHere: See `Versions.lease`.
+            NotFound, Unavailable, DataLoss, AdapterMisfit, InvalidField, NotSupportedHere: See `Versions.lease`.
         """
         if choice is None:
             self._versions.check_base()

@@ -47,8 +47,8 @@ class FetchRequest:
 class Relay:
     """Sends versions from this sampler's memory.
 
-    A reader takes the memory of one chunk and, at most, one delta. A slow one skips versions that are replaced while it
-    reads.
+    Each reader needs memory for one chunk and, at most, one delta. A slow reader skips the versions that newer ones
+    replace while it reads.
     """
 
     def __init__(self, versions: Versions, sender: Sender, *, host_id: str = '') -> None:

@@ -30,7 +30,7 @@ class ResidentAdapters:
 
         Raises:
             ScopeMissing: The caller may not sample.
-            NotFound, Unavailable, AdapterMisfit, InvalidField, NotSupportedHere: See `Versions.lease`.
+            NotFound, Unavailable, DataLoss, AdapterMisfit, InvalidField, NotSupportedHere: See `Versions.lease`.
         """
         require_scope(caller, 'sample')
         async with self._versions.lease(caller, choice) as version:

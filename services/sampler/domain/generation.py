@@ -99,7 +99,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptComputed:
-    """The first event of a request: the prompt is in the key-value cache."""
+    """The first event of a request, which follows the computation of its prompt."""
 
     token_ids: tuple[int, ...]
     logprobs: list[float | None] | None = None
