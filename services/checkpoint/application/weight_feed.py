@@ -77,7 +77,7 @@ class FetchRequest:
 
 
 class WeightFeed:
-    """Sends committed states as frames. A reader takes the memory of one chunk and, at most, one delta.
+    """Sends committed states as frames. Each reader needs memory for one chunk and, at most, one delta.
 
     A slow subscriber skips versions.
     """
