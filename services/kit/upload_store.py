@@ -130,7 +130,11 @@ class UploadStore:
         return await run_in_store_thread(self._read, self._folder(tenant_id, upload_id), upload_id)
 
     async def counted_bytes(self, tenant_id: str) -> int:
-        """Return the size of all uploads of a tenant, counted as for the quota of bytes."""
+        """Return the size of all uploads of a tenant, counted as for the quota of bytes.
+
+        Raises:
+            StoreUnavailable: The disk cannot be used.
+        """
         return await run_in_store_thread(self._counted_bytes_below, self._root / _hash_of(tenant_id))
 
     async def discard_expired(self) -> None:
@@ -278,6 +282,7 @@ class Upload:
 
         Raises:
             DigestMismatch: The digests differ. The upload was removed.
+            StoreUnavailable: The disk cannot be used.
         """
         if not self._header.digest:
             return
@@ -296,6 +301,9 @@ class Upload:
         """Run a function in a thread and return its result. Use it for functions that access the upload's file.
 
         Cancellation: the function runs to completion, and `close` waits for it.
+
+        Raises:
+            StoreUnavailable: The disk cannot be used.
         """
         self._running = asyncio.ensure_future(run_in_store_thread(function, *args, **kwargs))
         return await asyncio.shield(self._running)

@@ -59,7 +59,7 @@ class TelemetryConfig(BaseModel):
     """Folder to which spans are appended as JSON lines, for `twinkle trace`. Unset: spans are not written."""
     otlp_endpoint: str = ''
     """OTLP/gRPC collector of spans, such as `http://127.0.0.1:4317`. Empty: the variable `OTEL_EXPORTER_OTLP_ENDPOINT`
-    applies, which also sends metrics."""
+    applies. If that variable is set, metrics are sent to its collector, too."""
     metrics_port: int = Field(default=0, ge=0, le=65535)
     """Port of the admin server on loopback; `admin_listen` accepts any address. 0: `admin_listen` applies."""
 
