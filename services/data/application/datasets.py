@@ -100,7 +100,8 @@ class Datasets:
             QuotaExceeded, QueueFull: The tenant has too many datasets, rows, bytes or waiting requests.
             BytesFull: The datasets in preparation take too much memory.
             DatasetNotFound, UploadNotFound, HubIdNotFound: A part of a mixture, an upload, or a hub id was not found.
-            InvalidField: A row or an argument is invalid, or the source cannot be used.
+            InvalidField, UnknownComponent: A row, an argument or the name of a component is invalid, or the source
+                cannot be used.
             DatasetNotReady: A step requires an earlier step that is missing, or was already applied.
             StoredDataDamaged, StoreUnavailable: Stored data is damaged, or the disk cannot be used at the moment.
         """
@@ -131,7 +132,7 @@ class Datasets:
             InUse: A loader is open for the dataset.
             QuotaExceeded, QueueFull: The tenant has too many rows, bytes or waiting requests.
             BytesFull: The datasets in preparation take too much memory.
-            InvalidField: A row or an argument is invalid.
+            InvalidField, UnknownComponent: A row, an argument or the name of a component is invalid.
             DatasetNotReady: A step requires an earlier step that is missing, or was already applied.
             HubIdNotFound: The template's model was not found.
             StoredDataDamaged, StoreUnavailable: The dataset is damaged, or the disk cannot be used at the moment.
@@ -179,7 +180,11 @@ class Datasets:
         return items, _sort_key(items[-1]) if len(following) > page.size else None
 
     async def stored_bytes(self, caller: Caller) -> tuple[int, int]:
-        """Return the size in bytes of the tenant's datasets with their exported files, and of the tenant's uploads."""
+        """Return the size in bytes of the tenant's datasets with their exported files, and of the tenant's uploads.
+
+        Raises:
+            StoreUnavailable: The disk cannot be used at the moment.
+        """
         tenant_id = caller.tenant_id
         return await self._store.stored_bytes(tenant_id), await self._uploads.counted_bytes(tenant_id)
 
