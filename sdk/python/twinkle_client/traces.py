@@ -66,10 +66,10 @@ class Traces:
 
         Args:
             run_id: Run whose adapter the trace names. Empty: all.
-            sequence_number: Number of an operation of the run. 0: all.
-            request_id: Request id of a call of the trace, of any kind of call. Empty: all.
-            min_duration: Least duration.
-            limit: Maximum number of traces, from 1 to 1,000.
+            sequence_number: Number of an operation of the run. Needs `run_id`. 0: all.
+            request_id: Request id of any call of the trace, even of one that reads. Empty: all.
+            min_duration: Minimum duration of a trace.
+            limit: Maximum number of traces. Values outside 1 to 1,000 are replaced by the nearer end.
 
         Raises:
             UsageError: An argument is invalid.
@@ -90,13 +90,13 @@ class Traces:
 
     @remote_method
     async def get(self, trace_id: str) -> Sequence[SpanRecord]:
-        """Return the spans of a trace by their beginning, at most 5,000.
+        """Return the spans of a trace, at most 5,000, in the order in which they began.
 
         Raises:
             UsageError: The id does not have 32 hexadecimal digits.
             NotSupportedError: The server has no folder of traces.
             AccessError: The spans of all tenants are requested, and the key lacks the scope `operator`.
-            NotFoundError: No span of the trace is stored that the key may see.
+            NotFoundError: The server stores no span of the trace that the key may see.
         """
         request = pb.GetTraceRequest(trace_id=trace_id, is_all_tenants=self._are_all_shown)
         response = await self._connection.unary(self._stub.GetTrace, request)

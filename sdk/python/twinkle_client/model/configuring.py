@@ -104,10 +104,10 @@ class ConfiguringVerbs(ModelHandle):
 
     @remote_method
     async def apply_patch(self, patch_cls: Any, *, adapter_name: str | None = None, **options: Any) -> None:
-        """Apply a model patch.
+        """Request a patch of the model. The server refuses all patches, because only its operator may choose them.
 
         Raises:
-            UsageError: The server has no such patch or argument.
+            UsageError: The server refuses the patch.
         """
         patch = convert.component_config(patch_cls, options)
         await self._configure(adapter_name, TrainingConfig(patches=[patch]))

@@ -52,7 +52,7 @@ class PlanningVerbs(ModelHandle):
             full_parameters: See `add_adapter_to_model`; cannot be combined with `config`.
 
         Raises:
-            ValueError: `config` is not supported.
+            ValueError: `config` is not supported, or `full_parameters` is an empty list.
             UsageError: The server has no such model, a number is out of range, or `config` and `full_parameters` are
                 both given.
         """

@@ -226,7 +226,7 @@ class TrainingVerbs(ModelHandle):
         """Return the values of the metrics by name, and reset these metrics.
 
         Args:
-            is_training: Metrics of training batches. False: metrics of forward-only batches.
+            is_training: Return the metrics of training batches if True, of forward-only batches if False.
             adapter_name: Unset: the only adapter.
         """
         verb = operation_pb2.CalculateMetric(is_training=is_training)

@@ -29,7 +29,7 @@ _LAST_DELAY = 5.0
 _WORK_SECONDS = 10.0
 """Failed attempts that take longer than this, and longer than half of the retry time, begin a new outage.
 
-Connecting alone may take several seconds.
+Shorter ones may only have tried to connect, which can take several seconds.
 """
 _UNREPORTED_SECONDS = 1.0
 """Outages that end within this time are not reported."""
@@ -105,9 +105,9 @@ class Silence:
 
     @contextmanager
     def watched(self, service: str) -> Iterator[Callable[[], None]]:
-        """Watch a stream of `service` for the duration of the block. Call the returned function for each message.
+        """Watch a stream of `service` for the duration of the block.
 
-        A stream without a service is not watched.
+        The block must call the function that it receives for each message. A stream without a service is not watched.
         """
         stream = _Stream()
         if not service:

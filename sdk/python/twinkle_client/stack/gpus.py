@@ -116,7 +116,7 @@ def divided(gpus: Sequence[str], needs: Mapping[str, GpuNeed]) -> dict[str, GpuS
 
 
 def unused_share(gpus: Sequence[str], services: Iterable[Mapping[str, Any]], count: int) -> GpuShare:
-    """Return the `count` GPUs with the least assigned memory, and the share of it that is left.
+    """Return the `count` GPUs with the least assigned memory, and the share of memory that is free on each of them.
 
     Args:
         gpus: Ids of the GPUs.
