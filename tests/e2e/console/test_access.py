@@ -71,7 +71,7 @@ async def test_scopes_decide_which_pages_exist(
 async def test_other_tenants_are_absent(
     page: ConsolePage, make_key: Callable[..., str], console_data: ConsoleData
 ) -> None:
-    """No page of a tenant contains another tenant's ids or names, in its text or in its JSON twin."""
+    """No page of a tenant contains another tenant's ids or names, in its text or in its JSON."""
     await page.log_in(make_key(console_data.tenant_id, 'train', 'sample', 'data'))
     others = [console_data.other_run, console_data.other_dataset, console_data.other_tenant, console_data.other_trace]
     hidden = [*others, console_data.other_trace[:12], 'secret-run', SECRET_TEXT]

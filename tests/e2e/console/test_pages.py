@@ -1,4 +1,4 @@
-"""Every page of the console shows real data, has no accessibility violations, and has a JSON twin."""
+"""Every page of the console shows real data, has no accessibility violations, and shows its data as JSON."""
 
 import uuid
 from collections.abc import Callable
@@ -61,7 +61,7 @@ async def test_the_login_page_is_accessible(
 async def test_a_page_shows_data_and_is_accessible(
     logged_in: ConsolePage, console_data: ConsoleData, name: str, pictures: Path | None
 ) -> None:
-    """A page shows its data without violations in both colour schemes, and its JSON twin names the same data."""
+    """A page shows its data without violations in both colour schemes, and its JSON contains the same data."""
     address, expected = _filled(name, console_data)
     await logged_in.show(address, expected)
     if name == 'playground':

@@ -19,7 +19,7 @@ ADDRESS = '#/runs/{rollout_run}/rollouts'
 async def test_groups_are_those_of_the_client(
     logged_in: ConsolePage, console_stack: StackState, console_data: ConsoleData
 ) -> None:
-    """The page and its JSON twin have the groups and rollouts of the client, and mark groups with equal rewards."""
+    """The page and its JSON have the groups and rollouts of the client, and mark groups with equal rewards."""
     with TwinkleClient(console_stack.address, console_data.key) as client:
         stored = RunRollouts(console_data.rollout_run, client=client)
         groups = await stored.list.aio()
