@@ -105,7 +105,7 @@ def _least_memory(state: StackState) -> dict[str, float]:
 def _control_operations(
     model: MultiLoraTransformersModel, client: TwinkleClient, options: argparse.Namespace
 ) -> dict[str, dict[str, float]]:
-    """Return the times of calls that compute nothing, in turn; an additional adapter exists during each turn."""
+    """Call methods that compute nothing, in turn, and return their times; each turn creates and deletes an adapter."""
     run_id = model.adapter_id('adapter-0')
     config = LoraConfig(r=options.lora_rank)
     operations: dict[str, Callable[[], Any]] = {
