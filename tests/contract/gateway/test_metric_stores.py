@@ -100,7 +100,7 @@ async def test_metrics_belong_to_one_run_of_one_tenant(store):
 @pytest.mark.parametrize('count', [11, 99, 1003])
 @pytest.mark.parametrize('max_points', [2, 3, 10])
 async def test_long_metrics_keep_their_ends_and_extremes(store, count, max_points):
-    """A long metric is reduced to stored points, among them both ends and the extremes; short ones are whole."""
+    """A long metric is reduced to stored points with both ends and, in ten points, the extremes; short ones are whole."""
     numbers = random.Random(count)
     # Steps with gaps, the largest possible step among them.
     steps = [*(7 * step for step in range(count - 1)), MAX_STEP]
@@ -120,7 +120,7 @@ async def test_long_metrics_keep_their_ends_and_extremes(store, count, max_point
 
 
 async def test_ranges_of_equal_length_keep_a_peak_each(store):
-    """Each range of steps keeps its own peak, and a missing value only if it has no other."""
+    """Each range of steps keeps its own peak, and NaN only if the range has no other value."""
     values = [1.0, 9.0, 1.0, math.nan, math.nan, math.nan, math.nan, math.nan, 2.0, 2.0, 8.0, math.nan]
     await _save(store, [Point('x', step, value) for step, value in enumerate(values)])
     series = (await _metrics(store, max_points=8))['x']
@@ -251,7 +251,7 @@ async def test_damaged_points_affect_only_their_run(database, store):
 
 @pytest.mark.parametrize('count', [MAX_NAMES + 1, 70_000])
 async def test_reports_with_too_many_names_are_refused(store, count):
-    """A report has at most as many names as a run, also above the number of parameters of a statement."""
+    """A report with more names than a run may have is refused, even with more names than a statement has parameters."""
     report = Report(sequence_number=2, points=[Point(f'x{index}', 2, 1.0) for index in range(count)])
     with pytest.raises(MetricsFull, match='metric_names_per_run'):
         await store.save_reports('alice', 'ad-1', [report], moment=START, max_points=10**6)

@@ -77,7 +77,7 @@ async def stored_by_a_gateway(folder: Path) -> dict[str, StoredRun]:
 def stored_by_a_child(
     tracker: str, folder: Path, *run: str, environment: Mapping[str, str] | None = None
 ) -> dict[str, StoredRun]:
-    """Write and read the runs with another project's tracker in a child process; with a project and a run, read it."""
+    """Write and read the runs with another project's tracker in a child process; with `run`, only read this run."""
     program = [str(ROOT / 'tests' / 'fixtures' / 'tracked_runs.py'), tracker, str(folder), *run]
     printed = printed_by_a_child(program, folder, environment=environment)
     return {run_id: StoredRun(**stored) for run_id, stored in json.loads(printed.splitlines()[-1]).items()}
@@ -109,7 +109,7 @@ def values_of(run: StoredRun, name: str) -> list[tuple[float, float]]:
 
 
 def last_values(run: StoredRun, name: str) -> dict[float, float]:
-    """Return the value of each step that was stored last."""
+    """Return the last stored value of each step."""
     return dict(values_of(run, name))
 
 
@@ -221,7 +221,7 @@ print(tracker.lost_counts)
 
 @pytest.mark.slow
 def test_a_tracker_that_fails_during_training_does_not_stop_it(tmp_path: Path) -> None:
-    """A program goes on if MLflow refuses its values, reports their number, and keeps them in the other tracker."""
+    """If MLflow refuses values, the program goes on, counts them, and stores them with the other tracker."""
     printed = printed_by_a_child(['-c', BROKEN_DATABASE, str(tmp_path)], tmp_path)
     assert printed.splitlines()[-1] == "{'jsonl': 0, 'mlflow': 2}"
     assert read_jsonl(tmp_path, PROJECT, 'r').points == {'loss': [(0, 1.0), (1, 0.5)]}
