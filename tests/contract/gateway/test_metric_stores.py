@@ -100,7 +100,7 @@ async def test_metrics_belong_to_one_run_of_one_tenant(store):
 @pytest.mark.parametrize('count', [11, 99, 1003])
 @pytest.mark.parametrize('max_points', [2, 3, 10])
 async def test_long_metrics_keep_their_ends_and_extremes(store, count, max_points):
-    """A long metric is reduced to stored points with both ends and, in ten points, the extremes; short ones are whole."""
+    """A long metric is reduced to stored points: both ends and, if ten points are allowed, the extremes."""
     numbers = random.Random(count)
     # Steps with gaps, the largest possible step among them.
     steps = [*(7 * step for step in range(count - 1)), MAX_STEP]

@@ -101,7 +101,7 @@ FORMS = {
 @pytest.mark.parametrize('key', [None, ONE])
 @pytest.mark.slow
 async def test_vllm_enforces_structured_output(vllm_engine, form, key):
-    """The text matches the requested structure, and generation then stops."""
+    """The text of a request for structured output has the requested structure, and generation then stops."""
     output, is_valid = FORMS[form]
     sampled = await run(
         vllm_engine, make_request(adapter=key, max_tokens=400, ignore_eos=False, structured_output=output)

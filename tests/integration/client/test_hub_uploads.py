@@ -59,7 +59,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 async def test_synchronous_upload_is_complete_on_return(run: Callable[[Program], Any], tmp_path: Path) -> None:
-    """The call returns after the export has finished, with the URL of the result."""
+    """A synchronous upload returns after the export has finished, with the URL of the result."""
     export = await run(lambda model, _, path: model.upload_to_hub(path, 'file:///here', async_upload=False))
     assert export.state == export_service_pb2.EXPORT_STATE_DONE
     assert export.url
@@ -67,7 +67,7 @@ async def test_synchronous_upload_is_complete_on_return(run: Callable[[Program],
 
 
 async def test_asynchronous_upload_runs_in_the_background(run: Callable[[Program], Any], hub: FakeHub) -> None:
-    """The call returns an unfinished export, whose id can be used to wait for the upload."""
+    """An asynchronous upload returns an unfinished export, whose id can be used to wait for the upload."""
 
     def act(model: MultiLoraTransformersModel, library: CheckpointLibrary, path: str) -> Any:
         export = model.upload_to_hub(path, 'hf://org/name', 'hf_right')
@@ -105,7 +105,7 @@ async def test_refused_upload_raises_an_error(run: Callable[[Program], Any], hub
 async def test_invalid_upload_is_refused_at_once(
     run: Callable[[Program], Any], checkpoint: str, target: str, token: str | None, kind: type[Exception], word: str
 ) -> None:
-    """The error names the invalid argument or value, and no export is created."""
+    """The error for an invalid upload names the argument or value, and no export is created."""
 
     def act(model: MultiLoraTransformersModel, library: CheckpointLibrary, path: str) -> list[Any]:
         with pytest.raises(kind, match=word):

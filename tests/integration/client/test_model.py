@@ -30,7 +30,7 @@ async def model(client: TwinkleClient) -> MultiLoraTransformersModel:
 async def test_adapter_is_created_with_its_configuration(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """The request contains the LoRA settings, mean reduction and the base model."""
+    """The request that creates an adapter contains the LoRA settings, mean reduction and the base model."""
     request = gateway.calls['CreateAdapter'][0]
     assert request.base_model == 'tiny'
     assert request.lora_config.lora_rank == 4
@@ -215,7 +215,7 @@ async def test_unknown_adapter_name_is_refused_by_the_client(model: MultiLoraTra
 async def test_batch_handle_is_sent_instead_of_features(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """Only the loader's id and the cursor are sent; per-example arguments and custom losses are refused at once."""
+    """A handle is sent as the loader's id and a cursor; per-example arguments and custom losses are refused at once."""
     handle = BatchHandle(loader_id='ld-1', consumed_rows=4, cursor_state=b's')
     await model.forward_backward.aio(handle, temperature=0.5)
     batch = gateway.memory.operations[1].forward_backward.batch

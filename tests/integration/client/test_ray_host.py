@@ -19,14 +19,14 @@ from twinkle_client.stack import StackError, StackOptions, StackState, start_sta
     ],
 )
 def test_invalid_resources_are_refused(tmp_path: Path, resources: Any, problem: str) -> None:
-    """The error names the field and states the requirement."""
+    """The error for invalid resources names the field and states the requirement."""
     with pytest.raises(ValueError, match=problem):
         StackOptions(state_dir=tmp_path, resources=resources)
 
 
 @pytest.mark.parametrize('address', ['127.0.0.1:1', 'somewhere', '127.0.0.1:port'])
 def test_missing_cluster_is_reported_before_anything_starts(tmp_path: Path, address: str) -> None:
-    """The error names the address and the command that starts a cluster, and no stack is recorded."""
+    """The error for a missing cluster names its address and the command that starts one, and no stack is recorded."""
     with pytest.raises(StackError, match=f'no Ray cluster at {address}; start one with `ray start --head`'):
         start_stack(StackOptions(state_dir=tmp_path, ray_address=address), report=lambda *_: None)
     assert StackState.load(tmp_path) is None

@@ -134,7 +134,7 @@ async def test_tracker_stores_values_of_an_outage_when_the_server_is_back(
 async def test_tracker_ends_in_time_while_the_server_is_unreachable(
     gateway: RunningGateway, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The end of a run waits for its time limit, and not for the retries of the client."""
+    """`finish` waits until its time limit, and not for the retries of the client."""
     proxy = ByteProxy(int(gateway.address.rpartition(':')[2]), is_counting_responses=False)
     client = TwinkleClient(await proxy.start(), ADMIN_KEY, retry_timeout=timedelta(seconds=5))
     tracker = open_tracker(metrics=RunMetrics('ad-1', client=client), finish_timeout=0.2)
@@ -171,7 +171,7 @@ async def test_command_draws_curves_and_prints_json(run: Any, metrics: RunMetric
 
 
 async def test_command_shows_the_last_value_of_a_long_curve(run: Any, metrics: RunMetrics) -> None:
-    """The title has the last value also if the curve has fewer points than the run, and names are shown as they are."""
+    """The title has the last value even if the curve is reduced, and names with brackets are shown unchanged."""
     for step in range(300):
         await metrics.log.aio({'loss[val]': math.sin(step), 'x[/b]': 1.0}, step=step)
     shown = await run('run', 'show', 'ad-1', '--metric', 'loss[val]', '--metric', 'x[/b]', '--metric', 'los')

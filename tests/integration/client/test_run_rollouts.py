@@ -229,7 +229,7 @@ async def test_many_rollouts_are_sent_in_several_requests(rollouts: RunRollouts)
 
 
 async def test_command_lists_groups_and_shows_rollouts(run: Any, rollouts: RunRollouts) -> None:
-    """`twinkle run rollouts` prints groups and marks equal rewards, the rollouts of a step, and one as text or JSON."""
+    """`twinkle run rollouts` prints groups and marks equal rewards, or prints a step's rollouts or one rollout."""
     empty = await run('run', 'rollouts', 'ad-1')
     assert (empty.exit_code, 'no rollouts' in empty.stderr) == (0, True)
     await rollouts.log.aio(responses(['[b]4\x1b[31m', '5'], ['6', '7']), step=1, rewards=[1.0, 0.0, 0.25, 0.25])

@@ -31,7 +31,7 @@ async def test_results_are_in_the_order_of_the_prompts(client: TwinkleClient) ->
 
 
 async def test_interrupted_batch_is_completed_by_another_call(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """Only the unanswered prompts are sent again."""
+    """Only the unanswered prompts of an interrupted batch are sent again."""
     gateway.fail('AfterPrompt', failure(grpc.StatusCode.UNAVAILABLE, 'SERVICE_UNREACHABLE', retry_seconds=0.01))
     results = await Sampler('tiny', client=client).sample.aio(['a', 'b', 'c'])
     assert [len(request.prompts) for request in gateway.calls['SampleBatch']] == [3, 2]

@@ -37,7 +37,7 @@ async def test_traces_are_listed_and_read(tmp_path: Path) -> None:
 
 
 async def test_a_server_without_a_folder_is_an_error(tmp_path: Path) -> None:
-    """The error names the setting."""
+    """The error of a server without a folder of traces names the setting."""
     async with running_gateway(tmp_path) as gateway:
         client = TwinkleClient(gateway.address, ADMIN_KEY)
         with pytest.raises(NotSupportedError, match=r'telemetry\.trace_dir'):

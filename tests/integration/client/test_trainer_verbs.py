@@ -26,7 +26,7 @@ async def model(client: TwinkleClient) -> MultiLoraTransformersModel:
 
 
 async def test_checkpoint_is_saved_with_its_labels(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """The labels are sent unchanged, and an unknown argument raises TypeError without using a sequence number."""
+    """The labels of a checkpoint are sent unchanged; an unknown argument raises TypeError and uses up no number."""
     with pytest.raises(TypeError, match='owner'):
         await model.save.aio('a', owner='me')  # type: ignore[call-arg]
     await model.save.aio('a', user_metadata={'team': 'a'}, overwrite=True)
@@ -100,7 +100,7 @@ async def test_loss_and_optimizer_options_apply_to_one_operation(
 async def test_full_parameters_send_no_lora_configuration(
     gateway: FakeGateway, client: TwinkleClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The request has no LoRA configuration, and warnings of the service are logged."""
+    """A request for full-parameter training has no LoRA configuration, and warnings of the service are logged."""
     model = MultiLoraTransformersModel('tiny', client=client)
     with caplog.at_level(logging.WARNING, logger='twinkle_client'):
         await model.add_adapter_to_model.aio('all', full_parameters=True)

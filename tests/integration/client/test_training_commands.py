@@ -39,7 +39,7 @@ async def test_full_estimate_is_for_the_weights_of_the_base_model(gateway: FakeG
     ],
 )
 async def test_sample_shows_the_weights_that_were_used(run, adapter: str, shown: str) -> None:
-    """The last line names the base model, the version of an adapter, or the path of a checkpoint without a version."""
+    """`twinkle sample` ends its output with the base model, an adapter's version, or a path without a version."""
     result = await run('sample', 'hello', '--model', 'tiny', '--adapter', adapter, '--max-tokens', '2')
     *_, last = result.output.splitlines()
     assert (result.exit_code, 'tokens' in last, shown in last) == (0, True, True), result.output

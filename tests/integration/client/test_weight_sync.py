@@ -37,7 +37,7 @@ async def test_sync_loads_the_published_version(gateway: FakeGateway, client: Tw
 
 
 async def test_refused_version_does_not_become_the_default(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """The default changes only after the sampler has loaded the version."""
+    """The default version of a sampler changes only after the sampler has loaded the new version."""
     _, sampler, manager = await create_pair(client)
     gateway.fail('LoadAdapter', failure(grpc.StatusCode.FAILED_PRECONDITION, 'ADAPTER_NOT_READY'))
     with pytest.raises(StateError):

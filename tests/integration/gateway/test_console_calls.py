@@ -245,7 +245,7 @@ async def test_unknown_method_is_unimplemented(client: ConsoleClient, method: st
 async def test_malformed_request_is_refused(
     client: ConsoleClient, body: bytes, headers: dict[str, str], field: str
 ) -> None:
-    """A request that is not one uncompressed frame is refused with the wrong part, before it is forwarded."""
+    """A request that is not one uncompressed frame is refused before it is forwarded; the refusal names the fault."""
     result = parse_frames((await client.post(LIST_RUNS, body, **headers)).content)
     assert (result.code, result.reason, result.facts['field']) == (3, 'INVALID_FIELD', field)
 

@@ -167,7 +167,7 @@ async def test_cookie_is_secure_behind_a_proxy_with_tls(gateway: RunningGateway,
 async def test_session_ends_after_twelve_hours_also_within_a_stream(
     gateway: RunningGateway, browser: ConsoleClient
 ) -> None:
-    """An old cookie is refused, and a stream that was opened with it ends with UNAUTHENTICATED."""
+    """A cookie is refused after twelve hours, and a stream that was opened with it ends with UNAUTHENTICATED."""
     await browser.log_in()
     async with browser.stream(WATCH_FLEET, fleet_service_pb2.WatchFleetRequest()) as frames:
         last = await anext(frames)
@@ -198,7 +198,7 @@ async def test_revoked_key_ends_its_sessions_and_streams(gateway: RunningGateway
 
 
 async def test_session_ends_with_its_key(gateway: RunningGateway, browser: ConsoleClient) -> None:
-    """A session is not longer than the lifetime of its key."""
+    """A session ends when its key expires."""
     key = await gateway.make_key('alice', ttl=timedelta(hours=1))
     response = await browser.http.post('/console/api/login', json={'key': key.secret})
     assert 'Max-Age=3600' in response.headers['set-cookie']
@@ -247,7 +247,7 @@ async def test_link_needs_a_key_and_not_a_cookie(browser: ConsoleClient) -> None
 async def test_cookie_of_a_tenant_reads_nothing_of_another(
     gateway: RunningGateway, browser: ConsoleClient, upstream: Upstream
 ) -> None:
-    """A browser sees neither the runs nor the metrics of another tenant, and a key in the request decides."""
+    """A browser sees neither runs nor metrics of another tenant; a request's key takes precedence over the cookie."""
     upstream.adapters.watch.changes.put_nowait(adapter_event('ad-1'))
     upstream.adapters.watch.changes.put_nowait(adapter_event('ad-2', tenant_id='bob'))
     secret = (await gateway.make_key('bob')).secret
@@ -323,7 +323,7 @@ async def test_console_can_be_disabled_or_unbuilt(tmp_path: Path) -> None:
 
 
 async def test_session_works_at_every_gateway_of_a_database(postgres_database: str, tmp_path: Path) -> None:
-    """Another gateway of the deployment accepts a session but not a link, and revoking the key there ends it here."""
+    """A second gateway accepts a session of the first but not its link, and revoking the key ends the session at both."""
     options: dict[str, Any] = {
         'database_url': postgres_database,
         'futures': {'payload_dir': tmp_path / 'payloads'},

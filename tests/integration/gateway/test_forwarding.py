@@ -134,7 +134,7 @@ async def test_error_passes_with_its_details_unchanged(
 
 
 async def test_error_within_a_stream_is_forwarded(gateway: RunningGateway) -> None:
-    """The responses before the error arrive, followed by the error with its details."""
+    """The responses of a stream before its error arrive, followed by the error with its details."""
 
     async def operations() -> AsyncIterator[training_service_pb2.TrainRequest]:
         for number, adapter_id in enumerate(('a', 'a', 'missing'), start=1):
@@ -245,7 +245,7 @@ async def test_slow_reader_blocks_the_writer(gateway: RunningGateway, upstream: 
 
 
 async def test_oversized_message_is_refused_with_its_size(gateway: RunningGateway, upstream: Upstream) -> None:
-    """The error contains the size and the limit, and no oversized message reaches the service."""
+    """The error for an oversized message contains its size and the limit, and the message is not forwarded."""
     failure = await failure_of(get_adapter(gateway, 'x' * (MESSAGE_LIMIT + 1)))
     assert (failure.code, failure.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, 'MESSAGE_TOO_LARGE')
     assert int(failure.metadata['sizeBytes']) > MESSAGE_LIMIT
@@ -265,7 +265,7 @@ async def test_oversized_message_is_refused_with_its_size(gateway: RunningGatewa
 
 
 async def test_error_of_an_unreachable_service_hides_its_address(tmp_path: Path) -> None:
-    """The error is UNAVAILABLE with a retry time but no address, and calls succeed once the service is back."""
+    """The error for an unreachable service has a retry time and no address, and calls succeed once it is back."""
     async with Upstream().serving() as stopped:
         address = stopped.address
     async with running_gateway(tmp_path, upstream=address) as gateway:

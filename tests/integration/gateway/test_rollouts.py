@@ -292,7 +292,7 @@ async def test_invalid_filters_are_refused(gateway: RunningGateway, filters: dic
     'rollout_id', ['3', '3/a', '3/a/', '/a/0', '03/a/0', '3/a/00', '-3/a/0', '3//0', '3/a/1', '٣/a/0']
 )
 async def test_unknown_rollouts_are_not_found(gateway: RunningGateway, upstream: Upstream, rollout_id: str) -> None:
-    """An id that does not name a stored rollout, in every form, is not found."""
+    """An id that names no stored rollout is not found, whether it is malformed or not."""
     upstream.adapters.watch.changes.put_nowait(adapter_event('ad-1'))
     await stub_of(gateway).LogRollouts(log_request(1.0), metadata=ADMIN)
     wanted = messages.GetRolloutRequest(run_id='ad-1', rollout_id=rollout_id)

@@ -148,7 +148,7 @@ async def test_invalid_requests_are_refused(tmp_path: Path, request_: Any, field
 
 
 async def test_a_gateway_without_a_folder_names_the_setting(tmp_path: Path) -> None:
-    """Both methods fail with the setting, and with the other place where spans may be."""
+    """The errors of a gateway without a folder of traces name the setting, and the other place where spans may be."""
     async with running_gateway(tmp_path) as gateway:
         for call in (
             stub_of(gateway).ListTraces(messages.ListTracesRequest(), metadata=ADMIN),

@@ -160,7 +160,7 @@ async def test_calls_without_a_valid_key_leave_no_line_in_logs_and_traces(tmp_pa
 async def test_metrics_spans_and_logs_contain_known_names_only(tmp_path: Path) -> None:
     """Made-up names add no metric series, and spans and logs contain them only in request ids.
 
-    The series include the stalls of the event loop.
+    The metrics also show the longest stall of the event loop.
     """
     port, log = _free_port(), tmp_path / 'log'
     telemetry = TelemetryConfig(metrics_port=port, trace_dir=tmp_path / 'traces', is_log_json=True, log_level='DEBUG')

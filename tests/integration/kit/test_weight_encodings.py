@@ -291,7 +291,7 @@ async def test_segment_that_cannot_be_used_is_replaced_by_bytes(tmp_path: Path, 
 
 
 async def test_published_segment_is_removed_after_the_publish(tmp_path: Path) -> None:
-    """Only header and commit are sent, and the segment exists until the service has responded."""
+    """A publish in shared memory sends only header and commit, and its segment exists until the service responds."""
     segments = Segments(tmp_path / 'shm')
     seen: list[bytes] = []
 

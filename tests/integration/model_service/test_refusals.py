@@ -162,7 +162,7 @@ BAD_OPERATIONS = {
 
 
 async def test_bad_operations_are_refused_and_leave_their_number_free(service):
-    """Each refusal has the expected reason and field, and the adapter and its next number are unchanged."""
+    """An invalid operation is refused with the expected reason and field; the adapter and its number are unchanged."""
     adapter_id = (await service.create()).adapter_id
     for name, (verb, reason, field) in BAD_OPERATIONS.items():
         failure = await failure_of(service.execute(adapter_id, 1, **verb))

@@ -26,7 +26,7 @@ REFUSALS = {
 @pytest.mark.parametrize('axis', REFUSALS)
 @pytest.mark.slow
 def test_a_mesh_fulfils_the_contract_of_one_process(axis: str) -> None:
-    """All tests of the trainer pass, except that some axes refuse full-parameter training."""
+    """All contract tests of trainers pass on each mesh, except that some axes refuse full-parameter training."""
     done = run_ranks(trainer_contract.__file__, f'{{"{axis}_size": 2}}', count=2)
     failed = re.findall(r'FAILED \S+::(\w+)', done.stdout)
     assert ' passed' in done.stdout, done.stdout[-4000:] + done.stderr[-2000:]
