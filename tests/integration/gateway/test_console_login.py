@@ -323,7 +323,7 @@ async def test_console_can_be_disabled_or_unbuilt(tmp_path: Path) -> None:
 
 
 async def test_session_works_at_every_gateway_of_a_database(postgres_database: str, tmp_path: Path) -> None:
-    """A second gateway accepts a session of the first but not its link, and revoking the key ends the session at both."""
+    """A second gateway accepts a session of the first but not its link; revoking the key ends the session at both."""
     options: dict[str, Any] = {
         'database_url': postgres_database,
         'futures': {'payload_dir': tmp_path / 'payloads'},

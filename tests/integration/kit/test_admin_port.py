@@ -61,7 +61,7 @@ async def _starting() -> AsyncIterator[tuple[ServicePorts, RpcServer]]:
 
 
 async def test_readiness_follows_the_start_and_the_stop() -> None:
-    """`/readyz` and health report the start, the service, and the drain; `/livez` responds at all times."""
+    """`/readyz` and the health service follow the start and the drain of a service; `/livez` always responds."""
     async with _starting() as (ports, server):
         readiness = ports.readiness
         assert await _get(readiness, '/readyz') == (503, 'starting')

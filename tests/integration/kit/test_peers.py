@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope='module')
 def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with certificates of another authority for equal names."""
+    """Return a folder with certificates of another authority for the same names."""
     return make_authority(tmp_path_factory.mktemp('foreign'))
 
 

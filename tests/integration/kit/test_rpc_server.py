@@ -286,7 +286,7 @@ async def test_stop_lets_running_calls_finish_and_refuses_new_ones() -> None:
 
 
 async def test_calls_that_a_stopping_server_cancels_can_be_repeated() -> None:
-    """Calls that arrive while the server stops fail like calls of a lost connection, although grpc cancels some."""
+    """Calls that a stopping server ends fail like calls of a lost connection, even if their status is CANCELLED."""
     codes = set[grpc.StatusCode]()
     while grpc.StatusCode.CANCELLED not in codes:
         async with _serving() as (servicer, server, channel):

@@ -121,7 +121,7 @@ async def _close(data: RunningData, loader_id: str) -> None:
 async def test_handles_train_like_inline_batches_across_kills(
     data: RunningData, tiny_llama_dir: Path, tmp_path: Path
 ) -> None:
-    """Losses, log-probabilities and norms equal those of inline batches; replay and repeats need no loader."""
+    """Losses, log-probabilities and norms equal those of inline batches, and a repeat needs no loader."""
     loader_id, cursors, batches = await _open(data, tiny_llama_dir)
     inline = [operation_pb2.Batch(features=batch) for batch in batches]
     (tmp_path / 'model').mkdir()

@@ -42,7 +42,7 @@ async def _killed(folder: Path) -> Path:
 
 
 async def _content(journal: SqliteJournal, name: str) -> object:
-    """Return everything that a restore of an adapter reads, or 'damaged' if it is reported as damaged."""
+    """Return everything that a restore of an adapter reads, or 'damaged' if the adapter is reported as damaged."""
     if name in await journal.damaged_adapters():
         return 'damaged'
     try:

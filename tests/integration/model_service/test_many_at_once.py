@@ -153,7 +153,7 @@ async def test_overload_is_refused_with_a_retry_time_or_waits(tmp_path):
 
 
 async def test_a_cancelled_operation_fails_and_frees_its_number(fake):
-    """A cancelled operation frees its number, and an operation in its last pass completes."""
+    """A cancelled operation frees its number, but an operation in its last pass completes despite the cancellation."""
     busy, adapter_id = (await fake.create(request_id='r1')).adapter_id, (await fake.create(request_id='r2')).adapter_id
     fake.trainer.gate.clear()
     running = call(fake, busy, 1, **train())
@@ -190,7 +190,7 @@ async def test_a_long_operation_is_cancelled_between_its_passes(fake):
     request = training_service_pb2.CancelOperationRequest(adapter_id=adapter_id, sequence_number=1)
     cancelling = asyncio.ensure_future(fake.training.CancelOperation(request, metadata=as_tenant('alice')))
     for _ in range(5):
-        # These calls follow the cancellation on the same connection.
+        # The service receives the cancellation before these calls, which use the same connection.
         await until(fake, adapter_id, 1, RUNNING)
     fake.trainer.gate.set()
     assert (await cancelling).is_cancelled

@@ -25,7 +25,7 @@ def _values() -> dict[str, float]:
 
 
 async def test_operations_are_measured(service: Any) -> None:
-    """Passes count their tokens and adapters, verbs their tokens and times, and the journal its bytes and writes."""
+    """The metrics count rows and adapters of passes, tokens and times of verbs, and writes of the journal."""
     adapter = await service.create()
     before, journal = _values(), metric('twinkle_journal_written_bytes_total', kind='row')
     writes = metric('twinkle_journal_write_seconds_count')
@@ -40,7 +40,7 @@ async def test_operations_are_measured(service: Any) -> None:
 
 
 async def test_adapters_and_the_queue_are_reported(service: Any) -> None:
-    """Adapters are reported as resident or parked, and the queue by verb."""
+    """Adapters are reported as resident or parked, and the length of the queue is reported by verb."""
     with service.verbs.observed():
         await service.create()
         assert (metric('twinkle_adapters', state='resident'), metric('twinkle_adapters', state='parked')) == (1, 0)

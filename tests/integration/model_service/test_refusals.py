@@ -306,7 +306,7 @@ async def test_failed_verb_uses_its_number(service):
 
 
 async def test_configuration_changes_completely_or_not_at_all(service):
-    """If one setting is refused, the other settings of the change are reverted."""
+    """If one setting is refused, the other settings of the change have no effect."""
     adapter_id = (await service.create()).adapter_id
     change = training_config_pb2.TrainingConfig(
         optimizer=training_config_pb2.OptimizerConfig(name='SGD', learning_rate=0.5),

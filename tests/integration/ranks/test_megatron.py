@@ -53,7 +53,7 @@ def test_bits_depend_only_on_the_parts_of_layers(model_dir: Path) -> None:
 def test_tensor_ranks_divide_experts(tmp_path: Path) -> None:
     """A mixture whose experts are divided, and adapters of these experts, give the results of one process.
 
-    This includes adapters whose rows are all at the experts of one rank.
+    Some of the adapters have rows that all use the same experts.
     """
     found = _checked_meshes(build_mixture(tmp_path))
     assert found['pp x tp']['held'] < 0.4

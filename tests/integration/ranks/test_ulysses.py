@@ -20,12 +20,12 @@ pytestmark = pytest.mark.timeout(300)
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-7, 1e-6
 """Maximum relative differences from one process; a gradient is compared by its largest element."""
 HALF_LOSS_TOLERANCE, HALF_GRADIENT_TOLERANCE = 2e-2, 5e-2
-"""The same in bfloat16, where a gradient is compared by its norm."""
+"""Maximum relative differences in bfloat16, where a gradient is compared by its norm."""
 
 
 @pytest.fixture(scope='module')
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a tiny model with four query heads, and two key-value heads that four ranks copy."""
+    """Folder of a tiny model with four query heads and two key-value heads, which are copied to four ranks."""
     folder = tmp_path_factory.mktemp('model')
     torch.manual_seed(0)
     config = LlamaConfig(

@@ -49,7 +49,7 @@ CLOSE, FAR = 1e-4, 1e-2
 
 
 def factor_of(version: int) -> float:
-    """Return the factor by which a version multiplies the model's weights; consecutive ones differ strongly."""
+    """Return the factor by which a version multiplies the model's weights; consecutive versions differ strongly."""
     return (1.25, 0.75, 1.1, 0.9)[version % 4]
 
 

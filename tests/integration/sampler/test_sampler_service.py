@@ -221,7 +221,7 @@ async def test_full_queue_of_a_tenant_refuses_only_this_tenant(sampler):
     """A tenant's full queue refuses its next request, while another tenant's request waits."""
     await sampler.engine.pause()
     request = sample_request(params={'max_tokens': 2})
-    # Four requests take the slots of the engine, and three fill the queue of the tenant.
+    # Four requests are admitted, twice as many as the engine runs at once, and three fill the queue of the tenant.
     calls = [sampler.stub.Sample(request, metadata=ALICE) for _ in range(7)]
     reading = [asyncio.ensure_future(read_answer(call)) for call in calls]
     is_queue_full = False

@@ -127,7 +127,7 @@ def expected_logprobs(model: PackedCausalLM, version: int, tokens: list[int]) ->
 
 
 async def test_versions_and_tokens_are_measured(sampler, checkpoint):
-    """The time until a published version is usable is recorded once per later version, with its bytes and tokens."""
+    """The metrics count tokens and received bytes, and time each version after the first until it is usable."""
     names = {
         'first tokens': 'twinkle_time_to_first_token_seconds_count',
         'prompt tokens': 'twinkle_prompt_tokens_total',
@@ -211,7 +211,7 @@ async def test_request_waits_for_its_version(sampler, checkpoint):
 
 
 async def test_foreign_adapter_is_reported_like_a_missing_one(sampler, checkpoint):
-    """Another tenant gets the error of a missing adapter for a resident one, which is not listed for the tenant."""
+    """A resident adapter is not listed for another tenant, and sampling from it fails like from a missing one."""
     await publish(checkpoint, 1)
     await sampler.stub.LoadAdapter(wire.LoadAdapterRequest(adapter=adapter()), metadata=ALICE)
     foreign = await failure_of(sampler.stub.Sample(sample_request(adapter()), metadata=BOB))
