@@ -96,7 +96,7 @@ def tar_pieces(files: Sequence[tuple[str, int, Callable[[int], Piece]]]) -> list
     """Return the pieces of a tar archive. The same files always yield the same bytes.
 
     Args:
-        files: Name and size in bytes of each file, and a function that returns the piece of a given size.
+        files: Name and size in bytes of each file, and a function that returns the file's piece for its size.
     """
     pieces: list[Piece] = []
     for name, size_bytes, piece_of in files:

@@ -88,7 +88,7 @@ def manifest_to_json(manifest: WeightManifest, *, adapter_digest: str) -> bytes:
 
 @lru_cache(maxsize=32)
 def _tensors_json(layout: Layout) -> str:
-    """Encode the list of tensors; cached, since the versions of a run share it."""
+    """Encode the list of tensors; cached, since the versions of a run have equal layouts."""
     return json.dumps(
         [
             [entry.section.value, entry.name, entry.dtype, list(entry.shape), entry.offset, entry.size_bytes]

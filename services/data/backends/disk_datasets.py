@@ -61,7 +61,7 @@ class DiskDatasets:
         return [dataset for dataset in self._known.values() if dataset.tenant_id == tenant_id]
 
     async def save(self, dataset: Dataset, table: Table) -> Dataset:
-        # The change is completed even if the caller is cancelled, so that the index matches the disk and the caller
+        # The change is completed even if the caller is cancelled, so that `_known` matches the disk and the caller
         # keeps its lock.
         return await completed(self._save(dataset, table))
 

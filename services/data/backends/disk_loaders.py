@@ -30,7 +30,7 @@ class DiskLoaders:
         return [loader for loader in self._known.values() if loader.tenant_id == tenant_id]
 
     async def save(self, loader: Loader) -> None:
-        # The index must match the disk even if the caller is cancelled.
+        # `_known` must match the disk even if the caller is cancelled.
         await completed(self._save(loader))
 
     async def delete(self, loader_id: str) -> None:

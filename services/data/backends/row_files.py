@@ -82,7 +82,7 @@ class RowFiles:
         if self._token_offsets is None:
             return row
         first, last = int(self._token_offsets[index]), int(self._token_offsets[index + 1])
-        # Copies allow the file to be unmapped while a reader still uses its rows.
+        # Copies allow the file to be unmapped while a caller still uses the rows.
         arrays: dict[str, Any] = {name: np.array(column[first:last]) for name, column in self._tokens.items()}
         return {**row, **arrays}
 

@@ -55,7 +55,7 @@ class PackStep:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckStep:
-    """Reports rows from which training would learn nothing."""
+    """Reports rows from which training would learn nothing; reading such a row of a lazy dataset is an error."""
 
     kind: Literal['check'] = 'check'
 

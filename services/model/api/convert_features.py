@@ -1,4 +1,4 @@
-"""Converts the examples of a batch. Every error names its field."""
+"""Converts the examples of a batch."""
 
 from collections.abc import Sized
 

@@ -1,4 +1,4 @@
-"""Converts operations; `convert_verb` converts their verbs. Every error names its field."""
+"""Converts operations; `convert_verb` converts their verbs."""
 
 from datetime import timedelta
 

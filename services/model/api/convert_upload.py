@@ -1,4 +1,4 @@
-"""Converts batch uploads between messages and values. Every error names its field."""
+"""Converts batch uploads between messages and values."""
 
 import re
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Converts the verbs of operations, with one function for each verb. Every error names its field."""
+"""Converts the verbs of operations, with one function for each verb."""
 
 import math
 import re

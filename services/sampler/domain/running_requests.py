@@ -13,7 +13,7 @@ class RunningRequest:
     tenant_id: str
     request_id: str
     is_aborted: bool = False
-    """Whether the request was aborted; its prompts that are still waiting finish without running."""
+    """Whether the request was aborted; prompts of the request that wait for a slot then end without running."""
     engine_request_ids: set[str] = field(default_factory=set[str])
     """Ids of its prompts that are running in the engine."""
     slot_waiters: list[asyncio.Future[None]] = field(default_factory=list[asyncio.Future[None]])

@@ -266,7 +266,7 @@ def _print_address(state: StackState) -> None:
 
 
 def _repair(state: StackState, options: StackOptions, *, has_choices: bool) -> None:
-    """Restart the exited services of a running stack, and print its address. Exit if other base models are wanted."""
+    """Restart the exited services of a running stack, and print its address. Exit if the options change base models."""
     console.print('The stack is already running.')
     if has_choices and options.base_models != state.base_models:
         served, wanted = ', '.join(state.base_models), ', '.join(options.base_models)
@@ -314,7 +314,7 @@ def _run(options: StackOptions, *, is_detached: bool) -> None:
             if scaling is not None:
                 scaler = Autoscaler(state, scaling, report=StartReport(), say=print_plain)
                 scaler.start()
-                # A change in progress ends soon once the stack is stopped.
+                # A scaling change in progress ends soon after the stack is stopped.
                 cleanup.callback(scaler.close)
             if not is_detached:
                 keep_running(options.state_dir)

@@ -33,19 +33,19 @@ class ExportingVerbs(ModelHandle):
     ) -> export_service_pb2.Export:
         """Upload a checkpoint's weights and configuration, as a peft folder, to a hub or to a folder of the server.
 
-        The server runs the export. It continues when this program exits, survives restarts of the server, and is
-        retried while the hub is unavailable. `CheckpointLibrary` reports its progress (`get_export`), waits for it
-        (`wait_export`) and cancels it (`cancel_export`).
+        The server runs the export, which continues when this program exits, survives restarts of the server, and is
+        retried while the hub is unavailable. `CheckpointLibrary` reports the progress of an export (`get_export`),
+        waits for its end (`wait_export`) and cancels it (`cancel_export`).
 
         Args:
-            checkpoint_dir: Path of the checkpoint, `twinkle://<run>/weights/<name>`, as returned by `save`; or its
-                name within the adapter's run.
+            checkpoint_dir: Path of the checkpoint, `twinkle://<run>/weights/<name>`, as returned by `save`; or the
+                name of a checkpoint of the adapter's run.
             hub_model_id: `hf://<owner>/<name>`, where a new repository is private; or `file:///<folder>`, a folder
                 below the operator's export folder.
             hub_token: Token with write access to the hub. Unset: `HF_TOKEN`. The server stores it encrypted until
                 the export ends.
-            async_upload: Return as soon as the server has accepted the export. False: wait until it ends, with a
-                progress bar on a terminal; an interrupt does not cancel the export.
+            async_upload: Return as soon as the server has accepted the export. False: wait until the export ends, with
+                a progress bar on a terminal; an interrupt does not cancel the export.
             adapter_name: Adapter of a checkpoint given by name. Unset: the only adapter.
 
         Returns:
