@@ -107,6 +107,7 @@ class KeyAdministration:
         Raises:
             NotFoundError: The key does not exist.
             StateError: The key is no longer valid.
+            UsageError: `overlap` is negative or longer than 36,500 days.
         """
         request = pb.RotateKeyRequest(key_id=key_id)
         if overlap is not None:
@@ -116,7 +117,11 @@ class KeyAdministration:
 
     @remote_method
     async def create_tenant(self, tenant_id: str, *, display_name: str = '') -> pb.Tenant:
-        """Return the tenant, creating it if it does not exist."""
+        """Return the tenant, creating it if it does not exist.
+
+        Raises:
+            UsageError: The id or the name is invalid.
+        """
         request = pb.CreateTenantRequest(tenant_id=tenant_id, display_name=display_name)
         return (await self._connection.unary(self._stub.CreateTenant, request)).tenant
 
@@ -138,6 +143,7 @@ class KeyAdministration:
 
         Raises:
             NotFoundError: The tenant does not exist.
+            UsageError: The id or the name is invalid.
         """
         request = pb.CreateProjectRequest(tenant_id=tenant_id, project_id=project_id, display_name=display_name)
         return (await self._connection.unary(self._stub.CreateProject, request)).project

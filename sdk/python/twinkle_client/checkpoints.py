@@ -71,6 +71,7 @@ class CheckpointLibrary:
 
         Raises:
             NotFoundError: There is no checkpoint at this path.
+            UsageError: The time is shorter than one second or longer than 36,500 days.
         """
         request = checkpoint_service_pb2.SetCheckpointTtlRequest(checkpoint_path=path)
         if ttl is not None:
@@ -83,7 +84,7 @@ class CheckpointLibrary:
 
         Raises:
             NotFoundError: There is no checkpoint at this path.
-            Error: The checkpoint is damaged; its `reason` is CHECKPOINT_DAMAGED.
+            ServerError: The checkpoint is damaged; the `reason` of the error is CHECKPOINT_DAMAGED.
         """
         request = checkpoint_service_pb2.VerifyCheckpointRequest(checkpoint_path=path)
         return (await self._connection.unary(self._checkpoints.VerifyCheckpoint, request)).checkpoint
@@ -113,6 +114,7 @@ class CheckpointLibrary:
             ValueError: The source is not a peft folder, or `base_model` is empty and the server does not have exactly
                 one trainable base model.
             UsageError: The server refused the adapter; the message states the reason.
+            QuotaError: The tenant's storage is full, or the tenant has too many unfinished uploads.
         """
         adapter = AdapterUpload(
             source=Path(source),
@@ -128,7 +130,7 @@ class CheckpointLibrary:
     ) -> export_service_pb2.Export:
         """Start an export of a checkpoint to `hf://<owner>/<name>` or `file:///<folder>`.
 
-        The server runs the export. Until the export has ended, a repeated call with the same arguments returns it.
+        The server runs the export. Until it has ended, a repeated call with the same arguments returns the same export.
 
         Args:
             path: Path of the checkpoint.

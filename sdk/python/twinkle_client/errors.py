@@ -6,7 +6,7 @@ Error:
  ├─ AccessError                   the API key is missing, unknown, or lacks a scope
  ├─ DeadlineError                 no response in time; also a TimeoutError
  ├─ CancelledError                the request was cancelled, by this or another authorized client
- └─ ServerError                   a defect of the service, or data that was damaged in transit
+ └─ ServerError                   a defect of the service, or data that was damaged in transit or in storage
 """
 
 from collections.abc import Mapping
@@ -182,7 +182,7 @@ class CancelledError(Error):
 
 
 class ServerError(Error):
-    """The service has a defect, or data was damaged in transit."""
+    """The service has a defect, or data was damaged in transit or in storage."""
 
 
 _CLASSES: dict[grpc.StatusCode, type[Error]] = {

@@ -65,6 +65,7 @@ class Quotas:
 
         Raises:
             NotFoundError: The tenant does not exist.
+            UsageError: `end` is before `begin`.
         """
         times = {'begin_time': _timestamp(begin), 'end_time': _timestamp(end)}
         if tenant_id:

@@ -65,7 +65,7 @@ def run_as_json(run: Run) -> dict[str, object]:
 
 
 def _row(client: TwinkleClient, run: Run, adapter: adapter_pb2.Adapter | None) -> Mapping[str, object]:
-    """Return a run for JSON, with the state of its next operation if its service has it."""
+    """Return a run for JSON, with the state of its next operation if the model service has the adapter."""
     if adapter is None:
         return {**run_as_json(run), 'state': 'active' if run.is_active else 'ended'}
     record = client.find_operation(adapter.adapter_id, adapter.sequence_number + 1)

@@ -145,7 +145,7 @@ class DataLoader:
     def get_state(self) -> dict[str, Any]:
         """Return the position after the last yielded batch, as JSON-like values.
 
-        After `resume_from_checkpoint`, it is the position at which the next iteration starts.
+        After `resume_from_checkpoint`, return the position at which the next iteration starts.
         """
         return loader_state(self._resume_from or self._cursor or dataset_pb2.Cursor())
 

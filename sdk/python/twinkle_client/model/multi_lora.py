@@ -47,7 +47,7 @@ class MultiLoraTransformersModel(
     ) -> str:
         """Create an adapter on the server.
 
-        Its initial loss is cross-entropy, averaged over the labels of a step, and its initial optimizer is AdamW.
+        The adapter starts with the loss cross-entropy, averaged over the labels of a step, and the optimizer AdamW.
 
         Args:
             adapter_name: Name within this handle; other handles may use the same name.
@@ -57,7 +57,7 @@ class MultiLoraTransformersModel(
                 checkpoint to start from must be of a full-parameter run too. The run leases the model service
                 exclusively until the run is removed or its session ends; see docs/training.md.
             gradient_accumulation_steps: Number of batches whose gradients are summed before a step is applied.
-            user_metadata: Labels in the catalogue.
+            user_metadata: Labels of the run in the catalogue.
 
         Returns:
             The adapter's id, which is also the id of its run.

@@ -53,8 +53,8 @@ class PlanningVerbs(ModelHandle):
 
         Raises:
             ValueError: `config` is not supported, or `full_parameters` is an empty list.
-            UsageError: The server has no such model, a number is out of range, or `config` and `full_parameters` are
-                both given.
+            NotFoundError: The server has no such model.
+            UsageError: A number is out of range, or `config` and `full_parameters` are both given.
         """
         full = full_parameter_config(names=full_parameters)
         request = adapter_service_pb2.EstimateRequest(

@@ -54,8 +54,9 @@ class SavingVerbs(ModelHandle):
         Raises:
             ConflictError: A checkpoint with this name exists, and `overwrite` is not set.
             TypeError: An option is unknown, or a label is not a string.
-            UsageError: The data cursor is negative or given without `save_optimizer`, a label is too long, or there
-                are too many labels.
+            UsageError: The name or `ttl` is invalid, the data cursor is negative or given without `save_optimizer`, a
+                label is too long, or there are too many labels.
+            QuotaError: The tenant's storage is full.
         """
         if unknown := sorted(set(options) - set(SaveOptions.__annotations__)):
             raise TypeError(f'save has no arguments {unknown}; its options are {sorted(SaveOptions.__annotations__)}')
@@ -131,6 +132,7 @@ class SavingVerbs(ModelHandle):
 
         Raises:
             ValueError: `dtype` is unknown.
+            QuotaError: The version is to be pinned, and the adapter has the maximum number of pinned versions.
         """
         number = None if dtype is None else dtype_number(dtype)
         verb = operation_pb2.PublishVersion(is_pinned=is_pinned, dtype=number)
@@ -167,6 +169,10 @@ class SavingVerbs(ModelHandle):
 
         Returns:
             The folder, relative to the state folder of the model service.
+
+        Raises:
+            UsageError: The name is invalid, or the adapter cannot be merged.
+            QuotaError: The tenant has the maximum number of merged models.
         """
         return (await self._run(adapter_name, export_merged=operation_pb2.ExportMerged(name=name))).save.folder
 
