@@ -27,7 +27,7 @@ FAILPOINTS = (
     'restore.replaying',
     'page_out.recorded',
 )
-"""Failpoints of an operation in the model service, in order."""
+"""Failpoints of operations, snapshots, restores and paging out in the model service."""
 TRANSFER_FAILPOINTS = (
     'weights.chunk',
     'weights.received',

@@ -33,7 +33,7 @@ _OWNER_FILE = 'owner-'
 _PERSISTENT_PREFIX = 'keep.'
 _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW
 _PARTS_PER_WRITE = 512
-"""Maximum number of buffers per write call; operating systems support at least this many."""
+"""Maximum number of buffers per write call; Linux supports up to 1024."""
 
 
 class SegmentsConfig(BaseModel):
@@ -42,7 +42,7 @@ class SegmentsConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra='forbid')
 
     is_enabled: bool = True
-    """Whether to pass states in shared memory to services on the same host; otherwise their bytes are sent."""
+    """Whether to pass states in shared memory to services on the same host; otherwise gRPC sends the bytes."""
     folder: str = ''
     """Folder of the segments, equal for all services of a host. Empty: /dev/shm/twinkle-<uid>, if /dev/shm exists."""
 
