@@ -137,6 +137,7 @@ class TwinkleClient:
 
         Raises:
             TypeError: A filter is unknown, or a label is not a string.
+            UsageError: There are more than 16 labels.
         """
         runs: list[catalogue_service_pb2.Run] = []
         request = runs_request(filters)
@@ -195,6 +196,7 @@ class TwinkleClient:
         Raises:
             TypeError: A filter is unknown, a label is not a string, or a time is not a datetime.
             ValueError: `end_time` is not later than `begin_time`.
+            UsageError: There are more than 16 labels.
         """
         if filters:
             return await self._find_checkpoints(checkpoints_request(run_id, filters))

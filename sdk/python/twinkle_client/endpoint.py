@@ -82,7 +82,8 @@ def find_console_endpoint(http_url: str, state_dir: Path | None = None) -> Endpo
     """Return the HTTP address of a gateway with an API key and CA certificates, for the console.
 
     Args:
-        http_url: HTTP address. Empty: `TWINKLE_SERVER_URL`, unless `state_dir` is given, or the local stack.
+        http_url: HTTP address. Empty: `TWINKLE_SERVER_URL`, or the local stack if the variable is not set or
+            `state_dir` is given.
         state_dir: State folder of the local stack. None: the default one.
 
     Raises:

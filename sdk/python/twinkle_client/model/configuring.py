@@ -37,7 +37,7 @@ class ConfiguringVerbs(ModelHandle):
     async def set_optimizer(
         self, optimizer_cls: Any = 'AdamW', *, adapter_name: str | None = None, **options: Any
     ) -> None:
-        """Set the optimizer. This resets its state, and the schedule has to be set again.
+        """Set the optimizer. This resets the optimizer's state, and the schedule has to be set again.
 
         Args:
             optimizer_cls: Name or class of torch.optim.

@@ -142,7 +142,7 @@ class Sampler:
     ) -> AsyncIterator[SampleDelta]:
         """Complete one prompt, yielding tokens as they are generated; leaving the loop cancels the request.
 
-        The arguments are those of `sample`, with one prompt.
+        The arguments and the errors are those of `sample`, with one prompt.
         """
         request = sampler_service_pb2.SampleRequest(
             request_id=new_id('sm'),
@@ -174,6 +174,7 @@ class Sampler:
 
         Raises:
             ValueError: An input is a text or a chat.
+            TypeError, NotFoundError, StateError, RetryableError: See `sample`.
         """
         prompts = [convert.prompt_to_proto(prompt) for prompt in _prompts(inputs)]
         if not all(prompt.HasField('token_ids') for prompt in prompts):

@@ -84,7 +84,7 @@ class _ActorEnded(Exception):
 
 
 class RayProcess:
-    """A process below an actor."""
+    """A process that an actor runs."""
 
     def __init__(self, pid: int, mark: str, actor: str) -> None:
         """Describe a process.
