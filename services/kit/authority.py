@@ -5,7 +5,7 @@ be called directly inside a cluster.
 """
 
 from services.kit.caller import Caller
-from services.kit.errors import ScopeMissing
+from services.kit.errors import InternalOnly, ScopeMissing
 
 
 def require_scope(caller: Caller, scope: str) -> None:
@@ -26,7 +26,7 @@ def require_internal(caller: Caller) -> None:
     """Check that the caller is a service of this deployment.
 
     Raises:
-        ScopeMissing: The call comes from a client.
+        InternalOnly: The call comes from a client.
     """
     if not caller.is_internal:
-        raise ScopeMissing('internal')
+        raise InternalOnly

@@ -47,7 +47,7 @@ class CheckpointWatch:
             resume_token: Token of the last event received, to receive only later changes; empty for a new snapshot.
 
         Raises:
-            ScopeMissing: The caller is not a service.
+            InternalOnly: The caller is not a service.
             Draining: The service is shutting down.
             InvalidField: The token is malformed, was issued before a restart, or was followed by more deletions than
                 are stored; start with an empty token. A slow reader may receive this error later, too.

@@ -77,7 +77,7 @@ class Checkpoints:
         If the run already has a checkpoint with this name and the same state, return that checkpoint unchanged.
 
         Raises:
-            ScopeMissing: The caller is not a service.
+            InternalOnly: The caller is not a service.
             CheckpointNotFound: The checkpoint does not exist, or the tenant may not read it.
             CheckpointDamaged: The files or the record of the checkpoint differ from the committed ones, or the record
                 of an existing checkpoint with the copy's name cannot be read.
@@ -135,7 +135,7 @@ class Checkpoints:
         """Make a checkpoint readable for all tenants, or for its tenant only, and return it.
 
         Raises:
-            ScopeMissing: The caller is not a service.
+            InternalOnly: The caller is not a service.
             CheckpointNotFound: The tenant has no such checkpoint.
             CheckpointDamaged: The checkpoint's record cannot be read.
             CheckpointIdTaken: Another tenant's public checkpoint has the same run and name, and therefore this path.

@@ -25,7 +25,7 @@ class Publisher:
         If the state is already committed, return its record without reading the bytes.
 
         Raises:
-            ScopeMissing: The caller is not a service.
+            InternalOnly: The caller is not a service.
             InvalidField: The state is too large, or a chunk or the segment does not fit the size of the state.
             StreamOutOfOrder, ChunkCorrupt, DigestMismatch: A frame is missing, out of order or damaged, or the bytes do
                 not match the announced digest.

@@ -89,7 +89,7 @@ class Versions:
         If the adapter has no versions, do nothing.
 
         Raises:
-            ScopeMissing: The caller is not a service.
+            InternalOnly: The caller is not a service.
             StoreUnavailable: The disk cannot be used at the moment.
         """
         require_internal(caller)

@@ -92,7 +92,7 @@ class WeightFeed:
         A version whose transfer was interrupted is sent first if it still exists.
 
         Raises:
-            ScopeMissing: The caller is not a service.
+            InternalOnly: The caller is not a service.
             AdapterNotFound: The tenant has no such adapter, or its versions were deleted.
             CheckpointDamaged: The files or the record of a version differ from the committed ones.
             Draining: The service is shutting down.
@@ -112,7 +112,7 @@ class WeightFeed:
         """Yield the frames of one state.
 
         Raises:
-            ScopeMissing: The caller is not a service.
+            InternalOnly: The caller is not a service.
             AdapterNotFound, VersionNotFound, CheckpointNotFound: The state is missing, or the tenant may not read it.
             CheckpointDamaged: The record cannot be read, or the files differ from the committed ones.
             InvalidField: The offset is larger than the state.

@@ -52,7 +52,7 @@ class FleetEvent:
 class Replicas:
     """Adds replicas to the fleet, renews their leases, and lists them for operators.
 
-    `register` and `lease` raise ScopeMissing if the caller is not a service of this deployment. All other methods raise
+    `register` and `lease` raise InternalOnly if the caller is not a service of this deployment. All other methods raise
     ScopeMissing if the caller is not an operator.
 
     Args:

@@ -95,6 +95,13 @@ class ScopeMissing(PermissionDenied):
     scope: str
 
 
+@domain_error('SCOPE_MISSING', 'only services of this deployment may call this method; no API key has the right to')
+class InternalOnly(PermissionDenied):
+    """A client called a method that is for services only."""
+
+    scope: str = 'internal'
+
+
 @domain_error('PEER_NOT_TRUSTED', 'only services with a trusted certificate may call this method')
 class PeerNotTrusted(PermissionDenied):
     """The caller is not a service that may call this method; the error does not reveal which services may."""

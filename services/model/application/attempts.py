@@ -38,7 +38,8 @@ class Attempts:
     async def counted(self, work: str, *, refusal: DomainError) -> AsyncIterator[None]:
         """Count an attempt durably before the block runs. The count is reset unless the process ends in the block.
 
-        For some time after a crash, these blocks run one at a time, so that only the cause of a crash is counted.
+        For some time after a crash, these blocks run one at a time, so that only the cause of a crash is counted, and
+        refused work stays refused. Later, a refusal resets the count.
 
         Args:
             work: Name of the work in the journal.
@@ -50,9 +51,12 @@ class Attempts:
         """
         async with self._alone if self.is_careful else nullcontext():
             count = await self._journal.count_attempt(work)
+            if count > MAX_ATTEMPTS:
+                # A client may repeat the request. Every refusal within this time is one crash less.
+                if not self.is_careful:
+                    self._journal.reset_attempts(work)
+                raise refusal
             try:
-                if count > MAX_ATTEMPTS:
-                    raise refusal
                 reach('attempt.counted')
                 yield
             finally:

@@ -11,7 +11,7 @@ from services.model.domain.engine import AdapterState
 from services.model.domain.errors import ExportUnavailable
 from services.model.domain.result import SaveResult
 from twinkle.checkpoint_engine import AdapterMismatch, InvalidModelFolder, MergeResult, MergeRunning, export_merged
-from twinkle.hub import resolve_model
+from twinkle.hub import HubError, resolve_model
 
 _OWNER_FILE = '.tenant'
 """File with the id of the tenant, in the folder of an adapter. Both remain when the adapter is deleted."""
@@ -40,7 +40,7 @@ class MergedFolders:
             merged = await self._worker.run(self._export, adapter.tenant_id, state, folder)
         except (AdapterMismatch, InvalidModelFolder) as error:
             raise InvalidField('operation.export_merged', str(error)) from error
-        except (MergeRunning, OSError) as error:
+        except (MergeRunning, HubError, OSError) as error:
             raise ExportUnavailable(adapter.adapter_id) from error
         # Results contain no absolute paths of the server.
         folder = merged.folder.relative_to(self._root.parent)

@@ -200,7 +200,7 @@ class VllmEngine:
             with _domain_errors():
                 await self._engine.sleep(int(level))
         except library.SleepUnavailable as error:
-            raise NotSupportedHere('Sleep', 'vllm') from error
+            raise NotSupportedHere('sleep', 'vllm') from error
 
     async def wake_up(self) -> None:
         with _domain_errors():

@@ -22,6 +22,7 @@ from services.kit.errors import (
     Disposition,
     DomainError,
     Draining,
+    InternalOnly,
     InvalidField,
     QuotaExceeded,
     RequestIdReused,
@@ -296,7 +297,7 @@ async def test_slow_watcher_gets_a_new_snapshot() -> None:
 async def test_watch_is_for_services_and_ends_with_the_service() -> None:
     """A client cannot watch adapters, and a watching service does not delay the shutdown."""
     harness = Harness()
-    with pytest.raises(ScopeMissing):
+    with pytest.raises(InternalOnly):
         await anext(harness.directory.watch(ALICE, ''))
     watch = harness.directory.watch(GATEWAY, '')
     assert (await anext(watch)).is_synced

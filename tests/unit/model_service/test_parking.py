@@ -11,7 +11,7 @@ from fixtures.crashing import ALICE, Died, StrictStore, create, start
 from fixtures.model_verbs import let_others_run
 from services.checkpoint.domain.errors import CheckpointExists
 from services.kit.caller import Caller
-from services.kit.errors import AdapterNotFound, Cancelled, ScopeMissing, ServiceUnreachable
+from services.kit.errors import AdapterNotFound, Cancelled, InternalOnly, ServiceUnreachable
 from services.model.application.create_adapter import CreateAdapterRequest
 from services.model.backends.journal.memory import MemoryJournal
 from services.model.domain.errors import ReplicaLeased
@@ -294,7 +294,7 @@ async def test_only_services_can_park_adapters(journal, store):
     """A client cannot park adapters, and another tenant's adapter is not found."""
     service = await start(journal, store)
     adapter_id = await _trained(service)
-    with pytest.raises(ScopeMissing):
+    with pytest.raises(InternalOnly):
         await service.verbs.park_adapter(replace(ALICE, is_internal=False, scopes=frozenset({'train'})), adapter_id)
     with pytest.raises(AdapterNotFound):
         await service.verbs.park_adapter(Caller(tenant_id='bob', is_internal=True), adapter_id)
