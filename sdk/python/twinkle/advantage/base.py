@@ -15,7 +15,7 @@ from twinkle.advantage.errors import InvalidAdvantageInput
 FloatVector = npt.NDArray[np.float64]
 Scale = Literal['group', 'batch', 'none']
 LARGEST = 1e100
-"""Maximum magnitude of input values. A standard deviation squares them, and squares of numbers above 1e154 overflow."""
+"""Maximum magnitude of input values. A standard deviation squares the values, and squares above 1e308 overflow."""
 
 
 class Advantage(ABC):
@@ -68,7 +68,8 @@ class GroupAdvantage(Advantage):
 
         Raises:
             InvalidAdvantageInput: rewards are empty, too large, not finite or not one-dimensional; they cannot be
-                divided into groups of at least two completions; or `scale` is unknown.
+                divided into groups of at least two completions; `num_generations` is not an integer of at least 1; or
+                `scale` is unknown.
         """
         rewards_PG = _grouped(read_vector('rewards', rewards), num_generations)
         centred_PG = self.centre(rewards_PG)

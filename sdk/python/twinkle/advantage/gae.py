@@ -107,8 +107,8 @@ class GAEAdvantage(Advantage):
             targets of the value function.
 
         Raises:
-            InvalidAdvantageInput: lengths do not match, a number is not finite, no token counts, or a token that does
-                not count has a reward.
+            InvalidAdvantageInput: lengths do not match, a number is not finite or too large, no token counts, or a
+                token that does not count has a reward.
         """
         token_rewards = [read_vector(f'rewards[{index}]', row) for index, row in enumerate(_rows('rewards', rewards))]
         expected = _read_rows('values', values, token_rewards)
