@@ -1,4 +1,4 @@
-r"""Extraction of the answers to mathematical problems that a text marks with `\boxed{...}`."""
+r"""Extraction of answers to mathematical problems, which texts mark with `\boxed{...}`."""
 
 import re
 

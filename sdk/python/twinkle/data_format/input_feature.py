@@ -69,7 +69,7 @@ class InputFeature(TypedDict, total=False):
     video_grid_thw: npt.NDArray[np.integer[Any]]
     """int [N, 3]. Time steps, rows and columns of the patches of each video."""
     second_per_grid_ts: FloatArray
-    """float [N]. Duration of a time step of each video in seconds. `position_ids` are consistent with it."""
+    """float [N]. Duration of a time step of each video in seconds, from which `position_ids` are computed."""
     input_features: npt.NDArray[np.floating[Any]]
     """float [N, M, F]. Mel bands of all audio clips, each padded with silence to F frames."""
     feature_attention_mask: npt.NDArray[np.integer[Any]]

@@ -111,7 +111,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     """Value subtracted from the logit of each token for each time that it was sampled before, -2 to 2."""
     structured_output: StructuredOutput | None = None
-    """Form that the completion must have. If None, it is not constrained."""
+    """Form that the completion must have. If None, the form is free."""
     prompt_probe: PromptProbe | None = None
     """Values to compute at the positions of the prompt, if any."""
     return_routed_experts: bool = False
