@@ -52,8 +52,8 @@ class CodeExecutionReward(AnswerReward):
         """Return the fraction of tests that each program passes.
 
         Raises:
-            InvalidRewardInput: tests are missing or malformed.
-            SandboxUnavailable: this machine does not support a wall that `limits` requires.
+            InvalidRewardInput: a trajectory has no messages, or tests are missing or malformed.
+            SandboxUnavailable: this machine does not support a sandbox wall that `limits` requires.
             ProgramNotStarted: the interpreter cannot start within the limits.
         """
         completions = [completion_of(trajectory, index) for index, trajectory in enumerate(trajectories)]

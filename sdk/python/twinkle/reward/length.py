@@ -46,6 +46,10 @@ class LengthReward(Reward):
             ground_truths: ignored.
             completion_lengths: lengths in tokens, used instead of the labels.
             kwargs: ignored.
+
+        Raises:
+            InvalidRewardInput: `completion_lengths` does not have one item per trajectory, or is not given and a
+                trajectory has no labels.
         """
         if completion_lengths is None:
             completion_lengths = [_labels(trajectory, index) for index, trajectory in enumerate(trajectories)]

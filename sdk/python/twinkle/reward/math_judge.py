@@ -101,7 +101,7 @@ class MathJudge:
             start_new_session=True,
             encoding='utf-8',
         )
-        # Also called, at most once, when the judge is garbage collected.
+        # `finalize` calls `_terminate` at most once: explicitly, or when the judge is garbage collected.
         self._terminate = weakref.finalize(self, _terminate, process, self._owner)
         ready = _read(process)
         if not isinstance(ready, dict):

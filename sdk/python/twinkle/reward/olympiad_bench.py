@@ -29,9 +29,10 @@ class OlympiadBenchAccuracyReward(AnswerReward):
     r"""Correctness of the boxed answers, from 0 to 1.
 
     With one expected answer, the score is 1 if the last boxed answer is equal, as text without formatting or as a
-    number within the tolerance. Any other number scores `near_miss * exp(-5 * relative error)`, or 0 if 0 is expected.
-    Other text scores 0. With several expected answers (`is_multiple_answer` in `user_data`), the score is the number of
-    correct answers divided by the number of expected or of given answers, whichever is larger.
+    number within the tolerance. Another number scores `near_miss * exp(-5 * relative error)`, or 0 if the expected
+    answer is 0 or not a number. Other text scores 0. With several expected answers (`is_multiple_answer` in
+    `user_data`), the score is the number of correct answers divided by the number of expected or of given answers,
+    whichever is larger.
 
     Args:
         ground_truth_key: key of the answers in `user_data`; several answers are separated by commas.
@@ -179,7 +180,7 @@ def split_answers(text: str) -> list[str]:
 
 
 def _error_of(trajectory: Mapping[str, Any]) -> float | None:
-    """Return the maximum absolute error that a problem specifies, or None without a valid number."""
+    """Return the maximum absolute error that a problem specifies, or None if it is missing or invalid."""
     try:
         error = float(user_data_get(trajectory, 'error', ''))
     except (TypeError, ValueError):

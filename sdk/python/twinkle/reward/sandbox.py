@@ -78,7 +78,7 @@ def run_program(source: str, stdin: str = '', limits: SandboxLimits | None = Non
     machine.
 
     Raises:
-        SandboxUnavailable: this machine does not support a wall that `limits` requires; nothing was run.
+        SandboxUnavailable: this machine does not support one of the `WALLS` that `limits` requires; nothing was run.
         ProgramNotStarted: the interpreter exited before the sandbox was set up, for example because memory ran out.
     """
     limits = limits or SandboxLimits()
