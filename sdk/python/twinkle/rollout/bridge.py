@@ -43,7 +43,7 @@ class ChatFormat(Protocol):
 def bridge_tokens(template: ChatFormat, messages: Sequence[Mapping[str, Any]], *, last_token: int) -> list[int]:
     """Return the tokens from the end of a model's turn to the start of its next turn, including the reply.
 
-    Text in the reply that spells a special token is broken up first, so that a tool's output cannot open a turn.
+    Text in the reply that spells a special token is changed first, so that a tool's output cannot start a turn.
 
     Args:
         template: chat template of the model.

@@ -23,7 +23,7 @@ class EndReason(StrEnum):
     MAX_TURNS = 'max_turns'
     """The model used all its turns."""
     MAX_TOKENS = 'max_tokens'
-    """The chat reached `max_trajectory_tokens` or the model's context, or another turn does not fit into them."""
+    """The chat reached `max_trajectory_tokens` or the model's context, or the next reply leaves no space for a turn."""
     LENGTH = 'length'
     """A turn was cut at `sampling_params.max_tokens`, even if the environment then ended the chat."""
     ABORT = 'abort'

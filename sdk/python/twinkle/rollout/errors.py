@@ -20,7 +20,7 @@ class InvalidArguments(RolloutError, ValueError):
 
 
 class ChatCannotGoOn(RolloutError, ValueError):
-    """The chat template cannot render a turn after an assistant turn, so the chat cannot continue."""
+    """The chat template omits earlier assistant turns, so the chat cannot continue."""
 
 
 @error_class('samples[{index}].version_spans is empty; copy the spans of its SampledSequence, or remove the sample')

@@ -68,7 +68,7 @@ class MultiTurnRollout:
 
     With a seed, all results are a function of the seed, the inputs and the weights. Chats with the same text prompt are
     then samples of one request in the first turn, whether they come from one trajectory or several. In a later turn
-    `t`, the `j`-th chat with the same prompt uses a seed that is derived from the call's seed, `t` and `j`.
+    `t`, the `j`-th chat with the same first prompt uses a seed that is derived from the call's seed, `t` and `j`.
 
     Args:
         sampler: samples the turns.
@@ -134,7 +134,8 @@ class MultiTurnRollout:
 
         Raises:
             ValueError: `trajectories` is empty, `num_samples` is below 1, or a chat or a reply is malformed.
-            ChatCannotGoOn, TemplateError: the chat template cannot render a reply.
+            ChatCannotGoOn: the chat template omits earlier assistant turns.
+            TemplateError: the chat template refuses a reply.
             CallbackFailed: a callback raised an error.
             OSError: the trace file cannot be written.
         """
@@ -263,7 +264,7 @@ class _Key:
 
 
 def _number_duplicates(episodes: Sequence[Episode]) -> None:
-    """Assign indexes to chats that start with the same tokens, because one seed would give them the same samples."""
+    """Number the chats that start with the same tokens; with equal seeds, they would get the same samples."""
     counts: Counter[tuple[int, ...]] = Counter()
     for episode in episodes:
         episode.duplicate_index = counts[episode.track.token_ids]

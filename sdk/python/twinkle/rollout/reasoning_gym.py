@@ -54,7 +54,7 @@ def task_chats(tasks: TaskSet, *, system: str = _ANSWER_FORMAT) -> Iterator[Traj
         task = tasks[index]
         question: Message = {'role': 'user', 'content': str(task['question'])}
         data = [pack_value(_INDEX, index)]
-        # Tasks with many correct answers do not list one; their scorer decides.
+        # Tasks with many correct answers do not list an answer; only their scorer can check a completion.
         if task.get('answer') is not None:
             data.append(pack_value('ground_truth', str(task['answer'])))
         yield {'messages': [*opening, question], 'user_data': data}

@@ -34,7 +34,8 @@ def parameters_of(function: Callable[..., Any], *, name: str) -> Schema:
         name: name of the tool, for messages.
 
     Raises:
-        InvalidTool: a parameter has no supported annotation or cannot be passed by name. The message names it.
+        InvalidTool: a parameter has no supported annotation or cannot be passed by name, or an annotation names an
+            unknown type.
     """
     try:
         hints = get_type_hints(function)
@@ -67,7 +68,8 @@ def check_arguments(arguments: Any, schema: Schema) -> dict[str, Any]:
     """Validate the arguments of a call and return a copy.
 
     Raises:
-        InvalidArguments: an argument is unknown, missing or of the wrong type. The message names it.
+        InvalidArguments: `arguments` is not an object, or an argument is unknown, missing, of the wrong type or not
+            one of the allowed values. The message names the argument.
     """
     if not isinstance(arguments, dict):
         raise InvalidArguments(f'arguments must be an object, got {type(arguments).__name__}')

@@ -55,7 +55,7 @@ class ToolFailure(StrEnum):
     UNKNOWN_TOOL = 'unknown_tool'
     """No tool has the requested name."""
     BAD_ARGUMENTS = 'bad_arguments'
-    """The arguments do not match the schema."""
+    """The arguments are not JSON or do not match the schema."""
     RAISED = 'raised'
     """The function raised an error."""
     TIMEOUT = 'timeout'
