@@ -15,8 +15,8 @@ LOSS_TYPES = ('sigmoid', 'hinge', 'ipo', 'kto_pair')
 class DPOLoss(PairLoss):
     """Loss of `h = log-ratio(chosen) - log-ratio(rejected)`, where a response's log-ratio is `log p - ref_logps`.
 
-    - 'sigmoid': `-log sigmoid(beta h)`, DPO, arXiv 2305.18290, equation 7. With `label_smoothing` e it
-      becomes `-(1 - e) log sigmoid(beta h) - e log sigmoid(-beta h)`, as if in a fraction e of the pairs the chosen and
+    - 'sigmoid': `-log sigmoid(beta h)`, DPO, arXiv 2305.18290, equation 7. With `label_smoothing` e, the loss
+      is `-(1 - e) log sigmoid(beta h) - e log sigmoid(-beta h)`, as if in a fraction e of the pairs the chosen and
       the rejected response were exchanged (arXiv 2403.00409, section 3).
     - 'hinge': `max(0, 1 - beta h)`, hinge-norm of RSO, arXiv 2309.06657.
     - 'ipo': `(h - 1 / (2 beta))^2`, IPO, arXiv 2310.12036, equation 17; beta is the paper's tau.

@@ -47,7 +47,7 @@ def masked_weights(log_k_R: Tensor, *, low: float = 0.5, high: float = 5.0) -> T
 
 
 class OffPolicyCorrection:
-    """Correction with its bounds.
+    """Correction by importance weights, with its bounds.
 
     Args:
         options: see `CorrectionOptions`.
