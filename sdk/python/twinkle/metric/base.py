@@ -85,7 +85,7 @@ class Metric(ABC):
     units: ClassVar[Mapping[str, str]] = {}
     """Unit of each value, such as 'tokens/s', 'nats', or 'ratio' for fractions in [0, 1]."""
     required_outputs: ClassVar[tuple[str, ...]] = ()
-    """Names from `FACT_NAMES` that the metric needs to report anything."""
+    """Names from `FACT_NAMES` that the metric requests."""
     optional_streams: ClassVar[tuple[str, ...]] = ()
     """Streams that the metric reads if every feature of the batch has them."""
     wall_clock_values: ClassVar[frozenset[str]] = frozenset()

@@ -46,7 +46,7 @@ class CountingMetric(Metric):
     def add_moments(self, name: str, values: npt.NDArray[np.float64]) -> None:
         """Add values to a running mean and variance (Chan, Golub and LeVeque 1979, eq. 2.1).
 
-        This formula avoids the loss of precision by cancellation.
+        The formula avoids cancellation, which would lose precision.
         """
         if not len(values):
             return

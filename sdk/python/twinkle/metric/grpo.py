@@ -30,8 +30,8 @@ class GRPOMetric(CountingMetric):
       and a negative advantage; `train/clip_ratio_high`, the fraction with a ratio above `1 + epsilon_high` and a
       positive advantage; and their sum `train/clip_ratio`. PPO's gradient is zero for these tokens (arXiv:1707.06347,
       eq. 7).
-    - With `ref_logps`: `train/ref_kl`, k3 of the new policy from the reference.
-    - With `sampler_logps`: `train/sampler_kl`, k3 of the sampling engine from the new policy, and
+    - With `ref_logps`: `train/ref_kl`, k3 of the divergence of new from the reference.
+    - With `sampler_logps`: `train/sampler_kl`, k3 of the divergence of the sampling engine from new, and
       `train/sampler_ratio_max`.
 
     Args:
