@@ -22,7 +22,7 @@ def token_fields(ids: IntVector) -> InputFeature:
 
 
 def continued(prompt_feature: InputFeature, new_tokens: Sequence[int]) -> InputFeature:
-    """Return `prompt_feature` followed by `new_tokens`, with labels for them; see `Template.concat_input_feature`."""
+    """Return `prompt_feature` followed by labelled `new_tokens`; see `Template.concat_input_feature`."""
     prompt = _token_ids(prompt_feature.get('input_ids', ()), 'prompt_feature.input_ids')
     new = _token_ids(new_tokens, 'new_tokens')
     old = _rows(prompt_feature, len(prompt))

@@ -67,7 +67,7 @@ def _turn_span(messages: Chat, index: int, full: str, *, render: Callable[..., s
     try:
         opening = render(messages[:index], add_generation_prompt=True)
     except TemplateError:
-        # Some templates refuse a chat that ends at this message; only the content is labelled then.
+        # Some templates refuse a chat that ends before this message; only the content is labelled then.
         opening = ''
     # Text between the generation prompt and the content (an empty thought, a space) is labelled too.
     if opening and full.startswith(opening):

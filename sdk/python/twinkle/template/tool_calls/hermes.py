@@ -19,8 +19,8 @@ _FUNCTION_END, _PARAMETER_END = '</function>', '</parameter>'
 class HermesQwenParser:
     """Parser of `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, and of the same tag with `<function=...>`.
 
-    JSON strings may contain the tags. The Qwen3.5 format has no escape sequences, so its values cannot contain them.
-    Its values are strings unless the tool declares another type.
+    JSON strings may contain the tags. The Qwen3.5 format has no escape sequences, so its values cannot contain
+    the tags. Its values are strings unless the tool declares another type.
     """
 
     name = 'hermes'
