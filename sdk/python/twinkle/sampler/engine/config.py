@@ -1,4 +1,4 @@
-"""Limits of a torch sampling engine, which users set as engine arguments."""
+"""Limits of a torch sampling engine."""
 
 from dataclasses import dataclass
 

@@ -193,7 +193,9 @@ class SamplerEngine:
         return ended
 
     def set_parked(self, request_id: str, *, is_parked: bool) -> None:
-        """Park or resume a request. Its parked sequences keep their memory and pause; new ones get one token first.
+        """Park or resume a request.
+
+        Parked sequences pause and keep their memory. A sequence that has not started gets one token first.
 
         Raises:
             UnknownRequest: no request with this id is running.

@@ -2,8 +2,8 @@
 
 While every slot is in use, vLLM's own methods apply the last slot's adapter to rows of the base model. They also
 multiply each row separately, at the maximum rank. Here, the rows of an adapter are multiplied together, at the
-adapter's own rank. For few rows, as in a step that samples, one product with float32 copies of the first factors serves
-all parts of a layer, such as the projections of queries, keys and values. Several adapters then share batched products.
+adapter's own rank. For few rows, as in a step that samples, one product covers all parts of a layer, such as the
+projections of queries, keys and values; it uses float32 copies of the first factors. Adapters then share products.
 Float32 is used, because torch multiplies few bfloat16 rows slowly. In bfloat16, the results of few rows therefore
 differ by rounding from those of many.
 """
@@ -89,7 +89,7 @@ class StackedRows:
     slots: tuple[int, ...]
     """Slot of each of the N adapters; some may have no rows in this step."""
     inputs: Tensor
-    """int64 [N * M], the input of each row. Rows that only fill up those of an adapter repeat an input."""
+    """int64 [N * M]. Index in the step of each row's input; padding rows have index 0."""
     used_R: Tensor | None
     """Positions of the step's rows among the N * M rows; None if all of them are rows of the step."""
     targets_R: 'Tensor | slice'

@@ -1,8 +1,8 @@
 """Structured output (*forms*) in vLLM's engine core: time limits, and the start of continued outputs.
 
 xgrammar applies a form between two steps of the engine, while all other sequences wait. A short form can have a cost
-that grows with each token: `(a{1,100}){1,100}` can take minutes. A sequence whose form costs too much is stopped,
-because xgrammar cannot be interrupted.
+that grows with each token: `(a{1,100}){1,100}` can take minutes. xgrammar cannot be interrupted, so a
+sequence is stopped after its form has cost too much time.
 """
 
 import time
