@@ -21,7 +21,7 @@ class MultiLoraTransformersModel(TransformersModel):
 
     Raises:
         InvalidArgument: a limit is below 1. Methods raise it if an adapter or an example exceeds a limit.
-        NotSupportedYet, ValueError, UnsupportedModel, ImportError, ModelNotFound: see `TransformersModel`.
+        NotSupportedYet, ValueError, UnsupportedModel, ImportError, HubError: see `TransformersModel`.
     """
 
     _supports_full_training = False

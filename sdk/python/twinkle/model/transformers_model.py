@@ -53,7 +53,7 @@ class TransformersModel(ConfiguringVerbs, TrainingVerbs, SteppingVerbs, SavingVe
         UnsupportedModel: the model is not supported, or its weights or rows cannot be divided as the mesh describes; or
             'nf4' is combined with Megatron-core, or bitsandbytes is not installed.
         ImportError: the mesh has `tp` or `pp` ranks, and the extra 'megatron' is not installed.
-        ModelNotFound: the id does not resolve to a model.
+        HubError: the id does not resolve to a model, or the model cannot be downloaded.
     """
 
     _is_megatron = False

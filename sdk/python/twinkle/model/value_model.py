@@ -22,7 +22,7 @@ class TransformersValueModel(TransformersModel):
         options: arguments of `TransformersModel`; training the whole model requires `mixed_precision='no'`.
 
     Raises:
-        NotSupportedYet, ValueError, UnsupportedModel, ImportError, ModelNotFound: see `TransformersModel`.
+        NotSupportedYet, ValueError, UnsupportedModel, ImportError, HubError: see `TransformersModel`.
         InvalidArgument: the whole model is trained, and the mesh has `fsdp` ranks; raised when the adapter is created.
     """
 

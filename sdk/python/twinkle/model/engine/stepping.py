@@ -168,7 +168,7 @@ class Stepping(AdapterTable):
 def _step(
     state: AdapterState, changes: Mapping[str, Any], *, gradients: Mapping[str, Tensor | None] | None
 ) -> StepResult:
-    """Apply the gradient; measure the layers if `gradients` are given, copied before this call clips them."""
+    """Apply the gradient, and measure the layers if `gradients` are given: copies made before clipping."""
     if state.is_accumulating:
         return step_result(state, is_applied=False)
     before = None if gradients is None else _copies(state)

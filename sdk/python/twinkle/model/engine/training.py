@@ -168,8 +168,8 @@ class Training(AdapterTable):
         Raises:
             InvalidFeatures: see `check_features`.
             InvalidLossInput: the loss refused the batch.
-            InvalidArgument: the loss or the options need an output that the adapter or the model does not have, or
-                `micro_batch_size` is too small for a loss that needs the whole batch in one pass.
+            InvalidArgument: the adapter or the model does not have an output that the loss or the options need, or
+                `micro_batch_size` is less than the batch and the loss needs the whole batch in one pass.
             LossNotFinite: the loss is not finite.
             LossFailed, MetricFailed: the loss or a metric raised.
             BatchTooLarge: memory ran out.

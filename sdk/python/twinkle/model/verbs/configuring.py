@@ -129,7 +129,8 @@ class ConfiguringVerbs(ModelHandle):
         """Set the template that encodes chats, given by name, plugin id, class or instance.
 
         Raises:
-            UnknownTemplate, PluginRefused, TypeError: see `twinkle.template.build_template`.
+            UnknownTemplate, PluginRefused, TypeError, HubError, TemplateError, ValueError: see
+                `twinkle.template.build_template`.
         """
         name = self._adapter(adapter_name)
         if not isinstance(template_cls, Template):
