@@ -86,9 +86,9 @@ class AdaptedLinear(Function):
         ctx.kernel = kernel_for(spans, x_TI)
         saved = ctx.kernel.add_output(spans, x_TI, y_TO)
         ctx.spans, ctx.saved_count = spans, len(saved)
-        # Without updates, the backward pass does not read the input.
         ctx.four_bit = None if isinstance(weight, Tensor) else weight
         kept = weight if isinstance(weight, Tensor) else x_TI[:0]
+        # Without updates, the backward pass does not read the input.
         ctx.save_for_backward(x_TI if spans else x_TI[:0], kept, *saved, *parameters)
         return y_TO
 

@@ -12,7 +12,7 @@ _HALF = ('bfloat16', 'float16')
 
 
 def device_memory(name: str) -> dict[str, int]:
-    """Return the bytes of a GPU's memory that torch allocated in this process and reserved, and the total.
+    """Return how many bytes of a GPU's memory torch has allocated and reserved in this process, and the total.
 
     The result is empty for a CPU, and before this process uses the GPU.
     """

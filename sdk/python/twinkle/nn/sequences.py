@@ -20,8 +20,8 @@ differently. The first row of a call is at such a multiple in its sequence."""
 UNSPLIT_KEYS = 192
 KEY_BLOCK = 512
 """More than `UNSPLIT_KEYS` keys are padded to a multiple of `KEY_BLOCK`, the number of keys that the kernel handles at
-once. MKL adds the parts of a long sum separately, and the number of terms decides where the parts end, so without
-padding, a row with 300 keys would change if later keys were added. On Intel CPUs, sums of up to 384 terms have one
+once. MKL adds the parts of a long sum separately, and the number of terms decides where the parts end. Without padding,
+a row with 300 keys would therefore change if later keys were added. On Intel CPUs, sums of up to 384 terms have one
 part; on AMD Zen 5, sums of up to 192 terms."""
 _MASKED_ROWS = 256
 """Maximum number of rows of a call with a mask. Such a call computes all of its keys, including masked ones, so the
