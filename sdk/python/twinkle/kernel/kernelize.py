@@ -39,9 +39,8 @@ def kernelize(model: Any, mapping: Mapping[str, Choice] = DEFAULT_KERNEL_CONFIG)
             operation's arguments (see `KernelLayer.operation`) that autograd can differentiate.
 
     Raises:
-        KernelError: `model` has an unsupported type, an operation or backend is unknown, the model has no such
-            operation, a kernel is a torch module, or the backend is not installed or does not run on the model's
-            device.
+        KernelError: `model` has an unsupported type or does not have the operation; an operation or backend is unknown;
+            a kernel is a torch module; or the backend is not installed or does not run on the model's device.
     """
     layers = _kernel_layers(model)
     plan = [_selection(operation, choice, layers) for operation, choice in mapping.items()]
