@@ -108,7 +108,7 @@ class HubOperation:
         Raises:
             ModelNotFound: the repository does not exist.
             HubUnreachable: the hub did not respond, or its client is not installed.
-            HubError: no file matches.
+            HubError: no file matches, or the id belongs to a different hub.
         """
         patterns = (allow_patterns,) if isinstance(allow_patterns, str) else tuple(allow_patterns)
         folder = resolve_files(cls._id(repo_id), patterns)
@@ -134,6 +134,7 @@ class HubOperation:
             DatasetNotFound: the dataset, the subset or the split does not exist.
             HubUnreachable: the dataset is not available locally and the hub did not respond, or `datasets` is not
                 installed.
+            HubError: the id is malformed or belongs to a different hub.
         """
         folder = resolve_dataset(cls._id(dataset_id))
         try:
