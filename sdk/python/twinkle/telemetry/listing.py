@@ -1,4 +1,4 @@
-"""The rule which traces lists show: those with a call that does work."""
+"""The rule that decides which traces are listed: those with a call that does work."""
 
 import re
 

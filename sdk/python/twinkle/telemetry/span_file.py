@@ -1,4 +1,4 @@
-"""Spans in JSON Lines files, one per process, so that `twinkle trace` can show a trace without a collector.
+"""Spans in JSON Lines files, one per service, so that `twinkle trace` can show a trace without a collector.
 
 Export to collectors uses OTLP and is configured elsewhere.
 """
@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 _MAX_FILE_BYTES = 32 << 20
-"""Size at which a file is renamed with the suffix `.old`, replacing an existing file. A process uses at most two files.
+"""Size at which a file is renamed with the suffix `.old`, replacing an existing file. A service uses at most two files.
 """
 _MAX_NS = 253_402_300_800 * 10**9
 """End of the year 9999."""

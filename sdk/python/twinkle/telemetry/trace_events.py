@@ -21,7 +21,7 @@ def trace_events(spans: Sequence[SpanRecord]) -> dict[str, Any]:
     span, whose time is in `otherData`.
 
     Args:
-        spans: Spans of one or several traces, in any order.
+        spans: spans of one or several traces, in any order.
     """
     order = sorted(spans, key=lambda span: (span.start_ns, -span.end_ns, span.trace_id, span.span_id))
     begin = order[0].start_ns if order else 0
@@ -59,7 +59,10 @@ def _threads(order: Sequence[SpanRecord]) -> list[int]:
 
 
 def _enter(threads: list[list[SpanRecord]], span: SpanRecord) -> int:
-    """Add a span to the open spans of a thread: its parent's, if it is the next one inside, or else one without any."""
+    """Add a span to a thread and return the thread's number, from 1.
+
+    It is the thread whose innermost open span is the parent, otherwise the first thread without open spans.
+    """
     for opened in threads:
         while opened and opened[-1].end_ns <= span.start_ns:
             opened.pop()
