@@ -18,7 +18,7 @@ _TAG_BYTES = 32
 _MAX_MESSAGE_BYTES = 1 << 20
 _GREETING = b'twinkle weights 1'
 _GREETING_SECONDS = 2.0
-"""Maximum time for the first message of a connection. A connection that sends nothing delays others by no more."""
+"""Maximum time for the first message of a connection. A silent connection delays others by at most this time."""
 
 
 def new_secret() -> bytes:

@@ -1,7 +1,7 @@
 """Validation of the images, videos and audio of one feature against its tokens.
 
-Legend: K kept tokens of the feature, P patches of an image or frames of a clip, C numbers of each, N images or
-clips, M mel bands, F frames of every clip.
+Legend: K kept tokens of the feature, P patches of an image or frames of a clip, C values per patch or frame, N images
+or clips, M mel bands, F frames of every clip.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """A batch as flat rows without padding.
 
 Legend: T tokens of all features, R rows whose label counts for the loss, F features, K columns of a wide stream,
-P patches of an image or frames of a clip, C numbers of each.
+P patches of an image or frames of a clip, C values per patch or frame.
 """
 
 from collections.abc import Mapping, Sequence

@@ -16,7 +16,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class MethodOptions:
-    """Options of `remote_function`. The defaults apply to methods without it."""
+    """Options of `remote_function`. The defaults apply to methods without this decorator."""
 
     dispatch: str | Callable[..., Call] = 'all'
     execute: str = 'all'
