@@ -19,7 +19,7 @@ from twinkle.nn.precision import chosen_dtype, declared_dtype, torch_device
 MIN_ROWS, MAX_ROWS = 1024, 16_384
 """Limits of the number of rows. More rows than the maximum do not make products of a pass faster."""
 _ROWS_WITHOUT_RECOMPUTING = 8192
-"""From this number of rows on, storing all activations saves more time than a larger pass that recomputes them."""
+"""Rows from which storing all activations saves more time than a larger pass that recomputes them."""
 _HEAD_ROWS, _HEAD_COPIES = 1024, 4
 """Rows of a block of the output head on a GPU, and the number of float32 tensors of its logits."""
 _RESERVED_BYTES = 2 << 30

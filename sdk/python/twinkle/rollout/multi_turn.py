@@ -264,7 +264,7 @@ class _Key:
 
 
 def _number_duplicates(episodes: Sequence[Episode]) -> None:
-    """Number the chats that start with the same tokens; with equal seeds, they would get the same samples."""
+    """Assign indexes to chats that start with the same tokens; with equal seeds, they would get the same samples."""
     counts: Counter[tuple[int, ...]] = Counter()
     for episode in episodes:
         episode.duplicate_index = counts[episode.track.token_ids]

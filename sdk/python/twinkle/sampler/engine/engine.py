@@ -193,9 +193,7 @@ class SamplerEngine:
         return ended
 
     def set_parked(self, request_id: str, *, is_parked: bool) -> None:
-        """Park or resume a request.
-
-        Parked sequences pause and keep their memory. A sequence that has not started gets one token first.
+        """Pause or resume a request. Its sequences keep their memory; one that has not started gets a token first.
 
         Raises:
             UnknownRequest: no request with this id is running.
