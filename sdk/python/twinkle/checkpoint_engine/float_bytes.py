@@ -14,7 +14,7 @@ _QUIET = np.uint32(0x7FC0)
 
 
 def to_float32(data: bytes | memoryview, dtype: str) -> npt.NDArray[np.float32]:
-    """Return the values as a flat array. For float32 it is a view of `data`."""
+    """Return the values as a flat array, which is a view of `data` for float32."""
     if dtype == 'bfloat16':
         return (np.frombuffer(data, '<u2').astype(np.uint32) << np.uint32(16)).view(np.float32)
     return np.frombuffer(data, _NUMPY[dtype]).astype(np.float32, copy=False)

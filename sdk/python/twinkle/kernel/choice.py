@@ -11,7 +11,7 @@ from twinkle.plugin import load_function
 Kernel = Callable[..., Any]
 
 BACKENDS = ('torch', 'liger')
-"""Backend names: this library's reference, and liger-kernel on a CUDA device."""
+"""Backend names: this library's reference implementation in torch, and liger-kernel on a CUDA device."""
 
 OPERATIONS = ('geglu', 'rms_norm', 'swiglu')
 """Operations whose kernel can be replaced. Rotary embeddings, attention and experts are not supported."""

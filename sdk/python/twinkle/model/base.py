@@ -53,7 +53,7 @@ class TwinkleModel(ABC):
 
     @abstractmethod
     def set_template(self, template_cls: Any, *, adapter_name: str | None = None, **options: Any) -> None:
-        """Set the template that encodes chats, given by name, class or instance."""
+        """Set the template that encodes chats, given by name, plugin id, class or instance."""
 
     @abstractmethod
     def add_metric(

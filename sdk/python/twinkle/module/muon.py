@@ -60,7 +60,7 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        """Step every group with its optimizer."""
+        """Step every group with its optimizer; `closure` is ignored."""
         for group in self.param_groups:
             _torch_optimizer(group, self.state).step()
 

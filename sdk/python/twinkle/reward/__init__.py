@@ -1,4 +1,7 @@
-"""Rewards, which score completions: one module per task, and a sandbox for model-written programs. Imports no torch."""
+"""Rewards, which score completions: one module per task, and a sandbox for model-written programs.
+
+This package does not import torch.
+"""
 
 from twinkle.reward.arithmetic import evaluate
 from twinkle.reward.base import AnswerReward, Reward, TextReward

@@ -37,7 +37,7 @@ class Rollout:
     """One sample of a trajectory, ready for training."""
 
     feature: InputFeature
-    """All turns as one example, with labels and `old_logps` at sampled tokens, and `messages` and `user_data`."""
+    """All turns as one example: labels and `old_logps` at sampled tokens, `messages`, and `user_data` if given."""
     messages: list[Message]
     """The complete chat as text."""
     end_reason: EndReason

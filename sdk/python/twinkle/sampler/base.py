@@ -86,7 +86,7 @@ class Sampler(ABC):
         """Set the chat template.
 
         Args:
-            template_cls: name, class or instance of a template.
+            template_cls: name, plugin id, class or instance of a template.
             options: options of the template; `model_id` defaults to the sampler's.
 
         Raises:

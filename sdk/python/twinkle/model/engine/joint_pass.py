@@ -51,7 +51,8 @@ class PassResult:
     gradient: Sequence[Tensor] | None = None
     """Gradient, in the order of the adapter's parameters.
 
-    None without training, and on ranks that do not own the adapter.
+    None if the pass computed none (no training, no loss, or sharded weights, which hold it), and on ranks that do not
+    own the adapter.
     """
     seconds: float = 0.0
     """The adapter's share of the pass's duration, by rows."""

@@ -18,7 +18,7 @@ _DIVIDED = 'memory ran out: the batch ran in smaller pieces, so the last bits of
 
 
 def result_of_pending(pending: PendingForward, loss: Loss, *, more: Sequence[str] = ()) -> PassResult:
-    """Return a pending forward pass as a result; its loss is 0 until it is calculated."""
+    """Return a pending forward pass as a result; the loss is 0 if `calculate_loss` was not called."""
     output = LossOutput(loss=torch.zeros(())) if pending.output is None else pending.output
     return PassResult(
         batch=pending.batch,

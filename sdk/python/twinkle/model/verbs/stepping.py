@@ -57,7 +57,7 @@ class SteppingVerbs(ModelHandle):
             adapter_name: optional while there is one adapter.
 
         Returns:
-            The step count and the learning rate, and whether the gradient was applied.
+            The step count, the learning rate, whether the gradient was applied, and the layers' health if requested.
 
         Raises:
             AdapterNotReady: there is no gradient, or the current learning rate is not finite or too large.
@@ -93,15 +93,15 @@ class SteppingVerbs(ModelHandle):
         adapter_name: str | None = None,
         **step_options: Any,
     ) -> StepResult:
-        """Run clip_grad_norm, step, zero_grad and, if there is a schedule, lr_step.
+        """Run `clip_grad_norm`, `step`, `zero_grad` and, if there is a schedule, `lr_step`.
 
         Args:
-            max_grad_norm: see clip_grad_norm.
-            norm_type: see clip_grad_norm.
-            max_grad_value: see clip_grad_norm.
-            return_health: see step.
+            max_grad_norm: see `clip_grad_norm`.
+            norm_type: see `clip_grad_norm`.
+            max_grad_value: see `clip_grad_norm`.
+            return_health: see `step`.
             adapter_name: optional while there is one adapter.
-            step_options: `learning_rate` and `optimizer_options`, see step.
+            step_options: `learning_rate` and `optimizer_options`, see `step`.
 
         Raises:
             AdapterNotReady, InvalidArgument, InvalidStepOptions: see these methods; nothing was changed.

@@ -17,8 +17,9 @@ class MessageSanityFilter(QualityFilter):
     """Keeps chats that a template can render and that a model can learn from.
 
     A system message must be the first message, and the first other message must be from the user. Only tool results and
-    messages with tool calls may have no content. Every tool call must have a name and, before the next turn, a result.
-    Its arguments, if given, must be an object or the JSON text of an object.
+    messages with tool calls may have no content. Only the assistant may call tools. Every call must have a name and,
+    before the next turn, a result. The id of a call, if given, must be unique, and its arguments must be an object or
+    the JSON text of an object.
     """
 
     def __init__(
