@@ -67,7 +67,7 @@ class ItemRun:
     def gradient(self) -> Sequence[Tensor] | None:
         """Sum of the gradients of all parts.
 
-        None without training, after a refusal, and on ranks that do not own the adapter.
+        None without training or a loss, after a refusal, and on ranks that do not own the adapter.
         """
         if self.refusal is not None:
             return None

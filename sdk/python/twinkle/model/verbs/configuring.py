@@ -18,7 +18,10 @@ from twinkle.template import Template, build_template
 
 
 class ConfiguringVerbs(ModelHandle):
-    """Configuration methods. `adapter_name` is optional for a single adapter. A refused call changes nothing."""
+    """Configuration methods. A refused call changes nothing.
+
+    `adapter_name` is optional while there is one adapter; for its errors see `chosen_adapter`.
+    """
 
     def add_adapter_to_model(
         self,

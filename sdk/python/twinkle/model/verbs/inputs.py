@@ -25,7 +25,7 @@ def own_loss(given: dict[str, Any]) -> Loss | None:
 
     Raises:
         InvalidArgument: there are options of a loss, but no loss.
-        UnknownComponent, InvalidComponentOptions: the loss or one of its options is unknown or invalid.
+        UnknownComponent, InvalidComponentOptions, PluginRefused, HubError: see `twinkle.loss.build_loss`.
     """
     loss, options = given.pop('loss', None), given.pop('loss_options', None) or {}
     if loss is None and options:

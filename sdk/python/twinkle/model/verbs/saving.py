@@ -24,7 +24,7 @@ SAVE_DIR_VARIABLE = 'TWINKLE_DEFAULT_SAVE_DIR'
 
 
 class SavingVerbs(ModelHandle):
-    """Checkpoint methods. `adapter_name` is optional while there is one adapter."""
+    """Checkpoint methods. `adapter_name` is optional for a single adapter; for its errors see `chosen_adapter`."""
 
     def save(
         self,

@@ -8,7 +8,7 @@ from twinkle.model.verbs.handle import ModelHandle
 
 
 class SteppingVerbs(ModelHandle):
-    """Step methods. `adapter_name` is optional while there is one adapter."""
+    """Step methods. `adapter_name` is optional while there is one adapter; for its errors see `chosen_adapter`."""
 
     def clip_grad_norm(
         self,

@@ -16,7 +16,7 @@ from twinkle.model.verbs.inputs import forward_options, own_loss, with_labels, w
 
 
 class TrainingVerbs(ModelHandle):
-    """Training methods. `adapter_name` is optional while there is one adapter.
+    """Training methods. `adapter_name` is optional while there is one adapter; for its errors see `chosen_adapter`.
 
     The `options` of forward methods are:
 
@@ -43,7 +43,8 @@ class TrainingVerbs(ModelHandle):
             InvalidFeatures: an example is invalid, or the examples do not form whole groups of the loss.
             InvalidLossInput: the loss refused the batch.
             InvalidArgument: an option is unknown or does not match the examples, or the loss or a metric failed.
-            UnknownComponent, InvalidComponentOptions: `loss` or one of its options is unknown or invalid.
+            UnknownComponent, InvalidComponentOptions, PluginRefused, HubError: `loss` cannot be built; see
+                `twinkle.loss.build_loss`.
             AdapterNotReady: an example is a chat, and the adapter has no template.
             TemplateError: the template cannot encode a chat.
             LossNotFinite: the loss is not finite.
@@ -102,8 +103,9 @@ class TrainingVerbs(ModelHandle):
             InvalidFeatures: see `forward_only`, or no label counts.
             InvalidLossInput: the examples lack a stream that the loss requires, or the loss refused the batch.
             InvalidArgument: see `forward_only`, or `disable_lora` is set.
-            UnknownComponent, InvalidComponentOptions, AdapterNotReady, TemplateError, LossNotFinite, BatchTooLarge: see
-                `forward_only`. After any of these errors, no gradient was accumulated.
+            UnknownComponent, InvalidComponentOptions, PluginRefused, HubError, AdapterNotReady, TemplateError,
+                LossNotFinite, BatchTooLarge: see `forward_only`. After any of these errors, no gradient was
+                accumulated.
         """
         loss = own_loss(options)
         name, features, chosen, own = self._prepare('forward_backward', adapter_name, inputs, options)
