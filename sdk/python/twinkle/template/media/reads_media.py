@@ -22,6 +22,9 @@ class ReadsMedia:
     Args:
         folder: folder of the model; None disables media.
         tokenizer: tokenizer of the model.
+
+    Raises:
+        TemplateError: the tokenizer lacks a token of the model's media.
     """
 
     def __init__(self, folder: Path | None, tokenizer: ChatTokenizer) -> None:

@@ -58,6 +58,9 @@ class VisionReader:
             config: content of the model's `config.json`.
             folder: the model's folder.
             tokenizer: the model's tokenizer.
+
+        Raises:
+            TemplateError: the tokenizer lacks a token of media.
         """
         ids = {
             'open': int(config.get('vision_start_token_id', 151652)),
