@@ -27,6 +27,7 @@ def construct(given: Any, init_args: Mapping[str, Any] | None, known: Mapping[st
         InvalidArguments: the constructor does not accept the arguments, an object is given with arguments, or `given`
             is not callable.
         PluginRefused: plugins are not allowed, or the plugin does not contain exactly one class of this kind.
+        HubError: the plugin cannot be downloaded.
     """
     if isinstance(given, str):
         if is_plugin_id(given) and kind in _PLUGIN_BASES:

@@ -20,7 +20,7 @@ class GSM8KProcessor(RowPreprocessor):
         """Return the chat of one problem.
 
         Raises:
-            InvalidRow: a column is missing, or the answer does not contain '####'.
+            InvalidRow: a column is missing or is not text, or the answer does not contain '####'.
         """
         answer = text_of(row, 'answer')
         _, separator, number = answer.rpartition('####')

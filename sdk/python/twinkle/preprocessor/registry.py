@@ -78,6 +78,7 @@ def build_preprocessor(
         InvalidArguments: the constructor does not accept the arguments, `init_args` is not empty for an instance or a
             function, or `preprocessor` is not callable.
         PluginRefused: plugins are not allowed, or the plugin does not contain exactly one preprocessor.
+        HubError: the plugin cannot be downloaded.
     """
     return construct(preprocessor, init_args, _PREPROCESSORS, 'preprocessor')
 
@@ -96,5 +97,6 @@ def build_filter(
         InvalidArguments: the constructor does not accept the arguments, `init_args` is not empty for an instance or a
             function, or `row_filter` is not callable.
         PluginRefused: plugins are not allowed, or the plugin does not contain exactly one filter.
+        HubError: the plugin cannot be downloaded.
     """
     return construct(row_filter, init_args, _FILTERS, 'filter')
