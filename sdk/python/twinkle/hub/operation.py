@@ -108,7 +108,7 @@ class HubOperation:
         Raises:
             ModelNotFound: the repository does not exist.
             HubUnreachable: the hub did not respond, or its client is not installed.
-            HubError: no file matches, or the id belongs to a different hub.
+            HubError: no file matches, or the id is malformed or belongs to a different hub.
         """
         patterns = (allow_patterns,) if isinstance(allow_patterns, str) else tuple(allow_patterns)
         folder = resolve_files(cls._id(repo_id), patterns)
@@ -152,7 +152,7 @@ class HubOperation:
         """Return an id with the prefix of this hub; paths and aliases are returned unchanged.
 
         Raises:
-            HubError: the id belongs to another hub.
+            HubError: the id is malformed or belongs to another hub.
         """
         is_path_or_alias = local_path(text) is not None or without_alias(text) != text
         return text if is_path_or_alias else cls._of_hub(text)
@@ -162,7 +162,7 @@ class HubOperation:
         """Return a repository id with the prefix of this hub.
 
         Raises:
-            HubError: the id belongs to another hub.
+            HubError: the id is malformed or belongs to another hub.
         """
         if cls.source is None:
             return text

@@ -127,6 +127,7 @@ def resolve_files(model_id: str, patterns: tuple[str, ...]) -> Path:
     Raises:
         ModelNotFound: the id is malformed, or the repository does not exist.
         HubUnreachable: the files are not available locally, and the hub did not respond.
+        DigestMismatch, HubError: as in `resolve_model`.
     """
     model_id = without_alias(model_id)
     if base_model_id(model_id) in _BUILT_IN:
