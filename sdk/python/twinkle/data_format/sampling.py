@@ -18,7 +18,7 @@ class StopReason(StrEnum):
     LENGTH = 'length'
     """The sequence reached `max_tokens` or the model's context."""
     STOP = 'stop'
-    """The model produced an end-of-sequence token or one of `stop`."""
+    """The model produced an end-of-sequence token, or a token or string of `stop`."""
     ABORT = 'abort'
     """The caller cancelled the request."""
     ERROR = 'error'

@@ -8,7 +8,7 @@ from twinkle.infra.errors import NotSupportedYet
 _VARIABLES = ('RANK', 'MASTER_ADDR', 'MASTER_PORT')
 """Environment variables that torchrun sets in addition to WORLD_SIZE."""
 _SUPPORTED_AXES = ('dp', 'fsdp', 'ulysses', 'tp', 'pp')
-"""Axes that may have several ranks. `fsdp` and `ulysses` do not compose with `tp` and `pp`."""
+"""Axes that may have several ranks. `fsdp` and `ulysses` cannot be combined with `tp` and `pp`."""
 
 
 def process_count() -> int:

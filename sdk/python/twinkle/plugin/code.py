@@ -1,6 +1,7 @@
-"""The code of a plugin: a load reads its files once, and both the digest and the imports use the bytes that were read.
+"""The code of a plugin.
 
-Later changes of the files have no effect. Plugins with linked folders or compiled code are refused.
+The files are read once, and both the digest and the imports use the bytes that were read. Later changes of the files
+have no effect. Plugins with linked folders or compiled code are refused.
 """
 
 import hashlib
