@@ -214,6 +214,21 @@ def test_muon_equals_torch_for_matrices_and_adamw_for_the_rest():
     assert all(torch.equal(parameters[path], oracle[path]) for path in parameters)
 
 
+def test_muon_calls_a_closure_with_gradients():
+    """A step of Muon with a closure equals a step after the closure, and returns what the closure returned."""
+    first, second = lora_parameters(), lora_parameters()
+
+    def loss_of(parameters):
+        loss = sum((parameter**2).sum() for parameter in parameters.values())
+        loss.backward()
+        return loss
+
+    expected = loss_of(second)
+    build_optimizer('Muon', second, {'lr': 0.02}).step()
+    assert build_optimizer('Muon', first, {'lr': 0.02}).step(lambda: loss_of(first)) == expected
+    assert all(torch.equal(first[path], second[path]) for path in first)
+
+
 @pytest.mark.parametrize('options', [{'momentun': 0.5}, {'momentum': -1.0}, {'adjust_lr_fn': 'x'}, {'ns_steps': 200}])
 def test_bad_options_of_muon_are_refused(options):
     """Unknown and invalid options of Muon are refused when it is built."""

@@ -1,6 +1,6 @@
 """Muon for matrices and AdamW for all other parameters, as one optimizer."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from inspect import signature
 from typing import Any
 
@@ -59,10 +59,15 @@ class Muon(Optimizer):
             _torch_optimizer(group, {})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        """Step every group with its optimizer; `closure` is ignored."""
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step every group with its optimizer, after a call of `closure`; return what the closure returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         for group in self.param_groups:
             _torch_optimizer(group, self.state).step()
+        return loss
 
 
 def _split(group: Mapping[str, Any]) -> list[dict[str, Any]]:
