@@ -14,7 +14,7 @@ from services.gateway.catalogue.open import Catalogue, checkpoint_jobs, open_cat
 from services.gateway.catalogue.sql import SqlEndedRows
 from services.gateway.config import GatewayConfig
 from services.gateway.console.open import open_console
-from services.gateway.exports.open import open_exports
+from services.gateway.exports.runner import open_exports
 from services.gateway.fleet.open import fleet_jobs, open_fleet, open_replicas, open_upstreams, upstream_jobs
 from services.gateway.fleet.upstreams import ServiceFacts, Upstreams
 from services.gateway.forwarding.endpoints import make_endpoints, record_endpoints, trace_endpoint

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 from services.gateway.catalogue.grpc import GrpcCheckpoints
 from services.gateway.errors import ExportNotFound
-from services.gateway.exports.ports import ExportStore
 from services.gateway.exports.rules import MAX_UNFINISHED, Export, ExportRequest, check_token, parse_target
+from services.gateway.exports.sql import SqlExportStore
 from services.gateway.exports.transfers import ExportTargets
 from services.gateway.keys.pepper import PepperedSealer
 from services.gateway.paging import Cursor, Listing, Page, list_page
@@ -47,7 +47,7 @@ class Exports:
 
     def __init__(
         self,
-        store: ExportStore,
+        store: SqlExportStore,
         checkpoints: GrpcCheckpoints,
         targets: ExportTargets,
         *,

@@ -99,22 +99,6 @@ class SentFolder:
     """Commit of the files; empty for folders."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExportLimits:
-    """Limits and intervals of the export runner."""
-
-    at_once: int
-    """Maximum number of exports that one gateway runs at the same time."""
-    attempts: int
-    """Maximum number of attempts of one export; only temporary errors are retried."""
-    lease: timedelta
-    """Time without renewal after which another gateway may claim an export."""
-    poll: timedelta
-    """Interval between polls for exports of other gateways and for retries."""
-    keep_for: timedelta
-    """Time after which a finished export is deleted."""
-
-
 def parse_target(text: str) -> Target:
     """Parse a target.
 

@@ -15,11 +15,15 @@ from typing import Never
 
 import structlog
 
-from services.gateway.exports.exports import ExportNotifier
-from services.gateway.exports.ports import ArchiveSource, ExportStore, ReportBytes
-from services.gateway.exports.rules import Export, ExportLimits, ExportState, SentFolder, parse_target, pause_after
-from services.gateway.exports.transfers import ExportTargets
+from services.gateway.catalogue.grpc import GrpcCheckpoints
+from services.gateway.config import ExportsConfig, GatewayConfig
+from services.gateway.exports.exports import ExportNotifier, Exports
+from services.gateway.exports.rules import Export, ExportState, SentFolder, parse_target, pause_after
+from services.gateway.exports.sql import SqlExportStore
+from services.gateway.exports.transfers import CheckpointArchives, ExportTargets, ReportBytes
+from services.gateway.keys.open import pepper_of
 from services.gateway.keys.pepper import PepperedSealer
+from services.gateway.store.database import Database
 from services.kit.caller import Caller
 from services.kit.clock import Clock
 from services.kit.errors import DomainError, Internal, ServiceUnreachable
@@ -33,7 +37,7 @@ _log = structlog.get_logger('exports')
 class ExportTransfer:
     """Transfers checkpoints from the checkpoint service to the targets of exports."""
 
-    def __init__(self, archives: ArchiveSource, targets: ExportTargets, sealer: PepperedSealer) -> None:
+    def __init__(self, archives: CheckpointArchives, targets: ExportTargets, sealer: PepperedSealer) -> None:
         self._archives = archives
         self._targets = targets
         self._sealer = sealer
@@ -63,28 +67,28 @@ class ExportRunner:
 
     def __init__(
         self,
-        store: ExportStore,
+        store: SqlExportStore,
         transfer: ExportTransfer,
         *,
         notifier: ExportNotifier,
-        limits: ExportLimits,
+        options: ExportsConfig,
         clock: Clock,
     ) -> None:
         self._store = store
         self._transfer = transfer
         self._notifier = notifier
-        self._limits = limits
+        self._options = options
         self._clock = clock
 
     async def run(self) -> Never:
         """Carry exports out until cancelled. On a cancellation, running exports become due for other gateways."""
         await self._transfer.clear()
         async with asyncio.TaskGroup() as tasks:
-            for _ in range(self._limits.at_once):
+            for _ in range(self._options.at_once):
                 tasks.create_task(self._work())
             while True:
                 with suppress(DomainError):
-                    await self._store.delete_finished(before=self._clock.now() - self._limits.keep_for)
+                    await self._store.delete_finished(before=self._clock.now() - self._options.keep_for)
                 await asyncio.sleep(_CLEANUP_SECONDS)
 
     async def run_due(self) -> bool:
@@ -93,7 +97,7 @@ class ExportRunner:
         Raises:
             DomainError: the store is unreachable.
         """
-        export = await self._store.claim(self._clock.now(), lease=self._limits.lease)
+        export = await self._store.claim(self._clock.now(), lease=self._options.lease)
         if export is None:
             return False
         _log.info('export started', export=export.export_id, attempt=export.attempt_count)
@@ -107,7 +111,7 @@ class ExportRunner:
         while True:
             with self._notifier.waiter() as waiter:
                 if not await self._try_run_due():
-                    await asyncio.wait({waiter}, timeout=self._limits.poll.total_seconds())
+                    await asyncio.wait({waiter}, timeout=self._options.poll.total_seconds())
 
     async def _try_run_due(self) -> bool:
         try:
@@ -127,7 +131,7 @@ class ExportRunner:
                         return None
                     await asyncio.wait(
                         {task, waiter},
-                        timeout=self._limits.lease.total_seconds() / 6,
+                        timeout=self._options.lease.total_seconds() / 6,
                         return_when=asyncio.FIRST_COMPLETED,
                     )
             return self._outcome(export, task, progress)
@@ -142,7 +146,7 @@ class ExportRunner:
             await asyncio.gather(task, return_exceptions=True)
 
     async def _renew(self, export: Export, progress: '_Progress') -> bool:
-        now, lease = self._clock.now(), self._limits.lease
+        now, lease = self._clock.now(), self._options.lease
         try:
             return await self._store.renew(
                 export, read_bytes=progress.read_bytes, size_bytes=progress.size_bytes, now=now, lease=lease
@@ -161,7 +165,7 @@ class ExportRunner:
             _log.error('export failed unexpectedly', export=export.export_id, exc_info=error)
             # An OSError, such as a full disk or too many open files, is usually temporary.
             error = ServiceUnreachable('gateway') if isinstance(error, OSError) else Internal(export.export_id)
-        if error.disposition.is_transient and export.attempt_count < self._limits.attempts:
+        if error.disposition.is_transient and export.attempt_count < self._options.attempts:
             due_time = now + pause_after(export.attempt_count)
             return replace(after, state=ExportState.WAITING, error=error, due_time=due_time)
         return replace(after, state=ExportState.FAILED, error=error, sealed_token=b'')
@@ -174,3 +178,15 @@ class _Progress:
 
     def report(self, read_bytes: int, size_bytes: int) -> None:
         self.read_bytes, self.size_bytes = read_bytes, size_bytes
+
+
+def open_exports(
+    config: GatewayConfig, database: Database, checkpoints: GrpcCheckpoints, *, clock: Clock
+) -> tuple[Exports, ExportRunner]:
+    """Return the exports in `database` and their runner, whose `run` is a background job of the gateway."""
+    options = config.exports
+    store, notifier, sealer = SqlExportStore(database), ExportNotifier(), PepperedSealer(pepper_of(config))
+    targets = ExportTargets(root=options.folder, seconds=options.upload_time.total_seconds())
+    transfer = ExportTransfer(CheckpointArchives(checkpoints, root=config.state_dir / 'exports'), targets, sealer)
+    exports = Exports(store, checkpoints, targets, sealer=sealer, notifier=notifier, clock=clock)
+    return exports, ExportRunner(store, transfer, notifier=notifier, options=options, clock=clock)

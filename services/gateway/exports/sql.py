@@ -58,9 +58,20 @@ class ExportRow(Base):
 
 
 class SqlExportStore(SqlStore):
-    """Implements `ExportStore`. The attempt count distinguishes a claim from later claims of the same export."""
+    """Stores exports durably. Several gateways may share one store.
+
+    The attempt count distinguishes a claim from later claims of the same export.
+    """
 
     async def add_if_absent(self, export: Export, *, is_same: Callable[[Export], bool], max_unfinished: int) -> Export:
+        """Add the export unless an equivalent one exists; return the stored one.
+
+        The equivalent export is the tenant's export with the same request id. Without such an export, it is the
+        tenant's oldest unfinished export for which `is_same` holds. Concurrent equivalent requests add one export.
+
+        Raises:
+            QuotaExceeded: the export is new, and the tenant has `max_unfinished` unfinished exports.
+        """
         is_request = _is_request(export.tenant_id, export.request_id)
         async with self._database.write() as connection:
             stored = await _one(connection, is_request)
@@ -85,6 +96,7 @@ class SqlExportStore(SqlStore):
         return await self._fetch_one(query, Export)
 
     async def list_newest(self, tenant_id: str, page: Page, *, checkpoint_path: str | None) -> Sequence[Export]:
+        """Return the items of a page, newest first, and one more item if there is a next page."""
         query = select_values(ExportRow, Export).where(ExportRow.tenant_id == tenant_id)
         if checkpoint_path is not None:
             query = query.where(ExportRow.checkpoint_path == checkpoint_path)
@@ -92,6 +104,10 @@ class SqlExportStore(SqlStore):
         return await self._fetch_all(query, Export)
 
     async def claim(self, now: datetime, *, lease: timedelta) -> Export | None:
+        """Claim the export that has been due longest, and count an attempt; return None if no export is due.
+
+        No other gateway can claim the export until it is settled, or `lease` has passed without a renewal.
+        """
         is_due = ExportRow.state.in_(_UNFINISHED) & (ExportRow.due_time <= now)
         query = select_values(ExportRow, Export).where(is_due).order_by(ExportRow.due_time).limit(1)
         async with self._database.write() as connection:
@@ -111,13 +127,16 @@ class SqlExportStore(SqlStore):
             return claimed
 
     async def renew(self, export: Export, *, read_bytes: int, size_bytes: int, now: datetime, lease: timedelta) -> bool:
+        """Record the progress of a claimed export and renew its lease; return False if the claim was lost."""
         values = {'read_bytes': read_bytes, 'size_bytes': size_bytes, 'update_time': now, 'due_time': now + lease}
         return await self._execute(update(ExportRow).where(_is_claim(export)).values(values)) > 0
 
     async def settle(self, export: Export) -> bool:
+        """Store the outcome of a claimed export. If the claim was lost, store nothing and return False."""
         return await self._execute(update(ExportRow).where(_is_claim(export)).values(as_row(export))) > 0
 
     async def cancel(self, tenant_id: str, export_id: str, *, now: datetime) -> Export | None:
+        """Cancel an export unless it is finished; return its current state, or None if it is unknown."""
         is_export = _is_export(tenant_id, export_id)
         values = {'state': ExportState.CANCELLED, 'sealed_token': b'', 'error': None, 'update_time': now}
         change = update(ExportRow).where(is_export & ExportRow.state.in_(_UNFINISHED)).values(values)
@@ -126,6 +145,7 @@ class SqlExportStore(SqlStore):
             return await _one(connection, is_export)
 
     async def delete_finished(self, *, before: datetime) -> int:
+        """Delete the exports that finished before a time; return the number of deleted exports."""
         is_old = ExportRow.state.not_in(_UNFINISHED) & (ExportRow.update_time < before)
         return await self._execute(delete(ExportRow).where(is_old))
 

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import tarfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -15,11 +15,12 @@ from blake3 import blake3
 
 from services.gateway.catalogue.grpc import GrpcCheckpoints
 from services.gateway.errors import CheckpointChanged, HubRefused
-from services.gateway.exports.ports import ReportBytes
 from services.gateway.exports.rules import SentFolder, Target
 from services.kit.errors import DigestMismatch, InvalidField, NotSupportedHere, ServiceUnreachable
 from services.kit.ids import new_id
 
+ReportBytes = Callable[[int, int], None]
+"""Receives the number of bytes of an archive that have been read, and the size of the archive in bytes."""
 _ARCHIVE = '.archive.tar'
 _NOT_INHERITED = ('HF_TOKEN', 'HUGGING_FACE_HUB_TOKEN', 'HF_TOKEN_PATH')
 """Environment variables from which the hub's client would read a token of the operator."""
@@ -27,7 +28,7 @@ _SETTINGS = {'HF_HUB_DISABLE_IMPLICIT_TOKEN': '1', 'HF_HUB_DISABLE_TELEMETRY': '
 
 
 class CheckpointArchives:
-    """Implements `ArchiveSource`."""
+    """Fetches checkpoints for the current caller to the local disk."""
 
     def __init__(self, checkpoints: GrpcCheckpoints, *, root: Path) -> None:
         """Fetch through `checkpoints` into `root`, a folder that has no other content."""
@@ -35,10 +36,19 @@ class CheckpointArchives:
         self._root = root
 
     async def clear(self) -> None:
+        """Delete the files of earlier processes. Call this only while no folder is open."""
         await asyncio.to_thread(shutil.rmtree, self._root, ignore_errors=True)
 
     @asynccontextmanager
     async def opened(self, path: str, *, digest: str, report: ReportBytes) -> AsyncIterator[Path]:
+        """Provide a folder with a checkpoint's files in PEFT format; the folder is deleted at the end of the block.
+
+        Raises:
+            CheckpointChanged: the checkpoint no longer has that digest.
+            DigestMismatch: the received archive is damaged.
+            DomainError: the checkpoint service refused a call or failed.
+            OSError: the local disk failed.
+        """
         folder = self._root / new_id('ar')
         await asyncio.to_thread(folder.mkdir, parents=True)
         try:

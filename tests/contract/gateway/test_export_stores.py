@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from services.gateway.exports.ports import ExportStore
 from services.gateway.exports.rules import Export, ExportState
 from services.gateway.exports.sql import SqlExportStore
 from services.gateway.store.database import Database
@@ -32,7 +31,7 @@ EXPORT = Export(
 
 
 @pytest.fixture
-async def store(database_url: str) -> AsyncIterator[ExportStore]:
+async def store(database_url: str) -> AsyncIterator[SqlExportStore]:
     """Yield an empty store."""
     database = await Database.open(database_url)
     yield SqlExportStore(database)
@@ -51,12 +50,12 @@ def numbered(number: int, **fields: Any) -> Export:
     return replace(EXPORT, **{**changes, **fields})
 
 
-async def add(store: ExportStore, export: Export, *, max_unfinished: int = 16) -> Export:
+async def add(store: SqlExportStore, export: Export, *, max_unfinished: int = 16) -> Export:
     """Add an export unless its request id is stored or an equal push is unfinished; return the stored export."""
     return await store.add_if_absent(export, is_same=export.is_same_push, max_unfinished=max_unfinished)
 
 
-async def test_concurrent_equal_pushes_add_one_export(store: ExportStore) -> None:
+async def test_concurrent_equal_pushes_add_one_export(store: SqlExportStore) -> None:
     """Concurrent equal pushes of a tenant return the same export; another tenant's push is separate."""
     added = await asyncio.gather(*(add(store, numbered(number)) for number in range(8)))
     assert len({export.export_id for export in added}) == 1
@@ -73,13 +72,13 @@ async def test_concurrent_equal_pushes_add_one_export(store: ExportStore) -> Non
         ('is_private', False),
     ],
 )
-async def test_different_push_is_another_export(store: ExportStore, field: str, value: object) -> None:
+async def test_different_push_is_another_export(store: SqlExportStore, field: str, value: object) -> None:
     """A push with a different target, checkpoint, digest or visibility adds another export."""
     await add(store, EXPORT)
     assert (await add(store, numbered(2, **{field: value}))).export_id == 'ex-2'
 
 
-async def test_request_id_has_priority_over_an_equal_push(store: ExportStore) -> None:
+async def test_request_id_has_priority_over_an_equal_push(store: SqlExportStore) -> None:
     """A repeated request id returns its own export, even if it is finished and an equal push is unfinished."""
     await add(store, EXPORT)
     await store.cancel('alice', 'ex-1', now=START)
@@ -88,7 +87,7 @@ async def test_request_id_has_priority_over_an_equal_push(store: ExportStore) ->
     assert (again.export_id, again.state) == ('ex-1', ExportState.CANCELLED)
 
 
-async def test_equal_push_is_returned_at_the_limit(store: ExportStore) -> None:
+async def test_equal_push_is_returned_at_the_limit(store: SqlExportStore) -> None:
     """An equal push returns its export at the limit of unfinished exports, and a different push is refused."""
     await add(store, EXPORT, max_unfinished=1)
     assert (await add(store, numbered(2), max_unfinished=1)).export_id == 'ex-1'
@@ -99,7 +98,7 @@ async def test_equal_push_is_returned_at_the_limit(store: ExportStore) -> None:
     assert (await add(store, other, max_unfinished=1)).export_id == 'ex-3'
 
 
-async def test_claim_is_exclusive_until_its_lease_expires(store: ExportStore) -> None:
+async def test_claim_is_exclusive_until_its_lease_expires(store: SqlExportStore) -> None:
     """An expired claim can be replaced by another one, and then the old claim can be neither renewed nor settled."""
     await add(store, EXPORT)
     assert await store.claim(START - LEASE, lease=LEASE) is None
@@ -120,7 +119,7 @@ async def test_claim_is_exclusive_until_its_lease_expires(store: ExportStore) ->
     assert (stored.state, stored.url) == (ExportState.DONE, 'https://hub/org/name')
 
 
-async def test_longest_due_export_is_claimed_first(store: ExportStore) -> None:
+async def test_longest_due_export_is_claimed_first(store: SqlExportStore) -> None:
     """Due exports are claimed once each, in the order of their due times."""
     for number in (3, 1, 2):
         await add(store, numbered(number, target=f'hf://org/name-{number}'))
@@ -128,7 +127,7 @@ async def test_longest_due_export_is_claimed_first(store: ExportStore) -> None:
     assert [claim and claim.export_id for claim in claims] == ['ex-1', 'ex-2', 'ex-3', None]
 
 
-async def test_cancelled_export_loses_its_claim_and_token(store: ExportStore) -> None:
+async def test_cancelled_export_loses_its_claim_and_token(store: SqlExportStore) -> None:
     """A cancellation deletes the token and revokes the claim; finished exports can be deleted."""
     await add(store, EXPORT)
     await add(store, numbered(2, target='hf://org/other'))

@@ -5,15 +5,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from services.gateway.catalogue.grpc import GrpcCheckpoints
+from services.gateway.config import ExportsConfig
 from services.gateway.exports.exports import ExportNotifier
-from services.gateway.exports.rules import Export, ExportLimits, ExportState
+from services.gateway.exports.rules import Export, ExportState
 from services.gateway.exports.runner import ExportRunner, ExportTransfer
 from services.gateway.exports.sql import SqlExportStore
-from services.gateway.exports.transfers import ExportTargets
+from services.gateway.exports.transfers import CheckpointArchives, ExportTargets, ReportBytes
 from services.gateway.keys.pepper import PepperedSealer
 from services.gateway.store.database import Database
 from services.kit.clock import SystemClock
@@ -41,17 +42,16 @@ class UnreachableStore(SqlExportStore):
         raise ServiceUnreachable('database')
 
 
-class SlowArchives:
+class SlowArchives(CheckpointArchives):
     """A source of archives whose transfers never finish."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: Path) -> None:
+        super().__init__(GrpcCheckpoints(None, internal_token=''), root=root)
         self.started = asyncio.Event()
 
-    async def clear(self) -> None:
-        return
-
     @asynccontextmanager
-    async def opened(self, path: str, **options: Any) -> AsyncIterator[Path]:
+    async def opened(self, path: str, *, digest: str, report: ReportBytes) -> AsyncIterator[Path]:
+        del digest, report
         self.started.set()
         await asyncio.Event().wait()
         yield Path(path)
@@ -60,12 +60,12 @@ class SlowArchives:
 async def test_gateway_stops_while_its_database_is_unreachable(tmp_path: Path) -> None:
     """The export runner stops although it cannot release its running export, which stays claimed."""
     database = await Database.open(f'sqlite:///{tmp_path / "gateway.db"}')
-    store, archives = UnreachableStore(database), SlowArchives()
+    store, archives = UnreachableStore(database), SlowArchives(tmp_path)
     await store.add_if_absent(EXPORT, is_same=lambda _: False, max_unfinished=1)
     transfer = ExportTransfer(archives, ExportTargets(root=None, seconds=60), PepperedSealer(bytes(32)))
     minute = timedelta(minutes=1)
-    limits = ExportLimits(at_once=1, attempts=2, lease=minute, poll=minute, keep_for=minute)
-    runner = ExportRunner(store, transfer, notifier=ExportNotifier(), limits=limits, clock=SystemClock())
+    options = ExportsConfig(at_once=1, attempts=2, lease=minute, poll=minute, keep_for=minute)
+    runner = ExportRunner(store, transfer, notifier=ExportNotifier(), options=options, clock=SystemClock())
     task = asyncio.create_task(runner.run_due())
     await archives.started.wait()
     task.cancel()
