@@ -92,9 +92,8 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         sampling = open_sampling(config, fleet, channels, lookups=upstreams.lookups, quotas=quotas)
         exports, export_runner = open_exports(config, database, catalogue.client, clock=clock)
         trainer, weights = _trainer(config, upstreams, quotas), GrpcWeightFacts(upstreams.lookups)
-        futures, future_jobs = await stack.enter_async_context(
-            open_futures(config, database, trainer=trainer, sampling=sampling, quotas=quotas, clock=clock)
-        )
+        opening = open_futures(config, database, trainer=trainer, sampling=sampling, quotas=quotas, clock=clock)
+        futures, future_jobs = await stack.enter_async_context(opening)
         handles = open_handles(database, futures, sampling=sampling, weights=weights, quotas=quotas, clock=clock)
         replicas = open_replicas(config, fleet)
         records = await stack.enter_async_context(_records(config, database, catalogue, upstreams, clock=clock))
@@ -112,8 +111,9 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         ]
         http = open_http(config, authenticator=KeyAuthenticator(accounts.verifier), routes=routes)
         own_jobs = [*records.jobs, *future_jobs, export_runner.run, _purge(database, clock=clock).run]
+        drop_work, unpin = futures.drop_session, handles.unpin_session
         jobs = [
-            session_job(config, database, models=upstreams.models, versions=handles, work=futures, clock=clock),
+            session_job(config, database, upstreams.models, drop_work=drop_work, unpin=unpin, clock=clock),
             *upstream_jobs(config, database, upstreams, clock=clock),
             *checkpoint_jobs(database, upstreams.internal.get('checkpoint'), clock=clock),
             *fleet_jobs(config, fleet, channels, sampler=upstreams.internal.get('sampler')),

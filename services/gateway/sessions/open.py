@@ -8,10 +8,9 @@ import grpc
 from services.gateway.config import GatewayConfig
 from services.gateway.keys.tenants import Projects
 from services.gateway.sessions.grpc import GrpcAdapters
-from services.gateway.sessions.ports import SessionWork, VersionPins
 from services.gateway.sessions.sessions import Sessions
 from services.gateway.sessions.sql import SqlSessionStore
-from services.gateway.sessions.sweep import SessionSettler, SessionSweep
+from services.gateway.sessions.sweep import SessionCall, SessionSettler, SessionSweep
 from services.gateway.store.database import Database
 from services.kit.clock import Clock
 
@@ -25,15 +24,15 @@ def open_sessions(config: GatewayConfig, database: Database, projects: Projects,
 def session_job(
     config: GatewayConfig,
     database: Database,
-    *,
     models: Mapping[str, grpc.aio.Channel],
-    versions: VersionPins,
-    work: SessionWork,
+    *,
+    drop_work: SessionCall,
+    unpin: SessionCall,
     clock: Clock,
 ) -> Callable[[], Coroutine[Any, Any, Any]]:
     """Return the background job that expires and settles sessions."""
     store = SqlSessionStore(database)
     adapters = GrpcAdapters(tuple(models.values()), internal_token=config.internal_token)
-    settler = SessionSettler(store, adapters, versions, work=work)
+    settler = SessionSettler(store, adapters, drop_work=drop_work, unpin=unpin)
     sweep = SessionSweep(store, settler, lifetime=config.session_lifetime, clock=clock)
     return lambda: sweep.run(interval=config.heartbeat_interval)

@@ -1,4 +1,4 @@
-"""Storage port for sessions, and the ports through which ended sessions are settled."""
+"""Storage port for sessions, and the port through which the adapters of ended sessions are parked."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -60,29 +60,5 @@ class AdapterParker(Protocol):
 
         Returns:
             The result; None if the adapter no longer exists.
-        """
-        ...
-
-
-class SessionWork(Protocol):
-    """Work that sessions have queued."""
-
-    async def drop_session(self, session_id: str) -> None:
-        """Drop the queued work of a session of the current caller's tenant.
-
-        Raises:
-            DomainError: the work could not be dropped; try again later.
-        """
-        ...
-
-
-class VersionPins(Protocol):
-    """Pins of adapter versions that sessions sample from."""
-
-    async def unpin_session(self, session_id: str) -> None:
-        """Unpin the versions of a session of the current caller's tenant.
-
-        Raises:
-            DomainError: a version could not be unpinned; try again later.
         """
         ...

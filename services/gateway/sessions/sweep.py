@@ -8,7 +8,7 @@ from typing import Never
 import structlog
 
 from services.gateway.paging import Cursor
-from services.gateway.sessions.ports import AdapterParker, SessionStore, SessionWork, VersionPins
+from services.gateway.sessions.ports import AdapterParker, SessionStore
 from services.gateway.sessions.rules import Session, SessionState
 from services.kit.caller import Caller
 from services.kit.clock import Clock
@@ -23,6 +23,8 @@ _CONCURRENCY = 16
 """Maximum number of sessions that are settled at the same time, at most one per tenant."""
 _MAX_RECORDED_PATHS = 1000
 """Maximum number of checkpoint paths stored with a session. The catalogue lists all checkpoints."""
+SessionCall = Callable[[str], Awaitable[None]]
+"""Call for a session of the current caller's tenant, by id. If it raises a DomainError, the next sweep repeats it."""
 _PREFIXES = {SessionState.EXPIRED: 'session-expired', SessionState.FINISHED: 'session-ended'}
 
 
@@ -37,12 +39,12 @@ class SessionSettler:
     """
 
     def __init__(
-        self, sessions: SessionStore, adapters: AdapterParker, versions: VersionPins, work: SessionWork
+        self, sessions: SessionStore, adapters: AdapterParker, *, drop_work: SessionCall, unpin: SessionCall
     ) -> None:
         self._sessions = sessions
         self._adapters = adapters
-        self._versions = versions
-        self._work = work
+        self._drop_work = drop_work
+        self._unpin = unpin
         self._slots = asyncio.Semaphore(_CONCURRENCY)
         self._workers: dict[str, asyncio.Task[int]] = {}
         """Tasks in progress by tenant; each settles all sessions of its tenant that were found."""
@@ -90,11 +92,11 @@ class SessionSettler:
 
     async def _settle(self, session: Session) -> bool:
         try:
-            await self._call_if_unchanged(self._work.drop_session, session)
+            await self._call_if_unchanged(self._drop_work, session)
             adapter_ids = await self._adapters.of_session(session.tenant_id, session.session_id)
             paths = await self._park_all(session, adapter_ids)
             # Versions are unpinned even if an adapter cannot be parked, for example because it is damaged.
-            await self._call_if_unchanged(self._versions.unpin_session, session)
+            await self._call_if_unchanged(self._unpin, session)
             if paths is None:
                 return False
         except DomainError as error:
@@ -110,7 +112,7 @@ class SessionSettler:
             _log.info('session settled', session=session.session_id, adapters=len(adapter_ids), saved=len(paths))
         return is_settled
 
-    async def _call_if_unchanged(self, call: Callable[[str], Awaitable[None]], session: Session) -> None:
+    async def _call_if_unchanged(self, call: SessionCall, session: Session) -> None:
         if await self._is_unchanged(session):
             with acting_for(Caller(tenant_id=session.tenant_id, scopes=frozenset({'train'}))):
                 await call(session.session_id)
@@ -142,9 +144,7 @@ class SessionSettler:
 class SessionSweep:
     """Expires sessions that had no heartbeat for longer than `lifetime`, and settles ended ones."""
 
-    def __init__(
-        self, sessions: SessionStore, settler: SessionSettler | None = None, *, lifetime: timedelta, clock: Clock
-    ) -> None:
+    def __init__(self, sessions: SessionStore, settler: SessionSettler, *, lifetime: timedelta, clock: Clock) -> None:
         self._sessions = sessions
         self._settler = settler
         self._lifetime = lifetime
@@ -166,8 +166,7 @@ class SessionSweep:
                 await pause(interval.total_seconds())
                 await self._sweep(is_expiring=self._clock.now() - begin >= self._lifetime, patience=interval)
         finally:
-            if self._settler is not None:
-                await self._settler.close()
+            await self._settler.close()
 
     async def _sweep(self, *, is_expiring: bool, patience: timedelta) -> None:
         """Expire and settle sessions once; settlements that take longer than `patience` continue in the background."""
@@ -175,7 +174,7 @@ class SessionSweep:
             if is_expiring and (count := await self.expire()):
                 _log.info('sessions expired', count=count)
                 reach('session.expired')
-            if self._settler is not None and (workers := await self._settler.start()):
+            if workers := await self._settler.start():
                 done, _ = await asyncio.wait(workers, timeout=patience.total_seconds())
                 for worker in done:
                     worker.result()

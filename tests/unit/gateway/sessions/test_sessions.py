@@ -9,9 +9,10 @@ from fixtures.gateway_stores import MemoryProjectStore, MemorySessionStore, Memo
 from services.gateway.errors import ProjectNotFound, SessionNotFound
 from services.gateway.keys.tenants import Projects, Tenants
 from services.gateway.paging import Page
+from services.gateway.sessions.grpc import GrpcAdapters
 from services.gateway.sessions.rules import FinishReason, SessionRequest, SessionState
 from services.gateway.sessions.sessions import Sessions
-from services.gateway.sessions.sweep import SessionSweep
+from services.gateway.sessions.sweep import SessionSettler, SessionSweep
 from services.kit.caller import Caller
 from services.kit.clock import FakeClock
 from services.kit.errors import RequestIdReused
@@ -19,6 +20,11 @@ from services.kit.errors import RequestIdReused
 ALICE, BOB = Caller(tenant_id='alice'), Caller(tenant_id='bob')
 LIFETIME = timedelta(minutes=5)
 REQUEST = SessionRequest(request_id='rq-1', client='test', user_metadata={'a': 'b'})
+
+
+async def _skip(session_id: str) -> None:
+    """Do nothing."""
+    del session_id
 
 
 class Harness:
@@ -29,7 +35,9 @@ class Harness:
         self.tenants = Tenants(MemoryTenantStore(), clock=self.clock)
         self.projects = Projects(MemoryProjectStore(), self.tenants, clock=self.clock)
         self.sessions = Sessions(self.store, self.projects, lifetime=LIFETIME, clock=self.clock)
-        self.sweep = SessionSweep(self.store, lifetime=LIFETIME, clock=self.clock)
+        adapters = GrpcAdapters((), internal_token='')
+        settler = SessionSettler(self.store, adapters, drop_work=_skip, unpin=_skip)
+        self.sweep = SessionSweep(self.store, settler, lifetime=LIFETIME, clock=self.clock)
 
 
 async def test_session_belongs_to_the_requested_project_or_to_that_of_its_key() -> None:

@@ -64,16 +64,16 @@ class Harness:
         self.dropped: list[str] = []
         """Sessions whose work was dropped."""
         self.failure: DomainError | None = None
-        self.settler = SessionSettler(self.sessions, self.adapters, self, work=self)
+        self.settler = SessionSettler(self.sessions, self.adapters, drop_work=self.drop_work, unpin=self.unpin)
 
-    async def unpin_session(self, session_id: str) -> None:
+    async def unpin(self, session_id: str) -> None:
         """Record the session, or raise `failure`; the caller must belong to a tenant of the sessions."""
         assert current_caller().tenant_id in self.tenants
         if self.failure is not None:
             raise self.failure
         self.unpinned.append(session_id)
 
-    async def drop_session(self, session_id: str) -> None:
+    async def drop_work(self, session_id: str) -> None:
         """Record the session; the caller must belong to a tenant of the sessions."""
         assert current_caller().tenant_id in self.tenants
         self.dropped.append(session_id)
@@ -193,7 +193,7 @@ async def test_two_gateways_can_settle_the_same_sessions() -> None:
         name = f'ses-{number:03}'
         harness.adapters.adapters[name] = [f'ad-{number}']
         await harness.sessions.add_if_absent(replace(EXPIRED, session_id=name, request_id=name))
-    other_settler = SessionSettler(harness.sessions, harness.adapters, harness, work=harness)
+    other_settler = SessionSettler(harness.sessions, harness.adapters, drop_work=harness.drop_work, unpin=harness.unpin)
     await asyncio.gather(settle_all(harness.settler), settle_all(other_settler))
     assert await harness.sessions.list_unsettled(after=None, size=1) == []
     assert {item[1] for item in harness.adapters.parked} == {f'ad-{number}' for number in range(250)}
