@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from services.gateway.catalogue.follow import Purge
-from services.gateway.catalogue.grpc import LimitedCheckpoints
+from services.gateway.catalogue.grpc import GrpcCheckpoints
 from services.gateway.catalogue.open import Catalogue, checkpoint_jobs, open_catalogue
 from services.gateway.catalogue.sql import SqlEndedRows
 from services.gateway.config import GatewayConfig
@@ -161,9 +161,9 @@ def _quotas(
     return open_quotas(config, database, upstreams.models, data=upstreams.channels.get('data'), clock=clock)
 
 
-def _checkpoint_client(config: GatewayConfig, upstreams: Upstreams, quotas: Quotas) -> LimitedCheckpoints:
-    channel, check = upstreams.channels.get('checkpoint'), quotas.training.check_storage
-    return LimitedCheckpoints(channel, internal_token=config.internal_token, check=check)
+def _checkpoint_client(config: GatewayConfig, upstreams: Upstreams, quotas: Quotas) -> GrpcCheckpoints:
+    channel, check_storage = upstreams.channels.get('checkpoint'), quotas.training.check_storage
+    return GrpcCheckpoints(channel, internal_token=config.internal_token, check_storage=check_storage)
 
 
 def _trainer(config: GatewayConfig, upstreams: Upstreams, quotas: Quotas) -> LimitedTrainer | None:

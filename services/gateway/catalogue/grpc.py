@@ -1,14 +1,13 @@
-"""Clients of the checkpoint service, and the feeds of adapters and checkpoints that the catalogue copies."""
+"""Client of the checkpoint service, and the feeds of adapters and checkpoints that the catalogue copies."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from datetime import timedelta
+from datetime import UTC, timedelta
 from typing import Any, Generic, TypeVar
 
 import grpc
 
-from services.gateway.catalogue.convert import checkpoint_from_proto, run_from_proto
 from services.gateway.catalogue.rules import (
     ArchivePart,
     CatalogueEvent,
@@ -26,9 +25,9 @@ from services.kit.rpc.context import current_caller
 from services.kit.rpc.fields import duration_to_proto
 from services.kit.rpc.status import error_from_call
 from services.kit.weights.wire import chunk_to_proto
+from twinkle.api.checkpoint.v1 import checkpoint_pb2, checkpoint_service_pb2_grpc
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2 as messages
-from twinkle.api.checkpoint.v1 import checkpoint_service_pb2_grpc
-from twinkle.api.model.v1 import adapter_service_pb2, adapter_service_pb2_grpc
+from twinkle.api.model.v1 import adapter_pb2, adapter_service_pb2, adapter_service_pb2_grpc
 from twinkle.checkpoint_engine import StateChunk, chunk_checksum
 
 Entry = TypeVar('Entry')
@@ -40,12 +39,24 @@ _PAGE_SIZE = 1000
 
 
 class GrpcCheckpoints:
-    """Calls the checkpoint service on behalf of the current caller. A failed call raises a DomainError."""
+    """Calls the checkpoint service on behalf of the current caller. A failed call raises a DomainError.
 
-    def __init__(self, channel: grpc.aio.Channel | None, *, internal_token: str) -> None:
-        """Use `channel`, which adds no credentials and is closed by the caller; None if the service is not deployed."""
+    Args:
+        channel: channel that adds no credentials and is closed by the caller; None if the service is not deployed.
+        internal_token: proves the gateway's identity to the service.
+        check_storage: raises QuotaExceeded for a tenant without free storage, before a copy or an upload.
+    """
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel | None,
+        *,
+        internal_token: str,
+        check_storage: Callable[[str], Awaitable[None]],
+    ) -> None:
         self._stub = None if channel is None else checkpoint_service_pb2_grpc.CheckpointServiceStub(channel)
         self._internal_token = internal_token
+        self._check_storage = check_storage
 
     async def delete(self, path: str) -> None:
         """Delete a checkpoint."""
@@ -64,6 +75,7 @@ class GrpcCheckpoints:
 
     async def copy(self, path: str, *, run_id: str, name: str, ttl: timedelta | None) -> Checkpoint:
         """Copy a checkpoint that the caller may read; repeating the call returns the same copy."""
+        await self._check_storage(current_caller().tenant_id)
         ttl_message = _ttl_to_proto(ttl)
         request = messages.CopyCheckpointRequest(checkpoint_path=path, adapter_id=run_id, name=name, ttl=ttl_message)
         copy = self._require_stub().CopyCheckpoint
@@ -103,6 +115,7 @@ class GrpcCheckpoints:
         Raises:
             StreamOutOfOrder: the archive is incomplete; `offset` of the error is the number of bytes received.
         """
+        await self._check_storage(current_caller().tenant_id)
         header = messages.CheckpointUploadHeader(
             upload_id=request.upload_id, name=request.name, base_model=request.base_model, size_bytes=request.size_bytes
         )
@@ -126,25 +139,6 @@ class GrpcCheckpoints:
         if self._stub is None:
             raise ServiceUnreachable('checkpoint')
         return self._stub
-
-
-class LimitedCheckpoints(GrpcCheckpoints):
-    """Calls the checkpoint service, but refuses copies and uploads of tenants that have reached their storage quota."""
-
-    def __init__(
-        self, channel: grpc.aio.Channel | None, *, internal_token: str, check: Callable[[str], Awaitable[None]]
-    ) -> None:
-        """Use `channel`; `check` raises QuotaExceeded for a tenant without free storage."""
-        super().__init__(channel, internal_token=internal_token)
-        self._check = check
-
-    async def copy(self, path: str, *, run_id: str, name: str, ttl: timedelta | None) -> Checkpoint:
-        await self._check(current_caller().tenant_id)
-        return await super().copy(path, run_id=run_id, name=name, ttl=ttl)
-
-    async def upload(self, request: UploadRequest, parts: AsyncIterator[bytes], *, offset: int) -> Checkpoint:
-        await self._check(current_caller().tenant_id)
-        return await super().upload(request, parts, offset=offset)
 
 
 class GrpcAdapterFeed(Generic[Entry]):
@@ -230,6 +224,45 @@ def _event_of(message: Any, entry_of: Callable[[Any], Entry], id_field: str) -> 
             return SnapshotComplete(resume_token=message.resume_token)
         case _:
             return None
+
+
+def run_from_proto(adapter: adapter_pb2.Adapter, *, tenant_id: str) -> Run:
+    """Return the run of an adapter in training."""
+    return Run(
+        run_id=adapter.adapter_id,
+        tenant_id=tenant_id,
+        base_model=adapter.base_model,
+        lora_rank=adapter.lora_config.lora_rank,
+        step_count=adapter.step_count,
+        version=adapter.version,
+        user_metadata=dict(adapter.user_metadata),
+        is_active=True,
+        create_time=adapter.create_time.ToDatetime(tzinfo=UTC),
+        update_time=adapter.update_time.ToDatetime(tzinfo=UTC),
+        session_id=adapter.session_id,
+    )
+
+
+def checkpoint_from_proto(message: checkpoint_pb2.Checkpoint, *, tenant_id: str) -> Checkpoint:
+    """Return a tenant's checkpoint, as the checkpoint service reports it."""
+    return Checkpoint(
+        checkpoint_id=message.checkpoint_id,
+        tenant_id=tenant_id,
+        run_id=message.adapter_id,
+        name=message.name,
+        path=message.path,
+        base_model=message.base_model,
+        is_optimizer_included=message.is_optimizer_included,
+        size_bytes=message.size_bytes,
+        step_count=message.step_count,
+        digest=message.digest,
+        folder=message.folder,
+        create_time=message.create_time.ToDatetime(tzinfo=UTC),
+        expire_time=message.expire_time.ToDatetime(tzinfo=UTC) if message.HasField('expire_time') else None,
+        is_public=message.is_public,
+        user_metadata=dict(message.user_metadata),
+        lora_rank=message.lora_rank,
+    )
 
 
 def run_of(message: adapter_service_pb2.WatchAdaptersResponse) -> Run:

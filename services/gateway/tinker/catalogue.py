@@ -8,8 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationInfo, field_validator
 
 from services.gateway.catalogue.checkpoints import Checkpoints
-from services.gateway.catalogue.convert import run_from_proto
-from services.gateway.catalogue.grpc import GrpcCheckpoints
+from services.gateway.catalogue.grpc import GrpcCheckpoints, run_from_proto
 from services.gateway.catalogue.paths import WeightsKind, path_of_native
 from services.gateway.catalogue.rules import Checkpoint, Run
 from services.gateway.catalogue.runs import Runs

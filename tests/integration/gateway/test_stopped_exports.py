@@ -42,11 +42,16 @@ class UnreachableStore(SqlExportStore):
         raise ServiceUnreachable('database')
 
 
+async def _admit(tenant_id: str) -> None:
+    """Admit every tenant."""
+    del tenant_id
+
+
 class SlowArchives(CheckpointArchives):
     """A source of archives whose transfers never finish."""
 
     def __init__(self, root: Path) -> None:
-        super().__init__(GrpcCheckpoints(None, internal_token=''), root=root)
+        super().__init__(GrpcCheckpoints(None, internal_token='', check_storage=_admit), root=root)
         self.started = asyncio.Event()
 
     @asynccontextmanager
