@@ -1,6 +1,5 @@
 """Configuration of the gateway. The settings that all services share are in `services.kit.config`."""
 
-import ipaddress
 import re
 from collections.abc import Mapping
 from datetime import timedelta
@@ -10,7 +9,7 @@ from typing import ClassVar, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from services.gateway.credentials import MIN_SECRET_LENGTH, SECRET_PREFIX, Access, requirement_of
-from services.kit.config import HttpAddress, Listener, ServiceConfig
+from services.kit.config import HttpAddress, Listener, ServiceConfig, is_loopback
 from services.kit.tls import CertificateConfig
 
 _HUB_ID = re.compile(r'\w[\w.-]*(/\w[\w.-]*)?')
@@ -311,12 +310,4 @@ class GatewayConfig(ServiceConfig):
 
     def is_on_loopback(self) -> bool:
         """Return whether the gRPC addresses can be reached from this host only."""
-        return all(_is_loopback(address) for address in (self.listen, self.internal_listen) if address)
-
-
-def _is_loopback(address: str) -> bool:
-    host = address.rpartition(':')[0].strip('[]')
-    try:
-        return host == 'localhost' or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+        return all(is_loopback(address) for address in (self.listen, self.internal_listen) if address)

@@ -5,6 +5,7 @@ fields joined by `__`) and `--set field.sub=value`. Later sources override earli
 """
 
 import argparse
+import ipaddress
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,20 @@ def _listen_address(address: str) -> str:
     if address and not (host and port.isdigit() and int(port) < 1 << 16):
         raise ValueError(f'must be host:port with a port of 0 to 65535, got {address!r}')
     return address
+
+
+def host_of(address: str) -> str:
+    """Return the host of an address `host:port`; an IPv6 address has no brackets."""
+    return address.rpartition(':')[0].strip('[]')
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether an address `host:port` can be reached from this machine only."""
+    host = host_of(address)
+    try:
+        return host == 'localhost' or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 HttpAddress = Annotated[str, AfterValidator(_listen_address)]

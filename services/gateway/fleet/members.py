@@ -1,7 +1,7 @@
 """The fleet in memory: its replicas and their load, and notifications of changes."""
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -24,7 +24,8 @@ class Membership:
         self._open_calls: Counter[str] = Counter()
         """Number of open calls by address."""
         self._listeners: list[Callable[[], None]] = []
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._changed = asyncio.Event()
+        """Set at the next change, which replaces it by a new event."""
         self.is_closing = asyncio.Event()
         """Set when the gateway begins to stop; watches and leases then finish."""
 
@@ -99,13 +100,7 @@ class Membership:
     async def wait_for_change(self, revision: int) -> None:
         """Return once the fleet's revision exceeds `revision`, or when the gateway begins to stop."""
         while self.fleet.revision <= revision and not self.is_closing.is_set():
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            try:
-                await waiter
-            finally:
-                if not waiter.done() or waiter.cancelled():
-                    self._waiters.remove(waiter)
+            await self._changed.wait()
 
     def close(self) -> None:
         """End all watches and leases."""
@@ -122,7 +117,5 @@ class Membership:
                 listener()
 
     def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, deque()
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        self._changed.set()
+        self._changed = asyncio.Event()

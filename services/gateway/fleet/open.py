@@ -1,9 +1,10 @@
 """Wires the services behind a gateway: the channels to them, the fleet of samplers, and the background jobs."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, aclosing
 from datetime import timedelta
+from functools import partial
 from typing import Any, Never
 
 import grpc
@@ -103,12 +104,12 @@ def fleet_jobs(
     config: GatewayConfig, membership: Membership, channels: ReplicaChannels, *, sampler: grpc.aio.Channel | None
 ) -> list[Job]:
     """Return the fleet's background jobs; `sampler` is an internal channel to the configured sampler, or None."""
-    expire = ExpireLeases(membership, channels=channels)
-    jobs: list[Job] = [lambda: expire.run_forever(interval=config.fleet.lease / 10)]
+    jobs: list[Job] = [partial(_expire_leases, membership, channels, interval=config.fleet.lease / 10)]
     if sampler is not None:
         address = config.upstreams.sampler
         report = ReplicaReport(replica_id=f'static-{address}', service='sampler', address=address)
-        jobs.append(FollowStatic(membership, StaticSampler(report, channel=sampler)).run_forever)
+        membership.register(report, is_static=True)
+        jobs.append(partial(_follow, membership, StaticSampler(report, channel=sampler)))
     return jobs
 
 
@@ -117,40 +118,26 @@ def _kind_of(service: str) -> str:
     return service.partition('-')[0]
 
 
-class ExpireLeases:
-    """Marks replicas with an expired lease as lost, and closes the channels to removed replicas."""
-
-    def __init__(self, membership: Membership, *, channels: ReplicaChannels) -> None:
-        self._membership = membership
-        self._channels = channels
-
-    async def run_forever(
-        self, *, interval: timedelta, pause: Callable[[float], Awaitable[None]] = asyncio.sleep
-    ) -> Never:
-        """Sweep every `interval` until cancelled."""
-        while True:
-            await pause(interval.total_seconds())
-            self._membership.expire()
-            await self._channels.keep_only(self._membership.addresses_in_use())
+async def _expire_leases(membership: Membership, channels: ReplicaChannels, *, interval: timedelta) -> Never:
+    """Mark replicas with an expired lease as lost, and close the channels to removed replicas, until cancelled."""
+    while True:
+        await asyncio.sleep(interval.total_seconds())
+        membership.expire()
+        await channels.keep_only(membership.addresses_in_use())
 
 
-class FollowStatic:
-    """Registers the static sampler immediately, and updates the fleet with its reports."""
+async def _follow(membership: Membership, sampler: StaticSampler) -> Never:
+    """Update the fleet with the reports of a registered static sampler, until cancelled.
 
-    def __init__(self, membership: Membership, sampler: StaticSampler) -> None:
-        self._membership = membership
-        self._sampler = sampler
-        self._replica_id = sampler.report.replica_id
-        membership.register(sampler.report, is_static=True)
-
-    async def run_forever(self, *, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> Never:
-        """Poll until cancelled. A sampler that cannot be reached is marked lost, and is polled again after a second."""
-        while True:
-            try:
-                async with aclosing(self._sampler.follow()) as reports:
-                    async for report in reports:
-                        self._membership.renew(report)
-            except DomainError as error:
-                _log.info('static sampler unreachable', replica=self._replica_id, reason=error.reason)
-            self._membership.mark_lost(self._replica_id)
-            await pause(1.0)
+    A sampler that cannot be reached is marked lost, and is polled again after a second.
+    """
+    replica_id = sampler.report.replica_id
+    while True:
+        try:
+            async with aclosing(sampler.follow()) as reports:
+                async for report in reports:
+                    membership.renew(report)
+        except DomainError as error:
+            _log.info('static sampler unreachable', replica=replica_id, reason=error.reason)
+        membership.mark_lost(replica_id)
+        await asyncio.sleep(1.0)

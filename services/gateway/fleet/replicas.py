@@ -1,7 +1,6 @@
 """Operations on replicas: register, lease, drain, list and watch."""
 
 import asyncio
-import ipaddress
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -13,20 +12,12 @@ from services.gateway.fleet.members import Membership
 from services.gateway.fleet.rules import Replica, ReplicaReport, ReplicaState, weight_sources
 from services.kit.authority import require_internal, require_scope
 from services.kit.caller import Caller
+from services.kit.config import host_of, is_loopback
 from services.kit.errors import InvalidField
 from services.kit.ids import new_id
 from services.kit.paging import Page
 
 _log = structlog.get_logger('fleet')
-
-
-@dataclass(frozen=True)
-class Registration:
-    """Response to the registration of a replica."""
-
-    replica: Replica
-    checkpoint_address: str
-    """'host:port' of the checkpoint service; empty if it is not deployed or if the replica cannot reach it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +69,15 @@ class Replicas:
         self._is_this_host = is_this_host
         self._watch_epoch = new_id('fl')
 
-    async def register(self, caller: Caller, report: ReplicaReport) -> Registration:
-        """Add a replica to the fleet. Idempotency: the same replica may register again."""
+    async def register(self, caller: Caller, report: ReplicaReport) -> str:
+        """Add a replica to the fleet, and return the address of the checkpoint service for it.
+
+        The address is empty if the service is not deployed, or if the replica cannot reach it. Idempotency: the same
+        replica may register again.
+        """
         require_internal(caller)
-        return Registration(self._membership.register(report), await self._checkpoint_address_for(report))
+        self._membership.register(report)
+        return await self._checkpoint_address_for(report)
 
     async def lease(self, caller: Caller, reports: AsyncIterator[ReplicaReport]) -> AsyncGenerator[LeaseTerms, None]:
         """Keep a replica in the fleet while its reports arrive; yield the terms after each report.
@@ -158,8 +154,7 @@ class Replicas:
 
     async def _checkpoint_address_for(self, report: ReplicaReport) -> str:
         """Return the checkpoint service's address; empty if it is a loopback address that the replica cannot reach."""
-        host = _host_of(self._checkpoint_address)
-        if not _is_loopback(host) or await self._is_this_host(_host_of(report.address)):
+        if not is_loopback(self._checkpoint_address) or await self._is_this_host(host_of(report.address)):
             return self._checkpoint_address
         _log.warning(
             'checkpoint address is a loopback address that a replica on another host cannot reach; '
@@ -210,14 +205,3 @@ class Replicas:
 
 def _token_expired() -> InvalidField:
     return InvalidField('resume_token', 'is too old or was issued before a restart; start with an empty one')
-
-
-def _host_of(address: str) -> str:
-    return address.rpartition(':')[0].removeprefix('[').removesuffix(']')
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == 'localhost'

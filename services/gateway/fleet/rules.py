@@ -129,10 +129,6 @@ class Fleet:
         found = [member.replica for member in self._members.values()]
         return sorted(found, key=lambda replica: (replica.join_time, replica.replica_id))
 
-    def find(self, replica_id: str) -> Replica:
-        """Return the replica with this id, or raise ReplicaNotFound."""
-        return self._member(replica_id).replica
-
     def register(self, report: ReplicaReport, *, is_static: bool = False) -> Replica:
         """Add or update a replica. Remove other leased replicas at its address, because the replica replaced them."""
         for other in self.replicas():

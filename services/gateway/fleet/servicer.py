@@ -27,9 +27,9 @@ class FleetServicer(fleet_service_pb2_grpc.FleetServiceServicer):
 
     async def Register(self, request: wire.RegisterRequest, context: _Context) -> wire.RegisterResponse:
         report = convert.report_from_proto(request.replica, peer=context.peer())
-        registration = await self._replicas.register(current_caller(), report)
+        checkpoint_address = await self._replicas.register(current_caller(), report)
         lease = duration_to_proto(self._replicas.lease_duration)
-        return wire.RegisterResponse(lease_interval=lease, checkpoint_address=registration.checkpoint_address)
+        return wire.RegisterResponse(lease_interval=lease, checkpoint_address=checkpoint_address)
 
     async def Lease(
         self, request_iterator: AsyncIterator[wire.LeaseRequest], context: _Context

@@ -6,7 +6,6 @@ Health is served from the beginning, so probes can distinguish a service that lo
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -17,7 +16,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from services.kit.config import Listener, ServiceConfig
+from services.kit.config import Listener, ServiceConfig, is_loopback
 from services.kit.errors import Draining
 from services.kit.rpc.call import Call
 from services.kit.rpc.credentials import server_credentials
@@ -198,14 +197,5 @@ def _bind(server: grpc.aio.Server, listener: Listener, files: TlsFiles) -> int:
 
 
 def _check_token(config: ServiceConfig) -> None:
-    host = config.listen.rpartition(':')[0].strip('[]')
-    is_loopback = host == 'localhost' or _is_loopback(host)
-    if not config.internal_token and not is_loopback and config.service != 'gateway':
+    if not config.internal_token and not is_loopback(config.listen) and config.service != 'gateway':
         raise ValueError(f'listen: {config.listen} is reachable from other machines; set internal_token')
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

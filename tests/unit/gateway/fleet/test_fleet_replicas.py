@@ -25,9 +25,9 @@ async def registered_address(checkpoint_address: str, replica_address: str) -> s
         is_this_host=is_this_host,
     )
     report = ReplicaReport(replica_id='r', service='sampler', address=replica_address)
-    registration = await replicas.register(INTERNAL, report)
-    assert fleet.find('r') == registration.replica
-    return registration.checkpoint_address
+    address = await replicas.register(INTERNAL, report)
+    assert [replica.report for replica in fleet.replicas()] == [report]
+    return address
 
 
 @pytest.mark.parametrize('address', ['127.0.0.1:7104', '[::1]:7104', 'localhost:7104', '127.8.8.8:1'])

@@ -170,9 +170,9 @@ def test_lost_replica_has_no_load() -> None:
     busy = report('a', load=ReplicaLoad(running_sequence_count=3))
     fleet.register(busy)
     fleet.mark_lost('a')
-    assert fleet.find('a').report.load is None
+    assert fleet.replicas()[0].report.load is None
     fleet.renew(busy)
-    assert fleet.find('a').report.load == busy.load
+    assert fleet.replicas()[0].report.load == busy.load
 
 
 @pytest.mark.parametrize(('fan_out', 'count'), [(1, 5), (2, 9), (3, 20)])
