@@ -17,9 +17,8 @@ from services.gateway.console.open import open_console
 from services.gateway.exports.runner import open_exports
 from services.gateway.fleet.open import fleet_jobs, open_fleet, open_replicas, open_upstreams, upstream_jobs
 from services.gateway.fleet.upstreams import ServiceFacts, Upstreams
-from services.gateway.forwarding.endpoints import make_endpoints, record_endpoints, trace_endpoint
 from services.gateway.forwarding.merged import MergedServerInfoServicer
-from services.gateway.forwarding.open import open_forwarding
+from services.gateway.forwarding.open import make_endpoints, open_forwarding, record_endpoints, trace_endpoint
 from services.gateway.futures.capacity import LimitedTrainer
 from services.gateway.futures.futures import Futures
 from services.gateway.futures.grpc import GrpcTrainer

@@ -76,77 +76,8 @@ class ModelFacts(Protocol):
         ...
 
 
-class ModelRoutes(Protocol):
-    """Finds the model service that a call belongs to."""
-
-    @property
-    def services(self) -> Sequence[str]:
-        """Names of all model services; the first one receives calls for which no service can be determined."""
-        ...
-
-    def known_base_models(self, service: str) -> Collection[str]:
-        """Return the base models in the latest report of a service; empty if they are not known."""
-        ...
-
-    async def holders_of(self, base_model: str) -> Sequence[str]:
-        """Return the services that hold a base model, the best choice for a new adapter first.
-
-        For an empty name, the first of all services is returned; it refuses the call.
-
-        Raises:
-            BaseModelNotFound: no service holds the base model; the error lists the base models that exist.
-            ServiceUnreachable: a service that has never reported may hold the base model.
-        """
-        ...
-
-    async def creator_of(self, tenant_id: str, base_model: str, adapter_id: str, request_id: str) -> str:
-        """Return the service that creates an adapter; a repeated request gets the same service.
-
-        `adapter_id` may be empty. If `request_id` is also empty, a repeated request may get a different service.
-
-        Raises:
-            BaseModelNotFound, ServiceUnreachable: see `holders_of`.
-            ServiceUnreachable: no service reports the trainer that the first request was assigned to, or a service
-                that cannot be reached may have the adapter.
-            AdapterIdTaken: the tenant has or had an adapter with this id and a different base model.
-        """
-        ...
-
-    async def owner_of(self, tenant_id: str, adapter_id: str) -> str | None:
-        """Return the service that has a tenant's adapter; None if no service has it.
-
-        If only one service can have the adapter, this service is returned without a query.
-
-        Raises:
-            ServiceUnreachable: a service that cannot be reached may have the adapter.
-        """
-        ...
-
-
-class OneModel:
-    """Implements `ModelRoutes` for a single model service, which receives every call."""
-
-    services = (MODEL,)
-
-    def known_base_models(self, service: str) -> Collection[str]:
-        del service
-        return ()
-
-    async def holders_of(self, base_model: str) -> Sequence[str]:
-        del base_model
-        return (MODEL,)
-
-    async def creator_of(self, tenant_id: str, base_model: str, adapter_id: str, request_id: str) -> str:
-        del tenant_id, base_model, adapter_id, request_id
-        return MODEL
-
-    async def owner_of(self, tenant_id: str, adapter_id: str) -> str | None:
-        del tenant_id, adapter_id
-        return MODEL
-
-
-class SeveralModels:
-    """Implements `ModelRoutes` for several model services.
+class ModelRoutes:
+    """Finds the model service that a call belongs to, if there are several model services.
 
     Args:
         services: names in the order of the configuration.
@@ -170,6 +101,7 @@ class SeveralModels:
 
     @property
     def services(self) -> Sequence[str]:
+        """Names of all model services; the first one receives calls for which no service can be determined."""
         return self.table.services
 
     async def refresh(self) -> None:
@@ -180,6 +112,7 @@ class SeveralModels:
         self.table.update(service, await self._facts.report(service))
 
     def known_base_models(self, service: str) -> Collection[str]:
+        """Return the base models in the latest report of a service; empty if they are not known."""
         return self.table.held_by(service) or ()
 
     async def settled_base_models(self) -> Collection[str]:
@@ -199,6 +132,14 @@ class SeveralModels:
             await pause(interval_seconds)
 
     async def holders_of(self, base_model: str) -> Sequence[str]:
+        """Return the services that hold a base model, the best choice for a new adapter first.
+
+        For an empty name, the first of all services is returned; it refuses the call.
+
+        Raises:
+            BaseModelNotFound: no service holds the base model; the error lists the base models that exist.
+            ServiceUnreachable: a service that has never reported may hold the base model.
+        """
         if not base_model:
             return self.services[:1]
         if holders := self.table.by_room(base_model):
@@ -213,6 +154,16 @@ class SeveralModels:
         raise BaseModelNotFound(base_model, self.table.names)
 
     async def creator_of(self, tenant_id: str, base_model: str, adapter_id: str, request_id: str) -> str:
+        """Return the service that creates an adapter; a repeated request gets the same service.
+
+        `adapter_id` may be empty. If `request_id` is also empty, a repeated request may get a different service.
+
+        Raises:
+            BaseModelNotFound, ServiceUnreachable: see `holders_of`.
+            ServiceUnreachable: no service reports the trainer that the first request was assigned to, or a service
+                that cannot be reached may have the adapter.
+            AdapterIdTaken: the tenant has or had an adapter with this id and a different base model.
+        """
         base_model = base_model_id(base_model)
         holders = await self.holders_of(base_model)
         known = await self._base_model_of(tenant_id, adapter_id) if adapter_id else ''
@@ -254,6 +205,13 @@ class SeveralModels:
         return service
 
     async def owner_of(self, tenant_id: str, adapter_id: str) -> str | None:
+        """Return the service that has a tenant's adapter; None if no service has it.
+
+        If only one service can have the adapter, this service is returned without a query.
+
+        Raises:
+            ServiceUnreachable: a service that cannot be reached may have the adapter.
+        """
         if not adapter_id:
             return None
         owner = self.owners.find(tenant_id, adapter_id)

@@ -16,10 +16,10 @@ from services.gateway.catalogue.sql import SqlAssignmentStore, SqlRunStore
 from services.gateway.config import GatewayConfig
 from services.gateway.fleet.grpc import ReplicaChannels, StaticSampler, is_this_host
 from services.gateway.fleet.members import Membership
-from services.gateway.fleet.model_routes import MODEL, SeveralModels
+from services.gateway.fleet.model_routes import MODEL, ModelRoutes
 from services.gateway.fleet.replicas import Replicas
 from services.gateway.fleet.rules import Fleet, ReplicaReport
-from services.gateway.fleet.upstreams import GrpcFleetFacts, GrpcUpstreamFacts, ServiceRuns, Upstreams
+from services.gateway.fleet.upstreams import GrpcFleetFacts, GrpcModelFacts, GrpcUpstreamFacts, ServiceRuns, Upstreams
 from services.gateway.store.database import Database
 from services.kit.clock import Clock
 from services.kit.errors import DomainError
@@ -51,8 +51,12 @@ async def open_upstreams(
         )
         for name in (*(names or (MODEL,)), 'data', 'checkpoint')
     }
-    stores = SqlRunStore(database), SqlAssignmentStore(database)
-    return Upstreams(channels, internal, names, facts=facts, stores=stores, internal_token=config.internal_token)
+    token, routes = config.internal_token, None
+    if len(names) > 1:
+        queries = GrpcModelFacts(facts, channels, internal_token=token)
+        runs, assignments = SqlRunStore(database), SqlAssignmentStore(database)
+        routes = ModelRoutes(names, facts=queries, runs=runs, assignments=assignments)
+    return Upstreams(channels, internal, names, facts=facts, routes=routes, internal_token=token)
 
 
 def upstream_jobs(config: GatewayConfig, database: Database, upstreams: Upstreams, *, clock: Clock) -> list[Job]:
@@ -60,11 +64,11 @@ def upstream_jobs(config: GatewayConfig, database: Database, upstreams: Upstream
     routes, jobs = upstreams.routes, list[Job]()
     for name, channel in upstreams.internal_models.items():
         store = SqlRunStore(database)
-        if isinstance(routes, SeveralModels):
+        if routes is not None:
             store = ServiceRuns(store, name, routes)
         title = 'runs' if name == MODEL else f'runs of {name}'
         jobs.append(FeedFollower(title, feed=GrpcAdapterFeed(channel, run_of), store=store, clock=clock).run)
-    if isinstance(routes, SeveralModels):
+    if routes is not None:
         interval = max(config.server_info_freshness.total_seconds(), _SHORTEST_REFRESH_SECONDS)
         jobs.append(lambda: routes.run_forever(interval_seconds=interval))
     return jobs

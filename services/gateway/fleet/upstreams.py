@@ -9,9 +9,9 @@ from typing import Any, Protocol, cast
 
 import grpc
 
-from services.gateway.catalogue.ports import AssignmentStore, RunStore
+from services.gateway.catalogue.ports import RunStore
 from services.gateway.catalogue.rules import EntryKey, Run
-from services.gateway.fleet.model_routes import MODEL, ModelRoutes, OneModel, SeveralModels
+from services.gateway.fleet.model_routes import MODEL, ModelRoutes
 from services.gateway.fleet.model_table import ModelReport
 from services.kit.caller import Caller
 from services.kit.clock import Clock
@@ -154,9 +154,12 @@ def merged(descriptions: Sequence[server_service_pb2.ServiceInfo]) -> server_ser
 
 
 class ModelChannels:
-    """Chooses the channel to a model service. `channels` have no interceptors and are keyed by service name."""
+    """Chooses the channel to a model service. `channels` have no interceptors and are keyed by service name.
 
-    def __init__(self, routes: ModelRoutes, channels: Mapping[str, grpc.aio.Channel]) -> None:
+    Without `routes`, there is one model service, which receives every call.
+    """
+
+    def __init__(self, routes: ModelRoutes | None, channels: Mapping[str, grpc.aio.Channel]) -> None:
         self._routes = routes
         self._channels = channels
 
@@ -166,6 +169,8 @@ class ModelChannels:
         Raises:
             ServiceUnreachable: a service that cannot be reached may have the adapter.
         """
+        if self._routes is None:
+            return self._channels[MODEL]
         return self._channels[await self._routes.owner_of(tenant_id, adapter_id) or self._routes.services[0]]
 
     async def of_new_adapter(
@@ -176,6 +181,8 @@ class ModelChannels:
         Raises:
             DomainError: see `ModelRoutes.creator_of`.
         """
+        if self._routes is None:
+            return self._channels[MODEL]
         return self._channels[await self._routes.creator_of(tenant_id, base_model, adapter_id, request_id)]
 
 
@@ -222,7 +229,7 @@ class ServiceRuns:
     A run counts as deleted only if no service has it.
     """
 
-    def __init__(self, store: RunStore, service: str, routes: SeveralModels) -> None:
+    def __init__(self, store: RunStore, service: str, routes: ModelRoutes) -> None:
         self._store = store
         self._service = service
         self._routes = routes
@@ -298,7 +305,7 @@ class Upstreams:
         internal: channels for calls of the gateway itself.
         model_names: names of the model services in order of precedence.
         facts: descriptions of the services, including services that are not deployed.
-        stores: store of runs, and store of the model services that requests for new runs were assigned to.
+        routes: finds the model service of a call; None if there is at most one model service.
         internal_token: proves the gateway's identity to the services.
     """
 
@@ -309,7 +316,7 @@ class Upstreams:
         model_names: Sequence[str],
         *,
         facts: Mapping[str, GrpcUpstreamFacts],
-        stores: tuple[RunStore, AssignmentStore],
+        routes: ModelRoutes | None,
         internal_token: str,
     ) -> None:
         self.channels = channels
@@ -317,13 +324,8 @@ class Upstreams:
         self.facts = facts
         self.models = {name: channels[name] for name in model_names}
         self.internal_models = {name: internal[name] for name in model_names}
-        self.routes: OneModel | SeveralModels = OneModel()
-        """Finds the model service of a call."""
-        if len(model_names) > 1:
-            queries = GrpcModelFacts(facts, self.models, internal_token=internal_token)
-            runs, assignments = stores
-            self.routes = SeveralModels(model_names, facts=queries, runs=runs, assignments=assignments)
-        self.calls = ModelChannels(self.routes, self.models) if self.models else None
+        self.routes = routes
+        self.calls = ModelChannels(routes, self.models) if self.models else None
         """Finds the channel of a call to a model service; None without a model service."""
         self.lookups = GrpcLookups(self.calls, channels.get('checkpoint'), internal_token=internal_token)
 

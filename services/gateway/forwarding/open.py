@@ -1,19 +1,114 @@
-"""Constructs the handlers of forwarded calls and of sampling."""
+"""Handlers of all gRPC contracts: those that the gateway serves itself, and those that it forwards."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import grpc
+from google.protobuf.descriptor import ServiceDescriptor
 
+from services.gateway.catalogue.open import Catalogue
 from services.gateway.config import GatewayConfig
-from services.gateway.fleet.model_routes import MODEL, OneModel
+from services.gateway.exports.exports import Exports
+from services.gateway.exports.servicer import ExportServicer
+from services.gateway.fleet.model_routes import MODEL
+from services.gateway.fleet.replicas import Replicas
+from services.gateway.fleet.servicer import FleetServicer
 from services.gateway.fleet.upstreams import Upstreams
 from services.gateway.forwarding.admission import AdmittedCalls
 from services.gateway.forwarding.by_model import ModelForwarder
 from services.gateway.forwarding.bytes import Forwarder
-from services.gateway.forwarding.endpoints import FORWARDED
+from services.gateway.keys.open import Accounts
+from services.gateway.keys.servicer import KeyServicer
+from services.gateway.metrics.metrics import Metrics
+from services.gateway.metrics.servicer import MetricServicer
 from services.gateway.quotas.enforcement import TrainingLimits
+from services.gateway.quotas.quotas import Quotas
+from services.gateway.quotas.servicer import QuotaServicer, UsageServicer
+from services.gateway.rollouts.rollouts import Rollouts
+from services.gateway.rollouts.servicer import RolloutServicer
 from services.gateway.sampling.sampling import Sampling
 from services.gateway.sampling.servicer import SamplerHandlers, SamplerServicer
+from services.gateway.sessions.servicer import SessionServicer
+from services.gateway.sessions.sessions import Sessions
+from services.gateway.traces.index import TraceIndex
+from services.gateway.traces.servicer import TraceServicer
+from services.gateway.traces.traces import Traces
+from services.kit.rpc.server import Endpoint
+from twinkle.api.checkpoint.v1 import checkpoint_service_pb2, version_service_pb2
+from twinkle.api.data.v1 import dataset_service_pb2, loader_service_pb2
+from twinkle.api.gateway.v1 import (
+    catalogue_service_pb2,
+    export_service_pb2,
+    fleet_service_pb2,
+    key_service_pb2,
+    metric_service_pb2,
+    quota_service_pb2,
+    rollout_service_pb2,
+    session_service_pb2,
+    trace_service_pb2,
+)
+from twinkle.api.gateway.v1.catalogue_service_pb2_grpc import add_CatalogueServiceServicer_to_server
+from twinkle.api.gateway.v1.export_service_pb2_grpc import add_ExportServiceServicer_to_server
+from twinkle.api.gateway.v1.fleet_service_pb2_grpc import add_FleetServiceServicer_to_server
+from twinkle.api.gateway.v1.key_service_pb2_grpc import add_KeyServiceServicer_to_server
+from twinkle.api.gateway.v1.metric_service_pb2_grpc import add_MetricServiceServicer_to_server
+from twinkle.api.gateway.v1.quota_service_pb2_grpc import add_QuotaServiceServicer_to_server
+from twinkle.api.gateway.v1.rollout_service_pb2_grpc import add_RolloutServiceServicer_to_server
+from twinkle.api.gateway.v1.session_service_pb2_grpc import add_SessionServiceServicer_to_server
+from twinkle.api.gateway.v1.trace_service_pb2_grpc import add_TraceServiceServicer_to_server
+from twinkle.api.model.v1 import adapter_service_pb2, training_service_pb2
+
+
+def _service_in(contract: Any) -> ServiceDescriptor:
+    """Return the only service of a generated module."""
+    (service,) = contract.DESCRIPTOR.services_by_name.values()
+    return service
+
+
+FORWARDED: Mapping[str, Sequence[ServiceDescriptor]] = {
+    'model': (_service_in(adapter_service_pb2), _service_in(training_service_pb2)),
+    'data': (_service_in(dataset_service_pb2), _service_in(loader_service_pb2)),
+    'checkpoint': (_service_in(checkpoint_service_pb2), _service_in(version_service_pb2)),
+}
+"""Forwarded contracts by service behind the gateway. Streams of weights are not forwarded, and `sampling` serves the
+contract for sampling."""
+
+
+def make_endpoints(
+    accounts: Accounts,
+    sessions: Sessions,
+    catalogue: Catalogue,
+    quotas: Quotas,
+    *,
+    exports: Exports,
+    replicas: Replicas,
+) -> list[Endpoint]:
+    """Return the gateway's own endpoints. Sampling is not among them, because its responses stay serialized."""
+    keys = KeyServicer(accounts.tenants, accounts.projects, accounts.keys)
+    runs = UsageServicer(quotas, catalogue.runs, catalogue.checkpoints)
+    return [
+        Endpoint(_service_in(key_service_pb2), keys, add_KeyServiceServicer_to_server),
+        Endpoint(_service_in(quota_service_pb2), QuotaServicer(quotas), add_QuotaServiceServicer_to_server),
+        Endpoint(_service_in(session_service_pb2), SessionServicer(sessions), add_SessionServiceServicer_to_server),
+        Endpoint(_service_in(catalogue_service_pb2), runs, add_CatalogueServiceServicer_to_server),
+        Endpoint(_service_in(export_service_pb2), ExportServicer(exports), add_ExportServiceServicer_to_server),
+        Endpoint(_service_in(fleet_service_pb2), FleetServicer(replicas), add_FleetServiceServicer_to_server),
+    ]
+
+
+def record_endpoints(metrics: Metrics, rollouts: Rollouts) -> list[Endpoint]:
+    """Return the endpoints for the metrics and rollouts of runs."""
+    return [
+        Endpoint(_service_in(metric_service_pb2), MetricServicer(metrics), add_MetricServiceServicer_to_server),
+        Endpoint(_service_in(rollout_service_pb2), RolloutServicer(rollouts), add_RolloutServiceServicer_to_server),
+    ]
+
+
+def trace_endpoint(config: GatewayConfig) -> Endpoint:
+    """Return the endpoint for the traces in the folder of the configuration."""
+    folder = config.telemetry.trace_dir
+    traces = Traces(TraceIndex(folder) if folder is not None else None)
+    return Endpoint(_service_in(trace_service_pb2), TraceServicer(traces), add_TraceServiceServicer_to_server)
 
 
 def open_forwarding(
@@ -24,7 +119,7 @@ def open_forwarding(
     forwarders: list[Forwarder | ModelForwarder] = [
         Forwarder(FORWARDED, channels=upstreams.channels, internal_token=token)
     ]
-    if not isinstance(upstreams.routes, OneModel):
+    if upstreams.routes is not None:
         others = {service: contracts for service, contracts in FORWARDED.items() if service != MODEL}
         forwarders = [
             Forwarder(others, channels=upstreams.channels, internal_token=token),

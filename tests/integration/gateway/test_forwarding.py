@@ -12,7 +12,7 @@ import pytest
 from fixtures.gateway_upstream import TOKEN, Upstream, raw_echo
 from fixtures.running_gateway import ADMIN, MESSAGE_LIMIT, RunningGateway, bearer, failure_of, running_gateway
 from services.gateway.credentials import Access, requirement_of
-from services.gateway.forwarding.endpoints import FORWARDED
+from services.gateway.forwarding.open import FORWARDED
 from services.kit.rpc.auth import SCOPES_KEY, TENANT_KEY
 from twinkle.api.model.v1 import (
     adapter_service_pb2,

@@ -13,7 +13,7 @@ from services.gateway.credentials import (
     Scope,
     requirement_of,
 )
-from services.gateway.forwarding.endpoints import FORWARDED
+from services.gateway.forwarding.open import FORWARDED
 
 
 def contract_methods() -> dict[str, str]:

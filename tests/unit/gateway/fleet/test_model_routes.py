@@ -8,7 +8,7 @@ import pytest
 from fixtures.gateway_stores import MemoryRunStore
 from services.gateway.catalogue.rules import Creation, Run
 from services.gateway.errors import AdapterIdTaken
-from services.gateway.fleet.model_routes import SeveralModels
+from services.gateway.fleet.model_routes import ModelRoutes
 from services.gateway.fleet.model_table import ModelReport, RunOwners
 from services.kit.errors import BaseModelNotFound, ServiceUnreachable
 
@@ -81,8 +81,8 @@ class MemoryAssignments:
 
 def _routes(
     services: Services, runs: MemoryRunStore | None = None, assignments: MemoryAssignments | None = None
-) -> SeveralModels:
-    return SeveralModels(
+) -> ModelRoutes:
+    return ModelRoutes(
         tuple(services.served_models),
         facts=services,
         runs=runs or MemoryRunStore(),
