@@ -1,6 +1,5 @@
 """Table and store of exports."""
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -20,6 +19,7 @@ from services.gateway.store.base import (
     fetch_all,
     fetch_one,
     insert_into,
+    lock_key,
     newest_first,
     select_values,
 )
@@ -153,16 +153,10 @@ class SqlExportStore(SqlStore):
 async def _unfinished(connection: AsyncConnection, tenant_id: str) -> Sequence[Export]:
     """Return a tenant's unfinished exports, oldest first, and block other additions until the transaction ends."""
     if connection.dialect.name == 'postgresql':
-        await connection.execute(select(func.pg_advisory_xact_lock(_lock_of(tenant_id))))
+        await connection.execute(select(func.pg_advisory_xact_lock(lock_key(f'exports\0{tenant_id}'))))
     is_open = (ExportRow.tenant_id == tenant_id) & ExportRow.state.in_(_UNFINISHED)
     query = select_values(ExportRow, Export).where(is_open).order_by(ExportRow.create_time, ExportRow.export_id)
     return await fetch_all(connection, query, Export)
-
-
-def _lock_of(tenant_id: str) -> int:
-    """Return the number of the advisory lock for a tenant's new exports."""
-    digest = hashlib.blake2s(f'exports\0{tenant_id}'.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, 'big', signed=True)
 
 
 def _is_export(tenant_id: str, export_id: str) -> ColumnElement[bool]:

@@ -19,8 +19,6 @@ from services.kit.errors import Cancelled, DomainError, InvalidField, ServiceUnr
 from services.kit.failpoints import reach
 from services.kit.retry import Retry
 
-REFUSED_KIND = 'refused'
-"""Kind of the futures that `FailRefused` runs."""
 SAMPLE_PATIENCE = timedelta(minutes=30)
 _MAX_REMEMBERED = 1024
 _NOT_RUN = {'SEQUENCE_REUSED', 'SEQUENCE_GAP'}

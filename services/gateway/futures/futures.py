@@ -8,7 +8,14 @@ from functools import partial
 
 from services.gateway.errors import FutureExpired, FutureNotFound
 from services.gateway.futures.ports import Executor
-from services.gateway.futures.rules import Future, FutureRequest, FutureState, Notification, NotificationKind
+from services.gateway.futures.rules import (
+    DELETE_KIND,
+    Future,
+    FutureRequest,
+    FutureState,
+    Notification,
+    NotificationKind,
+)
 from services.gateway.futures.runner import Runner
 from services.gateway.futures.sql_peers import SqlPeers
 from services.gateway.futures.waiters import Topics
@@ -18,8 +25,6 @@ from services.kit.failpoints import reach
 
 _LARGE_BYTES = 1 << 18
 """Size above which a payload's digest is computed in a thread, so that the event loop is not blocked."""
-DELETE_KIND = 'delete_adapter'
-"""Kind of the futures that delete adapters."""
 _RESULT_SECONDS = 60.0
 """Maximum wait of `wait_for_result`."""
 

@@ -8,18 +8,25 @@ from services.gateway.config import FuturesConfig, GatewayConfig
 from services.gateway.fleet.open import Job
 from services.gateway.futures.capacity import FutureCapacity, SampleTally
 from services.gateway.futures.executors import (
-    REFUSED_KIND,
     CreateAdapter,
     DeleteAdapter,
     ExecuteOperation,
     FailRefused,
     SamplePrompt,
 )
-from services.gateway.futures.futures import DELETE_KIND, Futures
+from services.gateway.futures.futures import Futures
 from services.gateway.futures.payloads import PayloadFiles
 from services.gateway.futures.ports import Executor, Trainer
 from services.gateway.futures.records import Expiry, FutureRecords
-from services.gateway.futures.rules import SAMPLE_KIND, Bounds, PayloadsNotShared
+from services.gateway.futures.rules import (
+    CREATE_KIND,
+    DELETE_KIND,
+    EXECUTE_KIND,
+    REFUSED_KIND,
+    SAMPLE_KIND,
+    Bounds,
+    PayloadsNotShared,
+)
 from services.gateway.futures.runner import Runner, RunnerLimits
 from services.gateway.futures.sql import SqlFutureStore
 from services.gateway.futures.sql_peers import SqlPeers
@@ -111,9 +118,9 @@ def open_handles(
 def _executors(trainer: Trainer | None, records: FutureRecords) -> dict[str, Executor]:
     executors: dict[str, Executor] = {REFUSED_KIND: FailRefused()}
     if trainer is not None:
-        executors['create_adapter'] = CreateAdapter(trainer, records.retry)
+        executors[CREATE_KIND] = CreateAdapter(trainer, records.retry)
         executors[DELETE_KIND] = DeleteAdapter(trainer, records.store, records.retry)
-        executors['execute'] = ExecuteOperation(trainer, records.store, records.retry)
+        executors[EXECUTE_KIND] = ExecuteOperation(trainer, records.store, records.retry)
     return executors
 
 

@@ -13,8 +13,9 @@ from services.kit.errors import DomainError, RequestIdReused
 
 NOTE_LENGTH = 4096
 """Maximum number of characters of a note."""
-SAMPLE_KIND = 'sample'
-"""Kind of the futures that sample; their payload is an `executors.SampleTask`."""
+CREATE_KIND, EXECUTE_KIND, DELETE_KIND = 'create_adapter', 'execute', 'delete_adapter'
+SAMPLE_KIND, REFUSED_KIND = 'sample', 'refused'
+"""Kinds of futures; `executors` has a class for each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,7 @@ class FutureRequest:
     """Request for work that runs as a future."""
 
     kind: str
-    """Name of the executor, such as 'execute'."""
+    """One of the kinds above."""
     key: str
     """Unique among the tenant's futures: a repeated request with the same key returns the same future."""
     payload: bytes

@@ -3,7 +3,6 @@
 Requests and results are not in the database; see `ports.PayloadStore`.
 """
 
-import hashlib
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
@@ -18,13 +17,13 @@ from services.gateway.store.base import (
     Base,
     EnumName,
     ErrorStatus,
+    SqlStore,
     as_row,
-    fetch_all,
     fetch_one,
     insert_into,
+    lock_key,
     select_values,
 )
-from services.gateway.store.database import Database
 from services.kit.errors import DomainError, ServiceUnreachable
 
 CHANNEL = 'twinkle_futures'
@@ -80,11 +79,8 @@ class GatewayRow(Base):
     """Time of the last heartbeat, by the database's clock."""
 
 
-class SqlFutureStore:
+class SqlFutureStore(SqlStore):
     """Implements `ports.FutureStore`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def add_if_absent(self, future: Future) -> Future:
         async with self._database.write() as connection:
@@ -102,8 +98,7 @@ class SqlFutureStore:
 
     async def get(self, tenant_id: str, future_id: str) -> Future | None:
         is_future = (FutureRow.tenant_id == tenant_id) & (FutureRow.future_id == future_id)
-        async with self._database.read() as connection:
-            return await fetch_one(connection, select_values(FutureRow, Future).where(is_future), Future)
+        return await self._fetch_one(select_values(FutureRow, Future).where(is_future), Future)
 
     async def number(self, future: Future, number: int, *, instead_of: int | None) -> int:
         is_future = FutureRow.future_id == future.future_id
@@ -135,13 +130,11 @@ class SqlFutureStore:
     async def list_waiting(self, owner: str = '') -> Sequence[Future]:
         query = select_values(FutureRow, Future).where(WAITING & (FutureRow.owner == owner))
         query = query.order_by(FutureRow.lane, FutureRow.position, FutureRow.create_time, FutureRow.future_id)
-        async with self._database.read() as connection:
-            return await fetch_all(connection, query, Future)
+        return await self._fetch_all(query, Future)
 
     async def list_of_session(self, tenant_id: str, session_id: str) -> Sequence[Future]:
         is_of_session = (FutureRow.tenant_id == tenant_id) & (FutureRow.session_id == session_id)
-        async with self._database.read() as connection:
-            return await fetch_all(connection, select_values(FutureRow, Future).where(WAITING & is_of_session), Future)
+        return await self._fetch_all(select_values(FutureRow, Future).where(WAITING & is_of_session), Future)
 
     async def next_position(self, tenant_id: str, lane: str) -> int:
         is_finished = (FutureRow.lane == lane) & (FutureRow.state != FutureState.WAITING)
@@ -153,8 +146,7 @@ class SqlFutureStore:
     async def list_finished(self, *, finished_before: datetime, limit: int) -> Sequence[Future]:
         is_finished = FutureRow.state.in_([FutureState.DONE, FutureState.FAILED])
         query = select_values(FutureRow, Future).where(is_finished & (FutureRow.finish_time < finished_before))
-        async with self._database.read() as connection:
-            return await fetch_all(connection, query.limit(limit), Future)
+        return await self._fetch_all(query.limit(limit), Future)
 
     async def list_by_topic(
         self, tenant_id: str, topic: str, *, since: datetime | None, limit: int
@@ -165,14 +157,12 @@ class SqlFutureStore:
         if since is not None:
             query = query.where(FutureRow.finish_time >= since)
         query = query.order_by(FutureRow.finish_time, FutureRow.future_id).limit(limit)
-        async with self._database.read() as connection:
-            return await fetch_all(connection, query, Future)
+        return await self._fetch_all(query, Future)
 
     async def expire(self, future_ids: Collection[str]) -> None:
         for chunk in _chunks(future_ids):
             is_one = FutureRow.future_id.in_(chunk) & (FutureRow.state != FutureState.WAITING)
-            async with self._database.write() as connection:
-                await connection.execute(update(FutureRow).where(is_one).values(state=FutureState.EXPIRED))
+            await self._execute(update(FutureRow).where(is_one).values(state=FutureState.EXPIRED))
 
     async def drop_expired(self, *, finished_before: datetime) -> int:
         later = aliased(FutureRow)
@@ -180,9 +170,7 @@ class SqlFutureStore:
         is_later = (later.position > FutureRow.position) & (later.state != FutureState.WAITING)
         has_later = select(later.future_id).where(is_same_lane & is_later).exists()
         is_finished = (FutureRow.state == FutureState.EXPIRED) & (FutureRow.finish_time < finished_before)
-        async with self._database.write() as connection:
-            statement = delete(FutureRow).where(is_finished & ((FutureRow.lane == '') | has_later))
-            return (await connection.execute(statement)).rowcount
+        return await self._execute(delete(FutureRow).where(is_finished & ((FutureRow.lane == '') | has_later)))
 
     async def find_known(self, future_ids: Collection[str]) -> Collection[str]:
         found: set[str] = set()
@@ -228,11 +216,6 @@ async def _announce(connection: AsyncConnection, kind: NotificationKind, future:
             topic=topic_name(future.tenant_id, future.topic) if future.topic else '',
         )
         await announce(connection, notification)
-
-
-def lock_key(name: str) -> int:
-    """Return the key of the advisory lock with this name."""
-    return int.from_bytes(hashlib.blake2s(name.encode(), digest_size=8).digest(), 'big', signed=True)
 
 
 def _chunks(future_ids: Collection[str]) -> list[list[str]]:

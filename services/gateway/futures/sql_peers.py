@@ -16,7 +16,8 @@ from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.gateway.futures.rules import Notification, NotificationKind, PayloadsNotShared
-from services.gateway.futures.sql import CHANNEL, TAKEOVER_LOCK, WAITING, FutureRow, GatewayRow, announce, lock_key
+from services.gateway.futures.sql import CHANNEL, TAKEOVER_LOCK, WAITING, FutureRow, GatewayRow, announce
+from services.gateway.store.base import lock_key
 from services.gateway.store.database import KEEPALIVE_OPTIONS, Database
 from services.kit.errors import ServiceUnreachable
 from services.kit.ids import new_id

@@ -1,5 +1,6 @@
 """Base classes of all tables and stores, column types that several tables use, and helpers for SQL statements."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
@@ -138,6 +139,11 @@ async def fetch_all(connection: AsyncConnection, query: Select[Any], value_class
 def insert_into(connection: AsyncConnection, row_class: type[Base]) -> sqlite.Insert | postgresql.Insert:
     """Return an insert with `on_conflict_*` methods, in the connection's dialect."""
     return (postgresql if connection.dialect.name == 'postgresql' else sqlite).insert(row_class)
+
+
+def lock_key(name: str) -> int:
+    """Return the key of PostgreSQL's advisory lock with this name."""
+    return int.from_bytes(hashlib.blake2s(name.encode(), digest_size=8).digest(), 'big', signed=True)
 
 
 class SqlStore:

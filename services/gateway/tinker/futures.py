@@ -17,8 +17,6 @@ from services.kit.errors import NotBuiltYet
 
 WAIT_SECONDS = 25.0
 """Maximum number of seconds that a poll waits for an outcome; clients time out after 45 s."""
-CREATE, EXECUTE, DELETE, SAMPLE = 'create_adapter', 'execute', 'delete_adapter', 'sample'
-"""Kinds of futures, named after their native requests."""
 
 
 class Verb(StrEnum):
@@ -101,13 +99,10 @@ class FutureRoutes:
         futures: Futures,
         formats: Mapping[str, ResultFormat],
         *,
-        is_rate_limited: Callable[[str], bool] = lambda _: False,
         wait_seconds: float = WAIT_SECONDS,
     ) -> None:
-        """Create the routes; `is_rate_limited` returns whether a tenant's requests wait because of its token rate."""
         self._futures = futures
         self._formats = formats
-        self._is_rate_limited = is_rate_limited
         self._wait_seconds = wait_seconds
 
     def routes(self) -> list[Route]:
@@ -120,7 +115,7 @@ class FutureRoutes:
         future_id = (await read_body(call, FutureBody)).request_id
         future = await self._futures.wait(future_id, seconds=self._wait_seconds)
         if not future.is_finished:
-            state = 'paused_rate_limit' if self._is_rate_limited(future.tenant_id) else 'active'
+            state = 'paused_rate_limit' if self._futures.is_rate_limited(future.tenant_id) else 'active'
             return JsonResponse({'type': 'try_again', 'request_id': future_id, 'queue_state': state})
         if future.state is FutureState.FAILED and future.error is not None:
             return JsonResponse({'error': text_of(future.error), 'category': category_of(future.error)})

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from services.gateway.catalogue.paths import WeightsKind, WeightsPath
 from services.gateway.catalogue.ports import RunStore
 from services.gateway.fleet.model_routes import shown_name
-from services.gateway.futures.rules import FutureRequest
+from services.gateway.futures.rules import CREATE_KIND, DELETE_KIND, FutureRequest
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.http.validation import Int64, not_served, read_model
 from services.gateway.tinker.base_models import BaseModels
@@ -28,7 +28,7 @@ from services.gateway.tinker.bodies import (
     read_body,
     read_object,
 )
-from services.gateway.tinker.futures import CREATE, DELETE, FutureNote, Verb
+from services.gateway.tinker.futures import FutureNote, Verb
 from services.gateway.tinker.routes import TRAIN, tinker_route
 from services.gateway.tinker.submission import (
     KnownModels,
@@ -231,7 +231,7 @@ class TinkerModelRoutes:
             raise InvalidField('lora_config.rank', f'must be at most {found.max_lora_rank}, got {rank}')
         facts = {'base_model': found.name, **({'path': str(request.path)} if request.path else {})}
         future = FutureRequest(
-            kind=CREATE,
+            kind=CREATE_KIND,
             key=creation_key(model_id),
             payload=request.native(found.name).SerializeToString(deterministic=True),
             session_id=session_id,
@@ -246,7 +246,7 @@ class TinkerModelRoutes:
         model_id = (await read_body(call, ModelBody)).model_id
         request = adapter_service_pb2.DeleteAdapterRequest(adapter_id=model_id)
         future = FutureRequest(
-            kind=DELETE,
+            kind=DELETE_KIND,
             key=f'{model_id}:unload',
             payload=request.SerializeToString(deterministic=True),
             session_id=session_of(model_id),

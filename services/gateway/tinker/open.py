@@ -56,7 +56,7 @@ def open_tinker(
         InfoRoutes(lookups, SqlRunStore(database), tokenizers=config.tokenizers),
         TrainingRoutes(operations, known, base_models, body_bytes=config.tinker_body_bytes),
         WeightsRoutes(operations, known, open_handle=handles.open),
-        FutureRoutes(futures, formats, is_rate_limited=futures.is_rate_limited),
+        FutureRoutes(futures, formats),
         SamplingRoutes(futures, handles, known, samplers=BaseModels((samplers,))),
     )
     return list(chain.from_iterable(part.routes() for part in parts))

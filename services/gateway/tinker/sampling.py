@@ -16,7 +16,7 @@ from services.gateway.errors import WeightsNotSaved
 from services.gateway.fleet.model_routes import shown_name
 from services.gateway.futures.executors import SampleTask
 from services.gateway.futures.futures import Futures
-from services.gateway.futures.rules import Future, FutureRequest, FutureState
+from services.gateway.futures.rules import SAMPLE_KIND, Future, FutureRequest, FutureState
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.http.validation import Int64, StopStrings, StopTokens, read_model, read_value
 from services.gateway.sampling.handles import SamplingHandles
@@ -25,9 +25,8 @@ from services.gateway.tinker.arrays import Array
 from services.gateway.tinker.base_models import BaseModels
 from services.gateway.tinker.bodies import BaseModelName, Counter, LongCounter, TinkerModel, read_body, read_json
 from services.gateway.tinker.datums import TARGETS, ModelInput, joined_tokens, probe_from_json
-from services.gateway.tinker.futures import SAMPLE, WAIT_SECONDS, FutureNote, Verb
-from services.gateway.tinker.routes import SAMPLE as SAMPLE_ACCESS
-from services.gateway.tinker.routes import tinker_route
+from services.gateway.tinker.futures import WAIT_SECONDS, FutureNote, Verb
+from services.gateway.tinker.routes import SAMPLE, tinker_route
 from services.gateway.tinker.submission import KnownModels
 from services.kit.errors import DomainError, InvalidField
 from services.kit.ids import new_id
@@ -256,11 +255,11 @@ class SamplingRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            tinker_route('create_sampling_session', self._create, access=SAMPLE_ACCESS),
-            tinker_route('join_sampling_session', self._join, access=SAMPLE_ACCESS),
-            tinker_route('samplers/{sampling_session_id}', self._show, access=SAMPLE_ACCESS, http_method='GET'),
-            tinker_route('asample', self._sample, access=SAMPLE_ACCESS),
-            tinker_route('retrieve_futures', self._list_completions, access=SAMPLE_ACCESS),
+            tinker_route('create_sampling_session', self._create, access=SAMPLE),
+            tinker_route('join_sampling_session', self._join, access=SAMPLE),
+            tinker_route('samplers/{sampling_session_id}', self._show, access=SAMPLE, http_method='GET'),
+            tinker_route('asample', self._sample, access=SAMPLE),
+            tinker_route('retrieve_futures', self._list_completions, access=SAMPLE),
         ]
 
     async def _create(self, call: HttpCall) -> Response:
@@ -359,7 +358,7 @@ def _future_request(
         request.request.base_model = request.base_model
     message = request.request.SerializeToString(deterministic=True)
     return FutureRequest(
-        kind=SAMPLE,
+        kind=SAMPLE_KIND,
         key=f'{request.handle_id}:{request.seq_id}' if request.handle_id else f'sample:{request_key}',
         payload=SampleTask(handle.handle_id if handle else '', message).to_bytes(),
         session_id=handle.session_id if handle else '',

@@ -8,15 +8,15 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from services.gateway.errors import FutureExpired, FutureNotFound, SessionFinished, SessionNotFound
-from services.gateway.futures.executors import REFUSED_KIND, refusal_payload
+from services.gateway.futures.executors import refusal_payload
 from services.gateway.futures.futures import Futures
-from services.gateway.futures.rules import Future, FutureRequest, FutureState, future_id_of
+from services.gateway.futures.rules import EXECUTE_KIND, REFUSED_KIND, Future, FutureRequest, FutureState, future_id_of
 from services.gateway.http.call import HttpCall, JsonResponse
 from services.gateway.http.validation import read_model
 from services.gateway.sessions.rules import SessionState
 from services.gateway.sessions.sessions import Sessions
 from services.gateway.tinker.bodies import OperationBody, position_in
-from services.gateway.tinker.futures import EXECUTE, FutureNote, note_of
+from services.gateway.tinker.futures import FutureNote, note_of
 from services.gateway.tinker.routes import text_of
 from services.gateway.tinker.wire import tinker_pb2 as wire
 from services.kit.errors import AdapterNotFound, Disposition, DomainError
@@ -144,7 +144,7 @@ class Operations:
         # The model service may delay the operation, because the gateway has already accepted it.
         request = training_service_pb2.ExecuteRequest(operation=operation, is_waiting_allowed=True)
         payload = await asyncio.to_thread(request.SerializeToString, deterministic=True)
-        pending = await self._pending(operation.adapter_id, seq_id, kind=EXECUTE, payload=payload)
+        pending = await self._pending(operation.adapter_id, seq_id, kind=EXECUTE_KIND, payload=payload)
         return await self.futures.submit(replace(pending, note=str(note), is_note_free=is_note_free))
 
     @asynccontextmanager
