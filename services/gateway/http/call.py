@@ -24,7 +24,6 @@ HEAD_BYTES = (1 << 17) + (1 << 8)
 TAIL_BYTES = 1 << 12  # trailing bytes that `BodyEnds` stores
 _CHUNK_BYTES = 1 << 18
 """Maximum number of bytes passed to the transport at a time; a client that does not read delays the next chunk."""
-_WAIT_SECONDS = 5.0
 _MODEL_BYTES = 1280
 """Upper bound for the bytes of a pydantic model without its values, measured with chat messages."""
 
@@ -37,14 +36,6 @@ class MemoryGates:
     """Bytes of request bodies and large responses; reserved until the response is sent."""
     work: ByteGate
     """Estimated bytes of the values that bodies are parsed into."""
-
-
-def default_gates() -> MemoryGates:
-    """Return gates sized for a small machine."""
-    return MemoryGates(
-        bodies=ByteGate(tenant_bytes=256 << 20, total_bytes=1 << 30, wait_seconds=_WAIT_SECONDS),
-        work=ByteGate(tenant_bytes=512 << 20, total_bytes=1 << 30, wait_seconds=_WAIT_SECONDS),
-    )
 
 
 class CallMemory:

@@ -30,7 +30,6 @@ from services.gateway.http.call import (
     Receive,
     Route,
     Send,
-    default_gates,
     event_bytes,
 )
 from services.kit.caller import Caller
@@ -39,10 +38,8 @@ from services.kit.rpc.auth import Authenticator
 from services.kit.rpc.context import set_caller, set_request_id
 from services.kit.rpc.layers import REQUEST_ID_KEY
 from services.kit.rpc.recheck import rechecked
+from services.kit.rpc.service_ports import MAX_CONCURRENT_CALLS
 from services.kit.telemetry import measures
-
-MAX_CONCURRENT_CALLS = 4096
-"""Default maximum number of concurrent calls of all tenants together."""
 
 _log = structlog.get_logger('http')
 _tracer = trace.get_tracer('twinkle.http')
@@ -56,10 +53,10 @@ class Guard:
     """Wraps every route. Concurrency: all methods must be called from the event loop."""
 
     def __init__(
-        self, authenticator: Authenticator, *, memory: MemoryGates | None = None, call_limit: int = MAX_CONCURRENT_CALLS
+        self, authenticator: Authenticator, *, memory: MemoryGates, call_limit: int = MAX_CONCURRENT_CALLS
     ) -> None:
         self._authenticator = authenticator
-        self._memory = memory or default_gates()
+        self._memory = memory
         self._call_limit = call_limit
         self._counts: Counter[str] = Counter()
         self._active: dict[asyncio.Future[None], HttpCall] = {}

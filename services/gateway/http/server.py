@@ -5,7 +5,6 @@ import socket
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from http import HTTPStatus
@@ -25,7 +24,7 @@ from services.gateway.http.call import MemoryGates, Route
 from services.gateway.http.guard import Guard, count_unknown_route
 from services.kit.byte_gate import ByteGate
 from services.kit.rpc.auth import Authenticator
-from services.kit.tls import CertificateConfig, TlsFiles
+from services.kit.tls import TlsFiles
 
 HEAD_SECONDS = 10.0
 """Maximum number of seconds in which the head of a request must arrive."""
@@ -40,37 +39,25 @@ _SETTLE_SECONDS = 2
 """Seconds in which terminated calls can write their errors before their connections are closed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class HttpOptions:
-    """Options of the listener."""
-
-    listen: str
-    """Address as `host:port`; port 0 selects a free port."""
-    drain: timedelta
-    """Time that running calls have to finish when the server stops."""
-    connections: int
-    """Maximum number of concurrent connections; further connections are closed."""
-    certificate: CertificateConfig | None = None
-    """Server certificate; None serves plaintext."""
-
-
 class HttpServer:
-    """HTTP listener, inactive until `start`. The constructor raises ValueError if the certificate cannot be used.
+    """HTTP listener at `config.http_listen`, inactive until `start`.
 
-    Concurrency: all methods must be called from the event loop that serves.
+    The constructor raises ValueError if the certificate cannot be used. Concurrency: all methods must be called from
+    the event loop that serves.
     """
 
-    def __init__(self, app: Any, guard: Guard, options: HttpOptions) -> None:
+    def __init__(self, app: Any, guard: Guard, config: GatewayConfig) -> None:
         self.app = app
-        self._host, _, port = options.listen.rpartition(':')
+        self._host, _, port = config.http_listen.rpartition(':')
         self._port = int(port)
         self._guard = guard
-        self._drain_seconds = options.drain.total_seconds()
-        files = TlsFiles(options.certificate) if options.certificate and options.certificate.certificate else None
+        self._drain_seconds = config.drain_seconds
+        certificate = config.listeners()[0].tls
+        files = TlsFiles(certificate) if certificate.certificate else None
         self._server = _EmbeddedServer(
             uvicorn.Config(
                 app,
-                http=partial(BoundedConnection, limit=options.connections),  # pyright: ignore[reportArgumentType] (only called)
+                http=partial(BoundedConnection, limit=config.http_connections),  # pyright: ignore[reportArgumentType] (only called)
                 ws='none',
                 lifespan='off',
                 log_config=None,
@@ -290,12 +277,6 @@ def open_http(config: GatewayConfig, *, authenticator: Authenticator, routes: It
     """Return the server of `routes`, not started; None if no HTTP address is configured."""
     if not config.http_listen:
         return None
-    options = HttpOptions(
-        listen=config.http_listen,
-        drain=timedelta(seconds=config.drain_seconds),
-        connections=config.http_connections,
-        certificate=config.listeners()[0].tls,
-    )
     budget = config.memory
     seconds = budget.wait.total_seconds()
     memory = MemoryGates(
@@ -303,4 +284,4 @@ def open_http(config: GatewayConfig, *, authenticator: Authenticator, routes: It
         work=ByteGate(tenant_bytes=budget.work_per_tenant, total_bytes=budget.work, wait_seconds=seconds),
     )
     guard = Guard(authenticator, memory=memory)
-    return HttpServer(make_app(routes, guard), guard, options)
+    return HttpServer(make_app(routes, guard), guard, config)

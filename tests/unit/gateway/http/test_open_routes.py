@@ -8,8 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
+from fixtures.futures import memory_gate
 from services.gateway.console.routes import ConsoleErrors
-from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
+from services.gateway.http.call import HttpCall, JsonResponse, MemoryGates, Response, Route
 from services.gateway.http.guard import Guard
 from services.gateway.http.server import make_app
 from services.kit.caller import Caller
@@ -61,7 +62,8 @@ async def client_of(held: Held, *, call_limit: int) -> AsyncIterator[httpx.Async
         Route(path='/text', name='text', identify=no_caller, write_error=write_text, **fields),
         Route(path='/tenant', name='tenant', **fields),
     ]
-    app = make_app(routes, Guard(AnyTenant(), call_limit=call_limit))
+    memory = MemoryGates(bodies=memory_gate(), work=memory_gate())
+    app = make_app(routes, Guard(AnyTenant(), memory=memory, call_limit=call_limit))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url='http://test') as client:
         yield client
 
