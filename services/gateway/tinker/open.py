@@ -1,6 +1,5 @@
 """Wires the routes of the Tinker API."""
 
-from collections.abc import Sequence
 from itertools import chain
 
 from services.gateway.catalogue.open import Catalogue
@@ -28,7 +27,6 @@ from services.gateway.tinker.submission import KnownModels, Operations
 from services.gateway.tinker.training import TrainingRoutes
 from services.gateway.tinker.weights import WeightsRoutes
 from services.kit.clock import Clock
-from services.kit.rpc.context import current_caller
 
 
 def open_tinker(
@@ -72,19 +70,15 @@ def open_tinker_catalogue(
     clock: Clock,
 ) -> list[Route]:
     """Return the routes for runs, checkpoints, lists of sessions, and the account."""
-    handles, browser = SqlHandleStore(database), SqlBrowser(database)
+    browser = SqlBrowser(database)
     search = SessionSearch(browser, SqlSessionStore(database), sessions)
-
-    async def sampler_ids(session_id: str) -> Sequence[str]:
-        found = await handles.list_of_session(current_caller().tenant_id, session_id)
-        return [handle.handle_id for handle in found]
 
     # Gateways with the same pepper derive the same signing key, which differs from the digests of all API keys.
     links = Links(accounts.verifier.digest('key of the links to files'), clock=clock)
     parts = (
         RunRoutes(browser, catalogue.client, runs=catalogue.runs, lookups=upstreams.lookups),
         CheckpointRoutes(catalogue.checkpoints, sessions),
-        SessionListRoutes(browser, sessions, search, sampler_ids=sampler_ids),
+        SessionListRoutes(browser, sessions, search, handles=SqlHandleStore(database)),
         ArchiveRoutes(catalogue.client, links, has_valid_key=accounts.keys.has_valid_key),
         UploadRoutes(catalogue.client, BaseModels(upstreams.model_facts)),
         AccountRoutes(browser, revoke=accounts.keys.revoke),

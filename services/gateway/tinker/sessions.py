@@ -1,7 +1,6 @@
 """Routes that create, renew, finish, list, search and describe client sessions, and assign them to projects."""
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated
 
 from pydantic import Field, field_validator
@@ -9,6 +8,7 @@ from pydantic import Field, field_validator
 from services.gateway.catalogue.paths import path_of_native
 from services.gateway.catalogue.sql import SqlBrowser
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
+from services.gateway.sampling.ports import HandleStore
 from services.gateway.sessions.rules import FinishReason, SessionRequest
 from services.gateway.sessions.sessions import Sessions
 from services.gateway.tinker.bodies import Labels, ShortText, TinkerModel, labels_to_json, read_body
@@ -24,9 +24,6 @@ _MAX_TAG_CHARACTERS = 4096
 """Maximum number of characters of all tags, as JSON."""
 _REASONS = {'success': FinishReason.SUCCESS, 'errored': FinishReason.FAILED, 'interrupted': FinishReason.INTERRUPTED}
 _UNEMBED_NOTICE = 'train_unembed has no effect on this server: the output head has the weights of the base model'
-
-SamplerIds = Callable[[str], Awaitable[Sequence[str]]]
-"""Returns the ids of the sampling sessions of a session, which must belong to the current caller."""
 
 
 class SessionBody(TinkerModel):
@@ -119,13 +116,11 @@ class SessionRoutes:
 class SessionListRoutes:
     """Routes that list, describe and search the sessions of a tenant, and assign them to projects."""
 
-    def __init__(
-        self, browser: SqlBrowser, sessions: Sessions, search: SessionSearch, *, sampler_ids: SamplerIds
-    ) -> None:
+    def __init__(self, browser: SqlBrowser, sessions: Sessions, search: SessionSearch, *, handles: HandleStore) -> None:
         self._browser = browser
         self._sessions = sessions
         self._search_sessions = search
-        self._sampler_ids = sampler_ids
+        self._handles = handles
 
     def routes(self) -> list[Route]:
         return [
@@ -146,12 +141,13 @@ class SessionListRoutes:
         checked_query_of(call)
         session = await self._sessions.get(current_caller(), call.path_values['session_id'])
         run_ids = await self._browser.run_ids(session.tenant_id, session_id=session.session_id)
+        handles = await self._handles.list_of_session(session.tenant_id, session.session_id)
         saved = [str(path_of_native(path)) for path in session.checkpoint_paths]
         labels = {**session.user_metadata, **({SAVED_LABEL: ' '.join(saved)} if saved else {})}
         return JsonResponse(
             {
                 'training_run_ids': list(run_ids),
-                'sampler_ids': list(await self._sampler_ids(session.session_id)),
+                'sampler_ids': [handle.handle_id for handle in handles],
                 'user_metadata': labels_to_json(labels),
                 'display_name': own_label(session, 'display_name') or None,
             }
