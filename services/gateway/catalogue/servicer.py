@@ -1,4 +1,7 @@
-"""Serves the contract for the catalogue, and converts its messages."""
+"""Serves the contract for the catalogue, and converts its messages.
+
+Functions raise InvalidField if an id, a label or a time is invalid, or if there are too many labels.
+"""
 
 # ruff: noqa: N802 (the methods have the contract's names)
 
@@ -80,11 +83,6 @@ class CatalogueServicer(catalogue_service_pb2_grpc.CatalogueServiceServicer):
 
 
 def run_filter_from_proto(request: messages.ListRunsRequest) -> RunFilter:
-    """Return the filter for runs.
-
-    Raises:
-        InvalidField: an id or a label is invalid, or there are too many labels.
-    """
     return RunFilter(
         base_model=_id_or_none(base_model_id(request.base_model), 'base_model'),
         session_id=_id_or_none(request.session_id, 'session_id'),
@@ -94,11 +92,6 @@ def run_filter_from_proto(request: messages.ListRunsRequest) -> RunFilter:
 
 
 def checkpoint_filter_from_proto(request: messages.ListRunCheckpointsRequest) -> CheckpointFilter:
-    """Return the filter for checkpoints.
-
-    Raises:
-        InvalidField: an id or a label is invalid, a time is out of range, or there are too many labels.
-    """
     return CheckpointFilter(
         run_id=_id_or_none(request.run_id, 'run_id'),
         base_model=_id_or_none(base_model_id(request.base_model), 'base_model'),

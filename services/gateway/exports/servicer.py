@@ -1,4 +1,7 @@
-"""Serves `ExportService`, and converts the messages of its contract."""
+"""Serves the contract for exports, and converts its messages.
+
+Functions raise InvalidField if a field is missing, too long, or has a control character.
+"""
 
 # ruff: noqa: N802 (the methods have the contract's names)
 
@@ -56,11 +59,7 @@ class ExportServicer(export_service_pb2_grpc.ExportServiceServicer):
 
 
 def export_request_from_proto(request: messages.StartExportRequest) -> ExportRequest:
-    """Return the request for an export, which is private by default.
-
-    Raises:
-        InvalidField: the request id is missing, or a field is too long or has a control character.
-    """
+    """Return the request for an export, which is private by default."""
     return ExportRequest(
         request_id=id_from_proto(request.request_id, 'request_id'),
         checkpoint_path=text_from_proto(request.checkpoint_path, 'checkpoint_path', limit=_PATH_LENGTH),
@@ -71,11 +70,7 @@ def export_request_from_proto(request: messages.StartExportRequest) -> ExportReq
 
 
 def export_filter_from_proto(request: messages.ListExportsRequest) -> str | None:
-    """Return the path of the checkpoint whose exports are requested; None for all checkpoints.
-
-    Raises:
-        InvalidField: the path is too long or has a control character.
-    """
+    """Return the path of the checkpoint whose exports are requested; None for all checkpoints."""
     return text_from_proto(request.checkpoint_path, 'checkpoint_path', limit=_PATH_LENGTH) or None
 
 

@@ -6,7 +6,7 @@ from services.gateway.credentials import Scope
 from services.gateway.errors import KeyNotFound
 from services.gateway.keys.authenticator import KeyVerifier
 from services.gateway.keys.ports import KeyStore
-from services.gateway.keys.rules import DEFAULT_TENANT, ApiKey, IssuedKey, KeyRequest, RotatedKey, new_secret
+from services.gateway.keys.rules import DEFAULT_TENANT, ApiKey, IssuedKey, KeyRequest, new_secret
 from services.gateway.keys.tenants import Projects, Tenants
 from services.gateway.paging import Cursor, Listing, Page, list_page
 from services.kit.clock import Clock
@@ -82,7 +82,7 @@ class Keys:
         """Return whether a tenant has a key that is valid now."""
         return await self._store.has_valid(tenant_id, moment=self._clock.now())
 
-    async def rotate(self, key_id: str, *, overlap: timedelta) -> RotatedKey:
+    async def rotate(self, key_id: str, *, overlap: timedelta) -> IssuedKey:
         """Create a key with the same rights. The old key stays valid for up to `overlap`, so that its users can switch.
 
         Raises:
@@ -99,7 +99,7 @@ class Keys:
         self._verifier.clear()
         if rotation is None:
             raise KeyNotFound(key_id)
-        return RotatedKey(new=IssuedKey(key=rotation.successor, secret=secret), old=rotation.retired)
+        return IssuedKey(key=rotation.successor, secret=secret, replaced=rotation.retired)
 
     async def revoke(self, key_id: str) -> ApiKey:
         """Revoke a key and return it; revoking it again changes nothing.

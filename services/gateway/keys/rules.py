@@ -119,14 +119,8 @@ class IssuedKey:
 
     key: ApiKey
     secret: str = field(repr=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RotatedKey:
-    """A new key with its secret, and the key that it replaces."""
-
-    new: IssuedKey
-    old: ApiKey
+    replaced: ApiKey | None = None
+    """Key that the new one replaces; None if it replaces none."""
 
 
 def new_secret(key_id: str) -> str:

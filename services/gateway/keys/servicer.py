@@ -1,4 +1,7 @@
-"""Serves the contract for tenants, projects and keys. The authenticator admits only keys with the scope `admin`."""
+"""Serves the contract for tenants, projects and keys. The authenticator admits only keys with the scope `admin`.
+
+Functions raise InvalidField if a field is missing, malformed or out of range.
+"""
 
 # ruff: noqa: N802 (the methods have the contract's names)
 
@@ -98,10 +101,9 @@ class KeyServicer(key_service_pb2_grpc.KeyServiceServicer):
 
     async def RotateKey(self, request: messages.RotateKeyRequest, context: Context) -> messages.RotateKeyResponse:
         key_id = id_from_proto(request.key_id, 'key_id')
-        rotated = await self._keys.rotate(key_id, overlap=overlap_from_proto(request))
-        return messages.RotateKeyResponse(
-            key=key_to_proto(rotated.new.key), secret=rotated.new.secret, replaced_key=key_to_proto(rotated.old)
-        )
+        issued = await self._keys.rotate(key_id, overlap=overlap_from_proto(request))
+        replaced = None if issued.replaced is None else key_to_proto(issued.replaced)
+        return messages.RotateKeyResponse(key=key_to_proto(issued.key), secret=issued.secret, replaced_key=replaced)
 
     async def RevokeKey(self, request: messages.RevokeKeyRequest, context: Context) -> messages.RevokeKeyResponse:
         key = await self._keys.revoke(id_from_proto(request.key_id, 'key_id'))
@@ -109,38 +111,18 @@ class KeyServicer(key_service_pb2_grpc.KeyServiceServicer):
 
 
 def tenant_id_from_proto(value: str) -> str:
-    """Check a tenant id and return it.
-
-    Raises:
-        InvalidField: the id is not 1 to 64 lower-case letters, digits and '-'.
-    """
     return _chosen_id(value, 'tenant_id')
 
 
 def project_id_from_proto(value: str) -> str:
-    """Check a project id and return it.
-
-    Raises:
-        InvalidField: the id is not 1 to 64 lower-case letters, digits and '-'.
-    """
     return _chosen_id(value, 'project_id')
 
 
 def display_name_from_proto(value: str) -> str:
-    """Check a display name and return it.
-
-    Raises:
-        InvalidField: the name is too long or has a control character.
-    """
     return text_from_proto(value, 'display_name', limit=MAX_NAME_LENGTH)
 
 
 def key_request_from_proto(request: messages.CreateKeyRequest) -> KeyRequest:
-    """Return the request for a key.
-
-    Raises:
-        InvalidField: a field is missing, malformed or out of range.
-    """
     if not request.scopes:
         raise InvalidField('scopes', 'is required; give at least one')
     for index, number in enumerate(request.scopes):
@@ -156,11 +138,7 @@ def key_request_from_proto(request: messages.CreateKeyRequest) -> KeyRequest:
 
 
 def overlap_from_proto(request: messages.RotateKeyRequest) -> timedelta:
-    """Return the time for which the replaced key stays valid.
-
-    Raises:
-        InvalidField: the overlap is malformed, negative or longer than `MAX_TTL`.
-    """
+    """Return the time for which the replaced key stays valid, at most `MAX_TTL`."""
     if not request.HasField('overlap'):
         return DEFAULT_OVERLAP
     return duration_from_proto(request.overlap, 'overlap', minimum=timedelta(), maximum=MAX_TTL)

@@ -1,4 +1,7 @@
-"""Serves the contract for sessions, and converts the messages of the contract."""
+"""Serves the contract for sessions, and converts its messages.
+
+Functions raise InvalidField if a field is missing, malformed or out of range.
+"""
 
 # ruff: noqa: N802 (the methods have the contract's names)
 
@@ -80,11 +83,6 @@ class SessionServicer(session_service_pb2_grpc.SessionServiceServicer):
 
 
 def session_request_from_proto(request: messages.CreateSessionRequest) -> SessionRequest:
-    """Return the request for a session.
-
-    Raises:
-        InvalidField: a field is missing, malformed or too long, or there are too many labels.
-    """
     return SessionRequest(
         request_id=id_from_proto(request.request_id, 'request_id'),
         client=text_from_proto(request.client, 'client', limit=MAX_LABEL_LENGTH),
@@ -94,11 +92,7 @@ def session_request_from_proto(request: messages.CreateSessionRequest) -> Sessio
 
 
 def finish_reason_from_proto(reason: messages.FinishReason.ValueType) -> FinishReason:
-    """Return the reason that a client gave for finishing its session; success if it gave none.
-
-    Raises:
-        InvalidField: the contract has no such value.
-    """
+    """Return the reason that a client gave for finishing its session; success if it gave none."""
     if reason not in _FINISH_REASONS:
         raise InvalidField('reason', 'must be SUCCESS, FAILED or INTERRUPTED')
     return _FINISH_REASONS[reason]

@@ -127,14 +127,14 @@ async def test_rotated_key_stays_valid_during_the_overlap() -> None:
     old = await harness.issue(ttl=timedelta(days=30))
     harness.clock.advance(timedelta(days=10))
     rotated = await harness.keys.rotate(old.key.key_id, overlap=timedelta(hours=1))
-    new = await harness.verifier.verify(rotated.new.secret)
+    new = await harness.verifier.verify(rotated.secret)
     assert (new.tenant_id, new.scopes, new.replaces_key_id) == ('alice', old.key.scopes, old.key.key_id)
     assert new.lifetime == timedelta(days=30)
     assert (await harness.verifier.verify(old.secret)).key_id == old.key.key_id
     harness.clock.advance(timedelta(hours=1))
     with pytest.raises(CredentialsInvalid):
         await harness.verifier.verify(old.secret)
-    assert await harness.verifier.verify(rotated.new.secret) == new
+    assert await harness.verifier.verify(rotated.secret) == new
 
 
 async def test_key_rotated_without_overlap_expires_immediately() -> None:
@@ -157,8 +157,9 @@ async def test_second_rotation_keeps_the_first_retire_time() -> None:
     old = await harness.issue(ttl=timedelta(days=30))
     await harness.keys.rotate(old.key.key_id, overlap=timedelta(hours=1))
     again = await harness.keys.rotate(old.key.key_id, overlap=timedelta(days=7))
-    assert again.old.retire_time == harness.clock.now() + timedelta(hours=1)
-    assert again.new.key.lifetime == timedelta(days=30)
+    assert again.replaced is not None
+    assert again.replaced.retire_time == harness.clock.now() + timedelta(hours=1)
+    assert again.key.lifetime == timedelta(days=30)
 
 
 async def test_key_needs_a_project_of_its_own_tenant() -> None:
