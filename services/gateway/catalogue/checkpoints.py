@@ -20,7 +20,11 @@ _KEY_BYTES = 16
 
 
 class Checkpoints:
-    """Lists and changes the checkpoints of a caller, which must be the current caller of the context."""
+    """Lists and changes the checkpoints of a caller, which must be the current caller of the context.
+
+    Methods for one checkpoint raise a DomainError if the caller has no checkpoint at the path (CHECKPOINT_NOT_FOUND),
+    or if the checkpoint service fails.
+    """
 
     def __init__(self, client: GrpcCheckpoints, store: CheckpointStore, *, clock: Clock) -> None:
         self._client = client
@@ -34,30 +38,20 @@ class Checkpoints:
         return list_page(found, page, cursor_of=lambda item: Cursor(item.create_time, item.checkpoint_id))
 
     async def delete(self, caller: Caller, path: str) -> None:
-        """Delete a checkpoint.
-
-        Raises:
-            DomainError: the caller has no checkpoint at that path (CHECKPOINT_NOT_FOUND), or the service failed.
-        """
         await self._client.delete(path)
         # The part after the scheme is the checkpoint's id.
         key = caller.tenant_id, path.partition('://')[2]
         await self._store.mark_deleted(key, moment=self._clock.now())
 
     async def set_ttl(self, path: str, ttl: timedelta | None) -> Checkpoint:
-        """Set a checkpoint to expire `ttl` from now; None removes the expiry.
-
-        Raises:
-            DomainError: the caller has no checkpoint at that path (CHECKPOINT_NOT_FOUND), or the service failed.
-        """
+        """Set a checkpoint to expire `ttl` from now; None removes the expiry."""
         return await self._saved(await self._client.set_ttl(path, ttl))
 
     async def set_public(self, path: str, *, is_public: bool) -> Checkpoint:
         """Make a checkpoint readable by every tenant, or by its own tenant only.
 
         Raises:
-            DomainError: the caller has no checkpoint at that path (CHECKPOINT_NOT_FOUND), another tenant has a public
-                checkpoint at that path (ID_TAKEN), or the service failed.
+            DomainError: another tenant has a public checkpoint at that path (ID_TAKEN).
         """
         return await self._saved(await self._client.set_public(path, is_public=is_public))
 
@@ -77,7 +71,7 @@ class Checkpoints:
             ttl: lifetime of the copy; None for a copy without expiry.
 
         Raises:
-            DomainError: the checkpoint service refused the copy or failed, or the tenant's storage is full.
+            QuotaExceeded: the tenant's storage is full.
         """
         run_id = run_id or (_copy_run_id(caller.tenant_id, key) if key else new_id('cp'))
         task = asyncio.create_task(self._client.copy(path, run_id=run_id, name=name, ttl=ttl))

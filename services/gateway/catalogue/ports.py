@@ -8,7 +8,6 @@ from services.gateway.catalogue.rules import (
     CatalogueEvent,
     Checkpoint,
     CheckpointFilter,
-    Creation,
     EntryKey,
     Run,
     RunFilter,
@@ -50,14 +49,6 @@ class RunStore(EntryStore[Run], Protocol):
 
     async def list_newest(self, tenant_id: str, page: Page, wanted: RunFilter) -> Sequence[Run]:
         """Return the items of a page, newest first, and one more item if there is a next page."""
-        ...
-
-
-class AssignmentStore(Protocol):
-    """Stores which model service each request for a new run was assigned to. Entries are never removed."""
-
-    async def assign(self, creation: Creation) -> Creation:
-        """Store a creation unless one with its tenant, base model and creation key exists; return the stored one."""
         ...
 
 

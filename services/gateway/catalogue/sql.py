@@ -94,7 +94,6 @@ class SqlRunStore(SqlStore):
     async def mark_absent_deleted(
         self, present: Collection[EntryKey], *, moment: datetime, base_models: Collection[str] | None = None
     ) -> None:
-        """Mark as inactive the active runs that are not in `present`, of all base models or of the given ones."""
         query = select(RunRow.tenant_id, RunRow.run_id).where(RunRow.is_active)
         if base_models is not None:
             query = query.where(RunRow.base_model.in_(base_models))
@@ -114,9 +113,10 @@ class SqlRunStore(SqlStore):
 
 
 class SqlAssignmentStore(SqlStore):
-    """Implements `AssignmentStore`."""
+    """Stores which model service each request for a new run was assigned to. Entries are never removed."""
 
     async def assign(self, creation: Creation) -> Creation:
+        """Store a creation unless one with its tenant, base model and creation key exists; return the stored one."""
         return await self._add_if_absent(CreationRow, creation, key=('tenant_id', 'base_model', 'creation_key'))
 
 

@@ -43,7 +43,10 @@ class ExportNotifier:
 
 
 class Exports:
-    """Starts, lists and cancels the exports of a caller. The given caller must be the current caller of the context."""
+    """Starts, lists and cancels the exports of a caller, which must be the current caller of the context.
+
+    Methods for one export raise ExportNotFound if the caller has no such export.
+    """
 
     def __init__(
         self,
@@ -88,11 +91,6 @@ class Exports:
         return stored
 
     async def get(self, caller: Caller, export_id: str) -> Export:
-        """Return an export.
-
-        Raises:
-            ExportNotFound: the caller has no such export.
-        """
         export = await self._store.get(caller.tenant_id, export_id)
         if export is None:
             raise ExportNotFound(export_id)
@@ -107,9 +105,6 @@ class Exports:
         """Cancel an export unless it is finished, and return it.
 
         Its transfer stops immediately or, in another gateway, at the next lease renewal. A copy to a folder may finish.
-
-        Raises:
-            ExportNotFound: the caller has no such export.
         """
         export = await self._store.cancel(caller.tenant_id, export_id, now=self._clock.now())
         if export is None:

@@ -14,8 +14,9 @@ from contextlib import aclosing
 from pathlib import PurePath
 from typing import Any, Never, Protocol, TypeVar
 
-from services.gateway.catalogue.ports import AssignmentStore, RunStore
+from services.gateway.catalogue.ports import RunStore
 from services.gateway.catalogue.rules import Creation
+from services.gateway.catalogue.sql import SqlAssignmentStore
 from services.gateway.errors import AdapterIdTaken
 from services.gateway.fleet.model_table import ModelReport, ModelTable, RunOwners
 from services.kit.errors import BaseModelNotFound, DomainError, ServiceUnreachable
@@ -89,7 +90,7 @@ class ModelRoutes:
     """
 
     def __init__(
-        self, services: Sequence[str], *, facts: ModelFacts, runs: RunStore, assignments: AssignmentStore
+        self, services: Sequence[str], *, facts: ModelFacts, runs: RunStore, assignments: SqlAssignmentStore
     ) -> None:
         self.table = ModelTable(services)
         self.owners = RunOwners()

@@ -274,7 +274,7 @@ class GrpcLookups:
         return adapter_service_pb2.GetAdapterResponse.FromString(raw).adapter.SerializeToString()
 
     async def checkpoint(self, checkpoint_path: str) -> bytes:
-        """Return a checkpoint as a serialized `checkpoint.v1.Checkpoint`."""
+        """Return the checkpoint with a native path as a serialized `checkpoint.v1.Checkpoint`."""
         request = checkpoint_service_pb2.GetCheckpointRequest(checkpoint_path=checkpoint_path)
         method = '/twinkle.api.checkpoint.v1.CheckpointService/GetCheckpoint'
         raw = await self._call(self._checkpoint, 'checkpoint', method, request.SerializeToString())

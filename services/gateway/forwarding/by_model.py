@@ -14,7 +14,7 @@ import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
 from services.gateway.fleet.model_routes import ModelRoutes
-from services.gateway.forwarding.bytes import Context, Forwarder
+from services.gateway.forwarding.bytes import Context, Forwarder, MethodHandlers
 from services.gateway.forwarding.merged import AdapterLists
 from services.kit.errors import DomainError, InvalidField
 from services.kit.rpc.context import current_caller
@@ -43,7 +43,7 @@ Find = Callable[[bytes], Awaitable[str | None]]
 function that `_base_model_at` returns is an exception: it returns the base model."""
 
 
-class ModelForwarder(grpc.GenericRpcHandler):
+class ModelForwarder(MethodHandlers):
     """Handles the methods of the model service's contracts that clients may call, over `channels` by service name.
 
     Raises:
@@ -58,32 +58,23 @@ class ModelForwarder(grpc.GenericRpcHandler):
         routes: ModelRoutes,
         internal_token: str,
     ) -> None:
+        super().__init__()
         self._routes = routes
         by_service = {
             name: Forwarder({_MODEL: contracts}, channels={_MODEL: channel}, internal_token=internal_token).handlers
             for name, channel in channels.items()
         }
         methods = {f'/{contract.full_name}/{item.name}': item for contract in contracts for item in contract.methods}
-        self._handlers: dict[str, Handler] = {}
         for path in next(iter(by_service.values())):
             handlers: Handlers = {name: handlers[path] for name, handlers in by_service.items()}
             if path in _FIRST_OF_HOLDERS:
-                self._handlers[path] = self._first_of_holders(methods[path], handlers)
+                self.handlers[path] = self._first_of_holders(methods[path], handlers)
             elif path == _LIST:
                 calls = {name: handler.unary_unary for name, handler in handlers.items()}
                 lists = AdapterLists(calls, base_models_of=routes.known_base_models)
-                self._handlers[path] = grpc.unary_unary_rpc_method_handler(lists)
+                self.handlers[path] = grpc.unary_unary_rpc_method_handler(lists)
             else:
-                self._handlers[path] = self._handler(methods[path], handlers)
-
-    @property
-    def methods(self) -> Mapping[str, bool]:
-        """Whether each forwarded method is implemented (always true), by full name without a leading slash."""
-        return {name[1:]: True for name in self._handlers}
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
-        """Return the method's handler, or None if it is not forwarded."""
-        return self._handlers.get(handler_call_details.method)
+                self.handlers[path] = self._handler(methods[path], handlers)
 
     def _handler(self, method: MethodDescriptor, by_service: Handlers) -> Handler:
         find = self._finder(method)

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractContextManager, aclosing
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -18,6 +18,7 @@ from services.kit.caller import Caller
 from services.kit.errors import Cancelled, DomainError, InvalidField, ServiceUnreachable
 from services.kit.failpoints import reach
 from services.kit.retry import Retry
+from services.kit.rpc.context import acting_for
 
 SAMPLE_PATIENCE = timedelta(minutes=30)
 _MAX_REMEMBERED = 1024
@@ -227,14 +228,12 @@ class SamplePrompt:
         handles: SamplingHandles,
         retry: Retry,
         *,
-        acting_for: Callable[[Caller], AbstractContextManager[None]],
         on_result: Callable[[Future, BatchRequest, PromptResult], None] | None = None,
         patience: timedelta = SAMPLE_PATIENCE,
     ) -> None:
         self._complete = complete
         self._handles = handles
         self._retry = retry
-        self._acting_for = acting_for
         self._on_result = on_result
         self._patience_seconds = patience.total_seconds()
 
@@ -248,7 +247,7 @@ class SamplePrompt:
         task = SampleTask.from_bytes(payload)
         loop = asyncio.get_running_loop()
         give_up_at, failures = loop.time() + self._patience_seconds, 0
-        with self._acting_for(caller):
+        with acting_for(caller):
             while True:
                 try:
                     return await self._attempt(caller, future, task)

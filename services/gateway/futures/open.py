@@ -41,7 +41,7 @@ from services.gateway.store.database import Database
 from services.kit.byte_gate import ByteGate
 from services.kit.clock import Clock
 from services.kit.retry import Retry
-from services.kit.rpc.context import acting_for, current_caller
+from services.kit.rpc.context import current_caller
 from services.kit.telemetry import measures
 
 _HEARTBEATS = 10
@@ -110,7 +110,7 @@ def open_handles(
     """Return the sampling handles, and let `futures` sample from them."""
     store, tally = SqlHandleStore(database), SampleTally(quotas.meter)
     handles = SamplingHandles(store, weights, futures.wait_for_result, caller=current_caller, clock=clock)
-    sample = SamplePrompt(sampling.complete, handles, Retry(), acting_for=acting_for, on_result=tally.note)
+    sample = SamplePrompt(sampling.complete, handles, Retry(), on_result=tally.note)
     futures.add_executor(SAMPLE_KIND, sample, on_settled=tally.settled)
     return handles
 

@@ -17,7 +17,10 @@ _BOOTSTRAP_ID_DIGITS = 16
 
 
 class Keys:
-    """Creates, lists, rotates and revokes API keys. Only digests of secrets are stored."""
+    """Creates, lists, rotates and revokes API keys. Only digests of secrets are stored.
+
+    Methods raise TenantNotFound, ProjectNotFound or KeyNotFound for an id that does not exist.
+    """
 
     def __init__(
         self, store: KeyStore, tenants: Tenants, projects: Projects, *, verifier: KeyVerifier, clock: Clock
@@ -29,12 +32,7 @@ class Keys:
         self._clock = clock
 
     async def create(self, request: KeyRequest) -> IssuedKey:
-        """Create a key and return it with its secret.
-
-        Raises:
-            TenantNotFound: there is no such tenant.
-            ProjectNotFound: the tenant has no such project.
-        """
+        """Create a key and return it with its secret."""
         await self._tenants.check(request.tenant_id)
         await self._projects.check(request.tenant_id, request.project_id)
         now = self._clock.now()
@@ -69,11 +67,7 @@ class Keys:
             await self._store.add(key, digest=digest)
 
     async def list(self, tenant_id: str, page: Page) -> Listing[ApiKey]:
-        """Return one page of a tenant's keys, newest first.
-
-        Raises:
-            TenantNotFound: there is no such tenant.
-        """
+        """Return one page of a tenant's keys, newest first."""
         await self._tenants.check(tenant_id)
         found = await self._store.list_newest(tenant_id, page)
         return list_page(found, page, cursor_of=lambda key: Cursor(key.create_time, key.key_id))
@@ -86,7 +80,6 @@ class Keys:
         """Create a key with the same rights. The old key stays valid for up to `overlap`, so that its users can switch.
 
         Raises:
-            KeyNotFound: there is no such key.
             KeyEnded: the key is no longer valid.
         """
         now, successor_id = self._clock.now(), new_id('key')
@@ -102,11 +95,7 @@ class Keys:
         return IssuedKey(key=rotation.successor, secret=secret, replaced=rotation.retired)
 
     async def revoke(self, key_id: str) -> ApiKey:
-        """Revoke a key and return it; revoking it again changes nothing.
-
-        Raises:
-            KeyNotFound: there is no such key.
-        """
+        """Revoke a key and return it; revoking it again changes nothing."""
         key = await self._store.revoke(key_id, moment=self._clock.now())
         self._verifier.clear()
         if key is None:

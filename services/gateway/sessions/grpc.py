@@ -22,7 +22,10 @@ _PARKING_SECONDS = 600.0
 
 
 class GrpcAdapters:
-    """Implements `AdapterParker`, and `AdapterLister` of the quotas."""
+    """Lists and parks the adapters of a tenant. Every method may raise a DomainError of a model service.
+
+    Implements `AdapterLister` of the quotas.
+    """
 
     def __init__(self, channels: Sequence[grpc.aio.Channel], *, internal_token: str) -> None:
         """Use one channel without credentials to each model service; the caller closes the channels."""
@@ -33,9 +36,17 @@ class GrpcAdapters:
         return await self._list(tenant_id, session_id='')
 
     async def of_session(self, tenant_id: str, session_id: str) -> Sequence[str]:
+        """Return the ids of the session's adapters at all model services."""
         return await self._list(tenant_id, session_id=session_id)
 
     async def park(self, tenant_id: str, adapter_id: str, *, save_prefix: str) -> ParkedAdapter | None:
+        """Park an adapter. If `save_prefix` is not empty, first save unsaved steps under a name that begins with it.
+
+        Idempotency: parking an adapter again has no effect.
+
+        Returns:
+            The result; None if the adapter no longer exists.
+        """
         request = adapter_service_pb2.ParkAdapterRequest(adapter_id=adapter_id, save_prefix=save_prefix)
         failure: DomainError | None = None
         for stub in self._stubs:

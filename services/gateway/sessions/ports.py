@@ -1,11 +1,11 @@
-"""Storage port for sessions, and the port through which the adapters of ended sessions are parked."""
+"""Storage port for sessions."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Protocol
 
 from services.gateway.paging import Cursor, Page
-from services.gateway.sessions.rules import ParkedAdapter, Session
+from services.gateway.sessions.rules import Session
 
 
 class SessionStore(Protocol):
@@ -40,25 +40,4 @@ class SessionStore(Protocol):
 
     async def list_newest(self, tenant_id: str, page: Page) -> Sequence[Session]:
         """Return the items of a page, newest first, and one more item if there is a next page."""
-        ...
-
-
-class AdapterParker(Protocol):
-    """Parks the adapters of a session.
-
-    Every method may raise a DomainError of the model service, or ServiceUnreachable.
-    """
-
-    async def of_session(self, tenant_id: str, session_id: str) -> Sequence[str]:
-        """Return the ids of the session's adapters at all model services."""
-        ...
-
-    async def park(self, tenant_id: str, adapter_id: str, *, save_prefix: str) -> ParkedAdapter | None:
-        """Park an adapter. If `save_prefix` is not empty, first save unsaved steps under a name that begins with it.
-
-        Idempotency: parking an adapter again has no effect.
-
-        Returns:
-            The result; None if the adapter no longer exists.
-        """
         ...

@@ -19,7 +19,8 @@ class Sessions:
     """Creates, lists, renews and finishes the sessions of a caller.
 
     `get` and `list` return the state at the moment of the call: a session is expired if its last heartbeat is older
-    than `lifetime`. Clients send a heartbeat every `heartbeat_interval`.
+    than `lifetime`. Clients send a heartbeat every `heartbeat_interval`. Methods for one session raise SessionNotFound
+    if the caller has no such session.
     """
 
     def __init__(
@@ -66,18 +67,12 @@ class Sessions:
         """Renew a session; an expired one becomes active.
 
         Raises:
-            SessionNotFound: the caller has no such session.
             SessionFinished: the client has finished the session.
         """
         now = self._clock.now()
         return await self._change(caller, session_id, lambda session: session.with_heartbeat(now))
 
     async def get(self, caller: Caller, session_id: str) -> Session:
-        """Return a session.
-
-        Raises:
-            SessionNotFound: the caller has no such session.
-        """
         session = await self._store.get(caller.tenant_id, session_id)
         if session is None:
             raise SessionNotFound(session_id)
@@ -94,18 +89,13 @@ class Sessions:
         """Move a session and its runs to a project; an empty `project_id` removes them from their project.
 
         Raises:
-            SessionNotFound: the caller has no such session.
             ProjectNotFound: the caller's tenant has no such project.
         """
         await self._projects.check(caller.tenant_id, project_id)
         return await self._change(caller, session_id, lambda session: replace(session, project_id=project_id))
 
     async def finish(self, caller: Caller, session_id: str, *, reason: FinishReason) -> Session:
-        """Finish a session; finishing it again changes nothing.
-
-        Raises:
-            SessionNotFound: the caller has no such session.
-        """
+        """Finish a session; finishing it again changes nothing."""
         return await self._change(caller, session_id, lambda session: session.finished(reason))
 
     async def _change(self, caller: Caller, session_id: str, change: Callable[[Session], Session]) -> Session:

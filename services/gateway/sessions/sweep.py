@@ -8,7 +8,8 @@ from typing import Never
 import structlog
 
 from services.gateway.paging import Cursor
-from services.gateway.sessions.ports import AdapterParker, SessionStore
+from services.gateway.sessions.grpc import GrpcAdapters
+from services.gateway.sessions.ports import SessionStore
 from services.gateway.sessions.rules import Session, SessionState
 from services.kit.caller import Caller
 from services.kit.clock import Clock
@@ -39,7 +40,7 @@ class SessionSettler:
     """
 
     def __init__(
-        self, sessions: SessionStore, adapters: AdapterParker, *, drop_work: SessionCall, unpin: SessionCall
+        self, sessions: SessionStore, adapters: GrpcAdapters, *, drop_work: SessionCall, unpin: SessionCall
     ) -> None:
         self._sessions = sessions
         self._adapters = adapters

@@ -15,6 +15,7 @@ from services.gateway.catalogue.runs import Runs
 from services.gateway.catalogue.sql import SqlBrowser
 from services.gateway.errors import RunNotFound
 from services.gateway.fleet.model_routes import shown_name
+from services.gateway.fleet.upstreams import GrpcLookups
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.http.validation import not_served
 from services.gateway.paging import Counted, Slice
@@ -28,7 +29,7 @@ from services.gateway.tinker.bodies import (
     time_to_json,
 )
 from services.gateway.tinker.routes import CATALOGUE, CHECKPOINTS, checked_query_of, path_of, slice_of, tinker_route
-from services.gateway.tinker.submission import Lookups, model_id_of
+from services.gateway.tinker.submission import model_id_of
 from services.kit.errors import DomainError, InvalidField
 from services.kit.rpc.context import current_caller
 from services.kit.rpc.fields import text_from_proto
@@ -45,7 +46,7 @@ _TYPES = {WeightsKind.TRAINING: 'training', WeightsKind.SAMPLER: 'sampler', Weig
 class RunRoutes:
     """Routes that list runs and checkpoints."""
 
-    def __init__(self, browser: SqlBrowser, client: GrpcCheckpoints, *, runs: Runs, lookups: Lookups) -> None:
+    def __init__(self, browser: SqlBrowser, client: GrpcCheckpoints, *, runs: Runs, lookups: GrpcLookups) -> None:
         """Create the routes; `client` and `lookups` find checkpoints and models that are not in the catalogue yet."""
         self._browser = browser
         self._client = client

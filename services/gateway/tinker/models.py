@@ -12,6 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from services.gateway.catalogue.paths import WeightsKind, WeightsPath
 from services.gateway.catalogue.ports import RunStore
 from services.gateway.fleet.model_routes import shown_name
+from services.gateway.fleet.upstreams import GrpcLookups
 from services.gateway.futures.rules import CREATE_KIND, DELETE_KIND, FutureRequest
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.http.validation import Int64, not_served, read_model
@@ -32,7 +33,6 @@ from services.gateway.tinker.futures import FutureNote, Verb
 from services.gateway.tinker.routes import TRAIN, tinker_route
 from services.gateway.tinker.submission import (
     KnownModels,
-    Lookups,
     Operations,
     acknowledged,
     creation_key,
@@ -182,7 +182,7 @@ class TinkerModelRoutes:
         known: KnownModels,
         *,
         base_models: BaseModels,
-        lookups: Lookups,
+        lookups: GrpcLookups,
         is_unembed_trained: bool,
     ) -> None:
         self._operations = operations
@@ -263,7 +263,7 @@ class TinkerModelRoutes:
 class InfoRoutes:
     """Routes that describe models and saved weights."""
 
-    def __init__(self, lookups: Lookups, runs: RunStore, *, tokenizers: Mapping[str, str]) -> None:
+    def __init__(self, lookups: GrpcLookups, runs: RunStore, *, tokenizers: Mapping[str, str]) -> None:
         """Create the routes; `tokenizers` maps base models to the hub ids of their tokenizers."""
         self._lookups = lookups
         self._runs = runs

@@ -5,9 +5,10 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from services.gateway.errors import FutureExpired, FutureNotFound, SessionFinished, SessionNotFound
+from services.gateway.fleet.upstreams import GrpcLookups
 from services.gateway.futures.executors import refusal_payload
 from services.gateway.futures.futures import Futures
 from services.gateway.futures.rules import EXECUTE_KIND, REFUSED_KIND, Future, FutureRequest, FutureState, future_id_of
@@ -28,21 +29,6 @@ _CACHED_NAMES = 4096
 _SEPARATOR = ':train:'
 _NO_LANE = frozenset({'ADAPTER_NOT_FOUND', 'ADAPTER_EXPIRED', 'SESSION_NOT_FOUND'})
 """Reasons of errors after which the position stays unused, because the model has no lane."""
-
-
-class Lookups(Protocol):
-    """Lookups at other services on behalf of the current caller.
-
-    All methods raise the other service's error as a DomainError, or ServiceUnreachable.
-    """
-
-    async def adapter(self, adapter_id: str) -> bytes:
-        """Return an adapter as model.v1.Adapter."""
-        ...
-
-    async def checkpoint(self, checkpoint_path: str) -> bytes:
-        """Return the checkpoint with a native path as checkpoint.v1.Checkpoint."""
-        ...
 
 
 def model_id_of(session_id: str, model_seq_id: int) -> str:
@@ -66,7 +52,7 @@ class KnownModels:
     Concurrency: all methods must be called from the event loop; they act for the current caller.
     """
 
-    def __init__(self, futures: Futures, lookups: Lookups, sessions: Sessions) -> None:
+    def __init__(self, futures: Futures, lookups: GrpcLookups, sessions: Sessions) -> None:
         self._futures = futures
         self._lookups = lookups
         self._sessions = sessions

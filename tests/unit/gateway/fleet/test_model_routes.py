@@ -69,7 +69,7 @@ def _run(run_id: str, base_model: str, *, tenant_id: str = 'alice') -> Run:
 
 
 class MemoryAssignments:
-    """Implements `AssignmentStore`."""
+    """Fake assignments in memory."""
 
     def __init__(self) -> None:
         self._creations: dict[tuple[str, str, str], Creation] = {}
