@@ -166,7 +166,13 @@ class RunRollouts:
 
     @remote_method
     async def list(
-        self, *, begin_step: int = 0, end_step: int | None = None, group_id: str = '', limit: int = 100
+        self,
+        *,
+        begin_step: int = 0,
+        end_step: int | None = None,
+        group_id: str = '',
+        limit: int = 100,
+        is_ascending: bool = False,
     ) -> Sequence[RolloutGroup]:
         """Return groups of rollouts with statistics, without their tokens: newest step first, then by id.
 
@@ -175,6 +181,7 @@ class RunRollouts:
             end_step: Step before which the groups end. Unset: no limit.
             group_id: Id of the group to return of each step. Empty: all.
             limit: Maximum number of groups.
+            is_ascending: Whether the oldest step is first.
 
         Raises:
             TypeError: A number is not an integer.
@@ -186,6 +193,7 @@ class RunRollouts:
             begin_step=step_to_proto(begin_step),
             end_step=None if end_step is None else step_to_proto(end_step),
             group_id=group_id,
+            is_ascending=is_ascending,
         )
         found: list[RolloutGroup] = []
         limit = operator.index(limit)

@@ -23,6 +23,8 @@ from twinkle.checkpoint_engine import StateChunk, chunk_checksum
 FileFormat = Literal['jsonl', 'parquet', 'csv']
 
 _CHUNK_LIMIT_BYTES = 4 << 20
+_DEFAULT_PEEKED, _MAX_PEEKED = 20, 100
+"""Default and maximum number of rows that PeekRows returns."""
 _FORMATS: dict[int, FileFormat] = {
     dataset_pb2.FILE_FORMAT_JSONL: 'jsonl',
     dataset_pb2.FILE_FORMAT_PARQUET: 'parquet',
@@ -126,6 +128,15 @@ def dataset_to_proto(dataset: Dataset) -> dataset_pb2.Dataset:
         create_time=timestamp_to_proto(dataset.create_time),
         is_lazy=dataset.is_lazy,
     )
+
+
+def row_count_from_proto(request: wire.PeekRowsRequest) -> int:
+    """Return the number of rows to peek at.
+
+    Raises:
+        InvalidField: The number is negative.
+    """
+    return min(not_negative(request.row_count, 'row_count') or _DEFAULT_PEEKED, _MAX_PEEKED)
 
 
 def piece_to_proto(piece: Piece) -> wire.ExportDatasetResponse:

@@ -1,20 +1,26 @@
-"""Converts loaders, cursors and batches, and checks all their fields."""
+"""Converts loaders, cursors, batches and rows that people read, and checks all their fields."""
 
-from collections.abc import AsyncIterator
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 
 from services.data.api.convert_chats import trajectory_of_row
+from services.data.application.datasets import PeekedRow
 from services.data.application.loaders import Batch, Credits, End, OpenRequest, StreamStart
 from services.data.domain import TOKEN_COLUMNS, Cursor, Loader, Row
 from services.kit.errors import InvalidField
 from services.kit.rpc.fields import fingerprint_of, id_from_proto, not_negative
+from services.kit.rpc.json_values import struct_of
 from services.kit.rpc.tensors import tensor_to_proto
-from twinkle.api.data.v1 import dataset_pb2, input_feature_pb2
+from twinkle.api.data.v1 import dataset_pb2, dataset_service_pb2, input_feature_pb2
 from twinkle.api.data.v1 import loader_service_pb2 as wire
 
 _MAX_ROWS = 65_536
 """Maximum number of rows of a batch."""
+_MAX_INTEGER = 10**308
+"""Approximately the largest integer that a double can represent."""
 
 
 def open_request_from_proto(request: wire.OpenLoaderRequest) -> OpenRequest:
@@ -74,6 +80,34 @@ def batch_to_proto(item: Batch | End) -> wire.StreamBatchesResponse:
         epoch=item.epoch,
         trajectories=[trajectory_of_row(row) for row in item.rows] if item.is_trajectory_included else [],
     )
+
+
+def peeked_to_proto(rows: Sequence[PeekedRow]) -> dataset_service_pb2.PeekRowsResponse:
+    return dataset_service_pb2.PeekRowsResponse(rows=[_peeked_to_proto(item) for item in rows])
+
+
+def _peeked_to_proto(item: PeekedRow) -> dataset_service_pb2.PeekedRow:
+    if item.row is None:
+        return dataset_service_pb2.PeekedRow(index=item.index, problem=item.problem)
+    columns = {name: _readable(value) for name, value in item.row.items() if name not in TOKEN_COLUMNS}
+    feature = _feature_to_proto(item.row) if 'input_ids' in item.row else None
+    return dataset_service_pb2.PeekedRow(index=item.index, columns=struct_of(columns), feature=feature)
+
+
+def _readable(value: Any) -> Any:
+    """Return a JSON value in which numbers that a `Struct` cannot represent are null or rounded."""
+    if isinstance(value, str):
+        # A preprocessor may return halves of surrogate pairs, which cannot be encoded.
+        return value.encode(errors='replace').decode()
+    if isinstance(value, Mapping):
+        return {str(name): _readable(item) for name, item in cast('Mapping[Any, Any]', value).items()}
+    if isinstance(value, list | tuple):
+        return [_readable(item) for item in cast('Sequence[Any]', value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, int) and abs(value) > _MAX_INTEGER:
+        return None
+    return value
 
 
 def _start_from_proto(start: wire.StreamStart) -> StreamStart:

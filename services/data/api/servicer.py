@@ -2,6 +2,7 @@
 
 # ruff: noqa: N802 (the contract names and describes the methods)
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
@@ -75,6 +76,14 @@ class DatasetServicer(dataset_service_pb2_grpc.DatasetServiceServicer):
         page = convert.page_from_proto(caller, request)
         datasets, after = await self._datasets.list(caller, page)
         return convert.page_to_proto(caller, datasets, after)
+
+    async def PeekRows(
+        self, request: dataset_service_pb2.PeekRowsRequest, context: _Context
+    ) -> dataset_service_pb2.PeekRowsResponse:
+        dataset_id = id_from_proto(request.dataset_id, 'dataset_id')
+        begin, count = not_negative(request.begin_row, 'begin_row'), convert.row_count_from_proto(request)
+        rows = await self._datasets.peek(current_caller(), dataset_id, begin=begin, count=count)
+        return await asyncio.to_thread(convert_loader.peeked_to_proto, rows)
 
     async def GetStoredBytes(
         self, request: dataset_service_pb2.GetStoredBytesRequest, context: _Context

@@ -1,7 +1,7 @@
 """Datasets of a tenant: create, change, read, list, export and delete them."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 
 from services.data.application.tenant_locks import TenantLocks
@@ -12,6 +12,7 @@ from services.data.domain import (
     DecodedLimits,
     HubSource,
     MixtureSource,
+    Row,
     RowMeter,
     RowSource,
     Source,
@@ -20,7 +21,7 @@ from services.data.domain import (
     UploadSource,
 )
 from services.data.domain.dataset import new_dataset
-from services.data.ports import DatasetStore, LoaderStore, RowEngine
+from services.data.ports import DatasetStore, LoaderStore, RowEngine, RowReader
 from services.kit.authority import require_scope
 from services.kit.caller import Caller
 from services.kit.clock import Clock
@@ -32,6 +33,8 @@ from twinkle.dataset import counted
 
 CHUNK_BYTES = 1 << 20
 """Size of the pieces of an exported file, in bytes; the last piece may be smaller."""
+PEEKED_BYTES = 2 << 20
+"""Maximum size in memory of the rows that one call of `peek` returns, in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +67,18 @@ class Piece:
 
     offset: int
     data: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeekedRow:
+    """A row for people who read it."""
+
+    index: int
+    """Index of the row in the dataset."""
+    row: Row | None = None
+    """The row as a loader would read it; None if there is a problem."""
+    problem: str = ''
+    """Reason for which the row cannot be returned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,6 +225,32 @@ class Datasets:
         for begin in range(offset, file.size_bytes, CHUNK_BYTES):
             yield Piece(begin, await file.read(begin, CHUNK_BYTES))
 
+    async def peek(self, caller: Caller, dataset_id: str, *, begin: int, count: int) -> Sequence[PeekedRow]:
+        """Return at most `count` rows from index `begin` on, in at most `PEEKED_BYTES`.
+
+        Only these rows are read. The steps of a lazy dataset are applied to them. A row that a step refuses is returned
+        with the problem.
+
+        Raises:
+            ScopeMissing: The API key lacks the scope `data`.
+            DatasetNotFound: The tenant has no such dataset.
+            HubIdNotFound, UnknownComponent: A pending step needs a model or a component that was removed.
+            QuotaExceeded, BytesFull: A row takes too much memory.
+            StoredDataDamaged, StoreUnavailable: The dataset is damaged, or the disk cannot be used at the moment.
+        """
+        dataset = dataset_of(self._store, caller, dataset_id)
+        reader = await self._store.reader(dataset)
+        if dataset.is_lazy and dataset.pending:
+            reader = self._engine.lazy_reader(dataset, reader)
+        found: list[PeekedRow] = []
+        with self._decoded.meter(caller.tenant_id) as meter:
+            for index in range(begin, min(begin + count, dataset.row_count)):
+                item = await _peeked(reader, index, meter)
+                if found and meter.size_bytes > PEEKED_BYTES:
+                    break
+                found.append(item)
+        return found
+
     async def delete(self, caller: Caller, dataset_id: str) -> None:
         """Delete a dataset, which may be damaged.
 
@@ -289,6 +330,19 @@ def dataset_of(store: DatasetStore, caller: Caller, dataset_id: str) -> Dataset:
     if dataset is None:
         raise DatasetNotFound(dataset_id)
     return dataset
+
+
+async def _peeked(reader: RowReader, index: int, meter: RowMeter) -> PeekedRow:
+    """Read and count a row; a row of more than `PEEKED_BYTES` is replaced by a problem."""
+    before_bytes = meter.size_bytes
+    try:
+        [row] = counted(await reader.read([index]), meter)
+    except InvalidField as error:
+        return PeekedRow(index=index, problem=str(error))
+    size_bytes = meter.size_bytes - before_bytes
+    if size_bytes > PEEKED_BYTES:
+        return PeekedRow(index=index, problem=f'takes {size_bytes} bytes in memory, more than {PEEKED_BYTES}')
+    return PeekedRow(index=index, row=row)
 
 
 async def _changed(dataset: Dataset, table: Table, request: CreateRequest | ApplyRequest) -> Dataset:

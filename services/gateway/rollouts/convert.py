@@ -73,6 +73,7 @@ def filter_from_proto(request: messages.ListRolloutsRequest) -> RolloutFilter:
         begin_step=not_negative(request.begin_step, 'begin_step'),
         end_step=not_negative(request.end_step, 'end_step') if request.HasField('end_step') else None,
         group_id=metric_name_from_proto(request.group_id, 'group_id') if request.group_id else '',
+        is_ascending=request.is_ascending,
     )
 
 

@@ -38,6 +38,8 @@ class RolloutStore(Protocol):
     ) -> RolloutPage:
         """Return at most `size` groups that follow the group `after`, or the first ones; fewer if they are large.
 
+        Groups are ordered by step as `wanted` requests, and by id within a step.
+
         Raises:
             RunDataDamaged: the summaries of one of the groups are damaged.
         """

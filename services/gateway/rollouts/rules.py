@@ -96,11 +96,13 @@ class RolloutFilter:
     """First step that is not listed; None for no limit."""
     group_id: str = ''
     """Group to list in each step; empty for all."""
+    is_ascending: bool = False
+    """Whether groups of earlier steps are listed first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutPage:
-    """Groups of a run by descending step, and by ascending id within a step."""
+    """Groups of a run by step in the order of the filter, and by ascending id within a step."""
 
     groups: Sequence[GroupSummary]
     next_key: GroupKey | None

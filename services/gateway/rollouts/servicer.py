@@ -53,7 +53,8 @@ class RolloutServicer(rollout_service_pb2_grpc.RolloutServiceServicer):
 def _query_of(request: messages.ListRolloutsRequest, tenant_id: str) -> str:
     """Return the query that a page token belongs to: the method, the tenant and all filters."""
     end_step = request.end_step if request.HasField('end_step') else None
-    return json.dumps(['rollouts', tenant_id, request.run_id, request.begin_step, end_step, request.group_id])
+    filters = [request.run_id, request.begin_step, end_step, request.group_id, request.is_ascending]
+    return json.dumps(['rollouts', tenant_id, *filters])
 
 
 def _page_from_proto(request: messages.ListRolloutsRequest, query: str) -> tuple[int, GroupKey | None]:

@@ -114,9 +114,11 @@ class SqlRolloutStore(SqlStore):
         row = RolloutGroupRow
         conditions = [is_of_run(row, run), *_conditions(wanted)]
         if after is not None:
-            conditions.append(or_(row.step < after[0], and_(row.step == after[0], row.group_id > after[1])))
+            is_later_listed = row.step > after[0] if wanted.is_ascending else row.step < after[0]
+            conditions.append(or_(is_later_listed, and_(row.step == after[0], row.group_id > after[1])))
         columns = (row.step, row.group_id, row.update_time, row.summary_bytes, row.summaries)
-        query = select(*columns).where(*conditions).order_by(row.step.desc(), row.group_id).limit(size + 1)
+        order = row.step.asc() if wanted.is_ascending else row.step.desc()
+        query = select(*columns).where(*conditions).order_by(order, row.group_id).limit(size + 1)
         removed = select(RolloutRunRow.removed_group_count).where(is_of_run(RolloutRunRow, run))
         async with self._database.read() as connection:
             found: Sequence[Any] = (await connection.execute(query)).all()

@@ -122,6 +122,7 @@ async def test_random_rollouts_are_stored_like_a_mapping(store):
             expected.setdefault((step, group_id), {}).update({item.summary.index: item for item in rollouts})
     for size in (1, 3, 1000):
         assert await keys(store, size=size) == in_order(expected)
+        assert await keys(store, RolloutFilter(is_ascending=True), size=size) == sorted(expected)
     (page,) = await pages(store)
     for group in page.groups:
         stored = expected[group.step, group.group_id]

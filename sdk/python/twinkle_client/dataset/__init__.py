@@ -7,6 +7,15 @@ from twinkle_client.dataset.dataset import (
     LazyDataset,
     PackingDataset,
 )
+from twinkle_client.dataset.peeking import PeekedRow
 from twinkle_client.dataset.source import DatasetMeta
 
-__all__ = ['Dataset', 'DatasetMeta', 'IterableDataset', 'IterablePackingDataset', 'LazyDataset', 'PackingDataset']
+__all__ = [
+    'Dataset',
+    'DatasetMeta',
+    'IterableDataset',
+    'IterablePackingDataset',
+    'LazyDataset',
+    'PackingDataset',
+    'PeekedRow',
+]

@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +12,7 @@ from twinkle.api.data.v1 import dataset_pb2, dataset_service_pb2
 from twinkle.api.data.v1.dataset_service_pb2_grpc import DatasetServiceStub
 from twinkle_client.client import TwinkleClient, current_client
 from twinkle_client.convert.config import component_name, struct
+from twinkle_client.dataset.peeking import PeekedRow, peek_rows
 from twinkle_client.dataset.saving import save_dataset
 from twinkle_client.dataset.source import DatasetMeta, MetaLike, dataset_source
 from twinkle_client.rpc import LoopThread, new_id, remote_method
@@ -126,6 +127,21 @@ class Dataset:
     async def describe(self) -> dataset_pb2.Dataset:
         """Return the dataset's record: rows, columns, tokens, warnings."""
         return await self._created()
+
+    @remote_method
+    async def peek(self, begin_row: int = 0, row_count: int = 20) -> Sequence[PeekedRow]:
+        """Return some rows as a loader would read them, with the steps of a lazy dataset applied.
+
+        Args:
+            begin_row: Index of the first row.
+            row_count: Maximum number of rows, at most 100. There are fewer if they take more than 2 MiB of memory.
+
+        Raises:
+            TypeError: A number is not an integer.
+            UsageError: A number is negative.
+        """
+        dataset_id = (await self._created()).dataset_id
+        return await peek_rows(self._connection, dataset_id, begin_row=begin_row, row_count=row_count)
 
     @remote_method
     async def set_template(

@@ -22,11 +22,13 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from twinkle.api.data.v1 import dataset_pb2 as twinkle_dot_api_dot_data_dot_v1_dot_dataset__pb2
+from twinkle.api.data.v1 import input_feature_pb2 as twinkle_dot_api_dot_data_dot_v1_dot_input__feature__pb2
 from twinkle.api.tensor.v1 import tensor_pb2 as twinkle_dot_api_dot_tensor_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)twinkle/api/data/v1/dataset_service.proto\x12\x13twinkle.api.data.v1\x1a!twinkle/api/data/v1/dataset.proto\x1a\"twinkle/api/tensor/v1/tensor.proto\"\xa0\x01\n\x14\x43reateDatasetRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x32\n\x06source\x18\x02 \x01(\x0b\x32\".twinkle.api.data.v1.DatasetSource\x12/\n\x05steps\x18\x03 \x03(\x0b\x32 .twinkle.api.data.v1.DatasetStep\x12\x0f\n\x07is_lazy\x18\x04 \x01(\x08\"F\n\x15\x43reateDatasetResponse\x12-\n\x07\x64\x61taset\x18\x01 \x01(\x0b\x32\x1c.twinkle.api.data.v1.Dataset\"5\n\x0cUploadHeader\x12\x11\n\tupload_id\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\"\x81\x01\n\rUploadRequest\x12\x33\n\x06header\x18\x01 \x01(\x0b\x32!.twinkle.api.data.v1.UploadHeaderH\x00\x12\x33\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\".twinkle.api.tensor.v1.TensorChunkH\x00\x42\x06\n\x04part\"Q\n\x0eUploadResponse\x12\x11\n\tupload_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63ommitted_bytes\x18\x02 \x01(\x03\x12\x13\n\x0bis_complete\x18\x03 \x01(\x08\"%\n\x10GetUploadRequest\x12\x11\n\tupload_id\x18\x01 \x01(\t\"A\n\x11GetUploadResponse\x12\x17\n\x0f\x63ommitted_bytes\x18\x01 \x01(\x03\x12\x13\n\x0bis_complete\x18\x02 \x01(\x08\"g\n\x0c\x41pplyRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ndataset_id\x18\x02 \x01(\t\x12/\n\x05steps\x18\x03 \x03(\x0b\x32 .twinkle.api.data.v1.DatasetStep\">\n\rApplyResponse\x12-\n\x07\x64\x61taset\x18\x01 \x01(\x0b\x32\x1c.twinkle.api.data.v1.Dataset\"\'\n\x11GetDatasetRequest\x12\x12\n\ndataset_id\x18\x01 \x01(\t\"C\n\x12GetDatasetResponse\x12-\n\x07\x64\x61taset\x18\x01 \x01(\x0b\x32\x1c.twinkle.api.data.v1.Dataset\"<\n\x13ListDatasetsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"_\n\x14ListDatasetsResponse\x12.\n\x08\x64\x61tasets\x18\x01 \x03(\x0b\x32\x1c.twinkle.api.data.v1.Dataset\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"*\n\x14\x44\x65leteDatasetRequest\x12\x12\n\ndataset_id\x18\x01 \x01(\t\"\x17\n\x15\x44\x65leteDatasetResponse\"k\n\x14\x45xportDatasetRequest\x12\x12\n\ndataset_id\x18\x01 \x01(\t\x12/\n\x06\x66ormat\x18\x02 \x01(\x0e\x32\x1f.twinkle.api.data.v1.FileFormat\x12\x0e\n\x06offset\x18\x03 \x01(\x03\"J\n\x15\x45xportDatasetResponse\x12\x31\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\".twinkle.api.tensor.v1.TensorChunk\"\x17\n\x15GetStoredBytesRequest\"E\n\x16GetStoredBytesResponse\x12\x15\n\rdataset_bytes\x18\x01 \x01(\x03\x12\x14\n\x0cupload_bytes\x18\x02 \x01(\x03\x32\x93\x07\n\x0e\x44\x61tasetService\x12\x66\n\rCreateDataset\x12).twinkle.api.data.v1.CreateDatasetRequest\x1a*.twinkle.api.data.v1.CreateDatasetResponse\x12S\n\x06Upload\x12\".twinkle.api.data.v1.UploadRequest\x1a#.twinkle.api.data.v1.UploadResponse(\x01\x12_\n\tGetUpload\x12%.twinkle.api.data.v1.GetUploadRequest\x1a&.twinkle.api.data.v1.GetUploadResponse\"\x03\x90\x02\x01\x12N\n\x05\x41pply\x12!.twinkle.api.data.v1.ApplyRequest\x1a\".twinkle.api.data.v1.ApplyResponse\x12\x62\n\nGetDataset\x12&.twinkle.api.data.v1.GetDatasetRequest\x1a\'.twinkle.api.data.v1.GetDatasetResponse\"\x03\x90\x02\x01\x12h\n\x0cListDatasets\x12(.twinkle.api.data.v1.ListDatasetsRequest\x1a).twinkle.api.data.v1.ListDatasetsResponse\"\x03\x90\x02\x01\x12n\n\x0eGetStoredBytes\x12*.twinkle.api.data.v1.GetStoredBytesRequest\x1a+.twinkle.api.data.v1.GetStoredBytesResponse\"\x03\x90\x02\x01\x12\x66\n\rDeleteDataset\x12).twinkle.api.data.v1.DeleteDatasetRequest\x1a*.twinkle.api.data.v1.DeleteDatasetResponse\x12m\n\rExportDataset\x12).twinkle.api.data.v1.ExportDatasetRequest\x1a*.twinkle.api.data.v1.ExportDatasetResponse\"\x03\x90\x02\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)twinkle/api/data/v1/dataset_service.proto\x12\x13twinkle.api.data.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a!twinkle/api/data/v1/dataset.proto\x1a\'twinkle/api/data/v1/input_feature.proto\x1a\"twinkle/api/tensor/v1/tensor.proto\"\xa0\x01\n\x14\x43reateDatasetRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x32\n\x06source\x18\x02 \x01(\x0b\x32\".twinkle.api.data.v1.DatasetSource\x12/\n\x05steps\x18\x03 \x03(\x0b\x32 .twinkle.api.data.v1.DatasetStep\x12\x0f\n\x07is_lazy\x18\x04 \x01(\x08\"F\n\x15\x43reateDatasetResponse\x12-\n\x07\x64\x61taset\x18\x01 \x01(\x0b\x32\x1c.twinkle.api.data.v1.Dataset\"5\n\x0cUploadHeader\x12\x11\n\tupload_id\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\"\x81\x01\n\rUploadRequest\x12\x33\n\x06header\x18\x01 \x01(\x0b\x32!.twinkle.api.data.v1.UploadHeaderH\x00\x12\x33\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\".twinkle.api.tensor.v1.TensorChunkH\x00\x42\x06\n\x04part\"Q\n\x0eUploadResponse\x12\x11\n\tupload_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63ommitted_bytes\x18\x02 \x01(\x03\x12\x13\n\x0bis_complete\x18\x03 \x01(\x08\"%\n\x10GetUploadRequest\x12\x11\n\tupload_id\x18\x01 \x01(\t\"A\n\x11GetUploadResponse\x12\x17\n\x0f\x63ommitted_bytes\x18\x01 \x01(\x03\x12\x13\n\x0bis_complete\x18\x02 \x01(\x08\"g\n\x0c\x41pplyRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ndataset_id\x18\x02 \x01(\t\x12/\n\x05steps\x18\x03 \x03(\x0b\x32 .twinkle.api.data.v1.DatasetStep\">\n\rApplyResponse\x12-\n\x07\x64\x61taset\x18\x01 \x01(\x0b\x32\x1c.twinkle.api.data.v1.Dataset\"\'\n\x11GetDatasetRequest\x12\x12\n\ndataset_id\x18\x01 \x01(\t\"C\n\x12GetDatasetResponse\x12-\n\x07\x64\x61taset\x18\x01 \x01(\x0b\x32\x1c.twinkle.api.data.v1.Dataset\"<\n\x13ListDatasetsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"_\n\x14ListDatasetsResponse\x12.\n\x08\x64\x61tasets\x18\x01 \x03(\x0b\x32\x1c.twinkle.api.data.v1.Dataset\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"K\n\x0fPeekRowsRequest\x12\x12\n\ndataset_id\x18\x01 \x01(\t\x12\x11\n\tbegin_row\x18\x02 \x01(\x03\x12\x11\n\trow_count\x18\x03 \x01(\x05\"\x89\x01\n\tPeekedRow\x12\r\n\x05index\x18\x01 \x01(\x03\x12(\n\x07\x63olumns\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x32\n\x07\x66\x65\x61ture\x18\x03 \x01(\x0b\x32!.twinkle.api.data.v1.InputFeature\x12\x0f\n\x07problem\x18\x04 \x01(\t\"@\n\x10PeekRowsResponse\x12,\n\x04rows\x18\x01 \x03(\x0b\x32\x1e.twinkle.api.data.v1.PeekedRow\"*\n\x14\x44\x65leteDatasetRequest\x12\x12\n\ndataset_id\x18\x01 \x01(\t\"\x17\n\x15\x44\x65leteDatasetResponse\"k\n\x14\x45xportDatasetRequest\x12\x12\n\ndataset_id\x18\x01 \x01(\t\x12/\n\x06\x66ormat\x18\x02 \x01(\x0e\x32\x1f.twinkle.api.data.v1.FileFormat\x12\x0e\n\x06offset\x18\x03 \x01(\x03\"J\n\x15\x45xportDatasetResponse\x12\x31\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\".twinkle.api.tensor.v1.TensorChunk\"\x17\n\x15GetStoredBytesRequest\"E\n\x16GetStoredBytesResponse\x12\x15\n\rdataset_bytes\x18\x01 \x01(\x03\x12\x14\n\x0cupload_bytes\x18\x02 \x01(\x03\x32\xf1\x07\n\x0e\x44\x61tasetService\x12\x66\n\rCreateDataset\x12).twinkle.api.data.v1.CreateDatasetRequest\x1a*.twinkle.api.data.v1.CreateDatasetResponse\x12S\n\x06Upload\x12\".twinkle.api.data.v1.UploadRequest\x1a#.twinkle.api.data.v1.UploadResponse(\x01\x12_\n\tGetUpload\x12%.twinkle.api.data.v1.GetUploadRequest\x1a&.twinkle.api.data.v1.GetUploadResponse\"\x03\x90\x02\x01\x12N\n\x05\x41pply\x12!.twinkle.api.data.v1.ApplyRequest\x1a\".twinkle.api.data.v1.ApplyResponse\x12\x62\n\nGetDataset\x12&.twinkle.api.data.v1.GetDatasetRequest\x1a\'.twinkle.api.data.v1.GetDatasetResponse\"\x03\x90\x02\x01\x12h\n\x0cListDatasets\x12(.twinkle.api.data.v1.ListDatasetsRequest\x1a).twinkle.api.data.v1.ListDatasetsResponse\"\x03\x90\x02\x01\x12\\\n\x08PeekRows\x12$.twinkle.api.data.v1.PeekRowsRequest\x1a%.twinkle.api.data.v1.PeekRowsResponse\"\x03\x90\x02\x01\x12n\n\x0eGetStoredBytes\x12*.twinkle.api.data.v1.GetStoredBytesRequest\x1a+.twinkle.api.data.v1.GetStoredBytesResponse\"\x03\x90\x02\x01\x12\x66\n\rDeleteDataset\x12).twinkle.api.data.v1.DeleteDatasetRequest\x1a*.twinkle.api.data.v1.DeleteDatasetResponse\x12m\n\rExportDataset\x12).twinkle.api.data.v1.ExportDatasetRequest\x1a*.twinkle.api.data.v1.ExportDatasetResponse\"\x03\x90\x02\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,48 +41,56 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DATASETSERVICE'].methods_by_name['GetDataset']._serialized_options = b'\220\002\001'
   _globals['_DATASETSERVICE'].methods_by_name['ListDatasets']._loaded_options = None
   _globals['_DATASETSERVICE'].methods_by_name['ListDatasets']._serialized_options = b'\220\002\001'
+  _globals['_DATASETSERVICE'].methods_by_name['PeekRows']._loaded_options = None
+  _globals['_DATASETSERVICE'].methods_by_name['PeekRows']._serialized_options = b'\220\002\001'
   _globals['_DATASETSERVICE'].methods_by_name['GetStoredBytes']._loaded_options = None
   _globals['_DATASETSERVICE'].methods_by_name['GetStoredBytes']._serialized_options = b'\220\002\001'
   _globals['_DATASETSERVICE'].methods_by_name['ExportDataset']._loaded_options = None
   _globals['_DATASETSERVICE'].methods_by_name['ExportDataset']._serialized_options = b'\220\002\001'
-  _globals['_CREATEDATASETREQUEST']._serialized_start=138
-  _globals['_CREATEDATASETREQUEST']._serialized_end=298
-  _globals['_CREATEDATASETRESPONSE']._serialized_start=300
-  _globals['_CREATEDATASETRESPONSE']._serialized_end=370
-  _globals['_UPLOADHEADER']._serialized_start=372
-  _globals['_UPLOADHEADER']._serialized_end=425
-  _globals['_UPLOADREQUEST']._serialized_start=428
-  _globals['_UPLOADREQUEST']._serialized_end=557
-  _globals['_UPLOADRESPONSE']._serialized_start=559
-  _globals['_UPLOADRESPONSE']._serialized_end=640
-  _globals['_GETUPLOADREQUEST']._serialized_start=642
-  _globals['_GETUPLOADREQUEST']._serialized_end=679
-  _globals['_GETUPLOADRESPONSE']._serialized_start=681
-  _globals['_GETUPLOADRESPONSE']._serialized_end=746
-  _globals['_APPLYREQUEST']._serialized_start=748
-  _globals['_APPLYREQUEST']._serialized_end=851
-  _globals['_APPLYRESPONSE']._serialized_start=853
-  _globals['_APPLYRESPONSE']._serialized_end=915
-  _globals['_GETDATASETREQUEST']._serialized_start=917
-  _globals['_GETDATASETREQUEST']._serialized_end=956
-  _globals['_GETDATASETRESPONSE']._serialized_start=958
-  _globals['_GETDATASETRESPONSE']._serialized_end=1025
-  _globals['_LISTDATASETSREQUEST']._serialized_start=1027
-  _globals['_LISTDATASETSREQUEST']._serialized_end=1087
-  _globals['_LISTDATASETSRESPONSE']._serialized_start=1089
-  _globals['_LISTDATASETSRESPONSE']._serialized_end=1184
-  _globals['_DELETEDATASETREQUEST']._serialized_start=1186
-  _globals['_DELETEDATASETREQUEST']._serialized_end=1228
-  _globals['_DELETEDATASETRESPONSE']._serialized_start=1230
-  _globals['_DELETEDATASETRESPONSE']._serialized_end=1253
-  _globals['_EXPORTDATASETREQUEST']._serialized_start=1255
-  _globals['_EXPORTDATASETREQUEST']._serialized_end=1362
-  _globals['_EXPORTDATASETRESPONSE']._serialized_start=1364
-  _globals['_EXPORTDATASETRESPONSE']._serialized_end=1438
-  _globals['_GETSTOREDBYTESREQUEST']._serialized_start=1440
-  _globals['_GETSTOREDBYTESREQUEST']._serialized_end=1463
-  _globals['_GETSTOREDBYTESRESPONSE']._serialized_start=1465
-  _globals['_GETSTOREDBYTESRESPONSE']._serialized_end=1534
-  _globals['_DATASETSERVICE']._serialized_start=1537
-  _globals['_DATASETSERVICE']._serialized_end=2452
+  _globals['_CREATEDATASETREQUEST']._serialized_start=209
+  _globals['_CREATEDATASETREQUEST']._serialized_end=369
+  _globals['_CREATEDATASETRESPONSE']._serialized_start=371
+  _globals['_CREATEDATASETRESPONSE']._serialized_end=441
+  _globals['_UPLOADHEADER']._serialized_start=443
+  _globals['_UPLOADHEADER']._serialized_end=496
+  _globals['_UPLOADREQUEST']._serialized_start=499
+  _globals['_UPLOADREQUEST']._serialized_end=628
+  _globals['_UPLOADRESPONSE']._serialized_start=630
+  _globals['_UPLOADRESPONSE']._serialized_end=711
+  _globals['_GETUPLOADREQUEST']._serialized_start=713
+  _globals['_GETUPLOADREQUEST']._serialized_end=750
+  _globals['_GETUPLOADRESPONSE']._serialized_start=752
+  _globals['_GETUPLOADRESPONSE']._serialized_end=817
+  _globals['_APPLYREQUEST']._serialized_start=819
+  _globals['_APPLYREQUEST']._serialized_end=922
+  _globals['_APPLYRESPONSE']._serialized_start=924
+  _globals['_APPLYRESPONSE']._serialized_end=986
+  _globals['_GETDATASETREQUEST']._serialized_start=988
+  _globals['_GETDATASETREQUEST']._serialized_end=1027
+  _globals['_GETDATASETRESPONSE']._serialized_start=1029
+  _globals['_GETDATASETRESPONSE']._serialized_end=1096
+  _globals['_LISTDATASETSREQUEST']._serialized_start=1098
+  _globals['_LISTDATASETSREQUEST']._serialized_end=1158
+  _globals['_LISTDATASETSRESPONSE']._serialized_start=1160
+  _globals['_LISTDATASETSRESPONSE']._serialized_end=1255
+  _globals['_PEEKROWSREQUEST']._serialized_start=1257
+  _globals['_PEEKROWSREQUEST']._serialized_end=1332
+  _globals['_PEEKEDROW']._serialized_start=1335
+  _globals['_PEEKEDROW']._serialized_end=1472
+  _globals['_PEEKROWSRESPONSE']._serialized_start=1474
+  _globals['_PEEKROWSRESPONSE']._serialized_end=1538
+  _globals['_DELETEDATASETREQUEST']._serialized_start=1540
+  _globals['_DELETEDATASETREQUEST']._serialized_end=1582
+  _globals['_DELETEDATASETRESPONSE']._serialized_start=1584
+  _globals['_DELETEDATASETRESPONSE']._serialized_end=1607
+  _globals['_EXPORTDATASETREQUEST']._serialized_start=1609
+  _globals['_EXPORTDATASETREQUEST']._serialized_end=1716
+  _globals['_EXPORTDATASETRESPONSE']._serialized_start=1718
+  _globals['_EXPORTDATASETRESPONSE']._serialized_end=1792
+  _globals['_GETSTOREDBYTESREQUEST']._serialized_start=1794
+  _globals['_GETSTOREDBYTESREQUEST']._serialized_end=1817
+  _globals['_GETSTOREDBYTESRESPONSE']._serialized_start=1819
+  _globals['_GETSTOREDBYTESRESPONSE']._serialized_end=1888
+  _globals['_DATASETSERVICE']._serialized_start=1891
+  _globals['_DATASETSERVICE']._serialized_end=2900
 # @@protoc_insertion_point(module_scope)

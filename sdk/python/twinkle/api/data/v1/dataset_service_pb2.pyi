@@ -6,8 +6,10 @@ Service for creating and managing datasets."""
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf.internal import containers as _containers
 from twinkle.api.data.v1 import dataset_pb2 as _dataset_pb2
+from twinkle.api.data.v1 import input_feature_pb2 as _input_feature_pb2
 from twinkle.api.tensor.v1 import tensor_pb2 as _tensor_pb2
 import builtins as _builtins
 import sys
@@ -382,6 +384,104 @@ class ListDatasetsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListDatasetsResponse: _TypeAlias = ListDatasetsResponse  # noqa: Y015
+
+@_typing.final
+class PeekRowsRequest(_message.Message):
+    """Request message for PeekRows."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATASET_ID_FIELD_NUMBER: _builtins.int
+    BEGIN_ROW_FIELD_NUMBER: _builtins.int
+    ROW_COUNT_FIELD_NUMBER: _builtins.int
+    dataset_id: _builtins.str
+    """Id of the dataset. Required."""
+    begin_row: _builtins.int
+    """Index of the first row to return, at least 0."""
+    row_count: _builtins.int
+    """Maximum number of rows to return. Defaults to 20; values above 100 are reduced to 100."""
+    def __init__(
+        self,
+        *,
+        dataset_id: _builtins.str = ...,
+        begin_row: _builtins.int = ...,
+        row_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_row", b"begin_row", "dataset_id", b"dataset_id", "row_count", b"row_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PeekRowsRequest: _TypeAlias = PeekRowsRequest  # noqa: Y015
+
+@_typing.final
+class PeekedRow(_message.Message):
+    """A row of a dataset, for people who read it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    FEATURE_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Index of the row in the dataset."""
+    problem: _builtins.str
+    """Reason for which a step of a lazy dataset fails for this row, or for which the row is too large to be returned. In
+    these cases, `columns` and `feature` are unset. Empty otherwise.
+    """
+    @_builtins.property
+    def columns(self) -> _struct_pb2.Struct:
+        """Columns of the row without its tokens. Integers beyond 2^53 are rounded. Numbers that a double cannot
+        represent, and those that are not finite, are null.
+        """
+
+    @_builtins.property
+    def feature(self) -> _input_feature_pb2.InputFeature:
+        """Tokens of the row with their labels. Unset if the dataset is not encoded."""
+
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        columns: _struct_pb2.Struct | None = ...,
+        feature: _input_feature_pb2.InputFeature | None = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "feature", b"feature"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "feature", b"feature", "index", b"index", "problem", b"problem"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PeekedRow: _TypeAlias = PeekedRow  # noqa: Y015
+
+@_typing.final
+class PeekRowsResponse(_message.Message):
+    """Response message for PeekRows."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeekedRow]:
+        """Consecutive rows from `begin_row` on. They take at most about 2 MiB of memory, so there may be fewer than requested.
+        Empty only if the dataset has no such rows.
+        """
+
+    def __init__(
+        self,
+        *,
+        rows: _abc.Iterable[Global___PeekedRow] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PeekRowsResponse: _TypeAlias = PeekRowsResponse  # noqa: Y015
 
 @_typing.final
 class DeleteDatasetRequest(_message.Message):

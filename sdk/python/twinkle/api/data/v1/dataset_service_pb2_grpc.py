@@ -70,6 +70,11 @@ class DatasetServiceStub:
                 request_serializer=twinkle_dot_api_dot_data_dot_v1_dot_dataset__service__pb2.ListDatasetsRequest.SerializeToString,
                 response_deserializer=twinkle_dot_api_dot_data_dot_v1_dot_dataset__service__pb2.ListDatasetsResponse.FromString,
                 _registered_method=True)
+        self.PeekRows = channel.unary_unary(
+                '/twinkle.api.data.v1.DatasetService/PeekRows',
+                request_serializer=twinkle_dot_api_dot_data_dot_v1_dot_dataset__service__pb2.PeekRowsRequest.SerializeToString,
+                response_deserializer=twinkle_dot_api_dot_data_dot_v1_dot_dataset__service__pb2.PeekRowsResponse.FromString,
+                _registered_method=True)
         self.GetStoredBytes = channel.unary_unary(
                 '/twinkle.api.data.v1.DatasetService/GetStoredBytes',
                 request_serializer=twinkle_dot_api_dot_data_dot_v1_dot_dataset__service__pb2.GetStoredBytesRequest.SerializeToString,
@@ -151,6 +156,14 @@ class DatasetServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PeekRows(self, request, context):
+        """Returns some rows as a loader would read them. The steps of a lazy dataset are applied to these rows only. Errors:
+        NOT_FOUND (ERROR_REASON_HUB_ID_NOT_FOUND) for the model of the template.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStoredBytes(self, request, context):
         """Returns the size of all data that the service stores for the caller. The gateway calls this method to enforce the
         tenant's quota of stored bytes.
@@ -208,6 +221,11 @@ def add_DatasetServiceServicer_to_server(servicer, server):
                     servicer.ListDatasets,
                     request_deserializer=twinkle_dot_api_dot_data_dot_v1_dot_dataset__service__pb2.ListDatasetsRequest.FromString,
                     response_serializer=twinkle_dot_api_dot_data_dot_v1_dot_dataset__service__pb2.ListDatasetsResponse.SerializeToString,
+            ),
+            'PeekRows': grpc.unary_unary_rpc_method_handler(
+                    servicer.PeekRows,
+                    request_deserializer=twinkle_dot_api_dot_data_dot_v1_dot_dataset__service__pb2.PeekRowsRequest.FromString,
+                    response_serializer=twinkle_dot_api_dot_data_dot_v1_dot_dataset__service__pb2.PeekRowsResponse.SerializeToString,
             ),
             'GetStoredBytes': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStoredBytes,
@@ -393,6 +411,33 @@ class DatasetService:
             '/twinkle.api.data.v1.DatasetService/ListDatasets',
             twinkle_dot_api_dot_data_dot_v1_dot_dataset__service__pb2.ListDatasetsRequest.SerializeToString,
             twinkle_dot_api_dot_data_dot_v1_dot_dataset__service__pb2.ListDatasetsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PeekRows(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twinkle.api.data.v1.DatasetService/PeekRows',
+            twinkle_dot_api_dot_data_dot_v1_dot_dataset__service__pb2.PeekRowsRequest.SerializeToString,
+            twinkle_dot_api_dot_data_dot_v1_dot_dataset__service__pb2.PeekRowsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -251,6 +251,7 @@ class ListRolloutsRequest(_message.Message):
     GROUP_ID_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    IS_ASCENDING_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Id of the run. Required."""
     begin_step: _builtins.int
@@ -265,6 +266,8 @@ class ListRolloutsRequest(_message.Message):
     """
     page_token: _builtins.str
     """Token from a previous response to the same request. Empty for the first page."""
+    is_ascending: _builtins.bool
+    """Whether groups of earlier steps are listed first. By default, groups of later steps are listed first."""
     def __init__(
         self,
         *,
@@ -274,10 +277,11 @@ class ListRolloutsRequest(_message.Message):
         group_id: _builtins.str = ...,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        is_ascending: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_end_step", b"_end_step", "end_step", b"end_step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end_step", b"_end_step", "begin_step", b"begin_step", "end_step", b"end_step", "group_id", b"group_id", "page_size", b"page_size", "page_token", b"page_token", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end_step", b"_end_step", "begin_step", b"begin_step", "end_step", b"end_step", "group_id", b"group_id", "is_ascending", b"is_ascending", "page_size", b"page_size", "page_token", b"page_token", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__end_step: _TypeAlias = _typing.Literal["end_step"]  # noqa: Y015
     _WhichOneofArgType__end_step: _TypeAlias = _typing.Literal["_end_step", b"_end_step"]  # noqa: Y015
@@ -526,7 +530,7 @@ class ListRolloutsResponse(_message.Message):
     """Number of groups of the run that were removed for newer ones."""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___RolloutGroupSummary]:
-        """Groups by descending step, and by ascending id within a step."""
+        """Groups by step in the requested order, and by ascending id within a step."""
 
     def __init__(
         self,

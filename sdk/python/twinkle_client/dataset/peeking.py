@@ -1,0 +1,44 @@
+"""Rows of a dataset for people who read them."""
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from twinkle.api.data.v1 import dataset_service_pb2
+from twinkle.api.data.v1.dataset_service_pb2_grpc import DatasetServiceStub
+from twinkle_client.convert import feature_from_proto
+from twinkle_client.convert.config import plain_value
+from twinkle_client.rpc import Connection
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeekedRow:
+    """A row as a loader would read it."""
+
+    index: int
+    """Index of the row in the dataset."""
+    row: Mapping[str, Any]
+    """Columns of the row, with those of its tokens as arrays if the dataset is encoded. Empty if there is a problem."""
+    problem: str
+    """Reason for which a step fails for this row, or for which the row is too large. Empty without a problem."""
+
+
+async def peek_rows(connection: Connection, dataset_id: str, *, begin_row: int, row_count: int) -> Sequence[PeekedRow]:
+    """Return consecutive rows from the index `begin_row` on.
+
+    Raises:
+        TypeError: A number is not an integer.
+        Error: The server refused the request.
+    """
+    request = dataset_service_pb2.PeekRowsRequest(
+        dataset_id=dataset_id, begin_row=operator.index(begin_row), row_count=operator.index(row_count)
+    )
+    response = await connection.unary(DatasetServiceStub(connection.channel).PeekRows, request)
+    return [_peeked(message) for message in response.rows]
+
+
+def _peeked(message: dataset_service_pb2.PeekedRow) -> PeekedRow:
+    columns: Mapping[str, Any] = plain_value(message.columns)
+    feature = feature_from_proto(message.feature) if message.HasField('feature') else {}
+    return PeekedRow(index=message.index, row={**columns, **feature}, problem=message.problem)
