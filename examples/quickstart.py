@@ -28,7 +28,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from examples.cookbook.recipe import TRACKED, trackers
-from twinkle.data_format import LoraConfig
+from twinkle.data_format import LoraConfig, SampledSequence, StopReason, VersionSpan
 from twinkle.telemetry import read_spans
 from twinkle.tracking import Tracker, open_tracker
 from twinkle_client import TwinkleClient, init_twinkle_client
@@ -37,7 +37,8 @@ from twinkle_client.cli.waterfall import waterfall
 from twinkle_client.dataloader import DataLoader
 from twinkle_client.dataset import Dataset, DatasetMeta
 from twinkle_client.model import MultiLoraTransformersModel
-from twinkle_client.sampler import Sampler
+from twinkle_client.rollouts import EVALUATION
+from twinkle_client.sampler import SampleDelta, Sampler
 from twinkle_client.stack import DEFAULT_MODEL, StackError, StackOptions, StackState, start_stack, stop_stack
 from twinkle_client.tracing import tracing_to
 
@@ -66,6 +67,7 @@ class Facts:
     sampled_tokens_per_second: float = 0.0
     version: int = 0
     checkpoint_path: str = ''
+    run_id: str = ''
     folder: str = ''
     peft_answer: str = ''
     dtypes: list[str] = field(default_factory=list[str])
@@ -107,7 +109,7 @@ def main() -> None:
             if options.facts:
                 options.facts.write_text(json.dumps(asdict(facts), indent=2))
             if options.stay:
-                _show_console(stack)
+                _show_console(stack, facts.run_id)
     except KeyboardInterrupt:
         console.print('[yellow]interrupted[/yellow]')
         raise SystemExit(130) from None
@@ -153,11 +155,15 @@ def _teach(
 ) -> None:
     sampler = Sampler(model_id, client=client)
     console.rule('2. Before')
-    facts.before = _ask(sampler, facts)
+    before = _ask(sampler, facts)
+    facts.before = [answer.decoded for answer in before]
     console.rule('3. Training')
     model = MultiLoraTransformersModel(model_id, client=client)
     config = LoraConfig(r=8, lora_alpha=16, target_modules='all-linear', seed=1)
-    run_id = model.add_adapter_to_model('quickstart', config, user_metadata={'name': 'quick start'})
+    facts.run_id = model.add_adapter_to_model('quickstart', config, user_metadata={'name': 'quick start'})
+    # The console shows the answers of the first and the last step side by side.
+    groups = [EVALUATION] * len(QUESTIONS)
+    model.rollouts().log(before, step=0, groups=groups)
     model.set_optimizer('AdamW', lr=2e-3)
     model.set_lr_scheduler('CosineWarmupScheduler', num_warmup_steps=2, num_training_steps=steps + 2)
     loader = DataLoader(_dataset(client, model_id), batch_size=BATCH_SIZE, shuffle=True, seed=0, epochs=0)
@@ -167,10 +173,12 @@ def _teach(
     facts.stored_losses = model.metrics().get(['loss'])['loss'].point_count
     _trace_last_step(model, loader, sampler, facts)
     console.rule('4. After')
-    facts.after = _ask(sampler, facts, version=facts.version)
+    after = _ask(sampler, facts, version=facts.version)
+    facts.after = [answer.decoded for answer in after]
+    model.rollouts().log(after, step=steps, groups=groups)
     facts.checkpoint_path = model.save('final', overwrite=True)
-    facts.folder = str(client.download_checkpoint(facts.checkpoint_path, folder / run_id))
-    console.print(f'run {run_id}, version {facts.version}, loss {facts.first_loss:.2f} -> {facts.last_loss:.3f}')
+    facts.folder = str(client.download_checkpoint(facts.checkpoint_path, folder / facts.run_id))
+    console.print(f'run {facts.run_id}, version {facts.version}, loss {facts.first_loss:.2f} -> {facts.last_loss:.3f}')
     console.print(f'trained {facts.trained_tokens_per_second:.0f} tokens/s')
     console.print(f'sampled {facts.sampled_tokens_per_second:.0f} tokens/s')
     console.print(f'peft folder: {facts.folder}', soft_wrap=True, highlight=False)
@@ -227,8 +235,8 @@ def _trace_last_step(model: MultiLoraTransformersModel, loader: DataLoader, samp
         sampler.sample(_chat(QUESTIONS[0]), params, 'quickstart', version=facts.version, wait=wait)
 
 
-def _ask(sampler: Sampler, facts: Facts, *, version: int | None = None) -> list[str]:
-    """Ask all questions at once, show the answers as they arrive, and return them.
+def _ask(sampler: Sampler, facts: Facts, *, version: int | None = None) -> list[SampledSequence]:
+    """Ask all questions at once, show the answers as they arrive, and return them with their tokens.
 
     With a version, the table also shows the base model's answers.
     """
@@ -236,23 +244,38 @@ def _ask(sampler: Sampler, facts: Facts, *, version: int | None = None) -> list[
     target: dict[str, Any] = {} if version is None else {'adapter_name': 'quickstart', 'version': version}
     begin = time.monotonic()
 
-    async def follow(index: int, live: Live) -> int:
-        count = 0
+    async def follow(index: int, live: Live) -> SampledSequence:
+        deltas: list[SampleDelta] = []
         params = {'max_tokens': 32, 'temperature': 0.0}
         async for delta in sampler.sample_stream.aio(_chat(QUESTIONS[index]), params, **target):
+            deltas.append(delta)
             answers[index] += delta.text
-            count += len(delta.tokens)
             live.update(_answer_table(answers, facts, version))
-        return count
+        return _sequence(QUESTIONS[index], deltas)
 
-    async def follow_all(live: Live) -> int:
-        return sum(await asyncio.gather(*(follow(index, live) for index in range(len(QUESTIONS)))))
+    async def follow_all(live: Live) -> list[SampledSequence]:
+        return await asyncio.gather(*(follow(index, live) for index in range(len(QUESTIONS))))
 
     with Live(_answer_table(answers, facts, version), console=console, refresh_per_second=8, transient=True) as live:
-        tokens = asyncio.run(follow_all(live))
+        sequences = asyncio.run(follow_all(live))
     console.print(_answer_table(answers, facts, version))
-    facts.sampled_tokens_per_second = tokens / (time.monotonic() - begin)
-    return answers
+    facts.sampled_tokens_per_second = sum(len(each.tokens) for each in sequences) / (time.monotonic() - begin)
+    return sequences
+
+
+def _sequence(question: str, deltas: Sequence[SampleDelta]) -> SampledSequence:
+    """Return the parts of a streamed answer as one completion of the question."""
+    tokens = [token for delta in deltas for token in delta.tokens]
+    text = ''.join(delta.text for delta in deltas)
+    version = max(delta.version or 0 for delta in deltas)
+    return SampledSequence(
+        stop_reason=deltas[-1].stop_reason or StopReason.ERROR,
+        tokens=tokens,
+        logprobs=[logprobs for delta in deltas for logprobs in delta.logprobs],
+        decoded=text,
+        version_spans=[VersionSpan(version=version, begin_token=0, end_token=len(tokens))],
+        new_input_feature={'messages': [*_chat(question)['messages'], {'role': 'assistant', 'content': text}]},
+    )
 
 
 def _answer_table(answers: list[str], facts: Facts, version: int | None) -> Table:
@@ -298,12 +321,12 @@ def _show_peft(model: str, facts: Facts) -> None:
     console.print(f'{QUESTIONS[0]}  [green]{escape(facts.peft_answer)}[/green]')
 
 
-def _show_console(stack: StackState) -> None:
-    """Print a link to the console, and wait for Ctrl-C."""
+def _show_console(stack: StackState, run_id: str) -> None:
+    """Print a link to the run in the console, and wait for Ctrl-C."""
     with suppress(KeyboardInterrupt):
         console.rule('7. The run in your browser')
-        print_console_link(stack)
-        console.print('See "Runs" for the curves, "Traces" for this trace, and "Playground". Press Ctrl-C to stop.')
+        print_console_link(stack, page=f'runs/{run_id}')
+        console.print('It has the curves, the answers before and after, and the traces. Press Ctrl-C to stop.')
         signal.pause()
 
 

@@ -11,6 +11,8 @@ import httpx
 import pytest
 
 from fixtures.source_tree import ROOT
+from twinkle_client import TwinkleClient
+from twinkle_client.rollouts import EVALUATION, RunRollouts
 from twinkle_client.stack import StackState
 
 pytestmark = pytest.mark.timeout(900)
@@ -18,7 +20,7 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.fixture(scope='module')
 def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Measurements that one run wrote, and `session`: the response to a login by its link to the console."""
+    """Measurements that one run wrote, and facts of the running services: `session`, `link` and `rollouts`."""
     folder = tmp_path_factory.mktemp('quickstart')
     options = ['--stay', '--state-dir', str(folder / 'state'), '--facts', str(folder / 'facts.json')]
     command = [sys.executable, '-m', 'examples.quickstart', *options]
@@ -32,24 +34,48 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             output.append(line)
             if line.startswith('Console: '):
                 break
-        session = _log_in(output[-1].removeprefix('Console: ').strip()) if process.poll() is None else None
+        link = output[-1].removeprefix('Console: ').strip()
+        shown = _shown(link, folder) if process.poll() is None else {}
         process.send_signal(signal.SIGINT)
         output += process.stdout
     assert process.returncode == 0, ''.join(output) + (folder / 'errors').read_text()
     assert StackState.load(folder / 'state') is None
-    return {**json.loads((folder / 'facts.json').read_text()), 'session': session}
+    return {**json.loads((folder / 'facts.json').read_text()), **shown}
 
 
-def _log_in(url: str) -> Any:
-    """Log in to the console by a one-time link, as its page does, and return the response."""
-    address, _, link = url.partition('/console/#/login/')
-    response = httpx.post(f'{address}/console/api/login', json={'link': link})
-    return response.raise_for_status().json()
+def _shown(link: str, folder: Path) -> dict[str, Any]:
+    """Return the session of the printed link, the page that it opens, and the stored answers of the run."""
+    address, _, secret_and_page = link.partition('/console/#/login/')
+    secret, _, page = secret_and_page.partition('/')
+    response = httpx.post(f'{address}/console/api/login', json={'link': secret})
+    state = StackState.load(folder / 'state')
+    assert state is not None
+    with TwinkleClient(state.address, state.read_api_key()) as client:
+        stored = RunRollouts(page.removeprefix('runs/'), client=client)
+        groups = stored.list(group_id=EVALUATION)
+        rollouts = {group.step: [stored.get(item.rollout_id) for item in group.rollouts] for group in groups}
+    return {'session': response.raise_for_status().json(), 'page': page, 'rollouts': rollouts}
 
 
-def test_link_opens_the_console(facts: dict[str, Any]) -> None:
-    """The link that the quick start prints logs a browser in with the key of the stack."""
+def test_link_opens_the_run_in_the_console(facts: dict[str, Any]) -> None:
+    """The link that the quick start prints logs a browser in with the key of the stack, and names the run."""
     assert {'train', 'sample'} <= set(facts['session']['scopes'])
+    assert facts['page'] == f'runs/{facts["run_id"]}'
+
+
+def test_answers_are_stored_with_tokens(facts: dict[str, Any]) -> None:
+    """The answers before and after training are rollouts with tokens, log-probabilities and versions."""
+    before, after = facts['rollouts'][0], facts['rollouts'][18]
+    for rollouts, answers, version in ((before, facts['before'], 0), (after, facts['after'], facts['version'])):
+        assert [rollout.completion_text for rollout in rollouts] == answers
+        for rollout in rollouts:
+            assert len(rollout.token_ids) == len(rollout.logprobs) > 0
+            assert (rollout.logprobs <= 0).all()
+            assert [(span.version, span.end_token) for span in rollout.version_spans] == [
+                (version, len(rollout.token_ids))
+            ]
+    questions = [[rollout.prompt_chat['messages'] for rollout in rollouts] for rollouts in (before, after)]
+    assert questions[0] == questions[1]
 
 
 def test_model_learns_its_name(facts: dict[str, Any]) -> None:

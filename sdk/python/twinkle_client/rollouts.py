@@ -20,6 +20,9 @@ from twinkle_client.convert.rollouts import rollouts_with_groups, set_advantages
 from twinkle_client.metrics import step_to_proto
 from twinkle_client.rpc import LoopThread, remote_method
 
+EVALUATION = 'evaluation'
+"""Id of the group with answers to fixed questions. The console shows those of a run's first and last step side by side.
+"""
 _REQUEST_BYTES, _ROLLOUTS_PER_REQUEST = 8 << 20, 1024
 _PAGE_SIZE = 200
 

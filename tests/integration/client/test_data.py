@@ -203,6 +203,16 @@ async def test_added_datasets_are_processed_separately_and_mixed(gateway: FakeGa
         await Dataset(client=client).mix_dataset.aio()
 
 
+async def test_rows_are_shown_with_tokens_and_problems(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """Rows have their columns and arrays of tokens, and a row that a step refuses has the server's problem."""
+    shown, bad = await LazyDataset('org/name', client=client).peek.aio(4, row_count=2)
+    (request,) = gateway.calls['PeekRows']
+    assert (request.dataset_id, request.begin_row, request.row_count) == ('ds-1', 4, 2)
+    assert (shown.index, shown.row['text'], shown.row['level']) == (4, 'two words', 1)
+    assert [shown.row[name].tolist() for name in ('input_ids', 'labels')] == [[5, 6], [6, -100]]
+    assert (bad.index, dict(bad.row), bad.problem) == (5, {}, 'rows[1]: has 9 tokens')
+
+
 async def test_rows_are_saved_locally_despite_an_interruption(
     gateway: FakeGateway, client: TwinkleClient, tmp_path: Path
 ) -> None:

@@ -222,6 +222,7 @@ async def test_many_rollouts_are_sent_in_several_requests(rollouts: RunRollouts)
     large = replace(single, decoded='a' * (3 << 20))
     await rollouts.log.aio([large] * 7, step=1, groups=7)
     (group,) = await rollouts.list.aio(begin_step=1, end_step=2, group_id='0000')
+    assert [item.step for item in await rollouts.list.aio(limit=701, is_ascending=True)] == [0] * 700 + [1]
     assert [item.index for item in group.rollouts] == list(range(7))
     noise = np.random.default_rng(0).integers(0, 1 << 30, 1 << 18).tolist()
     with pytest.raises(QuotaError, match='rollout_bytes_per_run'):

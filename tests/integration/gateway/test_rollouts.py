@@ -143,7 +143,9 @@ async def test_lists_are_paged_and_filtered(gateway: RunningGateway, upstream: U
     assert [(group.step, group.group_id) for group in second.groups] == [(1, 'b')]
     assert not second.next_page_token
     assert [group.step for group in (await listed(gateway, group_id='b')).groups] == [3, 2, 1, 0]
-    for changed in ({'begin_step': 0}, {'group_id': 'a'}, {'end_step': 4}, {'page_token': 'x'}):
+    oldest = await listed(gateway, **{**filters, 'is_ascending': True})
+    assert [(group.step, group.group_id) for group in oldest.groups] == [(1, 'a'), (1, 'b'), (2, 'a')]
+    for changed in ({'begin_step': 0}, {'group_id': 'a'}, {'end_step': 4}, {'is_ascending': True}, {'page_token': 'x'}):
         failure = await failure_of(listed(gateway, **{**filters, 'page_token': first.next_page_token, **changed}))
         assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, 'INVALID_PAGE_TOKEN')
 

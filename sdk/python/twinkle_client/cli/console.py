@@ -34,12 +34,18 @@ def console(
         fail('no browser could be opened; open the link in a browser of your choice')
 
 
-def print_console_link(state: StackState) -> None:
-    """Print a one-time link to the console of a local stack; print nothing if the stack has no console."""
+def print_console_link(state: StackState, *, page: str = '') -> None:
+    """Print a one-time link to the console of a local stack; print nothing if the stack has no console.
+
+    Args:
+        state: The running stack.
+        page: Address of the page to show after the login, such as `runs/RUN`. Empty: the first page.
+    """
     if not state.http_url:
         return
     try:
         url = create_console_link(Endpoint(state.http_url, state.read_api_key(), state.ca))
     except (ConsoleUnavailable, ValueError):
         return
-    terminal.print(f'Console: {url}', markup=False, highlight=False, soft_wrap=True)
+    target = f'{url}/{page}' if page else url
+    terminal.print(f'Console: {target}', markup=False, highlight=False, soft_wrap=True)
