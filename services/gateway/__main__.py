@@ -105,7 +105,7 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         routes = [
             *open_openai(config, chat, catalogue.runs, weights, clock=clock),
             *open_tinker(config, database, sessions=sessions, service=service, upstreams=upstreams, samplers=samplers),
-            *open_console(config, server, accounts.verifier, stack, clock=clock),
+            *open_console(config, server, accounts.verifier, stack, checkpoints=catalogue.client, clock=clock),
             *open_tinker_catalogue(database, catalogue, accounts, sessions, upstreams=upstreams, clock=clock),
         ]
         http = open_http(config, authenticator=KeyAuthenticator(accounts.verifier), routes=routes)

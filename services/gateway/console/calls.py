@@ -74,15 +74,10 @@ class WebCalls:
             CredentialsMissing, CredentialsInvalid: there is no valid key.
             InvalidField: the request may come from a page of another site, or is not gRPC-Web.
         """
-        key = await self._sessions.verify(self._sessions.credential_of(call.headers))
+        caller = await self._sessions.caller_of(call.headers)
         check_origin(call.headers)
         check_web_call(call.headers)
-        return Caller(
-            tenant_id=key.tenant_id,
-            key_id=key.key_id,
-            project_id=key.project_id,
-            scopes=frozenset(scope.value for scope in key.scopes),
-        )
+        return caller
 
     async def serve(self, call: HttpCall) -> Response:
         """Return the response of a call, which starts once the response is written.

@@ -9,8 +9,10 @@ from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
 
+from services.gateway.catalogue.grpc import GrpcCheckpoints
 from services.gateway.config import GatewayConfig
 from services.gateway.console.calls import WebCalls
+from services.gateway.console.downloads import CheckpointDownloads
 from services.gateway.console.files import AppFiles
 from services.gateway.console.routes import ConsoleErrors, ConsoleRoutes
 from services.gateway.console.sessions import BrowserSessions, LoginLinks
@@ -34,7 +36,13 @@ _MAX_FOLDER_BYTES = 60
 
 
 def open_console(
-    config: GatewayConfig, server: RpcServer, verifier: KeyVerifier, stack: AsyncExitStack, *, clock: Clock
+    config: GatewayConfig,
+    server: RpcServer,
+    verifier: KeyVerifier,
+    stack: AsyncExitStack,
+    *,
+    checkpoints: GrpcCheckpoints,
+    clock: Clock,
 ) -> list[Route]:
     """Return the routes of the console, which call `server` through a private socket; none if the console is disabled.
 
@@ -43,6 +51,7 @@ def open_console(
         server: The gateway's gRPC server, not started.
         verifier: Verifier of API keys.
         stack: Closes the channel and removes the socket.
+        checkpoints: Client of the checkpoint service.
         clock: Clock of the gateway.
     """
     if not (config.console and config.http_listen):
@@ -54,7 +63,8 @@ def open_console(
     sessions = BrowserSessions(verifier, PepperedSealer(pepper_of(config)), clock=clock)
     calls = WebCalls(channel, server.methods, sessions, body_bytes=config.http_body_bytes, errors=ConsoleErrors())
     files = AppFiles(config.console_files or STATIC)
-    return ConsoleRoutes(files, sessions, LoginLinks(clock=clock), calls).routes()
+    downloads = CheckpointDownloads(checkpoints, sessions)
+    return ConsoleRoutes(files, sessions, LoginLinks(clock=clock), calls=calls, downloads=downloads).routes()
 
 
 def _private_folder() -> Path:

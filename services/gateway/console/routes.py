@@ -1,4 +1,4 @@
-"""Routes of the console: the app's files, login and logout, one-time links, and gRPC-Web."""
+"""Routes of the console: the app's files, login and logout, one-time links, gRPC-Web, and downloads."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -9,6 +9,7 @@ import structlog
 from pydantic import Field
 
 from services.gateway.console.calls import WebCalls
+from services.gateway.console.downloads import CheckpointDownloads
 from services.gateway.console.files import INDEX, AppFiles
 from services.gateway.console.rules import MAX_SECRET_LENGTH, check_origin, set_cookie, uses_tls
 from services.gateway.console.sessions import BrowserSession, BrowserSessions, LoginLinks
@@ -24,6 +25,8 @@ from services.kit.rpc.context import current_caller
 API = '/console/api/'
 ANY_KEY = '/twinkle.api.server.v1.ServerService/GetServerInfo'
 """RPC method that every key may call."""
+DOWNLOAD = '/twinkle.api.checkpoint.v1.CheckpointService/DownloadCheckpoint'
+"""RPC method with the access rules of downloads."""
 _BODY_BYTES = 1 << 12
 _PACE = Pace(seconds=10.0)
 """Time limit for the body of a login, which callers without credentials can send."""
@@ -69,16 +72,25 @@ class EmptyResponse:
 
 
 class ConsoleRoutes:
-    """Routes of the app, of sessions and of gRPC-Web.
+    """Routes of the app, of sessions, of gRPC-Web and of downloads.
 
     The files, login and logout are open: they are served without credentials, within the limits of open calls.
     """
 
-    def __init__(self, files: AppFiles, sessions: BrowserSessions, links: LoginLinks, calls: WebCalls) -> None:
+    def __init__(
+        self,
+        files: AppFiles,
+        sessions: BrowserSessions,
+        links: LoginLinks,
+        *,
+        calls: WebCalls,
+        downloads: CheckpointDownloads,
+    ) -> None:
         self._files = files
         self._sessions = sessions
         self._links = links
         self._calls = calls
+        self._downloads = downloads
 
     def routes(self) -> list[Route]:
         errors = ConsoleErrors()
@@ -100,9 +112,19 @@ class ConsoleRoutes:
             serve=self._create_link,
             errors=errors,
         )
+        download = Route(
+            path=f'{API}checkpoints/{{run_id}}/{{name}}',
+            http_method='GET',
+            name='console.download',
+            method=DOWNLOAD,
+            serve=self._downloads.serve,
+            errors=errors,
+            identify=self._downloads.identify,
+        )
         return [
             rpc,
             links,
+            download,
             _open_route('POST', f'{API}login', 'login', self._log_in),
             _open_route('POST', f'{API}logout', 'logout', self._log_out),
             _open_route('GET', f'{API}session', 'session', self._show_session),

@@ -17,6 +17,7 @@ from services.gateway.console.rules import MAX_SECRET_LENGTH, Credential, cookie
 from services.gateway.keys.authenticator import KeyVerifier
 from services.gateway.keys.pepper import PepperedSealer
 from services.gateway.keys.rules import ApiKey
+from services.kit.caller import Caller
 from services.kit.clock import Clock
 from services.kit.errors import CredentialsInvalid, CredentialsMissing
 from services.kit.rpc.auth import bearer_token
@@ -87,6 +88,21 @@ class BrowserSessions:
         if 'authorization' in headers:
             return Credential(secret=bearer_token(headers))
         return self._from_cookie(headers)
+
+    async def caller_of(self, headers: Mapping[str, str]) -> Caller:
+        """Return the caller of a request's key.
+
+        Raises:
+            CredentialsMissing: the request has no key.
+            CredentialsInvalid: the key is not valid, or the session has ended.
+        """
+        key = await self.verify(self.credential_of(headers))
+        return Caller(
+            tenant_id=key.tenant_id,
+            key_id=key.key_id,
+            project_id=key.project_id,
+            scopes=frozenset(scope.value for scope in key.scopes),
+        )
 
     async def verify(self, credential: Credential) -> ApiKey:
         """Return the valid key of a credential.
