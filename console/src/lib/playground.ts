@@ -23,6 +23,13 @@ export interface Settings {
 }
 
 const TOP_TOKENS = 5;
+const TEMPERATURE = 0.7;
+
+/** The temperature in an address. The default, if it is absent or invalid. */
+export function temperatureOf(text: string | null): number {
+  const value = text ? Number(text) : NaN;
+  return value >= 0 && value <= 10 ? value : TEMPERATURE;
+}
 
 const message = (role: Role, text: string) => ({ role, parts: [{ part: { case: 'text' as const, value: text } }] });
 

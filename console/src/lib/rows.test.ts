@@ -1,17 +1,28 @@
+import { create, type MessageInitShape } from '@bufbuild/protobuf';
 import { expect, test } from 'vitest';
-import { encodedRow, firstLines } from './rows';
+import { PeekedRowSchema } from '../gen/twinkle/api/data/v1/dataset_service_pb';
+import { rowOf } from './rows';
+import { int32Tensor } from './tensors';
 
-test('a line counts only when it is complete', () => {
-  expect(firstLines('{"a":1}\n{"a":2}\n{"a"', 5, false)).toEqual(['{"a":1}', '{"a":2}']);
-  expect(firstLines('{"a":1}\n{"a":2}', 5, true)).toHaveLength(2);
-  expect(firstLines('{"a":1}\n{"a":2}\n', 1, true)).toHaveLength(1);
-});
+const row = (init: MessageInitShape<typeof PeekedRowSchema>) => rowOf(create(PeekedRowSchema, init));
 
 test('a token is trained if the label of its predecessor is set', () => {
-  const row = { input_ids: [5, 6, 7], labels: [-100, 7, -100] };
-  expect(encodedRow(row)).toEqual({ ids: [5, 6, 7], isTrained: [false, false, true] });
+  const feature = { inputIds: int32Tensor([5, 6, 7]), labels: int32Tensor([-100, 7, -100]) };
+  expect(row({ index: 3n, feature })).toMatchObject({
+    index: 3,
+    encoded: { ids: [5, 6, 7], isTrained: [false, false, true] },
+  });
+});
+
+test('tokens without labels are not trained', () => {
+  expect(row({ feature: { inputIds: int32Tensor([5, 6]) } }).encoded?.isTrained).toEqual([false, false]);
 });
 
 test('a row without tokens is not encoded', () => {
-  expect(encodedRow({ messages: [] })).toBeUndefined();
+  expect(row({ columns: { text: 'a' } })).toEqual({
+    index: 0,
+    columns: { text: 'a' },
+    encoded: undefined,
+    problem: '',
+  });
 });

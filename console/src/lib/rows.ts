@@ -1,18 +1,6 @@
-// Rows of a dataset, exported as JSON lines.
-
-export type Row = Record<string, unknown>;
-
-/** Complete lines at the start of a text, at most `count`. `isEnd` tells whether the text ends with its last line. */
-export function firstLines(text: string, count: number, isEnd: boolean): string[] {
-  const lines = text.split('\n');
-  const complete = isEnd ? lines : lines.slice(0, -1);
-  return complete.filter((line) => line.trim()).slice(0, count);
-}
-
-const IGNORED_LABEL = -100;
-
-const numbers = (value: unknown): number[] | undefined =>
-  Array.isArray(value) && value.every((item) => typeof item === 'number') ? (value as number[]) : undefined;
+// Rows of a dataset, as the data service shows them.
+import type { PeekedRow } from '../gen/twinkle/api/data/v1/dataset_service_pb';
+import { elements } from './tensors';
 
 export interface EncodedRow {
   ids: number[];
@@ -20,14 +8,27 @@ export interface EncodedRow {
   isTrained: boolean[];
 }
 
-/** The tokens of an encoded row. `undefined` if the row is not encoded. */
-export function encodedRow(row: Row): EncodedRow | undefined {
-  const ids = numbers(row['input_ids']);
-  if (!ids) {
-    return undefined;
-  }
+export interface Row {
+  index: number;
+  /** Columns without the tokens. */
+  columns: Record<string, unknown>;
+  /** Undefined if the dataset is not encoded. */
+  encoded: EncodedRow | undefined;
+  /** Why the row cannot be shown. Empty if it can. */
+  problem: string;
+}
+
+const IGNORED_LABEL = -100;
+
+export function rowOf({ index, columns, feature, problem }: PeekedRow): Row {
+  const ids = elements(feature?.inputIds);
   // Labels are shifted: the label at a position is the token that follows it.
-  const labels = numbers(row['labels']) ?? [];
-  const isTrained = ids.map((_, index) => index > 0 && (labels[index - 1] ?? IGNORED_LABEL) !== IGNORED_LABEL);
-  return { ids, isTrained };
+  const labels = elements(feature?.labels);
+  const isTrained = ids.map((_, place) => place > 0 && (labels[place - 1] ?? IGNORED_LABEL) !== IGNORED_LABEL);
+  return {
+    index: Number(index),
+    columns: columns ?? {},
+    encoded: feature && { ids, isTrained },
+    problem,
+  };
 }

@@ -5,6 +5,7 @@ import { CheckpointService } from '../gen/twinkle/api/checkpoint/v1/checkpoint_s
 import { VersionService } from '../gen/twinkle/api/checkpoint/v1/version_service_pb';
 import { DatasetService } from '../gen/twinkle/api/data/v1/dataset_service_pb';
 import { CatalogueService } from '../gen/twinkle/api/gateway/v1/catalogue_service_pb';
+import { ExportService } from '../gen/twinkle/api/gateway/v1/export_service_pb';
 import { FleetService } from '../gen/twinkle/api/gateway/v1/fleet_service_pb';
 import { KeyService } from '../gen/twinkle/api/gateway/v1/key_service_pb';
 import { MetricService } from '../gen/twinkle/api/gateway/v1/metric_service_pb';
@@ -34,6 +35,7 @@ export const adapters = createClient(AdapterService, transport);
 export const catalogue = createClient(CatalogueService, transport);
 export const checkpoints = createClient(CheckpointService, transport);
 export const datasets = createClient(DatasetService, transport);
+export const exports = createClient(ExportService, transport);
 export const fleet = createClient(FleetService, transport);
 export const keys = createClient(KeyService, transport);
 export const metrics = createClient(MetricService, transport);

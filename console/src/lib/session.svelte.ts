@@ -68,3 +68,6 @@ export function expire(): void {
 }
 
 export const hasScope = (scope: string): boolean => session.current?.scopes.includes(scope) ?? false;
+
+/** The scope, if the key lacks it. Empty otherwise. */
+export const missingScope = (scope: string): string => (hasScope(scope) ? '' : scope);
