@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fixtures.tinker_sdk import running_stack, tracebacks
+from fixtures.exporting_stack import exporting_stack
+from fixtures.tinker_sdk import tracebacks
 from fixtures.tiny_model import build_tiny_model
 from twinkle_client import TwinkleClient
 from twinkle_client.administration import KeyAdministration
@@ -25,7 +26,7 @@ def tiny_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv('TWINKLE_MODEL_ID_ALIASES', f'{TINY_MODEL}={model}')
         folder = tmp_path_factory.mktemp('stack')
-        with running_stack(folder, TINY_MODEL) as state:
+        with exporting_stack(folder, TINY_MODEL) as state:
             yield state
         assert tracebacks(folder) == []
 

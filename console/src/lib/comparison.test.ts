@@ -2,7 +2,16 @@ import { create, type MessageInitShape } from '@bufbuild/protobuf';
 import { describe, expect, test } from 'vitest';
 import { Role } from '../gen/twinkle/api/data/v1/message_pb';
 import { RolloutGroupSummarySchema, RolloutSchema } from '../gen/twinkle/api/gateway/v1/rollout_service_pb';
-import { answerOf, comparisonOf, EVALUATION, playgroundValues, questionOf, versionsOf } from './comparison';
+import {
+  answerOf,
+  comparisonOf,
+  EVALUATION,
+  isSamePrompt,
+  playgroundValues,
+  questionOf,
+  versionsOf,
+} from './comparison';
+import { int32Tensor } from './tensors';
 
 const group = (step: number, groupId: string, prompts: string[]) =>
   create(RolloutGroupSummarySchema, {
@@ -50,6 +59,17 @@ describe('a comparison', () => {
     expect(comparisonOf([early], [late]).key).toBe(comparisonOf([early], [late]).key);
     expect(comparisonOf([early], [changed]).key).not.toBe(comparisonOf([early], [late]).key);
   });
+});
+
+test('prompts are compared in the first form that both rollouts have', () => {
+  const tokens = (...ids: number[]) => ({ promptTokenIds: int32Tensor(ids) });
+  const asked = (text: string, others = {}) =>
+    rollout({ promptChat: { messages: [message(Role.USER, text)] }, ...others });
+  expect(isSamePrompt(asked('q', tokens(1)), asked('q'))).toBe(true);
+  expect(isSamePrompt(asked('q', tokens(1)), asked('r', tokens(1)))).toBe(false);
+  expect(isSamePrompt(asked('q', tokens(1)), rollout(tokens(1)))).toBe(true);
+  expect(isSamePrompt(rollout({ promptText: 'a' }), rollout({ promptText: 'b' }))).toBe(false);
+  expect(isSamePrompt(rollout({}), rollout({}))).toBe(false);
 });
 
 test('questions and answers are texts of chats, or the stored texts', () => {

@@ -3,6 +3,7 @@ import { Role } from '../gen/twinkle/api/data/v1/message_pb';
 import type { Rollout, RolloutGroupSummary, RolloutSummary } from '../gen/twinkle/api/gateway/v1/rollout_service_pb';
 import { turnOf } from './chats';
 import type { Values } from './hash';
+import { plain } from './json';
 import { versionName } from './rollouts';
 
 /** Id of the groups with answers to fixed questions. If a run has some, only these are compared. */
@@ -64,6 +65,17 @@ export function comparisonOf(oldest: RolloutGroupSummary[], newest: RolloutGroup
     pairs,
     key: [early[0].step, late[0].step, ...times].join(' '),
   };
+}
+
+/** Whether two rollouts have the same prompt, in the first form that both have: a chat, a text or tokens. */
+export function isSamePrompt(first: Rollout, last: Rollout): boolean {
+  const forms = [first, last].map(({ promptChat, promptText, promptTokenIds }) => [
+    promptChat && JSON.stringify(plain(promptChat)),
+    promptText,
+    promptTokenIds && JSON.stringify(plain(promptTokenIds)),
+  ]);
+  const place = forms[0]?.findIndex((form, index) => form && forms[1]?.[index]) ?? -1;
+  return place >= 0 && forms[0]?.[place] === forms[1]?.[place];
 }
 
 /** The text of a completion. Empty if only its tokens are stored. */

@@ -1,7 +1,6 @@
 // Reading of the rollouts that a run's first and last step have in common.
 import type { Rollout } from '../gen/twinkle/api/gateway/v1/rollout_service_pb';
-import { type Comparison, comparisonOf, EVALUATION, type Pair } from './comparison';
-import { hasSamePrompt } from './rollouts';
+import { type Comparison, comparisonOf, EVALUATION, isSamePrompt, type Pair } from './comparison';
 import { rollouts } from './rpc';
 
 const MAX_GROUPS = 50;
@@ -31,7 +30,7 @@ export async function readPairs(runId: string, pairs: Pair[], signal: AbortSigna
   const found = await Promise.all(
     pairs.map(async (pair) => {
       const [first, last] = await Promise.all([read(pair.before.rolloutId), read(pair.after.rolloutId)]);
-      return first && last && hasSamePrompt([first, last]) ? [{ ...pair, first, last }] : [];
+      return first && last && isSamePrompt(first, last) ? [{ ...pair, first, last }] : [];
     }),
   );
   return found.flat();

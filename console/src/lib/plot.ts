@@ -1,7 +1,8 @@
 // Options of uPlot: colours of the theme, axes, and the selection of a range.
-import type uPlot from 'uplot';
+import uPlot from 'uplot';
 import { decimal } from './format';
 import { colour } from './theme.svelte';
+import { widened } from './yrange';
 
 /** Range of steps that is shown. `null` shows all. */
 export type Range = { min: number; max: number } | null;
@@ -43,7 +44,7 @@ export function plotOptions(settings: PlotSettings): uPlot.Options {
     height: settings.height,
     padding: [8, 8, 0, 0],
     legend: { show: false },
-    scales: { x: { time: false }, y: { distr: settings.isLog ? 3 : 1 } },
+    scales: { x: { time: false }, y: settings.isLog ? { distr: 3 } : { distr: 1, range: valueRange } },
     axes: [
       { ...axis, size: 28, incrs: INTEGER_STEPS, values: (_plot, ticks) => ticks.map(shortNumber) },
       {
@@ -61,6 +62,10 @@ export function plotOptions(settings: PlotSettings): uPlot.Options {
     },
   };
 }
+
+/** The range of the values with a margin. Its ends are null without values. */
+const valueRange = (_plot: uPlot, min: number | null, max: number | null): uPlot.Range.MinMax =>
+  min === null || max === null ? [null, null] : uPlot.rangeNum(...widened(min, max), 0.1, true);
 
 const INTEGER_STEPS = Array.from({ length: 15 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat();
 

@@ -9,7 +9,7 @@ from playwright.async_api import Browser
 
 from fixtures.console_browser import ConsolePage, chromium, console_page
 from fixtures.console_data import ConsoleData, make_console_data
-from fixtures.tinker_sdk import running_stack
+from fixtures.exporting_stack import exporting_stack
 from twinkle_client import TwinkleClient
 from twinkle_client.administration import KeyAdministration
 from twinkle_client.stack import StackState
@@ -23,7 +23,7 @@ def console_stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     if model is None:
         yield request.getfixturevalue('tiny_stack')
         return
-    with running_stack(tmp_path_factory.mktemp('console'), model) as state:
+    with exporting_stack(tmp_path_factory.mktemp('console'), model) as state:
         yield state
 
 

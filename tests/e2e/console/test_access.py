@@ -6,7 +6,7 @@ import pytest
 from playwright.async_api import APIResponse, Browser, Request
 
 from fixtures.console_browser import ConsolePage, console_page
-from fixtures.console_data import SECRET_TEXT, ConsoleData
+from fixtures.console_data import SECRET_FOLDER, SECRET_TEXT, ConsoleData
 from twinkle_client.stack import StackState
 
 pytestmark = [pytest.mark.asyncio(loop_scope='module'), pytest.mark.timeout(300)]
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope='module'), pytest.mark.timeout(300)
 TENANT_PAGES = {
     '#/overview': 'in 24 hours',
     '#/runs': 'sft-high-rate',
-    '#/runs/{trained_run}': 'reward/mean',
+    '#/runs/{trained_run}': 'Ask again',
     '#/runs/{rollout_run}/rollouts': 'Mean of letters',
     '#/runs/{trained_run}/operations': 'Queue and device time',
     '#/runs/{trained_run}/versions': 'with optimizer',
@@ -22,6 +22,7 @@ TENANT_PAGES = {
     '#/playground': 'Sample',
     '#/data': 'input_ids',
     '#/data/{dataset_id}': 'tokens, ',
+    '#/data/{lazy_dataset}': 'cannot be read',
     '#/traces': 'Save',
     '#/traces/{shared_trace}': 'shared with',
     '#/usage': 'Usage by run',
@@ -74,7 +75,8 @@ async def test_other_tenants_are_absent(
     """No page of a tenant contains another tenant's ids or names, in its text or in its JSON."""
     await page.log_in(make_key(console_data.tenant_id, 'train', 'sample', 'data'))
     others = [console_data.other_run, console_data.other_dataset, console_data.other_tenant, console_data.other_trace]
-    hidden = [*others, console_data.other_trace[:12], 'secret-run', SECRET_TEXT]
+    others += [console_data.other_lazy_dataset, console_data.other_trace[:12]]
+    hidden = [*others, 'secret-run', SECRET_TEXT, SECRET_FOLDER]
     for address, expected in TENANT_PAGES.items():
         await page.show(address.format_map(vars(console_data)), expected)
         shown = await page.page.content() + str(await page.json_twin())
@@ -82,6 +84,7 @@ async def test_other_tenants_are_absent(
     await page.show(f'#/runs/{console_data.other_run}', 'RUN_NOT_FOUND')
     await page.show(f'#/runs/{console_data.other_run}/rollouts', 'RUN_NOT_FOUND')
     await page.show(f'#/data/{console_data.other_dataset}', 'DATASET_NOT_FOUND')
+    await page.show(f'#/data/{console_data.other_lazy_dataset}', 'DATASET_NOT_FOUND')
     await page.show(f'#/traces/{console_data.other_trace}', 'TRACE_NOT_FOUND')
     await page.show(f'#/traces?run={console_data.other_run}', 'No trace matches the filters')
 
