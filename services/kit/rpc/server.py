@@ -18,7 +18,7 @@ import grpc
 import structlog
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from services.kit.byte_gate import ByteGate
 from services.kit.config import LimitsConfig, ServiceConfig
@@ -202,7 +202,9 @@ class RpcServer:
             endpoint.register(endpoint.servicer, handlers)
         if self._generic_handlers:
             handlers.add_generic_rpc_handlers(tuple(self._generic_handlers))
-        reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], handlers)
+        # `enable_server_reflection` would add the synchronous servicer, because `handlers` is no server of grpc.aio.
+        reflected = reflection.aio.ReflectionServicer([*names, health.SERVICE_NAME, reflection.SERVICE_NAME])
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflected, handlers)
 
 
 async def serve_until_stopped(

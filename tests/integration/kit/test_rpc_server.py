@@ -14,6 +14,7 @@ import structlog
 from google.protobuf import descriptor_pool
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 
 from fixtures.byte_proxy import ByteProxy
@@ -305,6 +306,20 @@ async def test_health_needs_no_credentials() -> None:
     async with _serving() as (_, server, _), grpc.aio.insecure_channel(server.address) as channel:
         response = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=''))
         assert response.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_reflection_describes_the_services_without_credentials() -> None:
+    """Programs without generated code list the services, and read the file of one."""
+    async with _serving() as (_, server, _), grpc.aio.insecure_channel(server.address) as channel:
+        stream: Any = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
+        await stream.write(reflection_pb2.ServerReflectionRequest(list_services=''))
+        names = {service.name for service in (await stream.read()).list_services_response.service}
+        assert {'twinkle.api.data.v1.DatasetService', 'grpc.health.v1.Health'} <= names
+        await stream.write(
+            reflection_pb2.ServerReflectionRequest(file_containing_symbol='twinkle.api.data.v1.DatasetService')
+        )
+        assert (await stream.read()).file_descriptor_response.file_descriptor_proto
+        stream.cancel()
 
 
 async def test_streams_without_credentials_are_limited() -> None:
