@@ -1,5 +1,6 @@
 """Ids are resolved to folders: the order of locations, and the errors if no location has the files."""
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -161,6 +162,15 @@ def test_error_of_an_unreachable_hub_names_the_mirror_folder() -> None:
     """The error for a model that is not available locally names the folder in the mirror."""
     with pytest.raises(HubUnreachable, match='models/org/name'):
         resolve_model('ms://org/name')
+
+
+def test_a_limited_download_from_a_stopped_hub_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request for the sizes of the files raises HubUnreachable if the hub's port is closed."""
+    with socket.socket() as closed:
+        closed.bind(('127.0.0.1', 0))
+        monkeypatch.setenv('HF_ENDPOINT', f'http://127.0.0.1:{closed.getsockname()[1]}')
+        with pytest.raises(HubUnreachable, match='datasets/org/rows'):
+            resolve_dataset('hf://org/rows', download_limit_bytes=100)
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,8 @@ def _download_hugging_face(
     try:
         revision = None
         if limit_bytes is not None:
-            info = client.HfApi().repo_info(hub_id.name, repo_type=kind.removesuffix('s'), files_metadata=True)
+            api = client.HfApi(endpoint=os.environ.get('HF_ENDPOINT') or None)
+            info = api.repo_info(hub_id.name, repo_type=kind.removesuffix('s'), files_metadata=True)
             _check_size(hub_id, [file.size or 0 for file in info.siblings or ()], limit_bytes)
             revision = info.sha  # the files may change after their sizes were read
         folder = client.snapshot_download(
@@ -89,7 +90,8 @@ def _download_hugging_face(
     except client.errors.RepositoryNotFoundError as error:
         missing = ModelNotFound if kind == 'models' else DatasetNotFound
         raise missing(_absent('Hugging Face', hub_id, kind)) from error
-    except (OSError, ValueError, RuntimeError) as error:
+    # The client does not wrap the errors of its HTTP library.
+    except (client.errors.HTTPError, OSError, ValueError, RuntimeError) as error:
         reason = f'downloading from Hugging Face failed ({type(error).__name__})'
         raise _unreachable(hub_id, kind, reason) from error
     return Path(folder)
