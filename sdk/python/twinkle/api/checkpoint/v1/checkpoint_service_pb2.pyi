@@ -479,7 +479,7 @@ class CheckpointUploadHeader(_message.Message):
     """Base model that the adapter belongs to. Required."""
     size_bytes: _builtins.int
     """Number of bytes to send, at least 1: the size of the tar archive, or of the compressed archive if it is compressed
-    with gzip.
+    with gzip. Required.
     """
     @_builtins.property
     def user_metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:

@@ -138,7 +138,7 @@ class PinVersionRequest(_message.Message):
     adapter_id: _builtins.str
     """Id of the adapter. Required."""
     version: _builtins.int
-    """Version number, at least 1."""
+    """Version number, at least 1. Required."""
     def __init__(
         self,
         *,
@@ -188,7 +188,7 @@ class UnpinVersionRequest(_message.Message):
     adapter_id: _builtins.str
     """Id of the adapter. Required."""
     version: _builtins.int
-    """Version number, at least 1."""
+    """Version number, at least 1. Required."""
     def __init__(
         self,
         *,
@@ -238,7 +238,7 @@ class DeleteVersionRequest(_message.Message):
     adapter_id: _builtins.str
     """Id of the adapter. Required."""
     version: _builtins.int
-    """Version number, at least 1. It must be neither the newest version nor a pinned one."""
+    """Version number, at least 1. It must be neither the newest version nor a pinned one. Required."""
     def __init__(
         self,
         *,

@@ -244,7 +244,7 @@ class ApplyRequest(_message.Message):
     """Id of the dataset. Required."""
     @_builtins.property
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[_dataset_pb2.DatasetStep]:
-        """Steps to apply, in order; 1 to 1000. If a step fails, the dataset does not change."""
+        """Steps to apply, in order; 1 to 1000. If a step fails, the dataset does not change. Required."""
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ class OpenLoaderRequest(_message.Message):
     dataset_id: _builtins.str
     """Id of the dataset to read, which must be encoded. Required."""
     batch_size: _builtins.int
-    """Number of examples per batch, 1 to 65,536."""
+    """Number of examples per batch, 1 to 65,536. Required."""
     shuffle_seed: _builtins.int
     """Seed for shuffling the examples, with a different order in each epoch. If unset, examples are read in the order of
     the dataset.

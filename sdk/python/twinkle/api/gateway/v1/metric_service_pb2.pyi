@@ -28,7 +28,9 @@ class MetricPoint(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     VALUE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Name of the metric, such as "loss" or "reward/mean": 1 to 128 printable ASCII characters without spaces."""
+    """Name of the metric, such as "loss" or "reward/mean": 1 to 128 printable ASCII characters without spaces.
+    Required.
+    """
     step: _builtins.int
     """Step of the run, counted by the program: at least 0 and below 2^53. Required."""
     value: _builtins.float
@@ -67,7 +69,7 @@ class LogMetricsRequest(_message.Message):
     """Id of the run. Required."""
     @_builtins.property
     def points(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetricPoint]:
-        """Values to store, 1 to 1000. If a name occurs twice with the same step, the last value is stored."""
+        """Values to store, 1 to 1000. If a name occurs twice with the same step, the last value is stored. Required."""
 
     def __init__(
         self,

@@ -167,7 +167,7 @@ class RolloutGroup(_message.Message):
     """Id of the group within its step: 1 to 128 printable ASCII characters without spaces. Required."""
     @_builtins.property
     def rollouts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Rollout]:
-        """Rollouts to store, at least 1, each with another index."""
+        """Rollouts to store, at least 1, each with another index. Required."""
 
     def __init__(
         self,
@@ -198,7 +198,9 @@ class LogRolloutsRequest(_message.Message):
     """Step of the run, counted by the program: at least 0 and below 2^53. Required."""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___RolloutGroup]:
-        """Groups with new rollouts, each with another id: at least 1, and at most 1024 rollouts in all groups together."""
+        """Groups with new rollouts, each with another id: at least 1, and at most 1024 rollouts in all groups together.
+        Required.
+        """
 
     def __init__(
         self,

@@ -472,9 +472,9 @@ class EstimateRequest(_message.Message):
     base_model: _builtins.str
     """Base model of the run. Required."""
     batch_size: _builtins.int
-    """Number of examples per batch, at least 1."""
+    """Number of examples per batch, at least 1. Required."""
     sequence_tokens: _builtins.int
-    """Number of tokens per example, at least 1."""
+    """Number of tokens per example, at least 1. Required."""
     label_share: _builtins.float
     """Fraction of the tokens whose label counts, in (0, 1]. Defaults to 1."""
     @_builtins.property

@@ -877,7 +877,7 @@ class Operation(_message.Message):
     all operations with lower numbers. Repeating a number with the same content returns the recorded result. Repeating
     it with other content fails with ABORTED (ERROR_REASON_SEQUENCE_REUSED). A number is used up once its operation is
     accepted, even if the operation fails. An operation that fails with the disposition REFUSED or RETRYABLE
-    (twinkle.api.error.v1.Disposition) changes nothing and leaves its number free.
+    (twinkle.api.error.v1.Disposition) changes nothing and leaves its number free. Required.
     """
     @_builtins.property
     def forward_only(self) -> Global___ForwardOnly:

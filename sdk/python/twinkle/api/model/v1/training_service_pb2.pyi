@@ -402,7 +402,7 @@ class BatchHeader(_message.Message):
     upload_id: _builtins.str
     """Id of the upload, chosen by the caller: at most 256 characters, unique within the tenant. Required."""
     size_bytes: _builtins.int
-    """Size of the serialized twinkle.api.data.v1.FeatureBatch in bytes, at least 1."""
+    """Size of the serialized twinkle.api.data.v1.FeatureBatch in bytes, at least 1. Required."""
     digest: _builtins.str
     """blake3 digest of the serialized batch, as 64 lower-case hexadecimal characters. Required."""
     adapter_id: _builtins.str

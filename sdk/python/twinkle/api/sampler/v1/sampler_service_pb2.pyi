@@ -336,7 +336,7 @@ class DescribeTokensRequest(_message.Message):
     """Base model that the vocabulary belongs to. Required."""
     @_builtins.property
     def token_ids(self) -> _tensor_pb2.Tensor:
-        """Token ids: int32 [T], with T from 1 to 65,536."""
+        """Token ids: int32 [T], with T from 1 to 65,536. Required."""
 
     def __init__(
         self,
