@@ -59,7 +59,17 @@ plugins:
     include_imports: true
 ```
 
-With TLS, use a secure channel, `https://`, or `grpcurl -cacert` ([security](../../security.md)).
+The curl examples use `buf curl` of the [Buf CLI](https://buf.build/docs/cli/), which sends JSON as gRPC:
+
+```sh
+pip install buf-bin
+```
+
+`grpcurl -plaintext -H ... -d ... "$TWINKLE_SERVER_URL" SERVICE/METHOD` accepts the same headers and data. For plain
+HTTP, the gateway has [OpenAI's API](../../openai.md) and [the Tinker API](../../tinker.md).
+
+With TLS, use a secure channel, or `https://` without `--http2-prior-knowledge` and with `--cacert`
+([security](../../security.md)).
 
 """
 
@@ -160,7 +170,7 @@ def _tabs(calls: ExampleCalls, contract: Contract, service: str, method: MethodD
     programs = {
         ('Python', 'python'): calls.python(contract, service, method),
         ('TypeScript', 'typescript'): calls.typescript(contract, service, method),
-        ('grpcurl', 'sh'): calls.grpcurl(contract, service, method),
+        ('curl', 'sh'): calls.curl(contract, service, method),
     }
     for (title, language), program in programs.items():
         yield f'=== "{title}"'

@@ -1,4 +1,4 @@
-"""Example calls of each method in Python, TypeScript and for grpcurl.
+"""Example calls of each method in Python, TypeScript and for `buf curl`.
 
 A request has values for the fields whose comment contains "Required", and for one alternative of a required oneof.
 """
@@ -16,10 +16,13 @@ _TEXTS = {
     'adapter_id': 'ad-1m7ys3redsbca5z8cggetr',
     'base_model': 'smollm2-135m-instruct',
     'checkpoint_path': 'twinkle://ad-1m7ys3redsbca5z8cggetr/weights/final',
-    'hub_token': '',
+    'digest': 'af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262',
+    'hub_token': 'hf_...',
+    'preprocessor': 'AlpacaProcessor',
     'request_id': 'request-1',
     'run_id': 'ad-1m7ys3redsbca5z8cggetr',
     'target': 'hf://me/my-adapter',
+    'trace_id': 'dbf032913647ce8984a12f3236bbcdda',
 }
 """Example values of fields by name; other texts are the name of the field."""
 _TOKENS = {'dtype': 'DTYPE_INT32', 'shape': [1]}
@@ -113,14 +116,15 @@ class ExampleCalls:
             ]
         )
 
-    def grpcurl(self, contract: Contract, service: str, method: MethodDescriptorProto) -> str:
+    def curl(self, contract: Contract, service: str, method: MethodDescriptorProto) -> str:
         """Return a command for a plaintext gateway; the gateway's reflection describes the messages."""
         body = json.dumps(self.request(method.input_type.removeprefix('.'), is_json=True))
         return '\n'.join(
             [
-                'grpcurl -plaintext -H "authorization: Bearer $TWINKLE_API_KEY" \\',
+                'buf curl --http2-prior-knowledge --protocol grpc \\',
+                '  -H "authorization: Bearer $TWINKLE_API_KEY" \\',
                 f"  -d '{body}' \\",
-                f'  "$TWINKLE_SERVER_URL" {contract.file.package}.{service}/{method.name}',
+                f'  "http://$TWINKLE_SERVER_URL/{contract.file.package}.{service}/{method.name}"',
             ]
         )
 

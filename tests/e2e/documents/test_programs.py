@@ -1,115 +1,112 @@
-"""Programs of the how-to pages, which need a running stack, on a tiny model."""
+"""Python programs of the documents for new users, which need a running stack, on a tiny model."""
 
-import os
-import re
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable, Mapping
 
 import pytest
 
-from docs.site.calls import ExampleCalls, methods_of
-from docs.site.contracts import read_contracts
+from fixtures.documented import DOCUMENTED_MODEL, Checkout, blocks, blocks_of, program_of, replaced
+from fixtures.source_tree import ROOT
 from twinkle_client import TwinkleClient
 from twinkle_client.rollouts import RunRollouts
 from twinkle_client.stack import StackState
 
 pytestmark = pytest.mark.timeout(300)
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = ROOT / 'docs' / 'do'
-DOCUMENTED_MODEL = "MODEL = 'smollm2-135m-instruct'"
-BLOCK = re.compile(r'^```python\n(.*?)^```', re.MULTILINE | re.DOTALL)
-FILE = re.compile(r'^```text title="([\w.]+)"\n(.*?)^```', re.MULTILINE | re.DOTALL)
-"""A file that the page shows with its name."""
+Check = Callable[[list[str], Checkout, TwinkleClient], None]
+"""Checks the lines that a program printed, its files, and its runs."""
 
 
-def program_of(page: str, folder: Path, model: str) -> str:
-    """Return the Python blocks of a page as one program for another model, and write the files that it shows."""
-    text = (PAGES / page).read_text(encoding='utf-8')
-    for name, content in FILE.findall(text):
-        (folder / name).write_text(content)
-    program = '\n'.join(BLOCK.findall(text))
-    return program.replace(DOCUMENTED_MODEL, f'MODEL = {model!r}')
-
-
-def run_program(program: str, folder: Path, stack: StackState, api_key: str) -> list[str]:
-    """Run a program in a folder, and return the lines that it prints."""
-    script = folder / 'program.py'
-    script.write_text(program)
-    environment = {**os.environ, 'TWINKLE_SERVER_URL': stack.address, 'TWINKLE_API_KEY': api_key}
-    environment['PYTHONPATH'] = os.pathsep.join([str(ROOT / 'sdk' / 'python'), str(ROOT)])
-    command = [sys.executable, str(script)]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
-
-
-def run(page: str, folder: Path, stack: StackState, api_key: str) -> list[str]:
-    """Run the program of a page in a folder, and return the lines that it prints."""
-    return run_program(program_of(page, folder, stack.base_model), folder, stack, api_key)
-
-
-def test_a_csv_file_is_learned_and_downloaded(tiny_stack: StackState, tenant_key: str, tmp_path: Path) -> None:
-    """The loss of the questions falls, and the downloaded folder is a peft adapter."""
-    lines = run('own-data.md', tmp_path, tiny_stack, tenant_key)
+def check_own_data(lines: list[str], checkout: Checkout, client: TwinkleClient) -> None:
+    """Require that the loss of the questions falls, and that the downloaded folder is a peft adapter."""
+    assert len(client.list_training_runs()) == 1
     losses = [float(line.split()[1]) for line in lines[:10]]
     assert losses[-1] < 0.9 * losses[0]
-    assert (tmp_path / 'shop-adapter' / 'adapter_model.safetensors').stat().st_size > 0
+    assert (checkout.folder / 'shop-adapter' / 'adapter_model.safetensors').stat().st_size > 0
 
 
-def test_validation_losses_are_stored_with_the_run(tiny_stack: StackState, tenant_key: str, tmp_path: Path) -> None:
-    """The program measures every third step, and its best checkpoint exists."""
-    *printed, last = run('validation.md', tmp_path, tiny_stack, tenant_key)
+def check_validation(lines: list[str], checkout: Checkout, client: TwinkleClient) -> None:
+    """Require a measurement at every third step, and that the best checkpoint exists."""
+    del checkout
+    *printed, last = lines
     assert [int(line.split()[0]) for line in printed] == [3, 6, 9, 12]
     steps, _, path = last.rpartition('] ')
     assert steps == '[3, 6, 9, 12'
-    with TwinkleClient(tiny_stack.address, tenant_key) as client:
-        assert path in {checkpoint.path for checkpoint in client.list_checkpoints()}
+    assert path in {checkpoint.path for checkpoint in client.list_checkpoints()}
 
 
-def test_grpo_over_the_services_runs_every_step(tiny_stack: StackState, tenant_key: str, tmp_path: Path) -> None:
-    """Each step prints the mean reward of its samples, which is a share, and stores the samples with their rewards."""
-    lines = run('grpo-services.md', tmp_path, tiny_stack, tenant_key)
+def check_grpo(lines: list[str], checkout: Checkout, client: TwinkleClient) -> None:
+    """Require that each step prints the mean of the rewards that it stores, which are shares."""
+    del checkout
     assert [int(line.split()[0]) for line in lines] == [0, 1, 2, 3]
-    assert all(0 <= float(line.split()[1]) <= 1 for line in lines)
-    with TwinkleClient(tiny_stack.address, tenant_key) as client:
-        groups = RunRollouts(client.list_training_runs()[0].run_id, client=client).list()
+    groups = RunRollouts(client.list_training_runs()[0].run_id, client=client).list()
     assert [group.step for group in groups] == [3, 3, 2, 2, 1, 1, 0, 0]
     for step, line in enumerate(lines):
-        rewards = [item.reward for group in groups if group.step == step for item in group.rollouts]
+        rewards = [item.reward or 0.0 for group in groups if group.step == step for item in group.rollouts]
+        assert all(0 <= reward <= 1 for reward in rewards)
         assert round(sum(rewards) / len(rewards), 3) == float(line.split()[1])
 
 
-def test_the_connection_program_lists_services_and_models(
-    tiny_stack: StackState, tenant_key: str, tmp_path: Path
-) -> None:
-    """All services respond, and the tiny model can be trained."""
-    *services, models = run('remote-server.md', tmp_path, tiny_stack, tenant_key)
+def check_connection(lines: list[str], checkout: Checkout, client: TwinkleClient) -> None:
+    """Require that all services respond, and that the tiny model can be trained."""
+    del checkout
+    *services, models = lines
     assert {line.split()[0] for line in services} == {'gateway', 'model', 'sampler', 'data', 'checkpoint'}
     assert {line.split(maxsplit=1)[1] for line in services} == {'ok'}
-    assert models == f"['{tiny_stack.base_model}']"
+    trained = {model.base_model for service in client.get_server_info().services for model in service.base_models}
+    assert models == str(sorted(trained))
 
 
-@pytest.mark.parametrize(
-    ('method', 'printed'),
-    [
-        ('ServerService.GetServerInfo', 'service: "gateway"'),
-        ('AdapterService.ListAdapters', ''),
-        ('SamplerService.Sample', 'finished {'),
-    ],
-)
-def test_a_python_example_of_the_reference_runs(
-    tiny_stack: StackState, tenant_key: str, tmp_path: Path, method: str, printed: str
-) -> None:
-    """The program that the reference page shows for a method succeeds, and prints the response."""
-    contracts = read_contracts(ROOT / 'protos')
-    (found,) = [item for item in methods_of(contracts) if f'{item[1]}.{item[2].name}' == method]
-    program = ExampleCalls(contracts).python(*found).replace('smollm2-135m-instruct', tiny_stack.base_model)
-    lines = run_program(program, tmp_path, tiny_stack, tenant_key)
-    assert any(printed in line for line in lines)
+def check_reward(lines: list[str], checkout: Checkout, client: TwinkleClient) -> None:
+    """Require that each step prints a mean reward and the mean length of the answers."""
+    del checkout
+    assert [int(line.split()[0]) for line in lines] == list(range(8))
+    assert all(0 <= float(line.split()[1]) <= 1 for line in lines)
+    assert client.list_training_runs()[0].step_count == 8
 
 
-def test_each_page_of_a_program_names_the_built_in_model() -> None:
-    """A page that uses a model defines it in the line that this test replaces."""
-    programs = {path.name: '\n'.join(BLOCK.findall(path.read_text())) for path in PAGES.glob('*.md')}
-    assert [page for page, text in programs.items() if 'MODEL' in text and DOCUMENTED_MODEL not in text] == []
+PROGRAMS: Mapping[str, Check] = {
+    'docs/do/grpo-services.md': check_grpo,
+    'docs/do/own-data.md': check_own_data,
+    'docs/do/remote-server.md': check_connection,
+    'docs/do/validation.md': check_validation,
+    'docs/learn/custom-reward.md': check_reward,
+}
+"""Check of each page whose Python blocks are one program."""
+
+
+def on_model(program: str, stack: StackState) -> str:
+    """Use the model of a stack instead of the built-in one."""
+    return program.replace(f'{DOCUMENTED_MODEL!r}', f'{stack.base_model!r}')
+
+
+@pytest.mark.parametrize('page', PROGRAMS)
+def test_the_program_of_a_page_runs(page: str, tiny_stack: StackState, tenant_key: str, checkout: Checkout) -> None:
+    """The program does what the page describes, in a folder with the files that the page shows."""
+    checkout.connect(tiny_stack, tenant_key)
+    for block in blocks():
+        if block.page == page and block.title:
+            (checkout.folder / block.title).write_text(block.text)
+    lines = checkout.python(on_model(program_of(page), tiny_stack))
+    with TwinkleClient(tiny_stack.address, tenant_key) as client:
+        PROGRAMS[page](lines, checkout, client)
+
+
+def test_programs_of_the_readme_train_and_answer(tiny_stack: StackState, tenant_key: str, checkout: Checkout) -> None:
+    """The loss of the loop falls, its last line names a checkpoint, and OpenAI's SDK gets an answer of version 1."""
+    loop, chat = blocks_of('README.md', 'python')
+    assert loop.text.strip() in (ROOT / 'examples' / 'sft_in_20_lines.py').read_text()
+    checkout.connect(tiny_stack, tenant_key)
+    *steps, last = checkout.python(on_model(loop.text, tiny_stack))
+    losses = [float(line.split()[1]) for line in steps if line[:1].isdigit()]
+    assert losses[-1] < losses[0]
+    assert '/weights/final' in last
+    with TwinkleClient(tiny_stack.address, tenant_key) as client:
+        (run,) = client.list_training_runs()
+    values = {'127.0.0.1:PORT': tiny_stack.http_address, 'tml-...': tenant_key, '<run id>': run.run_id}
+    assert ''.join(checkout.python(replaced(chat.text, values)))
+
+
+def test_every_page_with_a_program_has_a_test() -> None:
+    """A page with Python blocks has a check, and its program names the model that tests replace."""
+    assert {block.page for block in blocks() if block.language == 'python'} == {*PROGRAMS, 'README.md'}
+    programs = {page: program_of(page) for page in PROGRAMS}
+    assert [page for page, text in programs.items() if 'MODEL' in text and repr(DOCUMENTED_MODEL) not in text] == []

@@ -60,14 +60,14 @@ def test_each_python_example_builds_its_request(contracts: list[Contract]) -> No
         assert f'{service}Stub' in names
 
 
-def test_a_grpcurl_example_contains_its_request(contracts: list[Contract]) -> None:
+def test_a_curl_example_contains_its_request(contracts: list[Contract]) -> None:
     """The data of the command is the request as JSON, with a chat as the prompt of a sample."""
     calls = ExampleCalls(contracts)
     (found,) = [item for item in methods_of(contracts) if item[2].name == 'Sample']
-    command = calls.grpcurl(*found)
+    command = calls.curl(*found)
     body = json.loads(command.partition("-d '")[2].partition("'")[0])
     assert body['prompt']['chat']['trajectory']['messages'][0]['parts'] == [{'text': 'Who are you?'}]
-    assert command.endswith('twinkle.api.sampler.v1.SamplerService/Sample')
+    assert command.endswith('/twinkle.api.sampler.v1.SamplerService/Sample"')
 
 
 def test_pages_describe_every_method_with_its_scope(contracts: list[Contract]) -> None:
