@@ -10,7 +10,8 @@ import grpc
 
 from services.gateway.catalogue.follow import Purge
 from services.gateway.catalogue.grpc import GrpcCheckpoints
-from services.gateway.catalogue.open import Catalogue, checkpoint_jobs, open_catalogue
+from services.gateway.catalogue.open import checkpoint_jobs, open_catalogue
+from services.gateway.catalogue.runs import Runs
 from services.gateway.catalogue.sql import SqlEndedRows
 from services.gateway.config import GatewayConfig
 from services.gateway.console.open import open_console
@@ -71,10 +72,12 @@ class Gateway:
 
 @dataclass(frozen=True)
 class RunRecords:
-    """Endpoints for the metrics and rollouts of runs, and the jobs that collect metrics."""
+    """Endpoints for the metrics and rollouts of runs, and the jobs that collect and poll metrics."""
 
     endpoints: Sequence[Endpoint]
     jobs: Sequence[Job]
+    begin_stop: Callable[[], None]
+    """Ends the watches of metrics."""
 
 
 @asynccontextmanager
@@ -95,12 +98,14 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         futures, future_jobs = await stack.enter_async_context(opening)
         handles = open_handles(database, futures, sampling=sampling, weights=weights, quotas=quotas, clock=clock)
         replicas = open_replicas(config, fleet)
-        records = await stack.enter_async_context(_records(config, database, catalogue, upstreams, clock=clock))
+        records = await stack.enter_async_context(
+            _records(config, database, catalogue.runs, upstreams, quotas=quotas, clock=clock)
+        )
         endpoints = make_endpoints(accounts, sessions, catalogue, quotas, exports=exports, replicas=replicas)
         endpoints += records.endpoints
         handlers = open_forwarding(config, upstreams, quotas.training, sampling=sampling)
         server = _server(config, accounts, endpoints, handlers=handlers, facts=upstreams.all_facts(samplers))
-        server.on_drain(fleet.close, futures.begin_stop)
+        server.on_drain(fleet.close, futures.begin_stop, records.begin_stop)
         chat, service = FleetSamplers(sampling, fleet, describe=samplers.describe), FutureService(futures, handles)
         routes = [
             *open_openai(config, chat, catalogue.runs, weights, clock=clock),
@@ -173,13 +178,28 @@ def _trainer(config: GatewayConfig, upstreams: Upstreams, quotas: Quotas) -> Lim
 
 @asynccontextmanager
 async def _records(
-    config: GatewayConfig, database: Database, catalogue: Catalogue, upstreams: Upstreams, *, clock: Clock
+    config: GatewayConfig,
+    database: Database,
+    runs: Runs,
+    upstreams: Upstreams,
+    *,
+    quotas: Quotas,
+    clock: Clock,
 ) -> AsyncIterator[RunRecords]:
     """Open the metrics and the rollouts of runs, and close them at the end of the block."""
-    models, runs, max_points = upstreams.internal_models, catalogue.runs, config.metric_points_per_run
-    async with open_metrics(database, runs, models, clock=clock, max_points=max_points) as metrics:
-        with open_rollouts(database, runs, clock=clock, max_bytes=config.rollout_bytes_per_run) as rollouts:
-            yield RunRecords(record_endpoints(metrics.metrics, rollouts), metrics.jobs)
+    opened = open_metrics(
+        database,
+        runs,
+        upstreams.internal_models,
+        clock=clock,
+        max_points=config.metric_points_per_run,
+        quota_of=lambda tenant_id: quotas.table.of(tenant_id).metric_points,
+    )
+    max_bytes = config.rollout_bytes_per_run
+    async with opened as metrics:
+        with open_rollouts(database, runs, clock=clock, max_bytes=max_bytes) as rollouts:
+            endpoints = record_endpoints(metrics.metrics, metrics.watches, rollouts)
+            yield RunRecords(endpoints, metrics.jobs, metrics.watches.close)
 
 
 def _purge(database: Database, *, clock: Clock) -> Purge:

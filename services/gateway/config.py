@@ -171,6 +171,8 @@ class QuotasConfig(_Section):
     """Maximum number of concurrent sampling requests."""
     stored_bytes: int | None = Field(default=None, ge=0)
     """Maximum total bytes of checkpoints, datasets and uploads."""
+    metric_points: int | None = Field(default=None, ge=0)
+    """Maximum number of values of metrics that are stored for all runs together."""
     weight: float = Field(default=1.0, ge=0.01, le=100.0)
     """Relative share when several tenants wait; `quotas.rules` defines its bounds."""
     patience: timedelta = Field(default=timedelta(seconds=5), ge=timedelta())

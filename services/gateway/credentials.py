@@ -67,6 +67,7 @@ METHODS: Mapping[str, Requirement] = {
     'twinkle.api.gateway.v1.FleetService/Lease': Access.INTERNAL,
     'twinkle.api.gateway.v1.FleetService/Register': Access.INTERNAL,
     'twinkle.api.gateway.v1.MetricService/GetMetrics': Access.ANY_KEY,
+    'twinkle.api.gateway.v1.MetricService/WatchMetrics': Access.ANY_KEY,
     'twinkle.api.gateway.v1.RolloutService/GetRollout': Access.ANY_KEY,
     'twinkle.api.gateway.v1.RolloutService/ListRollouts': Access.ANY_KEY,
     'twinkle.api.model.v1.AdapterService/EndLease': Scope.OPERATOR,

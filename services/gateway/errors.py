@@ -59,6 +59,15 @@ class MetricsFull(QuotaExceeded):
 
 
 @domain_error(
+    'QUOTA_EXCEEDED',
+    'the runs of the tenant exceed quota {quota!r}, which is {limit}; log fewer values, or ask an administrator for a '
+    'larger quota. The values of a run are removed 30 days after it has ended, unless it has checkpoints',
+)
+class TenantMetricsFull(MetricsFull):
+    """All runs of the tenant together have too many points."""
+
+
+@domain_error(
     'STORED_DATA_DAMAGED',
     'the stored {kind} of run {id!r} are damaged; restore the database, or log to a new run',
     disposition=Disposition.REFUSED,

@@ -37,8 +37,12 @@ class SqlEndedRunRows(SqlStore):
             changed = await connection.scalar(locked)
             if changed is None or changed >= before:
                 return 0
+            await self.before_removal(connection, run)
             statements = [delete(row).where(is_of_run(row, run)) for row in (self.content_row, self.run_row)]
             return sum([(await connection.execute(statement)).rowcount for statement in statements])
+
+    async def before_removal(self, connection: AsyncConnection, run: EntryKey) -> None:
+        """Change other rows in the transaction that removes a run. Does nothing unless a subclass overrides it."""
 
 
 def key_of(run: EntryKey) -> dict[str, Any]:

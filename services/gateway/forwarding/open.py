@@ -21,6 +21,7 @@ from services.gateway.keys.open import Accounts
 from services.gateway.keys.servicer import KeyServicer
 from services.gateway.metrics.metrics import Metrics
 from services.gateway.metrics.servicer import MetricServicer
+from services.gateway.metrics.watches import MetricWatches
 from services.gateway.quotas.enforcement import TrainingLimits
 from services.gateway.quotas.quotas import Quotas
 from services.gateway.quotas.servicer import QuotaServicer, UsageServicer
@@ -96,10 +97,11 @@ def make_endpoints(
     ]
 
 
-def record_endpoints(metrics: Metrics, rollouts: Rollouts) -> list[Endpoint]:
+def record_endpoints(metrics: Metrics, watches: MetricWatches, rollouts: Rollouts) -> list[Endpoint]:
     """Return the endpoints for the metrics and rollouts of runs."""
+    servicer = MetricServicer(metrics, watches)
     return [
-        Endpoint(_service_in(metric_service_pb2), MetricServicer(metrics), add_MetricServiceServicer_to_server),
+        Endpoint(_service_in(metric_service_pb2), servicer, add_MetricServiceServicer_to_server),
         Endpoint(_service_in(rollout_service_pb2), RolloutServicer(rollouts), add_RolloutServiceServicer_to_server),
     ]
 

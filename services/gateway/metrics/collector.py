@@ -12,11 +12,12 @@ from typing import Never
 import structlog
 
 from services.gateway.catalogue.rules import EntryKey
-from services.gateway.errors import MetricsFull, RunDataDamaged
+from services.gateway.errors import MetricsFull, RunDataDamaged, TenantMetricsFull
 from services.gateway.metrics.ports import MetricStore
-from services.gateway.metrics.rules import Report, RunReports
+from services.gateway.metrics.rules import PointLimits, Report, RunReports
 from services.kit.clock import Clock
 from services.kit.errors import DomainError
+from services.kit.telemetry import measures
 
 MAX_WAITING = 20_000
 """Number of waiting reports, about 40 MB, from which on none are received. The model service sends the last reports of
@@ -36,18 +37,20 @@ class MetricCollector:
         store: MetricStore,
         *,
         clock: Clock,
-        max_points: int,
+        limits_of: Callable[[str], PointLimits],
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Store at most `max_points` points of each run; `pause` sleeps for some seconds."""
+        """Store reports within the limits of each tenant; `pause` sleeps for some seconds."""
         self._store = store
         self._clock = clock
-        self._max_points = max_points
+        self._limits_of = limits_of
         self._pause = pause
         self._last_numbers: dict[EntryKey, int] = {}
         """Number of the last report of each run that was received."""
         self._waiting: dict[EntryKey, list[Report]] = {}
         self._waiting_count = 0
+        self._refused: set[EntryKey] = set()
+        """Runs whose reports were dropped last. A tenant whose runs have too many points has an empty run id."""
 
     async def save(self, entry: RunReports) -> None:
         """Keep new reports of a run for the next flush, unless too many reports wait."""
@@ -62,12 +65,15 @@ class MetricCollector:
     async def mark_deleted(self, key: EntryKey, *, moment: datetime) -> None:
         """Delete the last number of a deleted run. Reports that wait are still stored."""
         self._last_numbers.pop(key, None)
+        self._refused.discard(key)
 
     async def mark_absent_deleted(self, present: Collection[EntryKey], *, moment: datetime) -> None:
         """Ignore absent runs, because each of several model services reports only its own runs."""
 
     async def flush(self) -> None:
-        """Store all waiting reports. After an error, the remaining reports wait for the next flush.
+        """Store all waiting reports, and drop those that exceed a limit or belong to a damaged run.
+
+        After another error, the remaining reports wait for the next flush.
 
         Raises:
             ServiceUnreachable: the database does not respond.
@@ -76,11 +82,12 @@ class MetricCollector:
             reports, moment = self._waiting.pop(key), self._clock.now()
             is_done = False
             try:
-                await self._store.save_reports(*key, reports, moment=moment, max_points=self._max_points)
+                await self._store.save_reports(*key, reports, moment=moment, limits=self._limits_of(key[0]))
                 is_done = True
+                self._refused -= {key, (key[0], '')}
             except (MetricsFull, RunDataDamaged) as error:
                 is_done = True
-                _log.debug('metrics not stored', run=key[1], reason=error.reason)
+                self._record_dropped(key, len(reports), error)
             finally:
                 if is_done:
                     self._waiting_count -= len(reports)
@@ -96,6 +103,15 @@ class MetricCollector:
     async def close(self) -> None:
         """Store the remaining reports if the database responds."""
         await self._try_flush()
+
+    def _record_dropped(self, key: EntryKey, count: int, error: MetricsFull | RunDataDamaged) -> None:
+        """Count dropped reports. The first ones of a run, or of a tenant with too many points, are logged."""
+        quota = error.quota if isinstance(error, MetricsFull) else ''
+        measures.dropped_reports.add(count, quota or 'damaged')
+        refused = (key[0], '') if isinstance(error, TenantMetricsFull) else key
+        if refused not in self._refused:
+            self._refused.add(refused)
+            _log.warning('metrics of steps dropped', tenant=key[0], run=key[1], reason=error.reason, quota=quota)
 
     async def _try_flush(self) -> None:
         try:

@@ -7,7 +7,9 @@ from services.gateway.metrics.rules import (
     MAX_NAME_LENGTH,
     MAX_POINTS,
     MAX_STEP,
+    MAX_WATCHED,
     MetricFilter,
+    MetricUpdate,
     Point,
     Report,
     RunReports,
@@ -15,7 +17,7 @@ from services.gateway.metrics.rules import (
     is_metric_name,
 )
 from services.kit.errors import InvalidField
-from services.kit.rpc.fields import not_negative
+from services.kit.rpc.fields import id_from_proto, not_negative
 from twinkle.api.gateway.v1 import metric_service_pb2 as messages
 from twinkle.api.model.v1 import adapter_service_pb2
 
@@ -31,7 +33,7 @@ def points_from_proto(request: messages.LogMetricsRequest) -> list[Point]:
     return [_point(point, f'points[{index}]') for index, point in enumerate(request.points)]
 
 
-def metric_filter_from_proto(request: messages.GetMetricsRequest) -> MetricFilter:
+def metric_filter_from_proto(request: messages.GetMetricsRequest | messages.WatchMetricsRequest) -> MetricFilter:
     """Return the filter for points.
 
     Raises:
@@ -42,12 +44,50 @@ def metric_filter_from_proto(request: messages.GetMetricsRequest) -> MetricFilte
     max_points = not_negative(request.max_points, 'max_points') or DEFAULT_POINTS
     if max_points == 1:
         raise InvalidField('max_points', 'must be at least 2, or 0 for the default')
-    end_step = not_negative(request.end_step, 'end_step') if request.HasField('end_step') else None
+    end_step = None
+    if isinstance(request, messages.GetMetricsRequest) and request.HasField('end_step'):
+        end_step = not_negative(request.end_step, 'end_step')
     return MetricFilter(
         names=[metric_name_from_proto(name, f'names[{index}]') for index, name in enumerate(request.names)],
         begin_step=not_negative(request.begin_step, 'begin_step'),
         end_step=end_step,
         max_points=min(max_points, MAX_POINTS),
+    )
+
+
+def watched_runs_from_proto(request: messages.WatchMetricsRequest) -> dict[str, int | None]:
+    """Return the runs of a watch, each with the revision of its resume token, or None without a token.
+
+    Raises:
+        InvalidField: there are no runs or too many, a run occurs twice, or an id or a token is invalid.
+    """
+    if not 0 < len(request.runs) <= MAX_WATCHED:
+        raise InvalidField('runs', f'must have 1 to {MAX_WATCHED} items, got {len(request.runs)}')
+    found: dict[str, int | None] = {}
+    for index, run in enumerate(request.runs):
+        run_id = id_from_proto(run.run_id, f'runs[{index}].run_id')
+        if run_id in found:
+            raise InvalidField(f'runs[{index}].run_id', f'{run_id!r} occurs twice; list each run once')
+        found[run_id] = _revision_from_proto(run, f'runs[{index}].resume_token')
+    return found
+
+
+def _revision_from_proto(run: messages.WatchedRun, field: str) -> int | None:
+    if not run.resume_token:
+        return None
+    run_id, _, number = run.resume_token.rpartition('.')
+    if run_id != run.run_id or not number.isascii() or not number.isdigit() or len(number) > 18:
+        raise InvalidField(field, 'is not from a message about this run; use the token of its last message, or none')
+    return int(number)
+
+
+def update_to_proto(update: MetricUpdate) -> messages.WatchMetricsResponse:
+    """Convert points of a run for a watcher."""
+    return messages.WatchMetricsResponse(
+        run_id=update.run_id,
+        series=map(series_to_proto, update.series),
+        is_snapshot=update.is_snapshot,
+        resume_token=f'{update.run_id}.{update.revision}',
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from services.gateway.catalogue.runs import Runs, find_new_run
 from services.gateway.metrics.ports import MetricStore
-from services.gateway.metrics.rules import MetricFilter, Point, Series
+from services.gateway.metrics.rules import MetricFilter, Point, PointLimits, Series
 from services.kit.caller import Caller
 from services.kit.clock import Clock
 
@@ -19,14 +19,14 @@ class Metrics:
         runs: Runs,
         *,
         clock: Clock,
-        max_points: int,
+        limits_of: Callable[[str], PointLimits],
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Create metrics of `runs` with a maximum number of points of each run; `pause` sleeps for some seconds."""
+        """Create metrics of `runs`. `limits_of` returns the limits of a tenant, and `pause` sleeps for some seconds."""
         self._store = store
         self._runs = runs
         self._clock = clock
-        self._max_points = max_points
+        self._limits_of = limits_of
         self._pause = pause
 
     async def log(self, caller: Caller, run_id: str, points: Sequence[Point]) -> None:
@@ -35,10 +35,11 @@ class Metrics:
         Raises:
             RunNotFound: the caller has no such run.
             MetricsFull: the run would have too many points or names; nothing is stored.
+            TenantMetricsFull: the runs of the tenant would have too many points; nothing is stored.
         """
         await find_new_run(self._runs, caller, run_id, pause=self._pause)
-        moment = self._clock.now()
-        await self._store.save(caller.tenant_id, run_id, points, moment=moment, max_points=self._max_points)
+        moment, limits = self._clock.now(), self._limits_of(caller.tenant_id)
+        await self._store.save(caller.tenant_id, run_id, points, moment=moment, limits=limits)
 
     async def get(self, caller: Caller, run_id: str, wanted: MetricFilter) -> Sequence[Series]:
         """Return the metrics of a run by name.

@@ -13,7 +13,9 @@ from services.gateway.catalogue.runs import Runs
 from services.gateway.metrics.collector import MetricCollector
 from services.gateway.metrics.convert import reports_of
 from services.gateway.metrics.metrics import Metrics
+from services.gateway.metrics.rules import PointLimits
 from services.gateway.metrics.sql import SqlMetricStore
+from services.gateway.metrics.watches import MetricWatches
 from services.gateway.store.database import Database
 from services.kit.clock import Clock
 
@@ -22,22 +24,39 @@ Job = Callable[[], Coroutine[Any, Any, Any]]
 
 @dataclass(frozen=True)
 class OpenMetrics:
-    """Metrics that are stored in a database, and the jobs that collect them."""
+    """Metrics that are stored in a database, their watches, and the jobs that collect and poll them."""
 
     metrics: Metrics
+    watches: MetricWatches
     jobs: list[Job]
 
 
 @asynccontextmanager
 async def open_metrics(
-    database: Database, runs: Runs, models: Mapping[str, grpc.aio.Channel], *, clock: Clock, max_points: int
+    database: Database,
+    runs: Runs,
+    models: Mapping[str, grpc.aio.Channel],
+    *,
+    clock: Clock,
+    max_points: int,
+    quota_of: Callable[[str], int | None],
 ) -> AsyncIterator[OpenMetrics]:
-    """Yield the metrics of `runs`, with at most `max_points` points each. Store the remaining reports after the block.
+    """Yield the metrics of `runs`. Store the remaining reports after the block.
 
-    `models` contains an internal channel to each model service by name.
+    Args:
+        database: Database of the points.
+        runs: Runs of all tenants.
+        models: Internal channel to each model service by name.
+        clock: Clock of the times of storage.
+        max_points: Maximum number of points of each run.
+        quota_of: Returns the maximum number of points of a tenant, or None for no limit.
     """
+
+    def limits_of(tenant_id: str) -> PointLimits:
+        return PointLimits(per_run=max_points, per_tenant=quota_of(tenant_id))
+
     store = SqlMetricStore(database)
-    collector = MetricCollector(store, clock=clock, max_points=max_points)
+    collector, watches = MetricCollector(store, clock=clock, limits_of=limits_of), MetricWatches(store, runs)
     followers = [
         FeedFollower(
             f'metrics of {name}',
@@ -48,8 +67,9 @@ async def open_metrics(
         for name, channel in models.items()
     ]
     try:
-        metrics = Metrics(store, runs, clock=clock, max_points=max_points)
-        yield OpenMetrics(metrics, [collector.run_forever, *(follower.run for follower in followers)])
+        metrics = Metrics(store, runs, clock=clock, limits_of=limits_of)
+        jobs = [collector.run_forever, watches.run_forever, *(follower.run for follower in followers)]
+        yield OpenMetrics(metrics, watches, jobs)
     finally:
         await collector.close()
         store.close()

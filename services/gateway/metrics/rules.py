@@ -1,4 +1,4 @@
-"""Points of metrics, and filters for lists of them."""
+"""Points of metrics, filters for lists of them, and changes that watchers receive."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +16,8 @@ DEFAULT_POINTS, MAX_POINTS = 1000, 10_000
 """Number of points of each metric in a list: by default, and at most."""
 MAX_LISTED = 100_000
 """Maximum number of points in a list of all metrics together."""
+MAX_WATCHED = 20
+"""Maximum number of runs in a watch."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,27 @@ class Series:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PointLimits:
+    """Maximum numbers of stored points."""
+
+    per_run: int
+    per_tenant: int | None = None
+    """Maximum of all runs of the tenant together; None for no limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricUpdate:
+    """Points of a run that a watcher receives."""
+
+    run_id: str
+    series: Sequence[Series]
+    is_snapshot: bool
+    """Whether these are all selected points, which replace those that the watcher has."""
+    revision: int
+    """Revision of the run up to which the watcher then has all points; see `MetricStore`."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class MetricFilter:
     """Filter for the points of a run."""
 
@@ -75,3 +98,27 @@ class MetricFilter:
 def is_metric_name(name: str) -> bool:
     """Return whether a metric may have this name: printable ASCII without spaces, not empty and not too long."""
     return 0 < len(name) <= MAX_NAME_LENGTH and all('!' <= character <= '~' for character in name)
+
+
+def fits(series: Sequence[Series], wanted: MetricFilter) -> bool:
+    """Return whether changed points are few enough for one update."""
+    counts = [len(one.steps) for one in series]
+    return max(counts, default=0) <= wanted.max_points and sum(counts) <= MAX_LISTED
+
+
+def selected_after(series: Sequence[Series], wanted: MetricFilter, *, revision: int) -> list[Series]:
+    """Return the points that a filter selects and that were stored after a revision."""
+    found = [_after(one, wanted, revision) for one in series if not wanted.names or one.name in wanted.names]
+    return [one for one in found if one.point_count]
+
+
+def _after(series: Series, wanted: MetricFilter, revision: int) -> Series:
+    times = zip(series.steps, series.times_us, strict=True)
+    kept = [index for index, (step, time) in enumerate(times) if time > revision and step >= wanted.begin_step]
+    return Series(
+        name=series.name,
+        steps=[series.steps[index] for index in kept],
+        values=[series.values[index] for index in kept],
+        times_us=[series.times_us[index] for index in kept],
+        point_count=len(kept),
+    )

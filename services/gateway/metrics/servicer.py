@@ -3,12 +3,21 @@
 # ruff: noqa: N802 (the methods have the contract's names)
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import grpc
 
-from services.gateway.metrics.convert import metric_filter_from_proto, points_from_proto, series_to_proto
+from services.gateway.metrics.convert import (
+    metric_filter_from_proto,
+    points_from_proto,
+    series_to_proto,
+    update_to_proto,
+    watched_runs_from_proto,
+)
 from services.gateway.metrics.metrics import Metrics
+from services.gateway.metrics.watches import MetricWatches
 from services.kit.rpc.context import current_caller
 from services.kit.rpc.fields import id_from_proto
 from twinkle.api.gateway.v1 import metric_service_pb2 as messages
@@ -20,8 +29,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class MetricServicer(metric_service_pb2_grpc.MetricServiceServicer):
     """Implements `MetricService`."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, watches: MetricWatches) -> None:
         self._metrics = metrics
+        self._watches = watches
 
     async def LogMetrics(self, request: messages.LogMetricsRequest, context: Context) -> messages.LogMetricsResponse:
         run_id, points = id_from_proto(request.run_id, 'run_id'), points_from_proto(request)
@@ -32,3 +42,13 @@ class MetricServicer(metric_service_pb2_grpc.MetricServiceServicer):
         run_id, wanted = id_from_proto(request.run_id, 'run_id'), metric_filter_from_proto(request)
         series = await self._metrics.get(current_caller(), run_id, wanted)
         return await asyncio.to_thread(lambda: messages.GetMetricsResponse(series=map(series_to_proto, series)))
+
+    async def WatchMetrics(
+        self, request: messages.WatchMetricsRequest, context: Context
+    ) -> AsyncIterator[messages.WatchMetricsResponse]:
+        runs, wanted = watched_runs_from_proto(request), metric_filter_from_proto(request)
+        async with aclosing(self._watches.watch(current_caller(), runs, wanted)) as updates:
+            async for update in updates:
+                message = await asyncio.to_thread(update_to_proto, update)
+                del update  # The points would stay in memory while a slow client reads the message.
+                yield message

@@ -7,16 +7,17 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import structlog
-from sqlalchemy import LargeBinary, String, select, tuple_, update
+from sqlalchemy import Index, LargeBinary, String, func, select, tuple_, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import Mapped, mapped_column
 
 from services.gateway.catalogue.rules import EntryKey
 from services.gateway.catalogue.run_rows import SqlEndedRunRows, is_of_run, key_of, locked_counts
-from services.gateway.errors import MetricsFull, RunDataDamaged
+from services.gateway.catalogue.sql import RunRow
+from services.gateway.errors import MetricsFull, RunDataDamaged, TenantMetricsFull
 from services.gateway.metrics.chunks import ChunkKey, Points, chunks_of, count_of, joined, merge_all, reduced
-from services.gateway.metrics.rules import MAX_LISTED, MAX_NAMES, MetricFilter, Point, Report, Series
+from services.gateway.metrics.rules import MAX_LISTED, MAX_NAMES, MetricFilter, Point, PointLimits, Report, Series, fits
 from services.gateway.store.base import Base, SqlStore, insert_into
 from services.gateway.store.database import Database
 from services.kit.worker import Threads
@@ -25,7 +26,9 @@ _log = structlog.get_logger('metrics')
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _WRITERS = 2
 """Number of transactions that store points at the same time. The others wait without a connection to the database."""
-_COUNTS = ('point_count', 'name_count', 'sequence_number')
+_COUNTS = ('point_count', 'name_count', 'sequence_number', 'revision')
+_RUNS_AT_ONCE = 500
+"""Maximum number of runs in one statement."""
 
 
 class MetricRunRow(Base):
@@ -39,17 +42,30 @@ class MetricRunRow(Base):
     update_time: Mapped[datetime]
     sequence_number: Mapped[int]
     """Number of the operation of the last stored report; 0 before the first one."""
+    revision: Mapped[int]
+    """Time of storage of the newest points, see `MetricStore`; 0 before the first ones."""
 
 
 class MetricChunkRow(Base):
     """Table of points in chunks, see `metrics.chunks`."""
 
     __tablename__ = 'metric_chunks'
+    __table_args__ = (Index('ix_metric_chunks_revision', 'tenant_id', 'run_id', 'revision'),)
     tenant_id: Mapped[str] = mapped_column(primary_key=True)
     run_id: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(String(128), primary_key=True)
     chunk: Mapped[int] = mapped_column(primary_key=True)
     points: Mapped[bytes] = mapped_column(LargeBinary)
+    revision: Mapped[int]
+    """Revision of the run that changed the chunk last."""
+
+
+class MetricTenantRow(Base):
+    """Table of the number of points of all runs of a tenant. Transactions lock its row after those of runs."""
+
+    __tablename__ = 'metric_tenants'
+    tenant_id: Mapped[str] = mapped_column(primary_key=True)
+    point_count: Mapped[int]
 
 
 class SqlMetricStore(SqlStore):
@@ -62,14 +78,14 @@ class SqlMetricStore(SqlStore):
         self._merging, self._reading = Threads('metrics-merging', count=_WRITERS), Threads('metrics-reading', count=1)
 
     async def save(
-        self, tenant_id: str, run_id: str, points: Sequence[Point], *, moment: datetime, max_points: int
+        self, tenant_id: str, run_id: str, points: Sequence[Point], *, moment: datetime, limits: PointLimits
     ) -> None:
         run = tenant_id, run_id
         async with self._locked(run, moment) as (connection, counts):
-            await self._add(connection, run, counts, points, moment=moment, max_points=max_points)
+            await self._add(connection, run, counts, points, moment=moment, limits=limits)
 
     async def save_reports(
-        self, tenant_id: str, run_id: str, reports: Sequence[Report], *, moment: datetime, max_points: int
+        self, tenant_id: str, run_id: str, reports: Sequence[Report], *, moment: datetime, limits: PointLimits
     ) -> None:
         run = tenant_id, run_id
         async with self._locked(run, moment) as (connection, counts):
@@ -77,7 +93,7 @@ class SqlMetricStore(SqlStore):
             if new:
                 counts['sequence_number'] = new[-1].sequence_number
                 points = [point for report in new for point in report.points]
-                await self._add(connection, run, counts, points, moment=moment, max_points=max_points)
+                await self._add(connection, run, counts, points, moment=moment, limits=limits)
 
     @asynccontextmanager
     async def _locked(self, run: EntryKey, moment: datetime) -> AsyncIterator[tuple[AsyncConnection, dict[str, int]]]:
@@ -94,16 +110,16 @@ class SqlMetricStore(SqlStore):
         points: Sequence[Point],
         *,
         moment: datetime,
-        max_points: int,
+        limits: PointLimits,
     ) -> None:
         """Add points to a run whose row is locked, and store its new counts."""
-        time_us = (moment - _EPOCH) // timedelta(microseconds=1)
+        revision = max((moment - _EPOCH) // timedelta(microseconds=1), counts['revision'] + 1)
         names = {point.name for point in points}
         if len(names) > MAX_NAMES:
             # Each name is a parameter of a statement, which may have a limited number of them.
             raise MetricsFull('metric_names_per_run', MAX_NAMES)
         chunks = await _chunks_by_name(connection, run, names)
-        new = await self._merging.run(chunks_of, points, chunks, time_us)
+        new = await self._merging.run(chunks_of, points, chunks, revision)
         stored = await _stored(connection, run, new)
         changed = await self._merging.run(merge_all, stored, new)
         added = {
@@ -111,13 +127,16 @@ class SqlMetricStore(SqlStore):
             'name_count': len({name for name, _ in new} - chunks.keys()),
         }
         for name, quota, limit in (
-            ('point_count', 'metric_points_per_run', max_points),
+            ('point_count', 'metric_points_per_run', limits.per_run),
             ('name_count', 'metric_names_per_run', MAX_NAMES),
         ):
             if added[name] and counts[name] + added[name] > limit:
                 raise MetricsFull(quota, limit)
             counts[name] += added[name]
-        await _write(connection, run, changed)
+        if changed:
+            counts['revision'] = revision
+            await _count(connection, run[0], added['point_count'], limit=limits.per_tenant)
+            await _write(connection, run, changed, revision=revision)
         is_run = is_of_run(MetricRunRow, run)
         await connection.execute(update(MetricRunRow).where(is_run).values(**counts, update_time=moment))
 
@@ -134,6 +153,32 @@ class SqlMetricStore(SqlStore):
                 found: Sequence[Any] = (await connection.execute(query)).all()
             return await self._reading.run(_series_of, found, wanted)
 
+    async def revisions_of(self, runs: Collection[EntryKey]) -> Mapping[EntryKey, int]:
+        row, keys, found = RunRow, sorted(runs), dict[EntryKey, int]()
+        is_same = (MetricRunRow.tenant_id == row.tenant_id) & (MetricRunRow.run_id == row.run_id)
+        query = select(row.tenant_id, row.run_id, func.coalesce(MetricRunRow.revision, 0))
+        query = query.outerjoin(MetricRunRow, is_same)
+        for begin in range(0, len(keys), _RUNS_AT_ONCE):
+            part = query.where(tuple_(row.tenant_id, row.run_id).in_(keys[begin : begin + _RUNS_AT_ONCE]))
+            async with self._database.read() as connection:
+                rows: Sequence[Any] = (await connection.execute(part)).all()
+            found.update({(tenant_id, run_id): int(revision) for tenant_id, run_id, revision in rows})
+        return found
+
+    async def list_changes(
+        self, tenant_id: str, run_id: str, wanted: MetricFilter, *, after: int, until: int
+    ) -> Sequence[Series] | None:
+        row = MetricChunkRow
+        condition = is_of_run(row, (tenant_id, run_id)) & (row.revision > after)
+        if wanted.names:
+            condition &= row.name.in_(wanted.names)
+        # One statement, because a chunk that is divided between two statements would be read in part.
+        query = select(row.name, row.chunk, row.points).where(condition)
+        with _named_damage(run_id):
+            async with self._database.read() as connection:
+                found: Sequence[Any] = (await connection.execute(query)).all()
+            return await self._reading.run(_changes_of, found, wanted, after, until)
+
     def close(self) -> None:
         self._merging.close()
         self._reading.close()
@@ -144,6 +189,11 @@ class SqlEndedMetrics(SqlEndedRunRows):
 
     run_row = MetricRunRow
     content_row = MetricChunkRow
+
+    async def before_removal(self, connection: AsyncConnection, run: EntryKey) -> None:
+        """Subtract the points of the run from those of its tenant."""
+        count = await connection.scalar(select(MetricRunRow.point_count).where(is_of_run(MetricRunRow, run)))
+        await _count(connection, run[0], -(count or 0))
 
 
 @contextmanager
@@ -180,12 +230,31 @@ async def _stored(connection: AsyncConnection, run: EntryKey, new: Mapping[Chunk
     return {(name, chunk): bytes(points) for name, chunk, points in found}
 
 
-async def _write(connection: AsyncConnection, run: EntryKey, changed: Mapping[ChunkKey, bytes]) -> None:
-    key = key_of(run)
+async def _count(connection: AsyncConnection, tenant_id: str, added: int, *, limit: int | None = None) -> None:
+    """Add to the number of points of a tenant, whose row stays locked until the end of the transaction.
+
+    Raises:
+        TenantMetricsFull: points are added, and there are more than `limit` then.
+    """
+    if not added:
+        return
+    insert = insert_into(connection, MetricTenantRow).values(tenant_id=tenant_id, point_count=added)
+    total = {'point_count': MetricTenantRow.point_count + added}
+    insert = insert.on_conflict_do_update(index_elements=['tenant_id'], set_=total)
+    count = await connection.scalar(insert.returning(MetricTenantRow.point_count))
+    if limit is not None and added > 0 and limit < (count or 0):
+        raise TenantMetricsFull('metric_points', limit)
+
+
+async def _write(
+    connection: AsyncConnection, run: EntryKey, changed: Mapping[ChunkKey, bytes], *, revision: int
+) -> None:
+    key = {**key_of(run), 'revision': revision}
     rows = [{**key, 'name': name, 'chunk': chunk, 'points': data} for (name, chunk), data in sorted(changed.items())]
     insert = insert_into(connection, MetricChunkRow)
-    index, points = [*key, 'name', 'chunk'], {'points': insert.excluded.points}
-    await connection.execute(insert.on_conflict_do_update(index_elements=index, set_=points), rows)
+    values = {name: insert.excluded[name] for name in ('points', 'revision')}
+    index = ['tenant_id', 'run_id', 'name', 'chunk']
+    await connection.execute(insert.on_conflict_do_update(index_elements=index, set_=values), rows)
 
 
 def _series_of(rows: Sequence[Any], wanted: MetricFilter) -> list[Series]:
@@ -200,11 +269,30 @@ def _series_of(rows: Sequence[Any], wanted: MetricFilter) -> list[Series]:
 def _one_series(name: str, points: Points, wanted: MetricFilter, max_points: int) -> Series:
     begin, end = points['step'].searchsorted([wanted.begin_step, wanted.end_step or 0])
     chosen = points[begin : None if wanted.end_step is None else end]
-    listed = reduced(chosen, max_points)
+    return _series(name, reduced(chosen, max_points), point_count=len(chosen))
+
+
+def _changes_of(rows: Sequence[Any], wanted: MetricFilter, after: int, until: int) -> list[Series] | None:
+    chunks: dict[str, list[bytes]] = {}
+    for name, _, points in sorted(rows, key=lambda row: (row[0], row[1])):
+        chunks.setdefault(name, []).append(bytes(points))
+    found: list[Series] = []
+    for name, parts in chunks.items():
+        points = joined(parts)
+        times = points['time_us']
+        chosen = points[(times > after) & (times <= until) & (points['step'] >= wanted.begin_step)]
+        if len(chosen) > wanted.max_points:
+            return None
+        if len(chosen):
+            found.append(_series(name, chosen, point_count=len(chosen)))
+    return found if fits(found, wanted) else None
+
+
+def _series(name: str, points: Points, *, point_count: int) -> Series:
     return Series(
         name=name,
-        steps=listed['step'].tolist(),
-        values=listed['value'].tolist(),
-        times_us=listed['time_us'].tolist(),
-        point_count=len(chosen),
+        steps=points['step'].tolist(),
+        values=points['value'].tolist(),
+        times_us=points['time_us'].tolist(),
+        point_count=point_count,
     )

@@ -24,6 +24,8 @@ class Quota:
     """Maximum total size of checkpoints, datasets and uploaded files."""
     weight: float | None = None
     """Relative share when several tenants wait; None means 1."""
+    metric_points: int | None = None
+    """Maximum number of stored points of metrics."""
 
     def over(self, default: 'Quota') -> 'Quota':
         """Return this quota with unset limits taken from `default`."""
@@ -99,6 +101,8 @@ class Usage:
     work: Work
     stored_bytes: int
     """Current size of the run's checkpoints. If `run_id` is empty: that of the tenant's datasets and uploads."""
+    metric_point_count: int = 0
+    """Current number of stored points of the run's metrics."""
 
 
 @dataclass(frozen=True, kw_only=True)

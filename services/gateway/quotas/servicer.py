@@ -22,7 +22,14 @@ from twinkle.api.gateway.v1 import catalogue_service_pb2, quota_service_pb2_grpc
 from twinkle.api.gateway.v1 import quota_service_pb2 as messages
 
 Context = grpc.aio.ServicerContext[Any, Any]
-_MINIMUMS = {'max_adapters': 0, 'tokens_per_second': 1, 'burst_tokens': 1, 'concurrent_samples': 0, 'stored_bytes': 0}
+_MINIMUMS = {
+    'max_adapters': 0,
+    'tokens_per_second': 1,
+    'burst_tokens': 1,
+    'concurrent_samples': 0,
+    'stored_bytes': 0,
+    'metric_points': 0,
+}
 
 
 class QuotaServicer(quota_service_pb2_grpc.QuotaServiceServicer):
@@ -98,6 +105,11 @@ def period_from_proto(request: Any) -> TimeRange:
 
 def usages_to_proto(usages: Iterable[Usage]) -> list[catalogue_service_pb2.Usage]:
     return [
-        catalogue_service_pb2.Usage(run_id=item.run_id, stored_bytes=item.stored_bytes, **vars(item.work))
+        catalogue_service_pb2.Usage(
+            run_id=item.run_id,
+            stored_bytes=item.stored_bytes,
+            metric_point_count=item.metric_point_count,
+            **vars(item.work),
+        )
         for item in usages
     ]

@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import Mapped, mapped_column
 
 from services.gateway.catalogue.sql import CheckpointRow, RunRow, is_existing_checkpoint
+from services.gateway.metrics.sql import MetricRunRow
 from services.gateway.quotas.rules import Quota, Reading, TenantQuota, Usage, UsageBatch, Work, hour_of
 from services.gateway.store.base import DELETED_AT_ONCE, Base, SqlStore, as_row, delete_all, insert_into
 
@@ -31,6 +32,7 @@ class QuotaRow(Base):
     concurrent_samples: Mapped[int | None]
     stored_bytes: Mapped[int | None]
     weight: Mapped[float | None]
+    metric_points: Mapped[int | None]
 
 
 class SqlQuotaStore(SqlStore):
@@ -102,11 +104,18 @@ class SqlUsageStore(SqlStore):
         async with self._database.read() as connection:
             rows = (await connection.execute(_work_query(tenant_id, begin, end))).all()
             stored: Sequence[Any] = (await connection.execute(_stored_query(tenant_id))).all()
+            logged: Sequence[Any] = (await connection.execute(_points_query(tenant_id))).all()
         works = {run_id: Work(**dict(zip(_COUNTS, map(int, counts), strict=True))) for run_id, *counts in rows}
         sizes: dict[str, int] = {run_id: int(size_bytes) for run_id, size_bytes in stored}
+        points: dict[str, int] = {run_id: int(count) for run_id, count in logged}
         return [
-            Usage(run_id=run_id, work=works.get(run_id, Work()), stored_bytes=sizes.get(run_id, 0))
-            for run_id in sorted({*works, *sizes})
+            Usage(
+                run_id=run_id,
+                work=works.get(run_id, Work()),
+                stored_bytes=sizes.get(run_id, 0),
+                metric_point_count=points.get(run_id, 0),
+            )
+            for run_id in sorted({*works, *sizes, *points})
         ]
 
     async def stored_bytes(self, tenant_id: str) -> int:
@@ -193,3 +202,9 @@ def _work_query(tenant_id: str, begin: datetime | None, end: datetime | None) ->
 def _stored_query(tenant_id: str) -> Select[Any]:
     query = select(CheckpointRow.run_id, func.sum(CheckpointRow.size_bytes)).group_by(CheckpointRow.run_id)
     return cast('Select[Any]', query.where(is_existing_checkpoint(tenant_id)))
+
+
+def _points_query(tenant_id: str) -> Select[Any]:
+    row = MetricRunRow
+    query = select(row.run_id, row.point_count).where(row.tenant_id == tenant_id, row.point_count > 0)
+    return cast('Select[Any]', query)

@@ -107,6 +107,12 @@ shared_memory = Gauge('twinkle.shared_memory', 'By', 'Shared memory that version
 fleet_members = Gauge(
     'twinkle.fleet.members', '{sampler}', 'Samplers of the fleet.', (Label('state', ('ready', 'draining', 'lost')),)
 )
+dropped_reports = Counter(
+    'twinkle.metric.reports.dropped',
+    '{report}',
+    'Reports of training steps that were not stored, because of a quota or damaged points.',
+    (Label('quota', ('metric_points', 'metric_points_per_run', 'metric_names_per_run', 'damaged')),),
+)
 futures_waiting = Gauge('twinkle.futures.waiting', '{future}', 'Futures that are not finished.')
 
 

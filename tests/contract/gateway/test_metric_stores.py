@@ -1,4 +1,4 @@
-"""Contract tests of the store of metrics, on SQLite and PostgreSQL, against points in memory."""
+"""Contract tests of the stores of metrics, in memory, on SQLite and on PostgreSQL."""
 
 import asyncio
 import math
@@ -6,15 +6,18 @@ import random
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import update
 
 from fixtures.gateway_entries import RUN, START
+from fixtures.metric_store import MemoryMetricStore
 from services.gateway.catalogue.sql import SqlRunStore
 from services.gateway.errors import MetricsFull, RunDataDamaged
-from services.gateway.metrics.rules import MAX_LISTED, MAX_NAMES, MAX_STEP, MetricFilter, Point, Report
+from services.gateway.metrics.ports import MetricStore
+from services.gateway.metrics.rules import MAX_LISTED, MAX_NAMES, MAX_STEP, MetricFilter, Point, PointLimits, Report
 from services.gateway.metrics.sql import MetricChunkRow, SqlEndedMetrics, SqlMetricStore
 from services.gateway.store.database import Database
 
@@ -30,25 +33,34 @@ async def database(database_url: str) -> AsyncIterator[Database]:
     await database.close()
 
 
-@pytest.fixture
-def store(database: Database) -> SqlMetricStore:
-    """Empty store."""
-    return SqlMetricStore(database)
+@pytest.fixture(params=['memory', 'sqlite', 'postgres'])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[MetricStore]:
+    """Empty store of one implementation."""
+    if request.param == 'memory':
+        yield MemoryMetricStore()
+        return
+    is_postgres = request.param == 'postgres'
+    url = request.getfixturevalue('postgres_database') if is_postgres else f'sqlite:///{tmp_path / "gateway.db"}'
+    database = await Database.open(url)
+    yield SqlMetricStore(database)
+    await database.close()
 
 
 async def _save(
-    store: SqlMetricStore,
+    store: MetricStore,
     points: list[Point],
     owner: tuple[str, str] = ('alice', 'ad-1'),
     *,
     moment: datetime = START,
     max_points: int = 10**6,
+    tenant_points: int | None = None,
 ) -> None:
+    limits = PointLimits(per_run=max_points, per_tenant=tenant_points)
     for begin in range(0, len(points), 1000):
-        await store.save(*owner, points[begin : begin + 1000], moment=moment, max_points=max_points)
+        await store.save(*owner, points[begin : begin + 1000], moment=moment, limits=limits)
 
 
-async def _metrics(store: SqlMetricStore, owner: tuple[str, str] = ('alice', 'ad-1'), **wanted: Any) -> dict[str, Any]:
+async def _metrics(store: MetricStore, owner: tuple[str, str] = ('alice', 'ad-1'), **wanted: Any) -> dict[str, Any]:
     return {series.name: series for series in await store.list_of(*owner, MetricFilter(**wanted))}
 
 
@@ -167,8 +179,9 @@ async def test_names_of_a_run_are_limited(store):
     await _save(store, [Point('more', 0, 1.0)], ('alice', 'ad-2'))
 
 
-async def test_metrics_of_runs_that_are_no_longer_listed_are_removed(database, store):
+async def test_metrics_of_runs_that_are_no_longer_listed_are_removed(database):
     """Old metrics of unknown runs are removed; those of listed runs, and newer ones, stay."""
+    store = SqlMetricStore(database)
     await SqlRunStore(database).save(replace(RUN, tenant_id='alice', run_id='ad-1'))
     await SqlRunStore(database).save(replace(RUN, tenant_id='bob', run_id='ad-2'))
     points = [Point(f'm{index}', 0, 1.0) for index in range(700)]
@@ -191,7 +204,7 @@ async def test_each_report_is_stored_once(store):
     await _save(store, [Point('own', 1, 7.0)])
     first, second = _report(2, Point('loss', 1, 3.0)), _report(4, Point('loss', 2, 2.0), Point('rate', 2, 0.1))
     for reports in ([first], [first, second], [_report(4, Point('loss', 2, 9.0))], []):
-        await save('alice', 'ad-1', reports, moment=START, max_points=100)
+        await save('alice', 'ad-1', reports, moment=START, limits=PointLimits(per_run=100))
     found = await _metrics(store)
     assert {name: (series.steps, series.values) for name, series in found.items()} == {
         'loss': ([1, 2], [3.0, 2.0]),
@@ -199,7 +212,7 @@ async def test_each_report_is_stored_once(store):
         'rate': ([2], [0.1]),
     }
     # After an undo, the same step is reported again with a later number.
-    await save('alice', 'ad-1', [_report(9, Point('loss', 2, 1.5))], moment=START, max_points=100)
+    await save('alice', 'ad-1', [_report(9, Point('loss', 2, 1.5))], moment=START, limits=PointLimits(per_run=100))
     assert (await _metrics(store))['loss'].values == [3.0, 1.5]
 
 
@@ -209,7 +222,9 @@ async def test_gateways_store_the_reports_of_a_run_once(database, database_url):
     stores = [SqlMetricStore(database), SqlMetricStore(other)]
     reports = [_report(number, Point('loss', number % 7, float(number))) for number in range(1, 40)]
     calls = [
-        stores[index % 2].save_reports('alice', 'ad-1', reports[index : index + 8], moment=START, max_points=100)
+        stores[index % 2].save_reports(
+            'alice', 'ad-1', reports[index : index + 8], moment=START, limits=PointLimits(per_run=100)
+        )
         for index in range(32)
     ]
     await asyncio.gather(*calls)
@@ -222,30 +237,32 @@ async def test_gateways_store_the_reports_of_a_run_once(database, database_url):
 async def test_reports_count_against_the_limit_of_a_run(store):
     """Reports beyond the limit raise MetricsFull and store nothing, and the reports before them stay."""
     reports = [_report(number, Point('loss', number, 1.0)) for number in range(1, 6)]
-    await store.save_reports('alice', 'ad-1', reports[:3], moment=START, max_points=4)
+    await store.save_reports('alice', 'ad-1', reports[:3], moment=START, limits=PointLimits(per_run=4))
     with pytest.raises(MetricsFull):
-        await store.save_reports('alice', 'ad-1', reports[3:], moment=START, max_points=4)
+        await store.save_reports('alice', 'ad-1', reports[3:], moment=START, limits=PointLimits(per_run=4))
     assert (await _metrics(store))['loss'].steps == [1, 2, 3]
-    await store.save_reports('alice', 'ad-1', reports[3:4], moment=START, max_points=4)
+    await store.save_reports('alice', 'ad-1', reports[3:4], moment=START, limits=PointLimits(per_run=4))
     assert (await _metrics(store))['loss'].steps == [1, 2, 3, 4]
 
 
-async def test_damaged_points_affect_only_their_run(database, store):
-    """Damaged points of a run are an error of this run, for lists, logged values and reports."""
+async def test_damaged_points_affect_only_their_run(database):
+    """Damaged points of a run are an error of this run, for lists, changes, logged values and reports."""
+    store = SqlMetricStore(database)
     await _save(store, [Point('x', 1, 1.0)])
     async with database.write() as connection:
         await connection.execute(update(MetricChunkRow).values(points=b'damaged'))
     report = Report(sequence_number=2, points=[Point('x', 2, 1.0)])
     for call in (
         lambda: _metrics(store),
+        lambda: store.list_changes('alice', 'ad-1', MetricFilter(), after=0, until=2**60),
         lambda: _save(store, [Point('x', 2, 1.0)]),
-        lambda: store.save_reports('alice', 'ad-1', [report], moment=START, max_points=9),
+        lambda: store.save_reports('alice', 'ad-1', [report], moment=START, limits=PointLimits(per_run=9)),
     ):
         with pytest.raises(RunDataDamaged) as caught:
             await call()
         assert dict(caught.value.metadata()) == {'id': 'ad-1', 'kind': 'metrics'}
     other = 'alice', 'ad-2'
-    await store.save_reports(*other, [report], moment=START, max_points=9)
+    await store.save_reports(*other, [report], moment=START, limits=PointLimits(per_run=9))
     assert (await _metrics(store, other))['x'].steps == [2]
 
 
@@ -254,5 +271,5 @@ async def test_reports_with_too_many_names_are_refused(store, count):
     """A report with more names than a run may have is refused, even with more names than a statement has parameters."""
     report = Report(sequence_number=2, points=[Point(f'x{index}', 2, 1.0) for index in range(count)])
     with pytest.raises(MetricsFull, match='metric_names_per_run'):
-        await store.save_reports('alice', 'ad-1', [report], moment=START, max_points=10**6)
+        await store.save_reports('alice', 'ad-1', [report], moment=START, limits=PointLimits(per_run=10**6))
     assert await _metrics(store) == {}

@@ -9,9 +9,10 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Connection, text
 
 import services.gateway.__main__  # noqa: F401 (imports every feature, which registers its tables)
+from services.gateway.errors import TenantMetricsFull
 from services.gateway.keys.rules import Tenant
 from services.gateway.keys.sql import SqlTenantStore
-from services.gateway.metrics.rules import MetricFilter, Point, Report
+from services.gateway.metrics.rules import MetricFilter, Point, PointLimits, Report
 from services.gateway.metrics.sql import SqlMetricStore
 from services.gateway.store.base import Base
 from services.gateway.store.database import Database
@@ -58,8 +59,9 @@ def _remove_later_tables(connection: Connection) -> None:
     is_sealed = connection.dialect.name == 'sqlite'
     if is_sealed:
         sqlite_seals.remove(raw)
-    for table in ('creations', 'metric_runs', 'metric_chunks', 'rollout_runs', 'rollout_groups'):
+    for table in ('creations', 'metric_runs', 'metric_chunks', 'rollout_runs', 'rollout_groups', 'metric_tenants'):
         connection.execute(text(f'DROP TABLE {table}'))
+    connection.execute(text('ALTER TABLE quotas DROP COLUMN metric_points'))
     connection.execute(text("UPDATE alembic_version SET version_num = 'r0011'"))
     if is_sealed:
         sqlite_seals.install(raw)
@@ -86,8 +88,11 @@ def _remove_report_numbers(connection: Connection) -> None:
     is_sealed = connection.dialect.name == 'sqlite'
     if is_sealed:
         sqlite_seals.remove(raw)
-    connection.execute(text('ALTER TABLE metric_runs DROP COLUMN sequence_number'))
-    for table in ('rollout_runs', 'rollout_groups'):
+    connection.execute(text('DROP INDEX ix_metric_chunks_revision'))
+    columns = ('metric_runs', 'sequence_number'), ('metric_runs', 'revision'), ('metric_chunks', 'revision')
+    for table, column in (*columns, ('quotas', 'metric_points')):
+        connection.execute(text(f'ALTER TABLE {table} DROP COLUMN {column}'))
+    for table in ('rollout_runs', 'rollout_groups', 'metric_tenants'):
         connection.execute(text(f'DROP TABLE {table}'))
     connection.execute(text("UPDATE alembic_version SET version_num = 'r0013'"))
     if is_sealed:
@@ -95,16 +100,18 @@ def _remove_report_numbers(connection: Connection) -> None:
 
 
 async def test_stored_metrics_stay_after_an_upgrade(database_url: str) -> None:
-    """Metrics of a database at revision r0013 are readable, and reports are added to them."""
+    """Metrics of a database at revision r0013 are readable and counted, and reports are added to them."""
     database = await Database.open(database_url)
     key, moment = ('alice', 'ad-1'), FakeClock().now()
-    await SqlMetricStore(database).save(*key, [Point('x', 0, 1.0)], moment=moment, max_points=10)
+    await SqlMetricStore(database).save(*key, [Point('x', 0, 1.0)], moment=moment, limits=PointLimits(per_run=10))
     async with database.write() as connection:
         await connection.run_sync(_remove_report_numbers)
     await database.close()
     reopened = await Database.open(database_url)
     store, report = SqlMetricStore(reopened), Report(sequence_number=1, points=[Point('x', 1, 2.0)])
-    await store.save_reports(*key, [report], moment=moment, max_points=10)
+    with pytest.raises(TenantMetricsFull):
+        await store.save_reports(*key, [report], moment=moment, limits=PointLimits(per_run=10, per_tenant=1))
+    await store.save_reports(*key, [report], moment=moment, limits=PointLimits(per_run=10, per_tenant=2))
     (series,) = await store.list_of(*key, MetricFilter())
     assert series.values == [1.0, 2.0]
     await reopened.close()

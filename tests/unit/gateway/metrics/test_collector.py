@@ -1,18 +1,22 @@
 """The collector stores reports of the model services once, and keeps them while the database does not respond."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 
 import pytest
+from structlog.testing import capture_logs
 
-from services.gateway.errors import MetricsFull, RunDataDamaged
+from fixtures.recorded_metrics import metric
+from services.gateway.catalogue.rules import EntryKey
+from services.gateway.errors import MetricsFull, RunDataDamaged, TenantMetricsFull
 from services.gateway.metrics.collector import MAX_WAITING, MetricCollector
-from services.gateway.metrics.rules import MetricFilter, Point, Report, RunReports, Series
+from services.gateway.metrics.rules import MetricFilter, Point, PointLimits, Report, RunReports, Series
 from services.kit.clock import FakeClock
 from services.kit.errors import ServiceUnreachable
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
+LIMITS = PointLimits(per_run=100)
 
 
 class MemoryStore:
@@ -24,12 +28,12 @@ class MemoryStore:
         self.call_count = 0
 
     async def save(
-        self, tenant_id: str, run_id: str, points: Sequence[Point], *, moment: datetime, max_points: int
+        self, tenant_id: str, run_id: str, points: Sequence[Point], *, moment: datetime, limits: PointLimits
     ) -> None:
         raise NotImplementedError
 
     async def save_reports(
-        self, tenant_id: str, run_id: str, reports: Sequence[Report], *, moment: datetime, max_points: int
+        self, tenant_id: str, run_id: str, reports: Sequence[Report], *, moment: datetime, limits: PointLimits
     ) -> None:
         self.call_count += 1
         if self.failures:
@@ -37,6 +41,14 @@ class MemoryStore:
         self.saved.setdefault((tenant_id, run_id), []).extend(report.sequence_number for report in reports)
 
     async def list_of(self, tenant_id: str, run_id: str, wanted: MetricFilter) -> Sequence[Series]:
+        raise NotImplementedError
+
+    async def revisions_of(self, runs: Collection[EntryKey]) -> Mapping[EntryKey, int]:
+        raise NotImplementedError
+
+    async def list_changes(
+        self, tenant_id: str, run_id: str, wanted: MetricFilter, *, after: int, until: int
+    ) -> Sequence[Series] | None:
         raise NotImplementedError
 
 
@@ -55,7 +67,7 @@ def store() -> MemoryStore:
 @pytest.fixture
 def collector(store: MemoryStore) -> MetricCollector:
     """Collector of the store."""
-    return MetricCollector(store, clock=FakeClock(), max_points=100, pause=lambda _: asyncio.sleep(0))
+    return MetricCollector(store, clock=FakeClock(), limits_of=lambda _: LIMITS, pause=lambda _: asyncio.sleep(0))
 
 
 async def test_repeated_reports_are_stored_once(store: MemoryStore, collector: MetricCollector) -> None:
@@ -82,7 +94,10 @@ async def test_reports_wait_while_the_database_does_not_respond(store: MemorySto
     assert store.saved == {('alice', 'ad-1'): [2, 4], ('alice', 'ad-2'): [3]}
 
 
-@pytest.mark.parametrize('error', [MetricsFull('metric_points_per_run', 100), RunDataDamaged('ad-1', 'metrics')])
+@pytest.mark.parametrize(
+    'error',
+    [MetricsFull('metric_points_per_run', 100), TenantMetricsFull('metric_points', 100), RunDataDamaged('ad-1', 'metrics')],
+)
 async def test_unusable_run_does_not_stop_the_others(
     store: MemoryStore, collector: MetricCollector, error: Exception
 ) -> None:
@@ -121,3 +136,19 @@ async def test_waiting_reports_are_limited(store: MemoryStore, collector: Metric
     await collector.save(reports(*last))
     await collector.flush()
     assert store.saved[('alice', 'ad-1')][-9:] == [MAX_WAITING, *last]
+
+
+async def test_dropped_reports_are_counted_and_logged_once(store: MemoryStore, collector: MetricCollector) -> None:
+    """A tenant over its limit causes one log line for all its runs, until a report is stored again."""
+    before = metric('twinkle_metric_reports_dropped_total', quota='metric_points')
+    lines: list[list[str]] = []
+    for number in range(1, 5):
+        store.failures += [TenantMetricsFull('metric_points', 100)] * 2 if number != 3 else []
+        await collector.save(reports(number))
+        await collector.save(reports(number, run_id='ad-2'))
+        with capture_logs() as logs:
+            await collector.flush()
+        lines.append([f'{line["tenant"]} {line["quota"]}' for line in logs if line['log_level'] == 'warning'])
+    assert lines == [['alice metric_points'], [], [], ['alice metric_points']]
+    assert metric('twinkle_metric_reports_dropped_total', quota='metric_points') == before + 6
+    assert store.saved == {('alice', 'ad-1'): [3], ('alice', 'ad-2'): [3]}

@@ -484,6 +484,7 @@ class Usage(_message.Message):
     STORED_BYTES_FIELD_NUMBER: _builtins.int
     OPERATION_COUNT_FIELD_NUMBER: _builtins.int
     PROMPT_COUNT_FIELD_NUMBER: _builtins.int
+    METRIC_POINT_COUNT_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Id of the run whose weights were used. Empty for the base models without an adapter, and for usage that is older
     than 30 days and belongs to runs that are no longer listed.
@@ -502,6 +503,8 @@ class Usage(_message.Message):
     """Number of training operations that used up a sequence number."""
     prompt_count: _builtins.int
     """Number of sampled prompts and of scored sequences."""
+    metric_point_count: _builtins.int
+    """Number of values of metrics that are stored now, independent of the requested period."""
     def __init__(
         self,
         *,
@@ -512,10 +515,11 @@ class Usage(_message.Message):
         stored_bytes: _builtins.int = ...,
         operation_count: _builtins.int = ...,
         prompt_count: _builtins.int = ...,
+        metric_point_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["operation_count", b"operation_count", "prompt_count", b"prompt_count", "prompt_token_count", b"prompt_token_count", "run_id", b"run_id", "sampled_token_count", b"sampled_token_count", "stored_bytes", b"stored_bytes", "trained_token_count", b"trained_token_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metric_point_count", b"metric_point_count", "operation_count", b"operation_count", "prompt_count", b"prompt_count", "prompt_token_count", b"prompt_token_count", "run_id", b"run_id", "sampled_token_count", b"sampled_token_count", "stored_bytes", b"stored_bytes", "trained_token_count", b"trained_token_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+twinkle/api/gateway/v1/metric_service.proto\x12\x16twinkle.api.gateway.v1\"U\n\x0bMetricPoint\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\x04step\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\x05value\x18\x03 \x01(\x01H\x01\x88\x01\x01\x42\x07\n\x05_stepB\x08\n\x06_value\"X\n\x11LogMetricsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x33\n\x06points\x18\x02 \x03(\x0b\x32#.twinkle.api.gateway.v1.MetricPoint\"\x14\n\x12LogMetricsResponse\"~\n\x11GetMetricsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05names\x18\x02 \x03(\t\x12\x12\n\nbegin_step\x18\x03 \x01(\x03\x12\x15\n\x08\x65nd_step\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nmax_points\x18\x05 \x01(\x05\x42\x0b\n\t_end_step\"b\n\x0cMetricSeries\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05steps\x18\x02 \x03(\x03\x12\x0e\n\x06values\x18\x03 \x03(\x01\x12\x10\n\x08times_us\x18\x04 \x03(\x03\x12\x13\n\x0bpoint_count\x18\x05 \x01(\x03\"J\n\x12GetMetricsResponse\x12\x34\n\x06series\x18\x01 \x03(\x0b\x32$.twinkle.api.gateway.v1.MetricSeries2\xde\x01\n\rMetricService\x12\x63\n\nLogMetrics\x12).twinkle.api.gateway.v1.LogMetricsRequest\x1a*.twinkle.api.gateway.v1.LogMetricsResponse\x12h\n\nGetMetrics\x12).twinkle.api.gateway.v1.GetMetricsRequest\x1a*.twinkle.api.gateway.v1.GetMetricsResponse\"\x03\x90\x02\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+twinkle/api/gateway/v1/metric_service.proto\x12\x16twinkle.api.gateway.v1\"U\n\x0bMetricPoint\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\x04step\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\x05value\x18\x03 \x01(\x01H\x01\x88\x01\x01\x42\x07\n\x05_stepB\x08\n\x06_value\"X\n\x11LogMetricsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x33\n\x06points\x18\x02 \x03(\x0b\x32#.twinkle.api.gateway.v1.MetricPoint\"\x14\n\x12LogMetricsResponse\"~\n\x11GetMetricsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05names\x18\x02 \x03(\t\x12\x12\n\nbegin_step\x18\x03 \x01(\x03\x12\x15\n\x08\x65nd_step\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nmax_points\x18\x05 \x01(\x05\x42\x0b\n\t_end_step\"b\n\x0cMetricSeries\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05steps\x18\x02 \x03(\x03\x12\x0e\n\x06values\x18\x03 \x03(\x01\x12\x10\n\x08times_us\x18\x04 \x03(\x03\x12\x13\n\x0bpoint_count\x18\x05 \x01(\x03\"J\n\x12GetMetricsResponse\x12\x34\n\x06series\x18\x01 \x03(\x0b\x32$.twinkle.api.gateway.v1.MetricSeries\"2\n\nWatchedRun\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x14\n\x0cresume_token\x18\x02 \x01(\t\"~\n\x13WatchMetricsRequest\x12\x30\n\x04runs\x18\x01 \x03(\x0b\x32\".twinkle.api.gateway.v1.WatchedRun\x12\r\n\x05names\x18\x02 \x03(\t\x12\x12\n\nbegin_step\x18\x03 \x01(\x03\x12\x12\n\nmax_points\x18\x04 \x01(\x05\"\x87\x01\n\x14WatchMetricsResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x34\n\x06series\x18\x02 \x03(\x0b\x32$.twinkle.api.gateway.v1.MetricSeries\x12\x13\n\x0bis_snapshot\x18\x03 \x01(\x08\x12\x14\n\x0cresume_token\x18\x04 \x01(\t2\xd0\x02\n\rMetricService\x12\x63\n\nLogMetrics\x12).twinkle.api.gateway.v1.LogMetricsRequest\x1a*.twinkle.api.gateway.v1.LogMetricsResponse\x12h\n\nGetMetrics\x12).twinkle.api.gateway.v1.GetMetricsRequest\x1a*.twinkle.api.gateway.v1.GetMetricsResponse\"\x03\x90\x02\x01\x12p\n\x0cWatchMetrics\x12+.twinkle.api.gateway.v1.WatchMetricsRequest\x1a,.twinkle.api.gateway.v1.WatchMetricsResponse\"\x03\x90\x02\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,6 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_METRICSERVICE'].methods_by_name['GetMetrics']._loaded_options = None
   _globals['_METRICSERVICE'].methods_by_name['GetMetrics']._serialized_options = b'\220\002\001'
+  _globals['_METRICSERVICE'].methods_by_name['WatchMetrics']._loaded_options = None
+  _globals['_METRICSERVICE'].methods_by_name['WatchMetrics']._serialized_options = b'\220\002\001'
   _globals['_METRICPOINT']._serialized_start=71
   _globals['_METRICPOINT']._serialized_end=156
   _globals['_LOGMETRICSREQUEST']._serialized_start=158
@@ -45,6 +47,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_METRICSERIES']._serialized_end=496
   _globals['_GETMETRICSRESPONSE']._serialized_start=498
   _globals['_GETMETRICSRESPONSE']._serialized_end=572
-  _globals['_METRICSERVICE']._serialized_start=575
-  _globals['_METRICSERVICE']._serialized_end=797
+  _globals['_WATCHEDRUN']._serialized_start=574
+  _globals['_WATCHEDRUN']._serialized_end=624
+  _globals['_WATCHMETRICSREQUEST']._serialized_start=626
+  _globals['_WATCHMETRICSREQUEST']._serialized_end=752
+  _globals['_WATCHMETRICSRESPONSE']._serialized_start=755
+  _globals['_WATCHMETRICSRESPONSE']._serialized_end=890
+  _globals['_METRICSERVICE']._serialized_start=893
+  _globals['_METRICSERVICE']._serialized_end=1229
 # @@protoc_insertion_point(module_scope)

@@ -217,3 +217,113 @@ class GetMetricsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetMetricsResponse: _TypeAlias = GetMetricsResponse  # noqa: Y015
+
+@_typing.final
+class WatchedRun(_message.Message):
+    """A run that WatchMetrics follows."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    RESUME_TOKEN_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    """Id of the run. Required."""
+    resume_token: _builtins.str
+    """The `resume_token` of the last message about this run, from any gateway of the deployment and with the same
+    selection. If empty, the watch of the run begins with all selected points.
+    """
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        resume_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["resume_token", b"resume_token", "run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchedRun: _TypeAlias = WatchedRun  # noqa: Y015
+
+@_typing.final
+class WatchMetricsRequest(_message.Message):
+    """Request message for WatchMetrics."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUNS_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
+    BEGIN_STEP_FIELD_NUMBER: _builtins.int
+    MAX_POINTS_FIELD_NUMBER: _builtins.int
+    begin_step: _builtins.int
+    """Returns only points at this step or later. Not negative."""
+    max_points: _builtins.int
+    """Maximum number of points of each metric in a message, as in GetMetricsRequest."""
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___WatchedRun]:
+        """Runs to watch, 1 to 20, each once."""
+
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the metrics to return, at most 100. Empty selects all, including those that are stored later."""
+
+    def __init__(
+        self,
+        *,
+        runs: _abc.Iterable[Global___WatchedRun] | None = ...,
+        names: _abc.Iterable[_builtins.str] | None = ...,
+        begin_step: _builtins.int = ...,
+        max_points: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_step", b"begin_step", "max_points", b"max_points", "names", b"names", "runs", b"runs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchMetricsRequest: _TypeAlias = WatchMetricsRequest  # noqa: Y015
+
+@_typing.final
+class WatchMetricsResponse(_message.Message):
+    """Streamed response message for WatchMetrics: points of one run. A message may be received twice: a point replaces the
+    receiver's point with the same name and step.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    SERIES_FIELD_NUMBER: _builtins.int
+    IS_SNAPSHOT_FIELD_NUMBER: _builtins.int
+    RESUME_TOKEN_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    """Id of the run."""
+    is_snapshot: _builtins.bool
+    """Whether the message has all selected points of the run, reduced as by GetMetrics, so that the receiver removes the
+    points that it has. This is the first message about a run without a resume token. It is also sent later if there
+    are too many new points for a message, for example because the receiver read slowly, or if the resume token is
+    newer than the stored points, because the database was restored.
+    """
+    resume_token: _builtins.str
+    """Token for resuming the watch of this run after this message."""
+    @_builtins.property
+    def series(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetricSeries]:
+        """Metrics by ascending name. If `is_snapshot` is false, they have all points that were stored since the previous
+        message, and `point_count` is the number of these points.
+        """
+
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        series: _abc.Iterable[Global___MetricSeries] | None = ...,
+        is_snapshot: _builtins.bool = ...,
+        resume_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_snapshot", b"is_snapshot", "resume_token", b"resume_token", "run_id", b"run_id", "series", b"series"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchMetricsResponse: _TypeAlias = WatchMetricsResponse  # noqa: Y015

@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class MetricServiceStub:
     """Stores and returns the metrics of runs. Runs of other tenants are reported as NOT_FOUND. The metrics of a run are
-    stored for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; GetMetrics accepts any valid API key.
+    stored for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; the other methods accept any valid API key.
     """
 
     def __init__(self, channel):
@@ -46,18 +46,24 @@ class MetricServiceStub:
                 request_serializer=twinkle_dot_api_dot_gateway_dot_v1_dot_metric__service__pb2.GetMetricsRequest.SerializeToString,
                 response_deserializer=twinkle_dot_api_dot_gateway_dot_v1_dot_metric__service__pb2.GetMetricsResponse.FromString,
                 _registered_method=True)
+        self.WatchMetrics = channel.unary_stream(
+                '/twinkle.api.gateway.v1.MetricService/WatchMetrics',
+                request_serializer=twinkle_dot_api_dot_gateway_dot_v1_dot_metric__service__pb2.WatchMetricsRequest.SerializeToString,
+                response_deserializer=twinkle_dot_api_dot_gateway_dot_v1_dot_metric__service__pb2.WatchMetricsResponse.FromString,
+                _registered_method=True)
 
 
 class MetricServiceServicer:
     """Stores and returns the metrics of runs. Runs of other tenants are reported as NOT_FOUND. The metrics of a run are
-    stored for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; GetMetrics accepts any valid API key.
+    stored for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; the other methods accept any valid API key.
     """
 
     def LogMetrics(self, request, context):
         """Stores values of metrics. A value that is logged again for the same name and step replaces the earlier one, so a
         repeated request stores the same values again. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND); RESOURCE_EXHAUSTED
-        (ERROR_REASON_QUOTA_EXCEEDED) if the run would have too many points, or more than 1000 names, and DATA_LOSS
-        (ERROR_REASON_STORED_DATA_DAMAGED) if its stored points are damaged; nothing is stored.
+        (ERROR_REASON_QUOTA_EXCEEDED) if the run would have too many points or more than 1000 names, or if the runs of the
+        tenant would have more points than `metric_points` of its quota, and DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED) if
+        its stored points are damaged; nothing is stored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -66,6 +72,18 @@ class MetricServiceServicer:
     def GetMetrics(self, request, context):
         """Returns the metrics of a run. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND); DATA_LOSS
         (ERROR_REASON_STORED_DATA_DAMAGED) if its stored points are damaged.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchMetrics(self, request, context):
+        """Follows the metrics of runs: first a message about each run, then the points that any gateway of the deployment
+        stores, usually within a second. The stream continues after a run has ended, because programs may still log values.
+        A slow reader receives the newest values only. Errors: INVALID_ARGUMENT, which names the field; NOT_FOUND
+        (ERROR_REASON_RUN_NOT_FOUND) if a run does not exist, also once it is no longer listed; UNAVAILABLE
+        (ERROR_REASON_DRAINING) if the gateway stops: call it again with the resume tokens; DATA_LOSS
+        (ERROR_REASON_STORED_DATA_DAMAGED) if stored points are damaged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -84,6 +102,11 @@ def add_MetricServiceServicer_to_server(servicer, server):
                     request_deserializer=twinkle_dot_api_dot_gateway_dot_v1_dot_metric__service__pb2.GetMetricsRequest.FromString,
                     response_serializer=twinkle_dot_api_dot_gateway_dot_v1_dot_metric__service__pb2.GetMetricsResponse.SerializeToString,
             ),
+            'WatchMetrics': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchMetrics,
+                    request_deserializer=twinkle_dot_api_dot_gateway_dot_v1_dot_metric__service__pb2.WatchMetricsRequest.FromString,
+                    response_serializer=twinkle_dot_api_dot_gateway_dot_v1_dot_metric__service__pb2.WatchMetricsResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'twinkle.api.gateway.v1.MetricService', rpc_method_handlers)
@@ -94,7 +117,7 @@ def add_MetricServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class MetricService:
     """Stores and returns the metrics of runs. Runs of other tenants are reported as NOT_FOUND. The metrics of a run are
-    stored for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; GetMetrics accepts any valid API key.
+    stored for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; the other methods accept any valid API key.
     """
 
     @staticmethod
@@ -141,6 +164,33 @@ class MetricService:
             '/twinkle.api.gateway.v1.MetricService/GetMetrics',
             twinkle_dot_api_dot_gateway_dot_v1_dot_metric__service__pb2.GetMetricsRequest.SerializeToString,
             twinkle_dot_api_dot_gateway_dot_v1_dot_metric__service__pb2.GetMetricsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchMetrics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/twinkle.api.gateway.v1.MetricService/WatchMetrics',
+            twinkle_dot_api_dot_gateway_dot_v1_dot_metric__service__pb2.WatchMetricsRequest.SerializeToString,
+            twinkle_dot_api_dot_gateway_dot_v1_dot_metric__service__pb2.WatchMetricsResponse.FromString,
             options,
             channel_credentials,
             insecure,

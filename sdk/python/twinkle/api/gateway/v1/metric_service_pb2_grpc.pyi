@@ -14,24 +14,33 @@ GRPC_VERSION: str
 
 class MetricServiceStub:
     """Stores and returns the metrics of runs. Runs of other tenants are reported as NOT_FOUND. The metrics of a run are
-    stored for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; GetMetrics accepts any valid API key.
+    stored for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; the other methods accept any valid API key.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     LogMetrics: _aio.UnaryUnaryMultiCallable[_metric_service_pb2.LogMetricsRequest, _metric_service_pb2.LogMetricsResponse]
     """Stores values of metrics. A value that is logged again for the same name and step replaces the earlier one, so a
     repeated request stores the same values again. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND); RESOURCE_EXHAUSTED
-    (ERROR_REASON_QUOTA_EXCEEDED) if the run would have too many points, or more than 1000 names, and DATA_LOSS
-    (ERROR_REASON_STORED_DATA_DAMAGED) if its stored points are damaged; nothing is stored.
+    (ERROR_REASON_QUOTA_EXCEEDED) if the run would have too many points or more than 1000 names, or if the runs of the
+    tenant would have more points than `metric_points` of its quota, and DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED) if
+    its stored points are damaged; nothing is stored.
     """
     GetMetrics: _aio.UnaryUnaryMultiCallable[_metric_service_pb2.GetMetricsRequest, _metric_service_pb2.GetMetricsResponse]
     """Returns the metrics of a run. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND); DATA_LOSS
     (ERROR_REASON_STORED_DATA_DAMAGED) if its stored points are damaged.
     """
+    WatchMetrics: _aio.UnaryStreamMultiCallable[_metric_service_pb2.WatchMetricsRequest, _metric_service_pb2.WatchMetricsResponse]
+    """Follows the metrics of runs: first a message about each run, then the points that any gateway of the deployment
+    stores, usually within a second. The stream continues after a run has ended, because programs may still log values.
+    A slow reader receives the newest values only. Errors: INVALID_ARGUMENT, which names the field; NOT_FOUND
+    (ERROR_REASON_RUN_NOT_FOUND) if a run does not exist, also once it is no longer listed; UNAVAILABLE
+    (ERROR_REASON_DRAINING) if the gateway stops: call it again with the resume tokens; DATA_LOSS
+    (ERROR_REASON_STORED_DATA_DAMAGED) if stored points are damaged.
+    """
 
 class MetricServiceServicer(metaclass=_abc_1.ABCMeta):
     """Stores and returns the metrics of runs. Runs of other tenants are reported as NOT_FOUND. The metrics of a run are
-    stored for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; GetMetrics accepts any valid API key.
+    stored for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; the other methods accept any valid API key.
     """
 
     @_abc_1.abstractmethod
@@ -42,8 +51,9 @@ class MetricServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _abc.Awaitable[_metric_service_pb2.LogMetricsResponse]:
         """Stores values of metrics. A value that is logged again for the same name and step replaces the earlier one, so a
         repeated request stores the same values again. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND); RESOURCE_EXHAUSTED
-        (ERROR_REASON_QUOTA_EXCEEDED) if the run would have too many points, or more than 1000 names, and DATA_LOSS
-        (ERROR_REASON_STORED_DATA_DAMAGED) if its stored points are damaged; nothing is stored.
+        (ERROR_REASON_QUOTA_EXCEEDED) if the run would have too many points or more than 1000 names, or if the runs of the
+        tenant would have more points than `metric_points` of its quota, and DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED) if
+        its stored points are damaged; nothing is stored.
         """
 
     @_abc_1.abstractmethod
@@ -54,6 +64,20 @@ class MetricServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _abc.Awaitable[_metric_service_pb2.GetMetricsResponse]:
         """Returns the metrics of a run. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND); DATA_LOSS
         (ERROR_REASON_STORED_DATA_DAMAGED) if its stored points are damaged.
+        """
+
+    @_abc_1.abstractmethod
+    def WatchMetrics(
+        self,
+        request: _metric_service_pb2.WatchMetricsRequest,
+        context: _aio.ServicerContext[_metric_service_pb2.WatchMetricsRequest, _abc.AsyncIterator[_metric_service_pb2.WatchMetricsResponse]],
+    ) -> _abc.AsyncIterator[_metric_service_pb2.WatchMetricsResponse]:
+        """Follows the metrics of runs: first a message about each run, then the points that any gateway of the deployment
+        stores, usually within a second. The stream continues after a run has ended, because programs may still log values.
+        A slow reader receives the newest values only. Errors: INVALID_ARGUMENT, which names the field; NOT_FOUND
+        (ERROR_REASON_RUN_NOT_FOUND) if a run does not exist, also once it is no longer listed; UNAVAILABLE
+        (ERROR_REASON_DRAINING) if the gateway stops: call it again with the resume tokens; DATA_LOSS
+        (ERROR_REASON_STORED_DATA_DAMAGED) if stored points are damaged.
         """
 
 def add_MetricServiceServicer_to_server(servicer: MetricServiceServicer, server: _aio.Server) -> None: ...

@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from twinkle.api.gateway.v1 import catalogue_service_pb2 as twinkle_dot_api_dot_gateway_dot_v1_dot_catalogue__service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*twinkle/api/gateway/v1/quota_service.proto\x12\x16twinkle.api.gateway.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a.twinkle/api/gateway/v1/catalogue_service.proto\"\x99\x02\n\x05Quota\x12\x19\n\x0cmax_adapters\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x1e\n\x11tokens_per_second\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x19\n\x0c\x62urst_tokens\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x1f\n\x12\x63oncurrent_samples\x18\x04 \x01(\x03H\x03\x88\x01\x01\x12\x19\n\x0cstored_bytes\x18\x05 \x01(\x03H\x04\x88\x01\x01\x12\x13\n\x06weight\x18\x06 \x01(\x01H\x05\x88\x01\x01\x42\x0f\n\r_max_adaptersB\x14\n\x12_tokens_per_secondB\x0f\n\r_burst_tokensB\x15\n\x13_concurrent_samplesB\x0f\n\r_stored_bytesB\t\n\x07_weight\"$\n\x0fGetQuotaRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\"x\n\x10GetQuotaResponse\x12,\n\x05quota\x18\x01 \x01(\x0b\x32\x1d.twinkle.api.gateway.v1.Quota\x12\x36\n\x0f\x65\x66\x66\x65\x63tive_quota\x18\x02 \x01(\x0b\x32\x1d.twinkle.api.gateway.v1.Quota\"R\n\x0fSetQuotaRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12,\n\x05quota\x18\x02 \x01(\x0b\x32\x1d.twinkle.api.gateway.v1.Quota\"x\n\x10SetQuotaResponse\x12,\n\x05quota\x18\x01 \x01(\x0b\x32\x1d.twinkle.api.gateway.v1.Quota\x12\x36\n\x0f\x65\x66\x66\x65\x63tive_quota\x18\x02 \x01(\x0b\x32\x1d.twinkle.api.gateway.v1.Quota\"\x88\x01\n\x15GetTenantUsageRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12.\n\nbegin_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"G\n\x16GetTenantUsageResponse\x12-\n\x06usages\x18\x01 \x03(\x0b\x32\x1d.twinkle.api.gateway.v1.Usage2\xc7\x02\n\x0cQuotaService\x12\x62\n\x08GetQuota\x12\'.twinkle.api.gateway.v1.GetQuotaRequest\x1a(.twinkle.api.gateway.v1.GetQuotaResponse\"\x03\x90\x02\x01\x12]\n\x08SetQuota\x12\'.twinkle.api.gateway.v1.SetQuotaRequest\x1a(.twinkle.api.gateway.v1.SetQuotaResponse\x12t\n\x0eGetTenantUsage\x12-.twinkle.api.gateway.v1.GetTenantUsageRequest\x1a..twinkle.api.gateway.v1.GetTenantUsageResponse\"\x03\x90\x02\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*twinkle/api/gateway/v1/quota_service.proto\x12\x16twinkle.api.gateway.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a.twinkle/api/gateway/v1/catalogue_service.proto\"\xc7\x02\n\x05Quota\x12\x19\n\x0cmax_adapters\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x1e\n\x11tokens_per_second\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x19\n\x0c\x62urst_tokens\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x1f\n\x12\x63oncurrent_samples\x18\x04 \x01(\x03H\x03\x88\x01\x01\x12\x19\n\x0cstored_bytes\x18\x05 \x01(\x03H\x04\x88\x01\x01\x12\x13\n\x06weight\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1a\n\rmetric_points\x18\x07 \x01(\x03H\x06\x88\x01\x01\x42\x0f\n\r_max_adaptersB\x14\n\x12_tokens_per_secondB\x0f\n\r_burst_tokensB\x15\n\x13_concurrent_samplesB\x0f\n\r_stored_bytesB\t\n\x07_weightB\x10\n\x0e_metric_points\"$\n\x0fGetQuotaRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\"x\n\x10GetQuotaResponse\x12,\n\x05quota\x18\x01 \x01(\x0b\x32\x1d.twinkle.api.gateway.v1.Quota\x12\x36\n\x0f\x65\x66\x66\x65\x63tive_quota\x18\x02 \x01(\x0b\x32\x1d.twinkle.api.gateway.v1.Quota\"R\n\x0fSetQuotaRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12,\n\x05quota\x18\x02 \x01(\x0b\x32\x1d.twinkle.api.gateway.v1.Quota\"x\n\x10SetQuotaResponse\x12,\n\x05quota\x18\x01 \x01(\x0b\x32\x1d.twinkle.api.gateway.v1.Quota\x12\x36\n\x0f\x65\x66\x66\x65\x63tive_quota\x18\x02 \x01(\x0b\x32\x1d.twinkle.api.gateway.v1.Quota\"\x88\x01\n\x15GetTenantUsageRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12.\n\nbegin_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"G\n\x16GetTenantUsageResponse\x12-\n\x06usages\x18\x01 \x03(\x0b\x32\x1d.twinkle.api.gateway.v1.Usage2\xc7\x02\n\x0cQuotaService\x12\x62\n\x08GetQuota\x12\'.twinkle.api.gateway.v1.GetQuotaRequest\x1a(.twinkle.api.gateway.v1.GetQuotaResponse\"\x03\x90\x02\x01\x12]\n\x08SetQuota\x12\'.twinkle.api.gateway.v1.SetQuotaRequest\x1a(.twinkle.api.gateway.v1.SetQuotaResponse\x12t\n\x0eGetTenantUsage\x12-.twinkle.api.gateway.v1.GetTenantUsageRequest\x1a..twinkle.api.gateway.v1.GetTenantUsageResponse\"\x03\x90\x02\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,19 +38,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_QUOTASERVICE'].methods_by_name['GetTenantUsage']._loaded_options = None
   _globals['_QUOTASERVICE'].methods_by_name['GetTenantUsage']._serialized_options = b'\220\002\001'
   _globals['_QUOTA']._serialized_start=152
-  _globals['_QUOTA']._serialized_end=433
-  _globals['_GETQUOTAREQUEST']._serialized_start=435
-  _globals['_GETQUOTAREQUEST']._serialized_end=471
-  _globals['_GETQUOTARESPONSE']._serialized_start=473
-  _globals['_GETQUOTARESPONSE']._serialized_end=593
-  _globals['_SETQUOTAREQUEST']._serialized_start=595
-  _globals['_SETQUOTAREQUEST']._serialized_end=677
-  _globals['_SETQUOTARESPONSE']._serialized_start=679
-  _globals['_SETQUOTARESPONSE']._serialized_end=799
-  _globals['_GETTENANTUSAGEREQUEST']._serialized_start=802
-  _globals['_GETTENANTUSAGEREQUEST']._serialized_end=938
-  _globals['_GETTENANTUSAGERESPONSE']._serialized_start=940
-  _globals['_GETTENANTUSAGERESPONSE']._serialized_end=1011
-  _globals['_QUOTASERVICE']._serialized_start=1014
-  _globals['_QUOTASERVICE']._serialized_end=1341
+  _globals['_QUOTA']._serialized_end=479
+  _globals['_GETQUOTAREQUEST']._serialized_start=481
+  _globals['_GETQUOTAREQUEST']._serialized_end=517
+  _globals['_GETQUOTARESPONSE']._serialized_start=519
+  _globals['_GETQUOTARESPONSE']._serialized_end=639
+  _globals['_SETQUOTAREQUEST']._serialized_start=641
+  _globals['_SETQUOTAREQUEST']._serialized_end=723
+  _globals['_SETQUOTARESPONSE']._serialized_start=725
+  _globals['_SETQUOTARESPONSE']._serialized_end=845
+  _globals['_GETTENANTUSAGEREQUEST']._serialized_start=848
+  _globals['_GETTENANTUSAGEREQUEST']._serialized_end=984
+  _globals['_GETTENANTUSAGERESPONSE']._serialized_start=986
+  _globals['_GETTENANTUSAGERESPONSE']._serialized_end=1057
+  _globals['_QUOTASERVICE']._serialized_start=1060
+  _globals['_QUOTASERVICE']._serialized_end=1387
 # @@protoc_insertion_point(module_scope)

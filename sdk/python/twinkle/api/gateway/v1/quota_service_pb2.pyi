@@ -34,6 +34,7 @@ class Quota(_message.Message):
     CONCURRENT_SAMPLES_FIELD_NUMBER: _builtins.int
     STORED_BYTES_FIELD_NUMBER: _builtins.int
     WEIGHT_FIELD_NUMBER: _builtins.int
+    METRIC_POINTS_FIELD_NUMBER: _builtins.int
     max_adapters: _builtins.int
     """Maximum number of adapters that may exist at a time, at least 0. Creating more is refused with RESOURCE_EXHAUSTED
     (ERROR_REASON_QUOTA_EXCEEDED).
@@ -60,6 +61,10 @@ class Quota(_message.Message):
     """Relative share of the tenant when several tenants wait, 0.01 to 100: a tenant of weight 3 is served three times as
     often as a tenant of weight 1.
     """
+    metric_points: _builtins.int
+    """Maximum number of stored values of metrics of all runs together, at least 0. Once it is reached, further values are
+    refused, and those that model services report are dropped, which does not affect training. Existing values remain.
+    """
     def __init__(
         self,
         *,
@@ -69,10 +74,11 @@ class Quota(_message.Message):
         concurrent_samples: _builtins.int | None = ...,
         stored_bytes: _builtins.int | None = ...,
         weight: _builtins.float | None = ...,
+        metric_points: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_burst_tokens", b"_burst_tokens", "_concurrent_samples", b"_concurrent_samples", "_max_adapters", b"_max_adapters", "_stored_bytes", b"_stored_bytes", "_tokens_per_second", b"_tokens_per_second", "_weight", b"_weight", "burst_tokens", b"burst_tokens", "concurrent_samples", b"concurrent_samples", "max_adapters", b"max_adapters", "stored_bytes", b"stored_bytes", "tokens_per_second", b"tokens_per_second", "weight", b"weight"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_burst_tokens", b"_burst_tokens", "_concurrent_samples", b"_concurrent_samples", "_max_adapters", b"_max_adapters", "_metric_points", b"_metric_points", "_stored_bytes", b"_stored_bytes", "_tokens_per_second", b"_tokens_per_second", "_weight", b"_weight", "burst_tokens", b"burst_tokens", "concurrent_samples", b"concurrent_samples", "max_adapters", b"max_adapters", "metric_points", b"metric_points", "stored_bytes", b"stored_bytes", "tokens_per_second", b"tokens_per_second", "weight", b"weight"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_burst_tokens", b"_burst_tokens", "_concurrent_samples", b"_concurrent_samples", "_max_adapters", b"_max_adapters", "_stored_bytes", b"_stored_bytes", "_tokens_per_second", b"_tokens_per_second", "_weight", b"_weight", "burst_tokens", b"burst_tokens", "concurrent_samples", b"concurrent_samples", "max_adapters", b"max_adapters", "stored_bytes", b"stored_bytes", "tokens_per_second", b"tokens_per_second", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_burst_tokens", b"_burst_tokens", "_concurrent_samples", b"_concurrent_samples", "_max_adapters", b"_max_adapters", "_metric_points", b"_metric_points", "_stored_bytes", b"_stored_bytes", "_tokens_per_second", b"_tokens_per_second", "_weight", b"_weight", "burst_tokens", b"burst_tokens", "concurrent_samples", b"concurrent_samples", "max_adapters", b"max_adapters", "metric_points", b"metric_points", "stored_bytes", b"stored_bytes", "tokens_per_second", b"tokens_per_second", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__burst_tokens: _TypeAlias = _typing.Literal["burst_tokens"]  # noqa: Y015
     _WhichOneofArgType__burst_tokens: _TypeAlias = _typing.Literal["_burst_tokens", b"_burst_tokens"]  # noqa: Y015
@@ -80,6 +86,8 @@ class Quota(_message.Message):
     _WhichOneofArgType__concurrent_samples: _TypeAlias = _typing.Literal["_concurrent_samples", b"_concurrent_samples"]  # noqa: Y015
     _WhichOneofReturnType__max_adapters: _TypeAlias = _typing.Literal["max_adapters"]  # noqa: Y015
     _WhichOneofArgType__max_adapters: _TypeAlias = _typing.Literal["_max_adapters", b"_max_adapters"]  # noqa: Y015
+    _WhichOneofReturnType__metric_points: _TypeAlias = _typing.Literal["metric_points"]  # noqa: Y015
+    _WhichOneofArgType__metric_points: _TypeAlias = _typing.Literal["_metric_points", b"_metric_points"]  # noqa: Y015
     _WhichOneofReturnType__stored_bytes: _TypeAlias = _typing.Literal["stored_bytes"]  # noqa: Y015
     _WhichOneofArgType__stored_bytes: _TypeAlias = _typing.Literal["_stored_bytes", b"_stored_bytes"]  # noqa: Y015
     _WhichOneofReturnType__tokens_per_second: _TypeAlias = _typing.Literal["tokens_per_second"]  # noqa: Y015
@@ -92,6 +100,8 @@ class Quota(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__concurrent_samples) -> _WhichOneofReturnType__concurrent_samples | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_adapters) -> _WhichOneofReturnType__max_adapters | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__metric_points) -> _WhichOneofReturnType__metric_points | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__stored_bytes) -> _WhichOneofReturnType__stored_bytes | None: ...
     @_typing.overload

@@ -1,0 +1,201 @@
+"""Watches of metrics: the points of runs, as any gateway of the deployment stores them.
+
+One task polls the revisions of all watched runs, and reads the new points of each run once for all its watchers. A
+watcher that reads slowly misses these, and reads all points since its last update from the store instead, so no points
+wait in memory.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Never
+
+import structlog
+
+from services.gateway.catalogue.rules import EntryKey
+from services.gateway.catalogue.runs import Runs, find_new_run
+from services.gateway.errors import MetricsDamaged, RunNotFound
+from services.gateway.metrics.ports import MetricStore
+from services.gateway.metrics.rules import MetricFilter, MetricUpdate, Series, fits, selected_after
+from services.kit.caller import Caller
+from services.kit.errors import DomainError, Draining
+
+MAX_SHARED = 2000
+"""Maximum number of new points of a run that are kept for its watchers, about 200 KB."""
+_INTERVAL_SECONDS = 0.5
+_log = structlog.get_logger('metrics')
+
+
+@dataclass
+class _WatchedRun:
+    """What the poll knows about a run."""
+
+    watchers: set[asyncio.Event] = field(default_factory=set[asyncio.Event])
+    """Set after each change."""
+    revision: int | None = None
+    """Newest revision; None before the first poll."""
+    new_series: Sequence[Series] = ()
+    """Points with revisions from `new_after` + 1 to `revision`."""
+    new_after: int | None = None
+    """None if there are too many points to keep, or before the first change."""
+    failure: Callable[[str], DomainError] | None = None
+    """Creates the error that ends the watches of the run."""
+
+
+class MetricWatches:
+    """Sends the points of runs to watchers.
+
+    Concurrency: use it from one event loop only.
+    """
+
+    def __init__(
+        self, store: MetricStore, runs: Runs, *, pause: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> None:
+        """Create watches of `runs`; `pause` sleeps for some seconds."""
+        self._store = store
+        self._runs = runs
+        self._pause = pause
+        self._watched: dict[EntryKey, _WatchedRun] = {}
+        self._has_watchers = asyncio.Event()
+        self._is_closing = False
+
+    async def watch(
+        self, caller: Caller, known: Mapping[str, int | None], wanted: MetricFilter
+    ) -> AsyncGenerator[MetricUpdate, None]:
+        """Yield an update of each run, and then one after each change, until the gateway begins to stop.
+
+        Args:
+            caller: Tenant of the runs.
+            known: Runs to watch, each with the revision up to which the watcher has all points, or None.
+            wanted: Points to send.
+
+        Raises:
+            RunNotFound: the caller has no such run, or the run is no longer listed.
+            MetricsDamaged: the stored points of a run cannot be read.
+            Draining: the gateway begins to stop.
+        """
+        for run_id in known:
+            await find_new_run(self._runs, caller, run_id, pause=self._pause)
+        keys = [(caller.tenant_id, run_id) for run_id in known]
+        revisions: dict[EntryKey, int] = {}
+        with self._watching(keys) as is_changed:
+            for key in keys:
+                update = await self._first(key, known[key[1]], wanted)
+                revisions[key] = update.revision
+                yield update
+            while True:
+                for key in keys:
+                    update = await self._next(key, revisions[key], wanted)
+                    if update is not None:
+                        revisions[key] = update.revision
+                        if update.series or update.is_snapshot:
+                            yield update
+                await is_changed.wait()
+                is_changed.clear()
+
+    def close(self) -> None:
+        """End all watches."""
+        self._is_closing = True
+        for run in self._watched.values():
+            _wake(run)
+
+    async def run_forever(self) -> Never:
+        """Poll at short intervals while there are watchers, until cancelled."""
+        while True:
+            await self._has_watchers.wait()
+            await self._pause(_INTERVAL_SECONDS)
+            try:
+                await self.poll()
+            except DomainError as error:
+                _log.warning('poll of metrics failed; retrying', reason=error.reason)
+
+    async def poll(self) -> None:
+        """Read the changes of all watched runs, and wake their watchers.
+
+        Raises:
+            ServiceUnreachable: the database does not respond.
+        """
+        keys = list(self._watched)
+        revisions = await self._store.revisions_of(keys)
+        for key in keys:
+            if (run := self._watched.get(key)) is not None:
+                await self._advance(key, run, revisions.get(key))
+
+    async def _advance(self, key: EntryKey, run: _WatchedRun, revision: int | None) -> None:
+        if revision is not None and run.revision is not None and revision <= run.revision:
+            return
+        if revision is None:
+            run.failure = RunNotFound
+        elif run.revision is None:
+            run.revision = revision
+        else:
+            try:
+                found = await self._store.list_changes(
+                    *key, MetricFilter(max_points=MAX_SHARED), after=run.revision, until=revision
+                )
+            except MetricsDamaged:
+                found, run.failure = None, MetricsDamaged
+            is_short = found is not None and sum(len(series.steps) for series in found) <= MAX_SHARED
+            run.new_series, run.new_after = (found or (), run.revision) if is_short else ((), None)
+            run.revision = revision
+        _wake(run)
+
+    async def _first(self, key: EntryKey, known: int | None, wanted: MetricFilter) -> MetricUpdate:
+        """Return the points after a known revision, or a snapshot."""
+        newest = (await self._store.revisions_of([key])).get(key)
+        if newest is None:
+            raise RunNotFound(key[1])
+        if known is None or known > newest:
+            return await self._snapshot(key, wanted, newest)
+        return await self._changes(key, wanted, after=known, until=newest)
+
+    async def _next(self, key: EntryKey, known: int, wanted: MetricFilter) -> MetricUpdate | None:
+        """Return the points after a known revision, or None if there are none."""
+        run = self._watched[key]
+        if self._is_closing:
+            raise Draining()
+        if run.failure is not None:
+            raise run.failure(key[1])
+        if run.revision is None or run.revision <= known:
+            return None
+        if run.new_after is None or run.new_after > known:
+            return await self._changes(key, wanted, after=known, until=run.revision)
+        series = selected_after(run.new_series, wanted, revision=known)
+        if not fits(series, wanted):
+            return await self._snapshot(key, wanted, run.revision)
+        return MetricUpdate(run_id=key[1], series=series, is_snapshot=False, revision=run.revision)
+
+    async def _changes(self, key: EntryKey, wanted: MetricFilter, *, after: int, until: int) -> MetricUpdate:
+        series = await self._store.list_changes(*key, wanted, after=after, until=until)
+        if series is None:
+            return await self._snapshot(key, wanted, until)
+        return MetricUpdate(run_id=key[1], series=series, is_snapshot=False, revision=until)
+
+    async def _snapshot(self, key: EntryKey, wanted: MetricFilter, revision: int) -> MetricUpdate:
+        # The list may have points that are newer than the revision. They are sent again with the next change.
+        series = await self._store.list_of(*key, wanted)
+        return MetricUpdate(run_id=key[1], series=series, is_snapshot=True, revision=revision)
+
+    @contextmanager
+    def _watching(self, keys: Collection[EntryKey]) -> Iterator[asyncio.Event]:
+        """Poll some runs during the block, and yield the event that is set after their changes."""
+        is_changed = asyncio.Event()
+        for key in keys:
+            self._watched.setdefault(key, _WatchedRun()).watchers.add(is_changed)
+        self._has_watchers.set()
+        try:
+            yield is_changed
+        finally:
+            for key in keys:
+                run = self._watched[key]
+                run.watchers.discard(is_changed)
+                if not run.watchers:
+                    del self._watched[key]
+            if not self._watched:
+                self._has_watchers.clear()
+
+
+def _wake(run: _WatchedRun) -> None:
+    for is_changed in run.watchers:
+        is_changed.set()

@@ -1,0 +1,267 @@
+"""Watches of metrics over a store in memory: what each watcher receives, and what stays in memory."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from fixtures.metric_store import MemoryMetricStore
+from services.gateway.errors import MetricsDamaged, RunNotFound
+from services.gateway.metrics.rules import MetricFilter, MetricUpdate, Point, PointLimits
+from services.gateway.metrics.watches import MAX_SHARED, MetricWatches
+from services.kit.caller import Caller
+from services.kit.errors import Draining, ServiceUnreachable
+
+ALICE = Caller(tenant_id='alice')
+MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
+LIMITS = PointLimits(per_run=10**6)
+Watch = AsyncGenerator[MetricUpdate, None]
+
+
+class ListedRuns:
+    """The runs that a store lists."""
+
+    def __init__(self, store: MemoryMetricStore) -> None:
+        self._store = store
+
+    async def get(self, caller: Caller, run_id: str) -> None:
+        """Return nothing if the run is listed."""
+        if (caller.tenant_id, run_id) not in self._store.listed:
+            raise RunNotFound(run_id)
+
+
+@pytest.fixture
+def store() -> MemoryMetricStore:
+    """Store that lists two runs of alice."""
+    store = MemoryMetricStore()
+    store.listed = {('alice', 'ad-1'), ('alice', 'ad-2')}
+    return store
+
+
+@pytest.fixture
+def watches(store: MemoryMetricStore) -> MetricWatches:
+    """Watches of the store; the tests poll."""
+    runs: Any = ListedRuns(store)
+    return MetricWatches(store, runs, pause=lambda _: asyncio.sleep(0))
+
+
+async def save(store: MemoryMetricStore, run_id: str = 'ad-1', **steps: int) -> None:
+    """Store a point with the value of its step for each metric."""
+    points = [Point(name, step, float(step)) for name, step in steps.items()]
+    await store.save('alice', run_id, points, moment=MOMENT, limits=LIMITS)
+
+
+def watch(watches: MetricWatches, *run_ids: str, known: int | None = None, **wanted: Any) -> Watch:
+    """Return a watch of runs, by default of 'ad-1'."""
+    return watches.watch(ALICE, dict.fromkeys(run_ids or ('ad-1',), known), MetricFilter(**wanted))
+
+
+def steps_of(update: MetricUpdate) -> dict[str, list[int]]:
+    """Return the steps of an update by name."""
+    return {series.name: list(series.steps) for series in update.series}
+
+
+async def after_poll(watches: MetricWatches, updates: Watch) -> MetricUpdate:
+    """Poll until the watch has another update, and return it."""
+    pending = asyncio.ensure_future(anext(updates))
+    while not pending.done():
+        await watches.poll()
+        await asyncio.sleep(0)
+    return await pending
+
+
+async def test_watch_sends_a_snapshot_and_then_changes(store: MemoryMetricStore, watches: MetricWatches) -> None:
+    """The first update has all points, and each later one the new and the replaced points."""
+    await save(store, loss=1)
+    async with aclosing(watch(watches)) as updates:
+        first = await anext(updates)
+        assert (first.run_id, first.is_snapshot, steps_of(first)) == ('ad-1', True, {'loss': [1]})
+        await save(store, loss=2)
+        await save(store, loss=1, rate=2)
+        second = await after_poll(watches, updates)
+        assert (second.is_snapshot, steps_of(second)) == (False, {'loss': [1, 2], 'rate': [2]})
+        await save(store, loss=3)
+        third = await after_poll(watches, updates)
+        assert (steps_of(third), third.revision > second.revision > first.revision) == ({'loss': [3]}, True)
+
+
+async def test_several_runs_share_a_watch(store: MemoryMetricStore, watches: MetricWatches) -> None:
+    """Each run of a watch has a snapshot, also without metrics, and its own changes."""
+    await save(store, loss=1)
+    async with aclosing(watch(watches, 'ad-1', 'ad-2')) as updates:
+        first = [await anext(updates), await anext(updates)]
+        assert [(update.run_id, steps_of(update)) for update in first] == [('ad-1', {'loss': [1]}), ('ad-2', {})]
+        await save(store, 'ad-2', loss=5)
+        update = await after_poll(watches, updates)
+        assert (update.run_id, update.is_snapshot, steps_of(update)) == ('ad-2', False, {'loss': [5]})
+
+
+async def test_watch_resumes_without_a_snapshot(store: MemoryMetricStore, watches: MetricWatches) -> None:
+    """A watcher with a revision receives only later points, at once also if there are none."""
+    await save(store, loss=1)
+    async with aclosing(watch(watches)) as updates:
+        known = (await anext(updates)).revision
+    for expected in ({}, {'loss': [2]}):
+        async with aclosing(watch(watches, known=known)) as updates:
+            update = await anext(updates)
+            assert (update.is_snapshot, steps_of(update)) == (False, expected)
+        await save(store, loss=2)
+    async with aclosing(watch(watches, known=update.revision + 10**9)) as updates:
+        assert steps_of(await anext(updates)) == {'loss': [1, 2]}
+
+
+async def test_changes_are_selected(store: MemoryMetricStore, watches: MetricWatches) -> None:
+    """A watcher receives only the names and steps that it selects, and no empty changes."""
+    async with aclosing(watch(watches, names=['loss'], begin_step=2)) as updates:
+        assert steps_of(await anext(updates)) == {}
+        await save(store, loss=1, rate=5)
+        pending = asyncio.ensure_future(anext(updates))
+        for _ in range(5):
+            await watches.poll()
+            await asyncio.sleep(0)
+        assert not pending.done()
+        await save(store, loss=2, rate=6)
+        await watches.poll()
+        assert steps_of(await pending) == {'loss': [2]}
+
+
+async def test_watchers_of_a_run_share_its_changes(store: MemoryMetricStore, watches: MetricWatches) -> None:
+    """The points of a change are read once for all watchers that read fast, and each watcher has all of them."""
+    watchers = [watch(watches) for _ in range(20)]
+    for updates in watchers:
+        await anext(updates)
+    await watches.poll()
+    before = store.changes_count
+    for step in range(5):
+        await save(store, loss=step)
+        await watches.poll()
+        assert [steps_of(await anext(updates)) for updates in watchers] == [{'loss': [step]}] * 20
+    assert store.changes_count == before + 5
+    for updates in watchers:
+        await updates.aclose()
+
+
+async def test_slow_watcher_receives_the_newest_points_together(
+    store: MemoryMetricStore, watches: MetricWatches
+) -> None:
+    """A watcher that misses changes receives all of them in one update, and a snapshot if there are too many."""
+    async with aclosing(watch(watches, max_points=30)) as updates:
+        await anext(updates)
+        for step in range(20):
+            await save(store, loss=step)
+            await watches.poll()
+        late = await anext(updates)
+        assert (late.is_snapshot, steps_of(late)) == (False, {'loss': list(range(20))})
+        for step in range(20, 60):
+            await save(store, loss=step)
+            await watches.poll()
+        late = await anext(updates)
+        assert (late.is_snapshot, late.series[0].point_count) == (True, 60)
+        assert len(late.series[0].steps) <= 30
+        assert late.series[0].steps[-1] == 59
+
+
+async def test_long_changes_are_not_kept_in_memory(store: MemoryMetricStore, watches: MetricWatches) -> None:
+    """Watchers read a change with many points from the store, so the gateway keeps a limited number of them."""
+    async with aclosing(watch(watches, max_points=10_000)) as updates:
+        await anext(updates)
+        await watches.poll()
+        points = [Point('loss', step, 1.0) for step in range(MAX_SHARED + 1)]
+        await store.save('alice', 'ad-1', points, moment=MOMENT, limits=LIMITS)
+        before = store.changes_count
+        update = await after_poll(watches, updates)
+        assert (update.is_snapshot, len(update.series[0].steps)) == (False, MAX_SHARED + 1)
+        assert store.changes_count == before + 2
+
+
+async def test_unknown_run_ends_the_watch(store: MemoryMetricStore, watches: MetricWatches) -> None:
+    """A run of another tenant, and one that is no longer listed, raise RunNotFound; watches of other runs continue."""
+    bob = watches.watch(Caller(tenant_id='bob'), {'ad-1': None}, MetricFilter())
+    with pytest.raises(RunNotFound):
+        await anext(bob)
+    first, both = watch(watches), watch(watches, 'ad-2', 'ad-1')
+    other = watch(watches, 'ad-2')
+    for updates in (first, both, both, other):
+        await anext(updates)
+    store.listed.remove(('alice', 'ad-1'))
+    for updates in (first, both):
+        with pytest.raises(RunNotFound, match='ad-1'):
+            await after_poll(watches, updates)
+    await save(store, 'ad-2', loss=1)
+    assert steps_of(await after_poll(watches, other)) == {'loss': [1]}
+    await other.aclose()
+
+
+async def test_stopping_gateway_ends_all_watches(store: MemoryMetricStore, watches: MetricWatches) -> None:
+    """Watches of a gateway that begins to stop fail with DRAINING, which clients retry."""
+    watchers = [watch(watches), watch(watches, 'ad-2')]
+    for updates in watchers:
+        await anext(updates)
+    pending = [asyncio.ensure_future(anext(updates)) for updates in watchers]
+    await asyncio.sleep(0)
+    watches.close()
+    for update in pending:
+        with pytest.raises(Draining):
+            await update
+
+
+class DamagedStore(MemoryMetricStore):
+    """Store whose changes of the run 'ad-1' cannot be read."""
+
+    async def list_changes(self, tenant_id: str, run_id: str, wanted: MetricFilter, **revisions: int) -> Any:
+        """Return the points of some revisions."""
+        if run_id == 'ad-1':
+            raise MetricsDamaged(run_id)
+        return await super().list_changes(tenant_id, run_id, wanted, **revisions)
+
+
+async def test_damaged_run_ends_only_its_watches(store: MemoryMetricStore) -> None:
+    """Damaged points end the watches of their run, and those of other runs continue."""
+    damaged = DamagedStore()
+    damaged.listed = store.listed
+    runs: Any = ListedRuns(damaged)
+    watches = MetricWatches(damaged, runs)
+    first, other = watch(watches), watch(watches, 'ad-2')
+    for updates in (first, other):
+        await anext(updates)
+    await watches.poll()
+    for run_id in ('ad-1', 'ad-2'):
+        await save(damaged, run_id, loss=1)
+    with pytest.raises(MetricsDamaged):
+        await after_poll(watches, first)
+    assert steps_of(await after_poll(watches, other)) == {'loss': [1]}
+    await other.aclose()
+
+
+async def test_poll_runs_only_with_watchers_and_survives_an_outage(store: MemoryMetricStore) -> None:
+    """The background task polls only while there are watchers, and polls again after the database did not respond."""
+    pauses, is_paused = asyncio.Semaphore(0), asyncio.Event()
+
+    async def pause(seconds: float) -> None:
+        assert 0 < seconds <= 1
+        is_paused.set()
+        await pauses.acquire()
+
+    runs: Any = ListedRuns(store)
+    watches = MetricWatches(store, runs, pause=pause)
+    polling = asyncio.create_task(watches.run_forever())
+    await asyncio.sleep(0)
+    assert not is_paused.is_set()
+    updates = watch(watches)
+    await anext(updates)
+    store.failures.append(ServiceUnreachable('database'))
+    pending = asyncio.ensure_future(anext(updates))
+    await save(store, loss=1)
+    pauses.release()
+    pauses.release()
+    assert steps_of(await pending) == {'loss': [1]}
+    await updates.aclose()
+    is_paused.clear()
+    pauses.release()
+    await asyncio.sleep(0)
+    assert not is_paused.is_set()
+    polling.cancel()
+    await asyncio.gather(polling, return_exceptions=True)
