@@ -1,7 +1,8 @@
 """Metrics of a run: numbers by name and step, which the server stores for as long as the run is listed."""
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, SupportsIndex
@@ -10,7 +11,8 @@ from twinkle.api.gateway.v1 import metric_service_pb2 as pb
 from twinkle.api.gateway.v1.metric_service_pb2_grpc import MetricServiceStub
 from twinkle.tracking import number_of
 from twinkle_client.client import TwinkleClient, current_client
-from twinkle_client.rpc import LoopThread, remote_method
+from twinkle_client.errors import RetryableError
+from twinkle_client.rpc import LoopThread, remote_method, remote_stream
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _POINTS_PER_REQUEST = 1000
@@ -28,6 +30,26 @@ class MetricSeries:
     """UTC: time at which the server stored each point."""
     point_count: int
     """Number of stored points between the requested steps; larger than the number of points if they were reduced."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricUpdate:
+    """Points of a run that the server sends to a watcher."""
+
+    series: Mapping[str, MetricSeries]
+    """New and replaced points by name of the metric."""
+    is_snapshot: bool
+    """Whether these are all selected points, which replace those that were received before."""
+
+    def applied_to(self, curves: Mapping[str, MetricSeries]) -> dict[str, MetricSeries]:
+        """Return all points after this update.
+
+        Args:
+            curves: Points after the previous update; empty before the first one.
+        """
+        if self.is_snapshot:
+            return dict(self.series)
+        return {**curves, **{name: _merged(curves.get(name), series) for name, series in self.series.items()}}
 
 
 class RunMetrics:
@@ -89,17 +111,56 @@ class RunMetrics:
             UsageError: An argument is invalid.
             NotFoundError: The run does not exist.
         """
-        if isinstance(names, str):
-            raise TypeError(f'names: expected a list of names, got {names!r}')
         request = pb.GetMetricsRequest(
             run_id=self.run_id,
-            names=names,
+            names=_names(names),
             begin_step=step_to_proto(begin_step),
             end_step=None if end_step is None else step_to_proto(end_step),
-            max_points=max(min(operator.index(max_points), _MAX_POINTS), -1),
+            max_points=_max_points(max_points),
         )
         response = await self._connection.unary(self._stub.GetMetrics, request)
         return {series.name: _series(series) for series in response.series}
+
+    @remote_stream
+    async def watch(
+        self, names: Sequence[str] = (), *, begin_step: int = 0, max_points: int = 1000
+    ) -> AsyncIterator[MetricUpdate]:
+        """Yield the stored points, and then new and replaced points as they are stored, usually within a second.
+
+        The stream continues until the caller closes it, also after the run has ended. After a lost connection, it
+        resumes without a gap if the server is available again within the client's retry timeout.
+
+        Args:
+            names: Metrics to watch, at most 100. Empty: all, including those that are stored later.
+            begin_step: First step.
+            max_points: Maximum number of points of each metric in an update, see `get`. If more points are new, for
+                example because the caller was busy, the update is a snapshot.
+
+        Raises:
+            TypeError: `names` is a single string, or a number is not an integer.
+            UsageError: An argument is invalid.
+            NotFoundError: The run does not exist, or is no longer listed.
+        """
+        run = pb.WatchedRun(run_id=self.run_id)
+        request = pb.WatchMetricsRequest(
+            names=_names(names), begin_step=step_to_proto(begin_step), max_points=_max_points(max_points)
+        )
+        while True:
+            has_progressed = False
+            request.ClearField('runs')
+            request.runs.append(run)
+            try:
+                async with aclosing(self._connection.stream(self._stub.WatchMetrics, request)) as responses:
+                    async for response in responses:
+                        has_progressed = True
+                        run.resume_token = response.resume_token
+                        if response.series or response.is_snapshot:
+                            yield _update(response)
+                return
+            except RetryableError:
+                # Without a response, the connection has already retried until its timeout.
+                if not has_progressed:
+                    raise
 
 
 def step_to_proto(step: SupportsIndex) -> int:
@@ -109,6 +170,16 @@ def step_to_proto(step: SupportsIndex) -> int:
         TypeError: The step is not an integer.
     """
     return max(min(operator.index(step), _MAX_STEP + 1), -1)
+
+
+def _names(names: Sequence[str]) -> Sequence[str]:
+    if isinstance(names, str):
+        raise TypeError(f'names: expected a list of names, got {names!r}')
+    return names
+
+
+def _max_points(count: SupportsIndex) -> int:
+    return max(min(operator.index(count), _MAX_POINTS), -1)
 
 
 def _point(name: Any, step: int, value: Any) -> pb.MetricPoint:
@@ -123,4 +194,25 @@ def _series(message: pb.MetricSeries) -> MetricSeries:
         values=list(message.values),
         times=[_EPOCH + timedelta(microseconds=time) for time in message.times_us],
         point_count=message.point_count,
+    )
+
+
+def _update(message: pb.WatchMetricsResponse) -> MetricUpdate:
+    series = {series.name: _series(series) for series in message.series}
+    return MetricUpdate(series=series, is_snapshot=message.is_snapshot)
+
+
+def _merged(known: MetricSeries | None, new: MetricSeries) -> MetricSeries:
+    """Return the points of a metric after new ones were added; they replace known ones with the same steps."""
+    if known is None:
+        return new
+    points = {step: (value, time) for step, value, time in zip(known.steps, known.values, known.times, strict=True)}
+    added = len(new.steps) - len(points.keys() & set(new.steps))
+    points.update({step: (value, time) for step, value, time in zip(new.steps, new.values, new.times, strict=True)})
+    steps = sorted(points)
+    return MetricSeries(
+        steps=steps,
+        values=[points[step][0] for step in steps],
+        times=[points[step][1] for step in steps],
+        point_count=known.point_count + added,
     )

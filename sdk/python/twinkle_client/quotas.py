@@ -56,7 +56,7 @@ class Quotas:
     ) -> Sequence[catalogue.Usage]:
         """Return the usage of each run in the hours that start in [`begin`, `end`).
 
-        The field `stored_bytes` is an exception: it is the current size of the run's checkpoints.
+        The fields `stored_bytes`, the size of the run's checkpoints, and `metric_point_count` are current values.
 
         Args:
             tenant_id: Tenant. Empty: the tenant of the API key.

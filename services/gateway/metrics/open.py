@@ -68,7 +68,7 @@ async def open_metrics(
     ]
     try:
         metrics = Metrics(store, runs, clock=clock, limits_of=limits_of)
-        jobs = [collector.run_forever, watches.run_forever, *(follower.run for follower in followers)]
+        jobs: list[Job] = [collector.run_forever, watches.run_forever, *(follower.run for follower in followers)]
         yield OpenMetrics(metrics, watches, jobs)
     finally:
         await collector.close()

@@ -47,6 +47,7 @@ WITHOUT_DEADLINE = {
     'twinkle.api.data.v1.LoaderService.StreamBatches',
     'twinkle.api.gateway.v1.FleetService.Lease',
     'twinkle.api.gateway.v1.FleetService.WatchFleet',
+    'twinkle.api.gateway.v1.MetricService.WatchMetrics',
     'twinkle.api.model.v1.AdapterService.WatchAdapters',
     'twinkle.api.model.v1.TrainingService.Train',
     'twinkle.api.model.v1.TrainingService.UploadBatch',

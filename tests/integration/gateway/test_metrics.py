@@ -43,7 +43,10 @@ async def test_logged_values_are_returned_after_a_restart(tmp_path: Path) -> Non
             assert await values_of(gateway) == {'loss': ([3], [1.5]), 'reward': ([3], [math.inf])}
             assert await values_of(gateway, names=['loss'], end_step=3) == {}
             response = await stub_of(gateway).GetMetrics(messages.GetMetricsRequest(run_id='ad-1'), metadata=ADMIN)
-            assert response.series[0].times_us == [int(gateway.clock.now().timestamp() * 1_000_000)]
+            # The second call replaced a value in the same microsecond of the fake clock.
+            times = {series.name: series.times_us[0] for series in response.series}
+            assert times['reward'] == int(gateway.clock.now().timestamp() * 1_000_000)
+            assert times['loss'] == times['reward'] + 1
 
 
 def reported(number: int, step: int, **values: float) -> Any:

@@ -3,9 +3,40 @@
 import math
 from collections.abc import Iterator, Sequence
 
+from twinkle_client.metrics import MetricSeries
+
+LINES = 8
+"""Number of lines of a metric: its title, its curve and its steps."""
+_WIDTH, _HEIGHT = 60, LINES - 2
+POINTS = 2 * _WIDTH
+"""Number of points that a curve can show."""
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 """Bits of a Braille character by column and row of its dots."""
 _BRAILLE = 0x2800
+
+
+def curve_lines(name: str, series: MetricSeries, *, width: int) -> list[str]:
+    """Return the lines of a metric: its last value, its curve, and the range of its values and steps.
+
+    Args:
+        name: Name of the metric.
+        series: Points, at least one.
+        width: Number of characters that a line may have.
+    """
+    finite = [value for value in series.values if math.isfinite(value)]
+    labels = [''] * _HEIGHT
+    if finite:
+        labels[0], labels[-1] = f'{max(finite):.4g}', f'{min(finite):.4g}'
+    margin = max(map(len, (*labels, 'step')))
+    columns = max(min(_WIDTH, width - margin - 2), 8)
+    drawn = curve(series.steps, series.values, width=columns, height=_HEIGHT)
+    first, last = str(series.steps[0]), str(series.steps[-1])
+    end = '' if first == last else f' {last:>{max(columns - len(first) - 1, 0)}}'
+    return [
+        f'{name}: {series.values[-1]:.6g} at step {series.steps[-1]}',
+        *(f'{label:>{margin}} {line}' for label, line in zip(labels, drawn, strict=True)),
+        f'{"step":>{margin}} {first}{end}',
+    ]
 
 
 def curve(steps: Sequence[int], values: Sequence[float], *, width: int, height: int) -> list[str]:

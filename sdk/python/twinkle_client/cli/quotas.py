@@ -23,6 +23,7 @@ _LIMITS: Mapping[str, Callable[[str], float]] = {
     'concurrent_samples': int,
     'stored_bytes': int,
     'weight': float,
+    'metric_points': int,
 }
 """Parser of each limit."""
 _COUNTS = (
@@ -32,6 +33,7 @@ _COUNTS = (
     'prompt_token_count',
     'sampled_token_count',
     'stored_bytes',
+    'metric_point_count',
 )
 
 
@@ -74,7 +76,7 @@ def usage(
     is_json: JsonOption = False,
     state_dir: StateDirOption = None,
 ) -> None:
-    """Show the usage per run: training operations and tokens, samples, and stored bytes."""
+    """Show the usage per run: training operations and tokens, samples, stored bytes, and stored points of metrics."""
     begin = datetime.now(UTC) - parse_duration(since) if since else None
     with open_client(state_dir) as client:
         used: Any = Quotas(client=client).usage(tenant, begin=begin)
@@ -83,7 +85,7 @@ def usage(
         print_json(rows)
         return
     table = Table('run')
-    for title in ('operations', 'trained', 'prompts', 'prompt tokens', 'sampled', 'stored'):
+    for title in ('operations', 'trained', 'prompts', 'prompt tokens', 'sampled', 'stored', 'metric points'):
         table.add_column(title, justify='right')
     for row in rows:
         table.add_row(row['run_id'] or '(base model)', *(f'{row[name]:,}' for name in _COUNTS))

@@ -1,0 +1,67 @@
+"""Curves that are drawn again as values are stored, for `twinkle run show --follow`."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from rich.live import Live
+from rich.text import Text
+
+from twinkle_client.cli.curves import LINES, POINTS, curve_lines
+from twinkle_client.cli.session import console, error_console
+from twinkle_client.errors import RetryableError
+from twinkle_client.metrics import MetricSeries, MetricUpdate, RunMetrics
+
+_FIRST = ('train/loss', 'loss')
+"""Metrics that are drawn first."""
+print_plain = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+
+
+def follow(metrics: RunMetrics, names: Sequence[str]) -> None:
+    """Draw the curves of a run again after each change, until an interrupt.
+
+    Without a terminal, each value is printed in a line. A lost connection is opened again without a time limit.
+
+    Args:
+        metrics: Metrics of the run.
+        names: Metrics to draw. Empty: all.
+
+    Raises:
+        Error: The metrics cannot be read, or the run is no longer listed.
+    """
+    curves: dict[str, MetricSeries] = {}
+    has_begun = False
+    with Live(console=console, auto_refresh=False, transient=False) as screen:
+        while True:
+            try:
+                for update in metrics.watch(names, max_points=POINTS):
+                    has_begun, curves = True, update.applied_to(curves)
+                    if console.is_terminal:
+                        screen.update(_picture(curves), refresh=True)
+                    else:
+                        _print_values(update)
+            except RetryableError:
+                if not has_begun:
+                    raise
+                error_console.print('the server does not respond; retrying until Ctrl-C', markup=False)
+
+
+def _picture(curves: dict[str, MetricSeries]) -> Text:
+    """Return as many curves as fit on the terminal."""
+    if not curves:
+        return Text('no metrics yet')
+    names = sorted(curves, key=lambda name: (_FIRST.index(name) if name in _FIRST else len(_FIRST), name))
+    shown = names[: max((console.height - 1) // LINES, 1)]
+    lines = [line for name in shown for line in curve_lines(name, curves[name], width=console.width)]
+    if len(shown) < len(names):
+        lines.append(f'{len(names) - len(shown)} more metrics do not fit; select some with --metric')
+    return Text('\n'.join(lines), no_wrap=True, overflow='crop')
+
+
+def _print_values(update: MetricUpdate) -> None:
+    points = [
+        (step, name, value)
+        for name, series in update.series.items()
+        for step, value in zip(series.steps, series.values, strict=True)
+    ]
+    for step, name, value in sorted(points, key=lambda point: point[:2]):
+        print_plain(f'{step} {name} {value:.6g}')
