@@ -20,6 +20,8 @@ class BaseModelFacts:
     is_sampleable: bool = False
     patches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     """Options of the applied patches, by name, in the order of application."""
+    tool_call_format: str = ''
+    """Name of the format in which the chat template writes tool calls; empty if it does not render tools."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -228,6 +228,7 @@ def server_facts(facts: EngineFacts, *, patches: Mapping[str, Mapping[str, Any]]
         dtype=facts.dtype,
         is_sampleable=not is_dedicated,
         patches=patches,
+        tool_call_format=facts.tool_call_format,
     )
     return ServerFacts(
         base_models=[model], components={'engine': [facts.engine]}, engine_version=versioned(facts.engine)

@@ -42,6 +42,14 @@ class PromptEncoder:
             raise InvalidField('text', 'is empty; give at least one character')
         return token_ids
 
+    def tool_call_format(self, context_tokens: int) -> str:
+        """Return the name of the parser of the model's tool calls; empty if the chat template does not render tools."""
+        try:
+            template = self._template(context_tokens, is_thinking_enabled=True)
+        except TemplateError:
+            return ''
+        return template.tool_call_parser.name if template.renders_tools else ''
+
     def describe(self, token_ids: tuple[int, ...]) -> tuple[TokenForm, ...]:
         """Return the description of each token, in order.
 

@@ -93,6 +93,7 @@ class TorchEngine:
             max_sequences=options.limits.max_sequences,
             engine='torch',
             can_sleep=False,
+            tool_call_format=self._encoder.tool_call_format(engine.admission.context_tokens),
             expert_token_bytes=0 if self._model.routing is None else self._model.routing.token_bytes,
         )
 

@@ -82,6 +82,7 @@ class VllmEngine:
             max_sequences=facts.max_sequences,
             engine='vllm',
             can_sleep=self._engine.can_sleep,
+            tool_call_format=self._encoder.tool_call_format(facts.context_tokens),
         )
 
     @classmethod

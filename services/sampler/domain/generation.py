@@ -159,6 +159,8 @@ class EngineFacts:
     """Whether the engine can release its memory while it sleeps."""
     expert_token_bytes: int = 0
     """Size in bytes of the expert indices of one token; 0 if the engine cannot report them."""
+    tool_call_format: str = ''
+    """Name of the parser of the model's tool calls; empty if its chat template does not render tools."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from twinkle.template import (
     ToolCallRegistry,
     UnknownToolCallParser,
 )
-from twinkle.template.tool_calls import text_without
+from twinkle.tool_calls import text_without
 
 Build = Callable[..., Template]
 

@@ -13,7 +13,8 @@ from twinkle.template.errors import (
 from twinkle.template.qwen import Qwen3_5Template
 from twinkle.template.registry import build_template, template_names
 from twinkle.template.tokenizer import ChatTokenizer
-from twinkle.template.tool_calls import TOOL_CALL_PARSERS, FoundCall, ToolCallParser, ToolCallRegistry
+from twinkle.template.tool_call_registry import TOOL_CALL_PARSERS, ToolCallRegistry
+from twinkle.tool_calls import FoundCall, ToolCallParser
 
 __all__ = [
     'TOOL_CALL_PARSERS',

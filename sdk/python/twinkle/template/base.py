@@ -18,7 +18,8 @@ from twinkle.template.media import ReadsMedia
 from twinkle.template.messages import check_special_texts, check_tools, check_trajectory, with_system
 from twinkle.template.thinking import THINK_CLOSE, THINK_OPEN, thought, with_thinking
 from twinkle.template.tokenizer import ChatTokenizer, TokenizedText
-from twinkle.template.tool_calls import TOOL_CALL_PARSERS, FoundCall, ToolCallParser, calls_of, text_without
+from twinkle.template.tool_call_registry import TOOL_CALL_PARSERS
+from twinkle.tool_calls import FoundCall, ToolCallParser, calls_of, text_without
 
 TruncationStrategy = Literal['raise', 'left', 'right', 'split', 'delete']
 """How an example longer than `max_length` is handled: raise an error, drop tokens at the beginning or at the end, split
@@ -125,6 +126,11 @@ class Template(ReadsMedia):
         except TemplateError:
             return False
         return text.rstrip().endswith(THINK_OPEN)
+
+    @property
+    def renders_tools(self) -> bool:
+        """Whether the chat template writes the trajectory's tools into the prompt."""
+        return self._mentions('tools')
 
     def format_trajectory(self, trajectory: Mapping[str, Any]) -> Trajectory:
         """Return a validated copy with the default system message and with thinking in the chat template's format.

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*twinkle/api/server/v1/server_service.proto\x12\x15twinkle.api.server.v1\x1a\x1cgoogle/protobuf/struct.proto\"5\n\rMethodSupport\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x14\n\x0cis_supported\x18\x02 \x01(\x08\"D\n\nModelPatch\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\x07options\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\"\xdd\x01\n\rBaseModelInfo\x12\x12\n\nbase_model\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x02 \x01(\x05\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\x05\x12\x14\n\x0cis_trainable\x18\x04 \x01(\x08\x12\x15\n\ris_sampleable\x18\x05 \x01(\x08\x12\x17\n\x0fparameter_count\x18\x06 \x01(\x03\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x32\n\x07patches\x18\x08 \x03(\x0b\x32!.twinkle.api.server.v1.ModelPatch\"-\n\x0e\x43omponentNames\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05names\x18\x02 \x03(\t\"^\n\x06Limits\x12\x15\n\rmessage_bytes\x18\x01 \x01(\x03\x12\x14\n\x0c\x62\x61tch_tokens\x18\x02 \x01(\x03\x12\x11\n\tlora_rank\x18\x03 \x01(\x05\x12\x14\n\x0cqueue_length\x18\x04 \x01(\x05\"U\n\x0bTrainerInfo\x12\x13\n\x0bjournal_ids\x18\x01 \x03(\t\x12\x1a\n\x12\x66ree_adapter_count\x18\x02 \x01(\x05\x12\x15\n\radapter_count\x18\x03 \x01(\x05\"\xee\x02\n\x0bServiceInfo\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x14\n\x0cis_reachable\x18\x03 \x01(\x08\x12\x35\n\x07methods\x18\x04 \x03(\x0b\x32$.twinkle.api.server.v1.MethodSupport\x12\x39\n\x0b\x62\x61se_models\x18\x05 \x03(\x0b\x32$.twinkle.api.server.v1.BaseModelInfo\x12\x39\n\ncomponents\x18\x06 \x03(\x0b\x32%.twinkle.api.server.v1.ComponentNames\x12-\n\x06limits\x18\x07 \x01(\x0b\x32\x1d.twinkle.api.server.v1.Limits\x12\x16\n\x0e\x65ngine_version\x18\x08 \x01(\t\x12\x33\n\x07trainer\x18\t \x01(\x0b\x32\".twinkle.api.server.v1.TrainerInfo\"\x16\n\x14GetServerInfoRequest\"g\n\x15GetServerInfoResponse\x12\x18\n\x10\x63ontract_version\x18\x01 \x01(\t\x12\x34\n\x08services\x18\x02 \x03(\x0b\x32\".twinkle.api.server.v1.ServiceInfo2\x80\x01\n\rServerService\x12o\n\rGetServerInfo\x12+.twinkle.api.server.v1.GetServerInfoRequest\x1a,.twinkle.api.server.v1.GetServerInfoResponse\"\x03\x90\x02\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*twinkle/api/server/v1/server_service.proto\x12\x15twinkle.api.server.v1\x1a\x1cgoogle/protobuf/struct.proto\"5\n\rMethodSupport\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x14\n\x0cis_supported\x18\x02 \x01(\x08\"D\n\nModelPatch\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\x07options\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\"\xf7\x01\n\rBaseModelInfo\x12\x12\n\nbase_model\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x02 \x01(\x05\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\x05\x12\x14\n\x0cis_trainable\x18\x04 \x01(\x08\x12\x15\n\ris_sampleable\x18\x05 \x01(\x08\x12\x17\n\x0fparameter_count\x18\x06 \x01(\x03\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x32\n\x07patches\x18\x08 \x03(\x0b\x32!.twinkle.api.server.v1.ModelPatch\x12\x18\n\x10tool_call_format\x18\t \x01(\t\"-\n\x0e\x43omponentNames\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05names\x18\x02 \x03(\t\"^\n\x06Limits\x12\x15\n\rmessage_bytes\x18\x01 \x01(\x03\x12\x14\n\x0c\x62\x61tch_tokens\x18\x02 \x01(\x03\x12\x11\n\tlora_rank\x18\x03 \x01(\x05\x12\x14\n\x0cqueue_length\x18\x04 \x01(\x05\"U\n\x0bTrainerInfo\x12\x13\n\x0bjournal_ids\x18\x01 \x03(\t\x12\x1a\n\x12\x66ree_adapter_count\x18\x02 \x01(\x05\x12\x15\n\radapter_count\x18\x03 \x01(\x05\"\xee\x02\n\x0bServiceInfo\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x14\n\x0cis_reachable\x18\x03 \x01(\x08\x12\x35\n\x07methods\x18\x04 \x03(\x0b\x32$.twinkle.api.server.v1.MethodSupport\x12\x39\n\x0b\x62\x61se_models\x18\x05 \x03(\x0b\x32$.twinkle.api.server.v1.BaseModelInfo\x12\x39\n\ncomponents\x18\x06 \x03(\x0b\x32%.twinkle.api.server.v1.ComponentNames\x12-\n\x06limits\x18\x07 \x01(\x0b\x32\x1d.twinkle.api.server.v1.Limits\x12\x16\n\x0e\x65ngine_version\x18\x08 \x01(\t\x12\x33\n\x07trainer\x18\t \x01(\x0b\x32\".twinkle.api.server.v1.TrainerInfo\"\x16\n\x14GetServerInfoRequest\"g\n\x15GetServerInfoResponse\x12\x18\n\x10\x63ontract_version\x18\x01 \x01(\t\x12\x34\n\x08services\x18\x02 \x03(\x0b\x32\".twinkle.api.server.v1.ServiceInfo2\x80\x01\n\rServerService\x12o\n\rGetServerInfo\x12+.twinkle.api.server.v1.GetServerInfoRequest\x1a,.twinkle.api.server.v1.GetServerInfoResponse\"\x03\x90\x02\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,19 +39,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELPATCH']._serialized_start=154
   _globals['_MODELPATCH']._serialized_end=222
   _globals['_BASEMODELINFO']._serialized_start=225
-  _globals['_BASEMODELINFO']._serialized_end=446
-  _globals['_COMPONENTNAMES']._serialized_start=448
-  _globals['_COMPONENTNAMES']._serialized_end=493
-  _globals['_LIMITS']._serialized_start=495
-  _globals['_LIMITS']._serialized_end=589
-  _globals['_TRAINERINFO']._serialized_start=591
-  _globals['_TRAINERINFO']._serialized_end=676
-  _globals['_SERVICEINFO']._serialized_start=679
-  _globals['_SERVICEINFO']._serialized_end=1045
-  _globals['_GETSERVERINFOREQUEST']._serialized_start=1047
-  _globals['_GETSERVERINFOREQUEST']._serialized_end=1069
-  _globals['_GETSERVERINFORESPONSE']._serialized_start=1071
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=1174
-  _globals['_SERVERSERVICE']._serialized_start=1177
-  _globals['_SERVERSERVICE']._serialized_end=1305
+  _globals['_BASEMODELINFO']._serialized_end=472
+  _globals['_COMPONENTNAMES']._serialized_start=474
+  _globals['_COMPONENTNAMES']._serialized_end=519
+  _globals['_LIMITS']._serialized_start=521
+  _globals['_LIMITS']._serialized_end=615
+  _globals['_TRAINERINFO']._serialized_start=617
+  _globals['_TRAINERINFO']._serialized_end=702
+  _globals['_SERVICEINFO']._serialized_start=705
+  _globals['_SERVICEINFO']._serialized_end=1071
+  _globals['_GETSERVERINFOREQUEST']._serialized_start=1073
+  _globals['_GETSERVERINFOREQUEST']._serialized_end=1095
+  _globals['_GETSERVERINFORESPONSE']._serialized_start=1097
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=1200
+  _globals['_SERVERSERVICE']._serialized_start=1203
+  _globals['_SERVERSERVICE']._serialized_end=1331
 # @@protoc_insertion_point(module_scope)

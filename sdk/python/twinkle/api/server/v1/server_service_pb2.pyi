@@ -87,6 +87,7 @@ class BaseModelInfo(_message.Message):
     PARAMETER_COUNT_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     PATCHES_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_FORMAT_FIELD_NUMBER: _builtins.int
     base_model: _builtins.str
     """Name of the base model, as used in requests."""
     context_tokens: _builtins.int
@@ -101,6 +102,10 @@ class BaseModelInfo(_message.Message):
     """Number of parameters of the base model."""
     dtype: _builtins.str
     """Data type of the weights, such as "float32"."""
+    tool_call_format: _builtins.str
+    """Format in which the model's chat template writes tool calls: "hermes" or "json". Reported by samplers; empty if the
+    template does not render tools.
+    """
     @_builtins.property
     def patches(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelPatch]:
         """Patches applied to the base model, in order. If a trainer and a sampler report different patches, they compute
@@ -118,10 +123,11 @@ class BaseModelInfo(_message.Message):
         parameter_count: _builtins.int = ...,
         dtype: _builtins.str = ...,
         patches: _abc.Iterable[Global___ModelPatch] | None = ...,
+        tool_call_format: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "context_tokens", b"context_tokens", "dtype", b"dtype", "is_sampleable", b"is_sampleable", "is_trainable", b"is_trainable", "parameter_count", b"parameter_count", "patches", b"patches", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "context_tokens", b"context_tokens", "dtype", b"dtype", "is_sampleable", b"is_sampleable", "is_trainable", b"is_trainable", "parameter_count", b"parameter_count", "patches", b"patches", "tool_call_format", b"tool_call_format", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -18,6 +18,9 @@ _STEP = re.compile(
     re.VERBOSE,
 )
 
+# Matches what may follow the last bracket or string of a value that is still incomplete.
+_INCOMPLETE = re.compile(r'[\s\d:,+\-.truefalsnE]*+\\?')
+
 
 def value_end(text: str, begin: int) -> tuple[int, bool]:
     """Return the end of the object or list that begins at `begin`, and whether it is closed there.
@@ -37,6 +40,11 @@ def value_end(text: str, begin: int) -> tuple[int, bool]:
             return position, depth == 0
     # The position is inside the invalid part, so a caller that continues from here does not read it again.
     return position, False
+
+
+def may_grow(text: str, end: int) -> bool:
+    """Return whether more text may close a value whose unclosed end is `end`, as `value_end` returns it."""
+    return _INCOMPLETE.fullmatch(text, end) is not None
 
 
 def read_json(text: str) -> Any:

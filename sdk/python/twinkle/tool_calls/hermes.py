@@ -5,11 +5,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from twinkle.data_format import Tool
-from twinkle.template.tool_calls.json_value import read_json, value_end
-from twinkle.template.tool_calls.parser import FoundCall, name_and_arguments
+from twinkle.tool_calls.json_value import may_grow, read_json, value_end
+from twinkle.tool_calls.parser import FoundCall, name_and_arguments, partial_marker
 
 _OPEN, _CLOSE = '<tool_call>', '</tool_call>'
 _START = re.compile(r'<tool_call>\s*+(?=\{|<function=)')
+_UNKNOWN_START = re.compile(r'<tool_call>\s*+(?:<(?:f(?:u(?:n(?:c(?:t(?:i(?:o(?:n)?)?)?)?)?)?)?)?)?\Z')
+"""A tag whose body has not begun yet, or not far enough to show its kind."""
+_BLANKS = re.compile(r'\s*+')
 _FINISH = re.compile(r'\s*+</tool_call>')
 _FUNCTION = re.compile(r'<function=([^<>\n]++)>')
 _PARAMETER = re.compile(r'\s*+<parameter=([^<>\n]++)>')
@@ -49,6 +52,27 @@ class HermesQwenParser:
             if call is not None:
                 position = call.end
                 yield call
+
+    def pending(self, text: str) -> int:
+        """Return the index of the first tag whose call may still be completed; see `StreamedParser`."""
+        position = 0
+        while start := _START.search(text, position):
+            position = start.end()
+            if _may_continue(text, start):
+                return start.start()
+        unknown = _UNKNOWN_START.search(text, position)
+        return unknown.start() if unknown else max(position, partial_marker(text, _OPEN))
+
+
+def _may_continue(text: str, start: re.Match[str]) -> bool:
+    if text[start.end()] != '{':
+        return text.find(_CLOSE, start.end()) < 0
+    end, is_closed = value_end(text, start.end())
+    if not is_closed:
+        return may_grow(text, end)
+    begin = _BLANKS.match(text, end).end()  # pyright: ignore[reportOptionalMemberAccess] (always matches)
+    rest = text[begin : begin + len(_CLOSE)]
+    return rest != _CLOSE and _CLOSE.startswith(rest)
 
 
 def _json_call(text: str, start: re.Match[str]) -> FoundCall | None:

@@ -5,12 +5,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from twinkle.data_format import Tool
-from twinkle.template.tool_calls.json_value import read_json, value_end
-from twinkle.template.tool_calls.parser import FoundCall, name_and_arguments
+from twinkle.tool_calls.json_value import may_grow, read_json, value_end
+from twinkle.tool_calls.parser import FoundCall, name_and_arguments
 
 _BRACKET = re.compile(r'[{\[]')
 _BEFORE = re.compile(r'(?:```(?:json)?|<\|python_tag\|>|\[TOOL_CALLS\])\s{0,8}\Z')
 _AFTER = re.compile(r'\s{0,8}```')
+_FENCE_BEGIN = re.compile(r'`{1,3}(?:j(?:s(?:o(?:n)?)?)?)?\s{0,8}\Z')
+_FENCE_END = re.compile(r'\s{0,8}`{0,2}\Z')
+_FIRST_NAME = re.compile(r'\{\s*+"([^"\\]*+)"')
 _WINDOW = 32
 """Number of characters before a call that are searched for its delimiter."""
 _FIELDS = {'id', 'type', 'name', 'arguments', 'parameters'}
@@ -38,6 +41,29 @@ class JsonParser:
                 # The characters of a list are assigned to its first call.
                 yield FoundCall(first, end, *called[0])
                 yield from (FoundCall(end, end, *each) for each in called[1:])
+
+    def pending(self, text: str) -> int:
+        """Return the index of the first JSON value, or of its fence, that may still become a call.
+
+        A value whose first field is not one of a call never does; see `StreamedParser`.
+        """
+        position = 0
+        while bracket := _BRACKET.search(text, position):
+            begin = bracket.start()
+            position, is_closed = value_end(text, begin)
+            first, _ = _wrapped(text, begin, position)
+            if not is_closed and may_grow(text, position) and _may_be_call(text, begin):
+                return first
+            is_fence_open = first < begin and text[first] == '`' and _FENCE_END.match(text, position) is not None
+            if is_closed and is_fence_open and _called(text[begin:position]):
+                return first
+        fence = _FENCE_BEGIN.search(text, position)
+        return fence.start() if fence else len(text)
+
+
+def _may_be_call(text: str, begin: int) -> bool:
+    name = _FIRST_NAME.match(text, begin)
+    return name is None or name[1] in _FIELDS or name[1] == 'function'
 
 
 def _called(text: str) -> list[tuple[str, dict[str, Any]]]:

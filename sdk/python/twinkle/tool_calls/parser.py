@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from twinkle.data_format import Tool, ToolCall
-from twinkle.template.tool_calls.json_value import read_json
+from twinkle.tool_calls.json_value import read_json
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,25 @@ class ToolCallParser(Protocol):
             tools: the tools offered to the model, for formats that do not state the types of values.
         """
         ...
+
+
+class StreamedParser(ToolCallParser, Protocol):
+    """A parser that can also read a text while it grows."""
+
+    def pending(self, text: str) -> int:
+        """Return the index of the first character that may belong to a call that later text completes.
+
+        It is the length of the text if there is no such character. Accepts any text and takes linear time.
+        """
+        ...
+
+
+def partial_marker(text: str, marker: str) -> int:
+    """Return the index at which `text` ends with a proper beginning of `marker`; the text's length if it does not."""
+    for length in range(min(len(marker) - 1, len(text)), 0, -1):
+        if text.endswith(marker[:length]):
+            return len(text) - length
+    return len(text)
 
 
 def calls_of(found: Iterable[FoundCall]) -> list[ToolCall]:

@@ -1,10 +1,10 @@
 """Registry of tool call parsers by name."""
 
 from twinkle.template.errors import UnknownToolCallParser
-from twinkle.template.tool_calls.hermes import HermesQwenParser
-from twinkle.template.tool_calls.parser import ToolCallParser
-from twinkle.template.tool_calls.plain_json import JsonParser
-from twinkle.template.tool_calls.react import ReActParser
+from twinkle.tool_calls.hermes import HermesQwenParser
+from twinkle.tool_calls.parser import ToolCallParser
+from twinkle.tool_calls.plain_json import JsonParser
+from twinkle.tool_calls.react import ReActParser
 
 
 class ToolCallRegistry:
