@@ -85,6 +85,18 @@ class ScoredToken:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CalledTool:
+    """Complete call of a tool."""
+
+    index: int
+    """Position among the calls of the choice."""
+    call_id: str
+    name: str
+    arguments: str
+    """JSON object."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ChoiceDelta:
     """Part of one choice, or the complete choice."""
 
@@ -94,6 +106,8 @@ class ChoiceDelta:
     """New tokens, without the tokens of an echoed prompt."""
     scored: Sequence[ScoredToken] = ()
     """Scored tokens if requested; the tokens of an echoed prompt come first."""
+    calls: Sequence[CalledTool] = ()
+    """Calls that are complete."""
     finish_reason: str | None = None
     """None until the choice is complete."""
     prompt_token_ids: Sequence[int] | None = None
@@ -228,6 +242,7 @@ class JoinedChoices:
         choice.text.write(delta.text)
         choice.token_ids.extend(delta.token_ids)
         choice.scored.extend(delta.scored)
+        choice.calls.extend(delta.calls)
         choice.finish_reason = delta.finish_reason
         if delta.prompt_token_ids is not None:
             choice.prompt_token_ids = delta.prompt_token_ids
@@ -241,6 +256,7 @@ class JoinedChoices:
                 text=choice.text.getvalue(),
                 token_ids=choice.token_ids,
                 scored=choice.scored,
+                calls=choice.calls,
                 finish_reason=choice.finish_reason,
                 prompt_token_ids=choice.prompt_token_ids,
             )
@@ -253,6 +269,7 @@ class _JoinedChoice:
     text: StringIO = field(default_factory=StringIO)
     token_ids: 'array[int]' = field(default_factory=lambda: array('i'))
     scored: list[ScoredToken] = field(default_factory=list[ScoredToken])
+    calls: list[CalledTool] = field(default_factory=list[CalledTool])
     finish_reason: str | None = None
     prompt_token_ids: Sequence[int] | None = None
 

@@ -91,6 +91,17 @@ class FleetSamplers:
         found = {model.base_model: model for model in info.base_models}
         return [found.get(name, server_service_pb2.BaseModelInfo(base_model=name)) for name in self.base_model_names()]
 
+    async def tool_call_format(self, base_model: str) -> str:
+        """Return the format of the base model's tool calls; empty if its chat template does not render tools.
+
+        Raises:
+            NoReplica: no sampler of the base model responds.
+        """
+        for info in (await self._describe()).base_models:
+            if info.base_model == base_model:
+                return info.tool_call_format
+        raise NoReplica(_SERVICE, base_model)
+
 
 IndexedResponse = tuple[int, wire.SampleResponse]
 """Index of a prompt, and a response to it."""

@@ -1,4 +1,4 @@
-"""Converts bodies of completions and chats to messages of the sampler contract.
+"""Converts bodies of completions to messages of the sampler contract, and the parameters that chats share.
 
 Functions raise InvalidField with the path of the first wrong field.
 """
@@ -11,11 +11,11 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from services.gateway.http.validation import TokenIds, read_model, read_value
-from services.gateway.openai.bodies import MAX_TOKENS, ChatBody, ChatMessage, CompletionBody, SamplingBody
+from services.gateway.openai.bodies import MAX_TOKENS, CompletionBody, SamplingBody
+from services.gateway.openai.tools import ToolUse
 from services.kit.errors import InvalidField
 from services.kit.rpc.json_values import struct_of
 from services.kit.rpc.tensors import tensor_to_proto
-from twinkle.api.data.v1 import message_pb2
 from twinkle.api.sampler.v1 import sampling_pb2
 
 MAX_CHOICES = 256
@@ -37,13 +37,6 @@ _SAMPLING_FIELDS = {
     'stop': 'stop_strings',
 }
 """Fields of `SamplingParams` by the parameter with the same meaning."""
-_ROLES = {
-    'system': message_pb2.ROLE_SYSTEM,
-    'developer': message_pb2.ROLE_SYSTEM,
-    'user': message_pb2.ROLE_USER,
-    'assistant': message_pb2.ROLE_ASSISTANT,
-    'tool': message_pb2.ROLE_TOOL,
-}
 _TOKEN_IDS = TypeAdapter[Sequence[int]](TokenIds)
 
 
@@ -63,6 +56,8 @@ class GenerationRequest:
     are_token_ids_returned: bool
     is_echoed: bool = False
     """Whether each completion begins with its prompt."""
+    tools: ToolUse | None = None
+    """Tools that the model may call; None if calls are not separated from the text."""
 
     @property
     def sample_count(self) -> int:
@@ -79,36 +74,27 @@ def completion_request(body: Mapping[str, Any]) -> GenerationRequest:
     """Validate and convert a body of `/v1/completions`."""
     given = read_model(CompletionBody, body)
     max_tokens = max(DEFAULT_MAX_TOKENS, given.min_tokens or 0) if given.max_tokens is None else given.max_tokens
-    params = _sampling_params(given, max_tokens=max_tokens, top_logprobs=given.logprobs)
+    params = sampling_params(given, max_tokens=max_tokens, top_logprobs=given.logprobs)
     if given.echo and given.logprobs is not None:
         params.is_prompt_logprobs_returned = True
         params.prompt_top_logprob_count = given.logprobs
-    return _request(given, _prompts(given.prompt), params, top_logprobs=given.logprobs, is_echoed=given.echo)
+    return generation_request(given, _prompts(given.prompt), params, top_logprobs=given.logprobs, is_echoed=given.echo)
 
 
-def chat_request(body: Mapping[str, Any]) -> GenerationRequest:
-    """Validate and convert a body of `/v1/chat/completions`."""
-    given = read_model(ChatBody, body)
-    max_tokens = given.max_completion_tokens or given.max_tokens
-    if given.max_tokens not in (None, max_tokens):
-        raise InvalidField('max_tokens', 'differs from max_completion_tokens; give one of them')
-    top_logprobs = (given.top_logprobs or 0) if given.logprobs else None
-    params = _sampling_params(given, max_tokens=max_tokens, top_logprobs=top_logprobs)
-    trajectory = message_pb2.Trajectory(messages=map(_message, given.messages))
-    chat = sampling_pb2.ChatPrompt(trajectory=trajectory)
-    if given.chat_template_kwargs.enable_thinking is not None:
-        chat.is_thinking_enabled = given.chat_template_kwargs.enable_thinking
-    return _request(given, (sampling_pb2.Prompt(chat=chat),), params, top_logprobs=top_logprobs)
-
-
-def _request(
+def generation_request(
     body: SamplingBody,
     prompts: tuple[sampling_pb2.Prompt, ...],
     params: sampling_pb2.SamplingParams,
     *,
     top_logprobs: int | None,
     is_echoed: bool = False,
+    tools: ToolUse | None = None,
 ) -> GenerationRequest:
+    """Return the request for completions of `prompts`.
+
+    Raises:
+        InvalidField: there are too many completions.
+    """
     request = GenerationRequest(
         model=body.model,
         prompts=prompts,
@@ -118,15 +104,21 @@ def _request(
         top_logprobs=top_logprobs,
         are_token_ids_returned=body.return_token_ids,
         is_echoed=is_echoed,
+        tools=tools,
     )
     if request.choice_count > MAX_CHOICES:
         raise InvalidField('n', f'gives {request.choice_count} completions of all prompts; the limit is {MAX_CHOICES}')
     return request
 
 
-def _sampling_params(
+def sampling_params(
     body: SamplingBody, *, max_tokens: int | None, top_logprobs: int | None
 ) -> sampling_pb2.SamplingParams:
+    """Return the sampling parameters of a body.
+
+    Raises:
+        InvalidField: `min_tokens` exceeds the maximum, or a schema has a number that is too large.
+    """
     if (body.min_tokens or 0) > (MAX_TOKENS if max_tokens is None else max_tokens):
         raise InvalidField('min_tokens', 'must be at most max_tokens or max_completion_tokens')
     given = {field: getattr(body, name) for name, field in _SAMPLING_FIELDS.items()}
@@ -168,16 +160,3 @@ def _token_prompt(value: Any, field: str) -> sampling_pb2.Prompt:
     if not tokens:
         raise InvalidField(field, 'must have at least one token')
     return sampling_pb2.Prompt(token_ids=tensor_to_proto(np.asarray(tokens, dtype=np.int32)))
-
-
-def _message(message: ChatMessage) -> message_pb2.Message:
-    native = message_pb2.Message(
-        role=_ROLES[message.role],
-        parts=[message_pb2.ContentPart(text=part.text) for part in message.content or ()],
-        tool_call_id=message.tool_call_id,
-        reasoning_content=message.reasoning_content,
-    )
-    for call in message.tool_calls:
-        arguments = struct_of(call.function.arguments)
-        native.tool_calls.add(tool_call_id=call.id, name=call.function.name, arguments=arguments)
-    return native

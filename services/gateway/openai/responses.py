@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any, Protocol
 
 from services.gateway.fleet.model_routes import shown_name
-from services.gateway.openai.choices import ChoiceDelta, JoinedChoices, ScoredToken, TokenText, TokenUsage
+from services.gateway.openai.choices import CalledTool, ChoiceDelta, JoinedChoices, ScoredToken, TokenText, TokenUsage
 from services.gateway.openai.models import ResolvedModel
 from services.gateway.openai.request import GenerationRequest
 from services.kit.errors import InvalidField
@@ -49,12 +49,20 @@ class ChatFormat:
         self._request = request
 
     def choice(self, delta: ChoiceDelta) -> dict[str, Any]:
-        message = {'role': 'assistant', 'content': delta.text, 'refusal': None}
+        message: dict[str, Any] = {'role': 'assistant', 'content': delta.text, 'refusal': None}
+        if delta.calls:
+            message['content'] = delta.text or None
+            message['tool_calls'] = [_called(call) for call in delta.calls]
         return {'index': delta.index, 'message': message, **self._shared_fields(delta)}
 
     def chunk(self, delta: ChoiceDelta) -> dict[str, Any] | None:
+        content: dict[str, Any]
         if delta.prompt_token_ids is not None:
             content = {'role': 'assistant', 'content': ''}
+        elif delta.calls:
+            content = {'tool_calls': [{'index': call.index, **_called(call)} for call in delta.calls]}
+            if delta.text:
+                content['content'] = delta.text
         elif delta.text or delta.scored or (delta.token_ids and self._request.are_token_ids_returned):
             content = {'content': delta.text}
         elif delta.finish_reason:
@@ -194,6 +202,10 @@ class ResponseWriter:
             'checkpoint_path': adapter.checkpoint_path or None if adapter else None,
             'choices': [{'index': index, 'version_spans': found} for index, found in spans.items()],
         }
+
+
+def _called(call: CalledTool) -> dict[str, Any]:
+    return {'id': call.call_id, 'type': 'function', 'function': {'name': call.name, 'arguments': call.arguments}}
 
 
 def _chat_token(score: ScoredToken) -> dict[str, Any]:

@@ -11,10 +11,13 @@ from services.gateway.config import GatewayConfig
 from services.gateway.fleet.model_routes import shown_text
 from services.gateway.http.body import read_json
 from services.gateway.http.call import STATUSES, EventResponse, HttpCall, JsonResponse, Response, Route
+from services.gateway.openai.chat_request import chat_request
 from services.gateway.openai.choices import ChoiceDelta, ChoiceReader, TokenTexts
 from services.gateway.openai.models import FleetSamplers, ModelResolver, ResolvedModel, sample_all
-from services.gateway.openai.request import GenerationRequest, chat_request, completion_request
+from services.gateway.openai.request import GenerationRequest, completion_request
 from services.gateway.openai.responses import ChatFormat, ChoiceFormat, CompletionFormat, ResponseWriter
+from services.gateway.openai.tool_calls import ToolCallReader
+from services.gateway.openai.tools import ToolUse, explained
 from services.gateway.sampling.ports import WeightFacts
 from services.kit.clock import Clock
 from services.kit.errors import Code, DomainError
@@ -46,7 +49,7 @@ _PARAMS = (
     (r'params\.structured_output.*', 'response_format'),
     (r'params\.(prompt_)?top_logprob_count', 'top_logprobs'),
     (r'params\.', ''),
-    (r'prompt\.chat\.trajectory\.messages', 'messages'),
+    (r'prompt\.chat\.trajectory\.(?=messages|tools)', ''),
     (r'prompt\.chat.*', 'messages'),
     (r'prompt\..*', 'prompt'),
     (r'(base_model|adapter)\b.*', 'model'),
@@ -144,6 +147,8 @@ class OpenAiRoutes:
         created = int(self._clock.now().timestamp())
         writer = ResponseWriter(request, model, form=make_form(request), usage=reader.usage, created=created)
         deltas = self._deltas(request, model, reader)
+        if request.tools is not None:
+            deltas = self._with_calls(deltas, request.tools, model)
         if request.is_streamed:
             return EventResponse(_closing(deltas, writer.chunks(deltas)))
         async with aclosing(deltas):
@@ -160,6 +165,19 @@ class OpenAiRoutes:
             async for response in responses:
                 for delta in await reader.read(response):
                     yield delta
+
+    async def _with_calls(
+        self, deltas: AsyncGenerator[ChoiceDelta, None], use: ToolUse, model: ResolvedModel
+    ) -> AsyncGenerator[ChoiceDelta, None]:
+        """Yield the parts with tool calls separated from text, and raise errors in terms of the request."""
+        tool_format = await self._samplers.tool_call_format(model.base_model)
+        calls = ToolCallReader(use, tool_format, base_model=model.base_model, tokens=self._tokens)
+        async with aclosing(deltas):
+            try:
+                async for delta in deltas:
+                    yield await calls.read(delta, current_caller())
+            except DomainError as error:
+                raise explained(error, use) from error
 
 
 async def _closing(

@@ -81,7 +81,7 @@ CHAT_CASES: list[tuple[dict[str, Any], str]] = [
         'messages[0].content[0].type',
     ),
     ({'messages': [{'role': 'user', 'content': 'Hi', 'name': 'Bob'}]}, 'messages[0].name'),
-    ({'messages': HELLO, 'tools': [{'type': 'function'}]}, 'tools'),
+    ({'messages': HELLO, 'tools': [{'type': 'function'}]}, 'tools[0].function'),
     ({'messages': HELLO, 'top_logprobs': 2}, 'top_logprobs'),
     ({'messages': HELLO, 'logprobs': 2}, 'logprobs'),
     ({'messages': HELLO, 'max_tokens': 0}, 'max_tokens'),

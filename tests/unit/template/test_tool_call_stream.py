@@ -77,6 +77,12 @@ def test_calls_are_final_at_their_last_character(text: str, parser: StreamedPars
     assert stream.feed('\n') + stream.feed(' ', is_last=True) == []
 
 
+def test_text_after_a_call_keeps_its_distance() -> None:
+    """Whitespace between a call and later text is kept if there is text before the call."""
+    assert shown(parts_of([f'One.\n{CALL}\nTwo. '])) == ['One.', ('add', {'a': 1}), '\nTwo. ']
+    assert shown(parts_of([f'{CALL}\n{CALL}\nTwo.'])) == [('add', {'a': 1}), ('add', {'a': 1}), 'Two.']
+
+
 def test_text_that_looks_like_a_call_is_released_early() -> None:
     """Text is released as soon as it cannot become a call, and not only at the end of the turn."""
     stream = ToolCallStream(HERMES, tools=(), names={'add'})

@@ -51,12 +51,13 @@ class JsonParser:
         while bracket := _BRACKET.search(text, position):
             begin = bracket.start()
             position, is_closed = value_end(text, begin)
-            first, _ = _wrapped(text, begin, position)
+            first, end = _wrapped(text, begin, position)
             if not is_closed and may_grow(text, position) and _may_be_call(text, begin):
                 return first
-            is_fence_open = first < begin and text[first] == '`' and _FENCE_END.match(text, position) is not None
-            if is_closed and is_fence_open and _called(text[begin:position]):
-                return first
+            if is_closed and text[first] == '`' and _called(text[begin:position]):
+                if _FENCE_END.match(text, position):
+                    return first
+                position = end
         fence = _FENCE_BEGIN.search(text, position)
         return fence.start() if fence else len(text)
 

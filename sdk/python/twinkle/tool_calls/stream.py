@@ -13,7 +13,7 @@ _SHORT_CHARACTERS = 4096
 class ToolCallStream:
     """Reads one sampled turn in pieces of any size.
 
-    Text is returned as soon as it cannot belong to a call. Whitespace around calls is dropped. Calls inside the
+    Text is returned as soon as it cannot belong to a call. Whitespace before a call is dropped. Calls inside the
     thought at the beginning of the turn, malformed calls, and calls of unknown tools are ordinary text.
 
     Args:
@@ -34,7 +34,7 @@ class ToolCallStream:
         self._held = ''
         self._spaces = ''
         """Whitespace that is dropped if a call follows."""
-        self._is_after_call = False
+        self._has_text = self._is_after_call = False
         self._skipped_characters = 0
         """Number of characters to wait for before the held text is parsed again."""
 
@@ -90,10 +90,10 @@ class ToolCallStream:
     def _text(self, text: str, *, is_before_call: bool = False) -> Iterator[str]:
         """Yield text without its whitespace at the end, which waits for the next part."""
         text = self._spaces + text
-        if self._is_after_call:
+        if self._is_after_call and not self._has_text:
             text = text.lstrip()
         stripped = text.rstrip()
         self._spaces = '' if is_before_call else text[len(stripped) :]
         if stripped:
             yield stripped
-            self._is_after_call = False
+            self._has_text, self._is_after_call = True, False

@@ -10,7 +10,8 @@ import pytest
 
 from services.gateway.http.body import parse_object
 from services.gateway.http.call import event_bytes, json_bytes
-from services.gateway.openai.request import chat_request, completion_request
+from services.gateway.openai.chat_request import chat_request
+from services.gateway.openai.request import completion_request
 from services.gateway.openai.routes import OpenAiErrors
 from services.kit.errors import CheckpointDamaged, InvalidField
 
@@ -25,7 +26,10 @@ COMPLETION_PARAMS = (
     'logprobs', 'echo', 'best_of', 'stream', 'stream_options', 'response_format', 'metadata', 'user', 'suffix', 'x',
     'presence_penalty', 'frequency_penalty', 'repetition_penalty', 'min_tokens', 'ignore_eos', 'logit_bias', 'store',
 )  # fmt: skip
-CHAT_PARAMS = ('messages', 'max_completion_tokens', 'top_logprobs', 'chat_template_kwargs', 'tools', 'service_tier')
+CHAT_PARAMS = (
+    'messages', 'max_completion_tokens', 'top_logprobs', 'chat_template_kwargs', 'tools', 'tool_choice', 'service_tier',
+    'parallel_tool_calls', 'modalities', 'verbosity', 'prompt_cache_key', 'functions',
+)  # fmt: skip
 
 
 def error_body(error: InvalidField) -> dict[str, Any]:

@@ -1,0 +1,227 @@
+"""Request body of chat completions: messages, tools, and the choice of a tool."""
+
+import re
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from services.gateway.http.body import parse_object
+from services.gateway.http.validation import JsonModel, fixed, is_shallow, not_served
+from services.gateway.openai.bodies import MAX_DEPTH, MAX_TOKENS, NotServed, SamplingBody, TopLogprobCount
+from services.kit.errors import InvalidField
+
+MAX_TOOLS = 128
+_NAME = re.compile(r'[A-Za-z0-9_-]{1,64}')
+_Legacy = Annotated[None, not_served('is not supported; use tools and tool_choice')]
+
+
+class TextPart(JsonModel):
+    """Text part of a message."""
+
+    type: Literal['text']
+    text: str
+
+
+def _arguments(value: Any) -> dict[str, Any]:
+    if not isinstance(value, str):
+        raise ValueError('must be a string')
+    try:
+        arguments = parse_object(value.encode() or b'{}')
+    except InvalidField as error:
+        raise ValueError('must be a string that holds a JSON object') from error
+    if not is_shallow(arguments, MAX_DEPTH):
+        raise ValueError(f'must be nested at most {MAX_DEPTH} levels deep')
+    return arguments
+
+
+_Parts = Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
+
+
+class FunctionCall(JsonModel):
+    """Function and arguments of a tool call."""
+
+    is_null_absent: ClassVar[bool] = False
+    name: str
+    arguments: Annotated[dict[str, Any], PlainValidator(_arguments)] = Field(default_factory=dict[str, Any])
+
+
+class ToolCall(JsonModel):
+    """Tool call in an assistant's message."""
+
+    is_null_absent: ClassVar[bool] = False
+    id: str = ''
+    type: Literal['function'] = 'function'
+    function: FunctionCall
+    index: int = 0
+    """Position in a stream, which some clients keep; accepted without effect."""
+
+
+def _parts(value: Any) -> Any:
+    return [{'type': 'text', 'text': value}] if isinstance(value, str) else value
+
+
+class ChatMessage(JsonModel):
+    """Message of a chat."""
+
+    is_unknown_null_absent: ClassVar[bool] = True
+    role: Literal['system', 'developer', 'user', 'assistant', 'tool']
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] = Field(default_factory=list[ToolCall])
+    tool_call_id: str = ''
+    name: str = ''
+    """Name of the called tool; accepted without effect, because the id determines the call."""
+    reasoning_content: str = ''
+    content: Annotated[_Parts | None, BeforeValidator(_parts), Field(validate_default=True)] = None
+
+    @field_validator('tool_calls', 'reasoning_content', 'tool_call_id', 'name')
+    @classmethod
+    def _check_role(cls, value: Any, info: ValidationInfo) -> Any:
+        owner = 'tool' if info.field_name in {'tool_call_id', 'name'} else 'assistant'
+        if info.data.get('role', owner) != owner:
+            raise ValueError(f'is accepted only in messages with the role {owner}')
+        return value
+
+    @field_validator('content')
+    @classmethod
+    def _check_content(cls, parts: list[TextPart] | None, info: ValidationInfo) -> list[TextPart] | None:
+        if parts is None and not info.data.get('tool_calls'):
+            raise ValueError('is required')
+        return parts
+
+
+def _json_schema(value: dict[str, Any]) -> dict[str, Any]:
+    if not is_shallow(value, MAX_DEPTH):
+        raise ValueError(f'must be nested at most {MAX_DEPTH} levels deep')
+    if value.get('type', 'object') != 'object':
+        raise ValueError('must have the type "object"')
+    return value
+
+
+class FunctionDefinition(JsonModel):
+    """Function that the model may call."""
+
+    name: str
+    description: str = ''
+    parameters: Annotated[dict[str, Any], AfterValidator(_json_schema)] = Field(default_factory=dict[str, Any])
+    """JSON schema of the arguments; empty for a function without parameters."""
+    strict: bool = False
+    """Accepted without effect: arguments are constrained if, and only if, the request requires a call."""
+
+    @field_validator('name')
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if not _NAME.fullmatch(name):
+            raise ValueError('must have 1 to 64 letters, digits, underscores or hyphens')
+        return name
+
+
+class FunctionTool(JsonModel):
+    """Tool that the model may call."""
+
+    type: Literal['function']
+    function: FunctionDefinition
+
+
+class FunctionName(JsonModel):
+    """Name of the function that the model must call."""
+
+    name: str
+
+
+class ToolChoice(JsonModel):
+    """Whether the model may or must call a tool, or the function that it must call."""
+
+    is_null_absent: ClassVar[bool] = False
+    type: Literal['none', 'auto', 'required', 'function']
+    function: FunctionName | None = None
+
+    @model_validator(mode='after')
+    def _check_function(self) -> Self:
+        if (self.type == 'function') != (self.function is not None):
+            raise InvalidField('tool_choice.function', 'is required with "type": "function", and accepted only with it')
+        return self
+
+
+def _choice(value: Any) -> Any:
+    return {'type': value} if isinstance(value, str) else value
+
+
+class ChatTemplateOptions(JsonModel):
+    """Options of the chat template."""
+
+    enable_thinking: bool | None = None
+
+
+class ChatBody(SamplingBody):
+    """Body of `/v1/chat/completions`."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    logprobs: bool = False
+    top_logprobs: TopLogprobCount | None = None
+    chat_template_kwargs: ChatTemplateOptions = ChatTemplateOptions()
+
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
+        default_factory=list[FunctionTool]
+    )
+    tool_choice: Annotated[ToolChoice, BeforeValidator(_choice)] = ToolChoice(type='auto')
+    parallel_tool_calls: bool = True
+
+    functions: _Legacy = None
+    function_call: _Legacy = None
+    audio: NotServed = None
+    modalities: Annotated[list[str], fixed(['text'], 'must be ["text"]')] = Field(default_factory=lambda: ['text'])
+    prediction: NotServed = None
+    web_search_options: NotServed = None
+    reasoning_effort: Annotated[None, not_served('is not supported; see chat_template_kwargs.enable_thinking')] = None
+    verbosity: Annotated[str, fixed('medium', 'must be "medium"; it does not affect the model')] = 'medium'
+
+    @field_validator('messages')
+    @classmethod
+    def _check_system(cls, messages: list[ChatMessage]) -> list[ChatMessage]:
+        is_system = [message.role in {'system', 'developer'} for message in messages]
+        leading = is_system.index(False) if False in is_system else len(messages)
+        if True in is_system[leading:]:
+            index = is_system.index(True, leading)
+            problem = 'may be system or developer only before all other messages; send the text as the user'
+            raise InvalidField(f'messages[{index}].role', problem)
+        return messages
+
+    @field_validator('tools')
+    @classmethod
+    def _check_names(cls, tools: list[FunctionTool]) -> list[FunctionTool]:
+        names: set[str] = set()
+        for index, tool in enumerate(tools):
+            if tool.function.name in names:
+                raise InvalidField(f'tools[{index}].function.name', 'occurs twice; give each tool another name')
+            names.add(tool.function.name)
+        return tools
+
+    @model_validator(mode='after')
+    def _check_tools(self) -> Self:
+        choice, names = self.tool_choice, {tool.function.name for tool in self.tools}
+        if choice.type in {'required', 'function'} and not names:
+            raise InvalidField('tool_choice', 'requires tools; give at least one, or use "auto" or "none"')
+        if choice.function is not None and choice.function.name not in names:
+            raise InvalidField('tool_choice.function.name', f'must be one of the tools: {", ".join(sorted(names))}')
+        has_format = self.response_format is not None and self.response_format.type != 'text'
+        if has_format and names and choice.type != 'none':
+            raise InvalidField(
+                'response_format', 'cannot be combined with tools; use "tool_choice": "none", or one of them'
+            )
+        return self
+
+    @field_validator('top_logprobs')
+    @classmethod
+    def _check_logprobs(cls, count: int | None, info: ValidationInfo) -> int | None:
+        if count and not info.data.get('logprobs'):
+            raise ValueError('is accepted only with "logprobs": true')
+        return count

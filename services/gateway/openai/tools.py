@@ -1,0 +1,119 @@
+"""Tools of a request: their form in the prompt, and the schema of a completion that must call them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from services.gateway.http.call import json_bytes
+from services.gateway.openai.bodies import MAX_SCHEMA_BYTES
+from services.gateway.openai.chat_bodies import ChatBody, FunctionDefinition
+from services.kit.errors import DomainError, InvalidField
+from services.kit.rpc.json_values import struct_of
+from twinkle.api.data.v1 import message_pb2
+from twinkle.api.sampler.v1 import sampling_pb2
+from twinkle.data_format import FunctionSpec, Tool
+
+MAX_FORCED_CALLS = 16
+"""Maximum number of calls in a completion that must call tools; a model of low quality might not end the list."""
+_DATA_KEYWORDS = {'const', 'default', 'enum', 'examples'}
+"""Keywords whose values are data, and not schemas."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolUse:
+    """Tools that a model may call, or must call."""
+
+    tools: tuple[Tool, ...]
+    """All tools of the prompt."""
+    names: frozenset[str]
+    """Names of the tools that may be called."""
+    is_forced: bool
+    """Whether the completion is constrained to JSON with calls."""
+    is_parallel: bool
+    """Whether a completion may contain several calls."""
+
+
+def tool_use(body: ChatBody) -> ToolUse | None:
+    """Return the tools of a chat; None if the model is not to call any."""
+    choice = body.tool_choice
+    if not body.tools or choice.type == 'none':
+        return None
+    names = {tool.function.name for tool in body.tools} if choice.function is None else {choice.function.name}
+    return ToolUse(
+        tools=tuple(Tool(type='function', function=_spec(tool.function)) for tool in body.tools),
+        names=frozenset(names),
+        is_forced=choice.type != 'auto',
+        is_parallel=body.parallel_tool_calls and choice.function is None,
+    )
+
+
+def prompt_tools(use: ToolUse) -> list[message_pb2.Tool]:
+    """Return the messages of the tools, which the chat template renders."""
+    return [
+        message_pb2.Tool(name=spec['name'], description=spec['description'], parameters=struct_of(spec['parameters']))
+        for spec in map(_spec_of, use.tools)
+    ]
+
+
+def forced_output(use: ToolUse) -> sampling_pb2.StructuredOutput:
+    """Return the form of a completion that must call tools.
+
+    Raises:
+        InvalidField: the schemas are too large.
+    """
+    # `parameters` is the name that Llama's templates use. Structs are sorted by name, so it comes after `name`.
+    specs = [spec for spec in map(_spec_of, use.tools) if spec['name'] in use.names]
+    calls = [
+        {
+            'type': 'object',
+            'properties': {'name': {'const': spec['name']}, 'parameters': {'$ref': f'#/$defs/{spec["name"]}'}},
+            'required': ['name', 'parameters'],
+            'additionalProperties': False,
+        }
+        for spec in specs
+    ]
+    call = calls[0] if len(calls) == 1 else {'anyOf': calls}
+    root = {'type': 'array', 'items': call, 'minItems': 1, 'maxItems': MAX_FORCED_CALLS} if use.is_parallel else call
+    definitions = {spec['name']: _moved(spec['parameters'], f'#/$defs/{spec["name"]}') for spec in specs}
+    schema = {**root, '$defs': definitions}
+    if len(json_bytes(schema)) > MAX_SCHEMA_BYTES:
+        problem = f'have schemas of more than {MAX_SCHEMA_BYTES} bytes; give fewer tools, or use "tool_choice": "auto"'
+        raise InvalidField('tools', problem)
+    return sampling_pb2.StructuredOutput(json_schema=struct_of(schema))
+
+
+def explained(error: DomainError, use: ToolUse | None) -> DomainError:
+    """Return the error of a sampler in terms of the request: a form that cannot be enforced is due to a tool choice."""
+    if use is None or not use.is_forced:
+        return error
+    if error.reason == 'NOT_SUPPORTED_HERE':
+        problem = 'requires samplers with vLLM for this base model; use "auto" or "none"'
+        return InvalidField('tool_choice', problem)
+    if error.violations and 'structured_output' in error.violations[0].field:
+        return InvalidField('tools', f'cannot be enforced: {error.violations[0].problem}; or use "tool_choice": "auto"')
+    return error
+
+
+def _spec(function: FunctionDefinition) -> FunctionSpec:
+    parameters: dict[str, Any] = {'type': 'object', 'properties': {}, **function.parameters}
+    return FunctionSpec(name=function.name, description=function.description, parameters=parameters)
+
+
+def _spec_of(tool: Tool) -> Mapping[str, Any]:
+    return cast('Mapping[str, Any]', tool.get('function', {}))
+
+
+def _moved(schema: Any, root: str, *, is_data: bool = False) -> Any:
+    """Return a schema whose references to its own root, `#`, refer to `root`."""
+    if isinstance(schema, Mapping):
+        fields = cast('Mapping[str, Any]', schema)
+        return {name: _moved_field(name, value, root, is_data=is_data) for name, value in fields.items()}
+    if isinstance(schema, list):
+        return [_moved(item, root, is_data=is_data) for item in cast('Sequence[Any]', schema)]
+    return schema
+
+
+def _moved_field(name: str, value: Any, root: str, *, is_data: bool) -> Any:
+    if name == '$ref' and isinstance(value, str) and value.startswith('#') and not is_data:
+        return root + value[1:]
+    return _moved(value, root, is_data=is_data or name in _DATA_KEYWORDS)
