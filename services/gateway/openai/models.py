@@ -201,16 +201,18 @@ class ModelResolver:
         raise BaseModelNotFound(name[:MAX_NAME], tuple(map(shown_name, base_models)))
 
     async def list_all(self, caller: Caller) -> list[dict[str, Any]]:
-        """Return the base models, then the caller's runs with a version that can be sampled, newest first."""
+        """Return the base models, then the runs of the caller that can be sampled, each with its newest version."""
         infos = await self._samplers.base_models()
         models = [self._base_model(shown_name(info.base_model), info.context_tokens) for info in infos]
-        return models + [_run_model(run, run.run_id) for run in await self._listed_runs(caller)]
+        for run in await self._listed_runs(caller):
+            models += [_run_model(run, name) for name in (run.run_id, f'{run.run_id}@{run.version}')]
+        return models
 
     async def show(self, caller: Caller, name: str) -> dict[str, Any]:
         """Return the JSON form of one model; raise the errors of `find`."""
         model = await self.find(caller, name)
         if model.run is not None:
-            return _run_model(model.run, name)
+            return _run_model(model.run, name, version=model.adapter.exact if model.adapter else 0)
         context_tokens = {info.base_model: info.context_tokens for info in await self._samplers.base_models()}
         return self._base_model(name, context_tokens.get(model.base_model, 0))
 
@@ -240,8 +242,9 @@ class ModelResolver:
         return runs
 
 
-def _run_model(run: Run, name: str) -> dict[str, Any]:
-    facts = {'version': run.version, 'step_count': run.step_count, 'lora_rank': run.lora_rank}
+def _run_model(run: Run, name: str, *, version: int = 0) -> dict[str, Any]:
+    """Return the JSON form of a run, or of one of its versions; 0 is the newest version."""
+    facts = {'version': version or run.version, 'step_count': run.step_count, 'lora_rank': run.lora_rank}
     created = int(run.create_time.timestamp())
     base_model = shown_name(run.base_model)
     model = _model(name, created=created, owned_by=run.tenant_id, root=base_model, parent=base_model)

@@ -131,7 +131,7 @@ async def test_names_of_tinker_resolve_at_both_prefixes(running: OpenAiGateway) 
     texts: set[str] = set()
     for prefix in ('/v1', '/oai/api/v1'):
         client = running.client(prefix=prefix)
-        assert {model.id async for model in client.models.list()} == {'tiny', RUN}
+        assert {model.id async for model in client.models.list()} == {'tiny', RUN, f'{RUN}@2'}
         for name in names:
             response = await client.completions.create(model=name, prompt='Hello', seed=1, max_tokens=4)
             assert response.model == name
@@ -152,23 +152,25 @@ async def test_every_listed_model_can_be_sampled(running: OpenAiGateway) -> None
     for name in names:
         response = await client.completions.create(model=name, prompt='Hello', max_tokens=1)
         assert response.usage.completion_tokens == 1
-    assert set(names) == {'tiny', RUN}
+    assert set(names) == {'tiny', RUN, f'{RUN}@2'}
     catalogue = catalogue_service_pb2_grpc.CatalogueServiceStub(running.gateway.channel)
     runs = await catalogue.ListRuns(catalogue_service_pb2.ListRunsRequest(), metadata=ADMIN)
     assert {run.run_id for run in runs.runs} == {RUN, UNPUBLISHED_RUN, DELETED_RUN, FULL_RUN, UNSERVED_RUN}
 
 
 async def test_models_are_the_base_model_and_the_callers_runs(running: OpenAiGateway) -> None:
-    """Each caller lists the base model and the caller's runs, and can retrieve every name."""
+    """Each caller lists the base model, the caller's runs and their newest versions, and can retrieve every name."""
     client = running.client()
     models = {model.id: model async for model in client.models.list()}
-    assert set(models) == {'tiny', RUN}
+    assert set(models) == {'tiny', RUN, f'{RUN}@2'}
     assert models[RUN].model_extra['parent'] == 'tiny'
     assert models[RUN].model_extra['twinkle']['version'] == 2
     for name in ('tiny', RUN, f'{RUN}@2', CHECKPOINT):
         assert (await client.models.retrieve(name)).id == name
+    older = await client.models.retrieve(f'{RUN}@1')
+    assert older.model_extra['twinkle']['version'] == 1
     alice = running.client((await running.gateway.make_key('alice')).secret)
-    assert {model.id async for model in alice.models.list()} == {'tiny', FOREIGN_RUN}
+    assert {model.id async for model in alice.models.list()} == {'tiny', FOREIGN_RUN, f'{FOREIGN_RUN}@2'}
 
 
 async def test_chat_logprobs_name_tokens_and_bytes(running: OpenAiGateway) -> None:

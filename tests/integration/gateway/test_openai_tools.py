@@ -56,6 +56,11 @@ def scripted(running: OpenAiGateway, *answers: Sequence[str]) -> ScriptedEngine:
     return engine
 
 
+def last_chat(engine: ScriptedEngine) -> Any:
+    """Return the last chat that the engine encoded."""
+    return engine.chats[-1].trajectory
+
+
 async def ask(running: OpenAiGateway, **fields: Any) -> Any:
     """Return a complete response to a question with tools."""
     request: dict[str, Any] = {'model': 'tiny', 'messages': ASK, 'tools': [WEATHER, CLOCK], **fields}
@@ -92,7 +97,7 @@ async def test_calls_are_separated_from_the_text(running: OpenAiGateway) -> None
     assert {(call.type, call.function.name) for call in calls} == {('function', 'get_weather')}
     assert len({call.id for call in calls}) == 2
     assert all(len(call.id) == 9 and call.id.isalnum() for call in calls)
-    tools = engine.chats[-1].trajectory['tools']
+    tools = last_chat(engine)['tools']
     assert [tool['function']['name'] for tool in tools] == ['get_weather', 'clock']
     assert tools[0]['function']['description'] == 'Current weather'
     assert tools[0]['function']['parameters'] == WEATHER['function']['parameters']
@@ -215,7 +220,7 @@ async def test_named_call_is_constrained_to_its_function(running: OpenAiGateway)
     assert form is not None
     assert form.json_schema is not None
     assert form.json_schema['properties']['name'] == {'const': 'clock'}
-    assert len(engine.chats[-1].trajectory['tools']) == 2
+    assert len(last_chat(engine)['tools']) == 2
 
 
 async def test_tools_are_not_used_with_the_choice_none(running: OpenAiGateway) -> None:
@@ -223,7 +228,7 @@ async def test_tools_are_not_used_with_the_choice_none(running: OpenAiGateway) -
     engine = scripted(running, (CALL,))
     response = await ask(running, tool_choice='none', response_format={'type': 'json_object'})
     assert (response.choices[0].message.content, response.choices[0].message.tool_calls) == (CALL, None)
-    assert 'tools' not in engine.chats[-1].trajectory
+    assert 'tools' not in last_chat(engine)
     assert engine.forms[-1] is not None
 
 
@@ -236,7 +241,7 @@ async def test_results_of_calls_reach_the_chat_template(running: OpenAiGateway) 
     second = await ask(running, messages=[*ASK, first, result])
     assert second.choices[0].message.content == 'It is.'
     assert second.choices[0].finish_reason == 'stop'
-    turns = engine.chats[-1].trajectory['messages']
+    turns = last_chat(engine)['messages']
     assert turns[1]['tool_calls'][0]['function'] == {'name': 'get_weather', 'arguments': {'city': 'Paris', 'days': 2}}
     assert (turns[2]['role'], turns[2]['tool_call_id'], turns[2]['content']) == (
         'tool',
@@ -253,7 +258,7 @@ async def test_system_and_developer_messages_are_joined(running: OpenAiGateway) 
         {'role': 'developer', 'content': [{'type': 'text', 'text': 'B'}]},
     ]
     await ask(running, messages=[*beginning, *ASK])
-    turns = engine.chats[-1].trajectory['messages']
+    turns = last_chat(engine)['messages']
     assert [(turn['role'], turn['content']) for turn in turns[:-1]] == [('system', 'A\n\nB')]
 
 

@@ -1,0 +1,135 @@
+"""Tests constrained tool calls at the OpenAI API with vLLM and a tiny random model, which calls no tool on its own."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+
+from fixtures.chat_templates import THINKING
+from fixtures.openai_gateway import OpenAiGateway, openai_gateway
+from fixtures.sampler_engines import make_vllm_engine
+from fixtures.tiny_model import build_tiny_model
+
+pytestmark = [pytest.mark.asyncio(loop_scope='module'), pytest.mark.timeout(600), pytest.mark.slow]
+
+ASK: list[Any] = [{'role': 'user', 'content': 'Paint it.'}]
+PAINT: dict[str, Any] = {
+    'type': 'function',
+    'function': {
+        'name': 'paint',
+        'description': 'Paint a wall',
+        'parameters': {
+            'type': 'object',
+            'properties': {
+                'colour': {'$ref': '#/$defs/Colour'},
+                'coats': {'enum': [1, 2, 3]},
+                'is_matt': {'type': 'boolean'},
+            },
+            'required': ['colour', 'coats', 'is_matt'],
+            'additionalProperties': False,
+            '$defs': {'Colour': {'enum': ['red', 'green', 'blue']}},
+        },
+    },
+}
+CONTEXT_TOKENS = 2048
+"""Context of the model; its tokens are bytes, and schemas of tools are long."""
+WAIT: dict[str, Any] = {'type': 'function', 'function': {'name': 'wait'}}
+
+
+@pytest_asyncio.fixture(scope='module', loop_scope='module')
+async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[OpenAiGateway]:
+    """A gateway with vLLM and a tiny model whose chat template renders tools."""
+    folder = build_tiny_model(tmp_path_factory.mktemp('model'))
+    (folder / 'chat_template.jinja').write_text(THINKING)
+    config = json.loads((folder / 'config.json').read_text())
+    (folder / 'config.json').write_text(json.dumps({**config, 'max_position_embeddings': CONTEXT_TOKENS}))
+    engine: Any = await make_vllm_engine(
+        folder,
+        max_model_len=CONTEXT_TOKENS,
+        max_num_batched_tokens=8 * CONTEXT_TOKENS,
+        # Schemas allow any number of spaces by default, and a random model samples many.
+        structured_outputs_config={'disable_any_whitespace': True},
+    )
+    try:
+        async with openai_gateway(tmp_path_factory.mktemp('state'), engine) as gateway:
+            yield gateway
+    finally:
+        await engine.close()
+
+
+def check_paint(call: Any) -> None:
+    """Check a call against the schema of its function."""
+    arguments = json.loads(call.function.arguments)
+    assert call.function.name == 'paint'
+    assert set(arguments) == {'colour', 'coats', 'is_matt'}
+    assert arguments['colour'] in {'red', 'green', 'blue'}
+    assert arguments['coats'] in {1, 2, 3}
+    assert arguments['is_matt'] in {True, False}
+
+
+async def ask(running: OpenAiGateway, **fields: Any) -> Any:
+    """Return a response to a question with tools."""
+    client = running.client()
+    return await client.chat.completions.create(model='tiny', messages=ASK, max_tokens=400, **fields)
+
+
+async def test_named_function_is_called_with_valid_arguments(running: OpenAiGateway) -> None:
+    """A named function is called once in each choice, with arguments that satisfy its schema, complete or streamed."""
+    fields: dict[str, Any] = {
+        'tools': [PAINT, WAIT],
+        'tool_choice': {'type': 'function', 'function': {'name': 'paint'}},
+        'n': 4,
+        'seed': 1,
+    }
+    response = await ask(running, **fields)
+    assert [choice.finish_reason for choice in response.choices] == ['tool_calls'] * 4
+    for choice in response.choices:
+        (call,) = choice.message.tool_calls
+        check_paint(call)
+    calls = [
+        call
+        async for chunk in await ask(running, **fields, stream=True)
+        for choice in chunk.choices
+        for call in choice.delta.tool_calls or []
+    ]
+    assert len(calls) == 4
+    for call in calls:
+        check_paint(call)
+
+
+async def test_required_calls_are_calls_of_the_tools(running: OpenAiGateway) -> None:
+    """A required choice gives at least one call, of the offered tools only, also without parallel calls."""
+    for is_parallel in (True, False):
+        response = await ask(
+            running, tools=[PAINT, WAIT], tool_choice='required', parallel_tool_calls=is_parallel, n=4, seed=2
+        )
+        for choice in response.choices:
+            calls = choice.message.tool_calls or []
+            assert choice.finish_reason == 'length' or 1 <= len(calls) <= (16 if is_parallel else 1)
+            for call in calls:
+                if call.function.name == 'paint':
+                    check_paint(call)
+                else:
+                    assert (call.function.name, call.function.arguments) == ('wait', '{}')
+        assert any(choice.message.tool_calls for choice in response.choices)
+
+
+async def test_schema_that_is_not_enforced_is_refused(running: OpenAiGateway) -> None:
+    """A keyword that the engine does not enforce is refused with the names of the field and the cure."""
+    parameters = {'type': 'object', 'properties': {'a': {'type': 'integer', 'multipleOf': 7}}}
+    tool: Any = {'type': 'function', 'function': {'name': 'odd', 'parameters': parameters}}
+    with pytest.raises(openai.BadRequestError) as raised:
+        await ask(running, tools=[tool], tool_choice='required')
+    assert raised.value.param == 'tools'
+    assert 'multipleOf' in raised.value.message
+    assert '"tool_choice": "auto"' in raised.value.message
+
+
+async def test_prefix_of_a_repeated_chat_is_cached(running: OpenAiGateway) -> None:
+    """The usage of a repeated chat reports the tokens that were found in the prefix cache."""
+    responses = [await ask(running, tools=[PAINT], tool_choice='auto', seed=3) for _ in range(2)]
+    first, second = (response.usage.prompt_tokens_details.cached_tokens for response in responses)
+    assert 0 <= first < second <= responses[1].usage.prompt_tokens
