@@ -15,7 +15,8 @@ TAGGED = '<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</functio
 FRAGMENTS = (
     CALL, TAGGED, '<tool_call>', '</tool_call>', '<tool_call>\n{', '{"name": "add", "arguments": {}}', '"', '}', ']',
     '{"name": "other", "arguments": {"a": "</tool_call>"}}', '```json\n', '```', '\n', ' ', 'text', '<', '</think>',
-    '<think>', '{"answer": 1}', '<function=add>', '</function>', '[{"name": "add", "parameters": {"a": [1]}}]', '\\', '[',
+    '<think>', '{"answer": 1}', '<function=add>', '</function>', '[{"name": "add", "parameters": {"a": [1]}}]', '\\',
+    '[',
 )  # fmt: skip
 
 
