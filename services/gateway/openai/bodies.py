@@ -107,6 +107,11 @@ class SamplingBody(JsonModel):
     logit_bias: _NoBias = Field(default_factory=dict[str, Any])
     prompt_cache_retention: NotServed = None
 
+    @property
+    def has_format(self) -> bool:
+        """Whether the completion must have a format other than text."""
+        return self.response_format is not None and self.response_format.type != 'text'
+
     @field_validator('stream_options')
     @classmethod
     def _check_stream(cls, options: StreamOptions | None, info: ValidationInfo) -> StreamOptions | None:

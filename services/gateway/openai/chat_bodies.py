@@ -195,30 +195,6 @@ class ChatBody(SamplingBody):
             raise InvalidField(f'messages[{index}].role', problem)
         return messages
 
-    @field_validator('tools')
-    @classmethod
-    def _check_names(cls, tools: list[FunctionTool]) -> list[FunctionTool]:
-        names: set[str] = set()
-        for index, tool in enumerate(tools):
-            if tool.function.name in names:
-                raise InvalidField(f'tools[{index}].function.name', 'occurs twice; give each tool another name')
-            names.add(tool.function.name)
-        return tools
-
-    @model_validator(mode='after')
-    def _check_tools(self) -> Self:
-        choice, names = self.tool_choice, {tool.function.name for tool in self.tools}
-        if choice.type in {'required', 'function'} and not names:
-            raise InvalidField('tool_choice', 'requires tools; give at least one, or use "auto" or "none"')
-        if choice.function is not None and choice.function.name not in names:
-            raise InvalidField('tool_choice.function.name', f'must be one of the tools: {", ".join(sorted(names))}')
-        has_format = self.response_format is not None and self.response_format.type != 'text'
-        if has_format and names and choice.type != 'none':
-            raise InvalidField(
-                'response_format', 'cannot be combined with tools; use "tool_choice": "none", or one of them'
-            )
-        return self
-
     @field_validator('top_logprobs')
     @classmethod
     def _check_logprobs(cls, count: int | None, info: ValidationInfo) -> int | None:

@@ -5,6 +5,7 @@ from itertools import takewhile
 from typing import Any
 
 from services.gateway.http.validation import read_model
+from services.gateway.openai.bodies import SamplingBody
 from services.gateway.openai.chat_bodies import ChatBody, ChatMessage
 from services.gateway.openai.request import GenerationRequest, generation_request, sampling_params
 from services.gateway.openai.tools import ToolUse, forced_output, prompt_tools, tool_use
@@ -31,17 +32,47 @@ def chat_request(body: Mapping[str, Any]) -> GenerationRequest:
     if given.max_tokens not in (None, max_tokens):
         raise InvalidField('max_tokens', 'differs from max_completion_tokens; give one of them')
     top_logprobs = (given.top_logprobs or 0) if given.logprobs else None
-    params = sampling_params(given, max_tokens=max_tokens, top_logprobs=top_logprobs)
-    use = tool_use(given)
-    chat = sampling_pb2.ChatPrompt(trajectory=_trajectory(given.messages, use))
-    is_thinking_enabled = given.chat_template_kwargs.enable_thinking
+    choice = given.tool_choice
+    use = tool_use(
+        [tool.function for tool in given.tools],
+        choice.type,
+        chosen_name=choice.function.name if choice.function else '',
+        is_parallel=given.parallel_tool_calls,
+        has_format=given.has_format,
+    )
+    return conversation_request(
+        given,
+        given.messages,
+        use,
+        max_tokens=max_tokens,
+        top_logprobs=top_logprobs,
+        is_thinking_enabled=given.chat_template_kwargs.enable_thinking,
+    )
+
+
+def conversation_request(
+    body: SamplingBody,
+    messages: Sequence[ChatMessage],
+    use: ToolUse | None,
+    *,
+    max_tokens: int | None,
+    top_logprobs: int | None = None,
+    is_thinking_enabled: bool | None = None,
+) -> GenerationRequest:
+    """Return the request to continue a chat.
+
+    Raises:
+        InvalidField: a parameter is out of range, or schemas are too large.
+    """
+    params = sampling_params(body, max_tokens=max_tokens, top_logprobs=top_logprobs)
+    chat = sampling_pb2.ChatPrompt(trajectory=_trajectory(messages, use))
     if use is not None and use.is_forced:
         params.structured_output.CopyFrom(forced_output(use))
         # The constraint begins with the first token, and allows no thought before the calls.
         is_thinking_enabled = is_thinking_enabled or False
     if is_thinking_enabled is not None:
         chat.is_thinking_enabled = is_thinking_enabled
-    return generation_request(given, (sampling_pb2.Prompt(chat=chat),), params, top_logprobs=top_logprobs, tools=use)
+    return generation_request(body, (sampling_pb2.Prompt(chat=chat),), params, top_logprobs=top_logprobs, tools=use)
 
 
 def _trajectory(messages: Sequence[ChatMessage], use: ToolUse | None) -> message_pb2.Trajectory:

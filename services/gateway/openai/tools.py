@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from services.gateway.http.call import json_bytes
 from services.gateway.openai.bodies import MAX_SCHEMA_BYTES
-from services.gateway.openai.chat_bodies import ChatBody, FunctionDefinition
+from services.gateway.openai.chat_bodies import FunctionDefinition
 from services.kit.errors import DomainError, InvalidField
 from services.kit.rpc.json_values import struct_of
 from twinkle.api.data.v1 import message_pb2
@@ -33,17 +33,63 @@ class ToolUse:
     """Whether a completion may contain several calls."""
 
 
-def tool_use(body: ChatBody) -> ToolUse | None:
-    """Return the tools of a chat; None if the model is not to call any."""
-    choice = body.tool_choice
-    if not body.tools or choice.type == 'none':
+@dataclass(frozen=True, kw_only=True)
+class ToolFields:
+    """Paths of the fields of tools in the bodies of one API, for errors."""
+
+    tool_name: str
+    """Path of the name of a tool, with the placeholder `{index}`."""
+    chosen_name: str
+    """Path of the name of the function that must be called."""
+    output_format: str
+
+
+CHAT_FIELDS = ToolFields(
+    tool_name='tools[{index}].function.name', chosen_name='tool_choice.function.name', output_format='response_format'
+)
+
+
+def tool_use(
+    functions: Sequence[FunctionDefinition],
+    choice: str,
+    *,
+    chosen_name: str = '',
+    is_parallel: bool,
+    has_format: bool,
+    fields: ToolFields = CHAT_FIELDS,
+) -> ToolUse | None:
+    """Return the tools of a chat; None if the model is not to call any.
+
+    Args:
+        functions: functions that the model may call.
+        choice: 'none', 'auto' or 'required'; 'function' if it must call the function `chosen_name`.
+        chosen_name: name of the function that must be called.
+        is_parallel: whether several calls are allowed.
+        has_format: whether the completion must have a format other than text.
+        fields: paths of the fields, for errors.
+
+    Raises:
+        InvalidField: a name occurs twice or is not among the functions, or the parameters contradict each other.
+    """
+    names: set[str] = set()
+    for index, function in enumerate(functions):
+        if function.name in names:
+            raise InvalidField(fields.tool_name.format(index=index), 'occurs twice; give each tool another name')
+        names.add(function.name)
+    if choice in {'required', 'function'} and not names:
+        raise InvalidField('tool_choice', 'requires tools; give at least one, or use "auto" or "none"')
+    if choice == 'function' and chosen_name not in names:
+        raise InvalidField(fields.chosen_name, f'must be one of the tools: {", ".join(sorted(names))}')
+    if not names or choice == 'none':
         return None
-    names = {tool.function.name for tool in body.tools} if choice.function is None else {choice.function.name}
+    if has_format:
+        problem = 'cannot be combined with tools; use "tool_choice": "none", or leave out one of them'
+        raise InvalidField(fields.output_format, problem)
     return ToolUse(
-        tools=tuple(Tool(type='function', function=_spec(tool.function)) for tool in body.tools),
-        names=frozenset(names),
-        is_forced=choice.type != 'auto',
-        is_parallel=body.parallel_tool_calls and choice.function is None,
+        tools=tuple(Tool(type='function', function=_spec(function)) for function in functions),
+        names=frozenset({chosen_name} if choice == 'function' else names),
+        is_forced=choice != 'auto',
+        is_parallel=is_parallel and choice != 'function',
     )
 
 
