@@ -90,13 +90,14 @@ class Loop:
         """Load the trained weights into the sampler."""
         self.newest = self.manager.sync_weights(merge_and_sync=False).version
 
-    def learn(self, samples: list[SampledSequence]) -> dict[str, float]:
-        """Run one step on the samples that are recent enough."""
+    def learn(self, samples: list[SampledSequence], curves: Curves) -> dict[str, float]:
+        """Run one step on the samples that are recent enough, and log them."""
         group = self.setting.samples
         fresh = drop_stale(samples, version=self.newest, max_staleness=self.setting.max_staleness, group_size=group)
         features = [as_sampler_logps(sample.new_input_feature or {}) for sample in fresh.samples]
         rewards = ShoutReward()(features)
         advantages = GRPOAdvantage()(rewards, num_generations=group).tolist()
+        curves.log_rollouts(fresh.samples, rewards=rewards, advantages=advantages, groups=group)
         metrics = self.model.forward_backward(features, advantages=advantages)['metrics']
         self.model.clip_grad_and_step()
         numbers = fresh.numbers()
@@ -124,7 +125,7 @@ def train(recipe: Recipe[Setting]) -> None:
     begin = time.monotonic()
     with Curves(recipe, title=title, total_steps=setting.steps, plotted=plotted) as curves, pipeline as batches:
         for batch in batches:
-            curves.record(**loop.learn(batch.samples))
+            curves.record(**loop.learn(batch.samples, curves))
     print(f'{setting.steps} steps in {time.monotonic() - begin:.1f} s')
 
 

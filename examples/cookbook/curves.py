@@ -1,4 +1,4 @@
-"""Records a run: a progress bar, one line of JSON per step, other trackers, and a plot at the end."""
+"""Records a run: a progress bar, a line of JSON per step and rollout, other trackers, and a plot at the end."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -19,7 +19,8 @@ class Curves:
 
     On a terminal it shows a progress bar with the latest plotted metrics below it; otherwise it prints one line per
     step. Each step is written to `curves.jsonl` at once, so an interrupted run keeps its results; `curves.json` has
-    the setting and the status. The plot `curves.png` is drawn at the end, even after an interrupt.
+    the setting and the status, and `curves.rollouts.jsonl` the rollouts of recipes that sample. The plot `curves.png`
+    is drawn at the end, even after an interrupt.
 
     Args:
         recipe: Options of the run. Files of an earlier run in its output folder are replaced; the folder is created if
@@ -49,7 +50,7 @@ class Curves:
         """Metrics of all recorded steps, in order; `step` is the index of the step, from 0."""
 
     def __enter__(self) -> Self:
-        for name in ('curves.jsonl', 'curves.json'):
+        for name in ('curves.jsonl', 'curves.json', 'curves.rollouts.jsonl'):
             (self._folder / name).unlink(missing_ok=True)
         others = [name for name in self._recipe.trackers if name != 'jsonl']
         backends: list[str | TrackerBackend] = [JsonlBackend(self._folder / 'curves.jsonl'), *others]
@@ -72,6 +73,15 @@ class Curves:
         if self.steps:
             plot_curves(self.steps, self._plotted, title=self._title, path=self._folder / 'curves.png')
             print(f'curves: {self._folder}/curves.jsonl and curves.png')
+
+    def log_rollouts(self, trajectories: Any, **facts: Any) -> None:
+        """Record the rollouts of the next step, before its metrics.
+
+        Args:
+            trajectories: Completions, as in `Tracker.log_rollouts`.
+            facts: Rewards, advantages and groups, as in `Tracker.log_rollouts`.
+        """
+        self._tracker.log_rollouts(trajectories, step=len(self.steps), **facts)
 
     def record(self, **numbers: float) -> None:
         """Record the metrics of the next step."""

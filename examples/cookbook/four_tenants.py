@@ -93,7 +93,8 @@ def reinforce(recipe: Recipe[Setting], client: TwinkleClient, log: Log) -> None:
         features = [sequence.new_input_feature for sequence in sequences]
         rewards = LetterReward()(features)
         advantages = GRPOAdvantage()(rewards, num_generations=setting.generations).tolist()
-        model.rollouts().log(sequences, step=step, rewards=rewards, advantages=advantages, groups=setting.generations)
+        facts = {'rewards': rewards, 'advantages': advantages, 'groups': setting.generations}
+        log.tracker.log_rollouts(sequences, step=step, **facts)
         output = model.forward_backward(features, advantages=advantages)
         model.clip_grad_and_step()
         sampled = [feature[name] for feature in features for name in ('input_ids', 'old_logps')]

@@ -20,7 +20,7 @@ import numpy as np
 from examples.cookbook.curves import Curves
 from examples.cookbook.recipe import Recipe, run_recipe
 from twinkle.checkpoint_engine import CheckpointEngineManager
-from twinkle.data_format import IGNORE_INDEX, InputFeature, LoraConfig, SamplingParams
+from twinkle.data_format import IGNORE_INDEX, InputFeature, LoraConfig, SampledSequence, SamplingParams
 from twinkle.hub import BUILT_IN_MODELS
 from twinkle.model import TransformersModel
 from twinkle.sampler import Sampler, TorchSampler
@@ -85,18 +85,18 @@ class Participant:
     is_base: bool
     """Whether to sample from the base model, without the adapter."""
 
-    def answers(self, questions: Sequence[str], *, seed: int) -> list[list[int]]:
-        """Return the tokens of a sampled answer to each question."""
+    def answers(self, questions: Sequence[str], *, seed: int) -> list[SampledSequence]:
+        """Return a sampled answer to each question."""
         chats = [chat(self.system, question) for question in questions]
         params = replace(self.params, seed=seed)
         responses = self.sampler.sample(chats, params, use_base_model=self.is_base)
-        return [response.sequences[0].tokens for response in responses]
+        return [response.sequences[0] for response in responses]
 
-    def features(self, questions: Sequence[str], answers: Sequence[Sequence[int]]) -> list[InputFeature]:
+    def features(self, questions: Sequence[str], answers: Sequence[SampledSequence]) -> list[InputFeature]:
         """Return the questions, each followed by its answer; the answers have labels."""
         prompts = [self.sampler.encode_trajectory(chat(self.system, question)) for question in questions]
         pairs = zip(prompts, answers, strict=True)
-        return [self.sampler.template.concat_input_feature(prompt, answer) for prompt, answer in pairs]
+        return [self.sampler.template.concat_input_feature(prompt, answer.tokens) for prompt, answer in pairs]
 
 
 def main() -> None:
@@ -128,6 +128,7 @@ def train(recipe: Recipe[Setting]) -> None:
             questions = [str(question) for question in rng.choice(training_questions, setting.prompts, replace=False)]
             respondent = student if rng.random() < setting.on_policy else teacher
             answers = respondent.answers(questions, seed=1000 * recipe.seed + step)
+            curves.log_rollouts(answers)
             output = model.forward_backward(scored_features(student, teacher, questions, answers, setting.top_k))
             model.clip_grad_and_step()
             divergence = model.forward_only(held_out)['metrics']['divergence']
@@ -135,7 +136,7 @@ def train(recipe: Recipe[Setting]) -> None:
 
 
 def scored_features(
-    student: Participant, teacher: Participant, questions: Sequence[str], answers: Sequence[Sequence[int]], top_k: int
+    student: Participant, teacher: Participant, questions: Sequence[str], answers: Sequence[SampledSequence], top_k: int
 ) -> list[InputFeature]:
     """Return the student's features of the answers, with the teacher's `top_k` most likely tokens at each label."""
     teacher_inputs = [feature['input_ids'] for feature in teacher.features(questions, answers)]

@@ -1,10 +1,11 @@
-"""Parts shared by the GRPO recipes: the sampler, the evaluation and the reported numbers."""
+"""Parts shared by the GRPO recipes: the sampler, the evaluation, and the logged rollouts and numbers."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from twinkle.data_format import InputFeature, SampledSequence, SamplingParams
+from examples.cookbook.curves import Curves
+from twinkle.data_format import InputFeature, SampledSequence, SampleResponse, SamplingParams
 from twinkle.dataset import Dataset
 from twinkle.metric import CompletionRewardMetric
 from twinkle.model import TransformersModel
@@ -56,6 +57,14 @@ def held_out_answers(
         [sequence.new_input_feature for group in sampled for response in group for sequence in response.sequences],
         [sequence.new_input_feature for response in greedy for sequence in response.sequences],
     )
+
+
+def log_rollouts(
+    curves: Curves, responses: Sequence[SampleResponse], rewards: Mapping[str, list[float]], advantages: Sequence[float]
+) -> None:
+    """Log the completions of a step. The reward 'total' is used for training, and the others are its parts."""
+    parts = {name: values for name, values in rewards.items() if name != 'total'}
+    curves.log_rollouts(responses, rewards=rewards['total'], reward_parts=parts, advantages=advantages)
 
 
 def step_numbers(

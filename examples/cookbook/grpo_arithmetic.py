@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from examples.cookbook.curves import Curves
-from examples.cookbook.grpo import build_sampler, held_out_answers, step_numbers
+from examples.cookbook.grpo import build_sampler, held_out_answers, log_rollouts, step_numbers
 from examples.cookbook.recipe import Recipe, endless, run_recipe
 from twinkle.advantage import GRPOAdvantage
 from twinkle.checkpoint_engine import CheckpointEngineManager
@@ -105,7 +105,7 @@ def train(recipe: Recipe[Setting]) -> None:
             numbers = evaluate(sampler, held_out, setting) if step % setting.eval_every == 0 else {}
             seed = recipe.seed * 100_000 + step
             groups = sample_groups(sampler, next(batches), setting, seed=seed)
-            curves.record(**numbers, **learn(model, groups, setting, version=version))
+            curves.record(**numbers, **learn(model, groups, setting, curves, version=version))
         manager.sync_weights(merge_and_sync=False)
         curves.record(**evaluate(sampler, held_out, setting))
 
@@ -169,13 +169,14 @@ def score(features: Sequence[InputFeature]) -> dict[str, list[float]]:
 
 
 def learn(
-    model: TransformersModel, responses: Sequence[SampleResponse], setting: Setting, *, version: int
+    model: TransformersModel, responses: Sequence[SampleResponse], setting: Setting, curves: Curves, *, version: int
 ) -> dict[str, float]:
-    """Update the adapter on the sampled completions; return the numbers of the step."""
+    """Log the sampled completions, and update the adapter on them; return the numbers of the step."""
     sequences = [sequence for response in responses for sequence in response.sequences]
     features = [sequence.new_input_feature for sequence in sequences]
     rewards = score(features)
     advantages = GRPOAdvantage()(rewards['total'], num_generations=setting.completions).tolist()
+    log_rollouts(curves, responses, rewards, advantages)
     size = len(features) // setting.updates
     for begin in range(0, size * setting.updates, size):
         part = slice(begin, begin + size)

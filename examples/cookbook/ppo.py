@@ -112,6 +112,7 @@ def train(recipe: Recipe[Setting]) -> None:
             features = sample(sampler, topics, setting, seed=recipe.seed * setting.steps + step)
             batch = evaluate(model, features, kl_coef=setting.kl_coef)
             update(model, batch, setting, rng)
+            curves.log_rollouts(features, rewards=batch.scores, advantages=batch.advantages, groups=setting.samples)
             curves.record(heldout_return=np.mean(ShoutReward()(held_out)), **batch.numbers)
 
 

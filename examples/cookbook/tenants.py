@@ -38,8 +38,8 @@ class Log:
     """Tracker of the tenant's run; `track` opens it."""
 
     def track(self, model: MultiLoraTransformersModel) -> None:
-        """Store later numbers with the run of the tenant's adapter."""
-        self.tracker = open_tracker(metrics=model.metrics())
+        """Store later numbers and rollouts with the run of the tenant's adapter."""
+        self.tracker = open_tracker(metrics=model.metrics(), rollouts=model.rollouts())
 
     def step(self, output: Mapping[str, Any], *compared: Any, **numbers: float) -> None:
         """Log a step: the output of its forward pass, other arrays to compare, and numbers to record."""

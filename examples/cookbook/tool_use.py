@@ -99,6 +99,7 @@ def train(recipe: Recipe[Setting]) -> None:
             if number < setting.rounds:
                 questions = [question(rng) for _ in range(setting.prompts)]
                 chats = rollout(questions, num_samples=setting.samples, seed=1000 * recipe.seed + number + 1)
+                curves.log_rollouts(chats, rewards=[float(is_right(chat)) for chat in chats])
                 numbers |= learn(model, [chat for chat in chats if is_right(chat)], setting)
             curves.record(**numbers)
 

@@ -14,9 +14,10 @@ from twinkle.api.gateway.v1 import rollout_service_pb2 as pb
 from twinkle.api.gateway.v1.rollout_service_pb2_grpc import RolloutServiceStub
 from twinkle.api.tensor.v1 import tensor_pb2
 from twinkle.data_format import Message, Trajectory, VersionSpan
+from twinkle.tracking import tracked_rollouts
 from twinkle_client.client import TwinkleClient, current_client
 from twinkle_client.convert import tensor_from_proto, trajectory_from_proto
-from twinkle_client.convert.rollouts import rollouts_with_groups, set_advantages, set_parts, set_rewards
+from twinkle_client.convert.rollouts import rollout_to_proto
 from twinkle_client.metrics import step_to_proto
 from twinkle_client.rpc import LoopThread, remote_method
 
@@ -138,7 +139,7 @@ class RunRollouts:
 
         Args:
             trajectories: Results of a sampler, their sequences, rollouts of `twinkle.rollout`, features or chats. Inner
-                lists are groups.
+                lists are groups. Rollouts of `twinkle.tracking.tracked_rollouts` are stored as they are.
             step: Step of the program, at least 0.
             rewards: Reward of each completion, in order. Unset: the rewards of rollouts of `twinkle.rollout`.
             advantages: Advantage of each completion, or a list with the advantage of each of its tokens.
@@ -153,16 +154,12 @@ class RunRollouts:
             NotFoundError: The run does not exist.
             QuotaError: The groups have more bytes than the server stores of a run, or than a request may change.
         """
-        found = rollouts_with_groups(trajectories, groups=groups)
-        messages = [message for _, message in found]
-        if rewards is not None:
-            set_rewards(messages, rewards)
-        if advantages is not None:
-            set_advantages(messages, advantages)
-        set_parts(messages, reward_parts or {})
+        found = tracked_rollouts(
+            trajectories, rewards=rewards, advantages=advantages, reward_parts=reward_parts, groups=groups
+        )
         listed: dict[str, list[pb.Rollout]] = {}
-        for group_id, message in found:
-            listed.setdefault(group_id, []).append(message)
+        for rollout in found:
+            listed.setdefault(rollout.group_id, []).append(rollout_to_proto(rollout))
         for part in _requests(listed):
             request = pb.LogRolloutsRequest(run_id=self.run_id, step=step_to_proto(step), groups=part)
             await self._connection.unary(self._stub.LogRollouts, request)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,11 @@ from fixtures.gateway_upstream import Upstream, adapter_event, wait_until
 from fixtures.running_gateway import ADMIN_KEY, running_gateway
 from fixtures.source_tree import ROOT
 from fixtures.tiny_model import build_tiny_model
-from fixtures.tracked_runs import CONFIG, PROJECT, RUNS, write_runs
+from fixtures.tracked_runs import ANSWERS, CONFIG, PROJECT, RUNS, write_runs
 from fixtures.tracker_files import StoredRun, read_jsonl
 from twinkle_client import TwinkleClient
 from twinkle_client.metrics import RunMetrics
+from twinkle_client.rollouts import RolloutGroup, RunRollouts
 
 PACKAGES = Path(sys.prefix) / 'tracking'
 """Folder into which `./run test --all` installs requirements.txt."""
@@ -64,14 +66,25 @@ async def stored_by_a_gateway(folder: Path) -> dict[str, StoredRun]:
     async with upstream.serving(), running_gateway(folder, upstream=upstream.address) as gateway:
         client = TwinkleClient(gateway.address, ADMIN_KEY)
         await wait_until(client.list_training_runs.aio, lambda page: len(list(page)) == len(RUNS))
-        await asyncio.to_thread(write_runs, 'service', folder, lambda run_id: RunMetrics(run_id, client=client))
+        stores = [partial(RunMetrics, client=client), partial(RunRollouts, client=client)]
+        await asyncio.to_thread(write_runs, 'service', folder, *stores)
         runs: dict[str, StoredRun] = {}
         for run_id in RUNS:
             found = await RunMetrics(run_id, client=client).get.aio()
             points = {name: list(zip(series.steps, series.values, strict=True)) for name, series in found.items()}
-            runs[run_id] = StoredRun(points=points)
+            groups = await RunRollouts(run_id, client=client).list.aio()
+            runs[run_id] = StoredRun(points=points, rollouts=[row for group in groups for row in rows_of(group)])
         await asyncio.to_thread(client.close)
     return runs
+
+
+def rows_of(group: RolloutGroup) -> list[tuple[int, str, str, str, float, float]]:
+    """Return the facts of the rollouts of a group."""
+    return [
+        (group.step, group.group_id, item.prompt_preview, item.completion_preview, item.reward or 0.0, *parts)
+        for item in group.rollouts
+        for parts in [item.reward_parts.values()]
+    ]
 
 
 def stored_by_a_child(
@@ -122,6 +135,14 @@ def test_every_number_is_stored_with_its_name_and_step(stored: Stored) -> None:
         'reward:mean': [(0, 3.0)],
         'nan': [(0, math.inf), (5, 2.5)],
     }
+
+
+def test_rollouts_are_stored_with_their_rewards(stored: Stored) -> None:
+    """Every backend except TensorBoard stores prompts, completions and rewards in the order of the call."""
+    rollouts = [[5, '0000', '2 + 2?', answer, reward, 1.0] for answer, reward in zip(ANSWERS, (1.0, 0.0), strict=True)]
+    found = stored.runs['plain'].rollouts
+    assert (found and [list(row) for row in found]) == (None if stored.tracker == 'tensorboard' else rollouts)
+    assert not stored.runs['resumed'].rollouts
 
 
 def test_a_run_is_described(stored: Stored) -> None:

@@ -54,3 +54,15 @@ def test_recipe_writes_finite_curves_of_two_steps(name: str, folder: Path) -> No
     numbers = [value for step in steps for value in step.values()]
     assert numbers
     assert [value for value in numbers if not math.isfinite(value)] == []
+
+
+@pytest.mark.parametrize('name', ['async_rl', 'gkd', 'grpo_arithmetic', 'grpo_countdown', 'ppo', 'tool_use'])
+def test_recipe_that_samples_writes_its_rollouts(name: str, folder: Path) -> None:
+    """Each training step has rollouts with prompts, sampled tokens and, if the recipe has rewards, these."""
+    rollouts = [json.loads(line) for line in (folder / name / 'curves.rollouts.jsonl').read_text().splitlines()]
+    assert len({rollout['step'] for rollout in rollouts}) == 2
+    for rollout in rollouts:
+        assert rollout['prompt_messages'][-1]['role'] == 'user'
+        assert len(rollout['token_ids']) == len(rollout['logprobs']) > 0
+        assert ('reward' in rollout) is (name != 'gkd')
+        assert ('advantage' in rollout or 'token_advantages' in rollout) is (name not in {'gkd', 'tool_use'})

@@ -22,7 +22,7 @@ from twinkle.data_format.sampling import (
     extended_experts,
 )
 from twinkle.data_format.streams import EXTRA_STREAMS, STREAMS, StreamSpec
-from twinkle.data_format.tensor import DTYPE_NAMES, TensorData
+from twinkle.data_format.tensor import DTYPE_NAMES, TensorData, number_array
 from twinkle.data_format.training_result import ForwardResult, LayerHealth, StepResult
 from twinkle.data_format.trajectory import (
     FunctionCall,
@@ -79,6 +79,7 @@ __all__ = [
     'boxed_answers',
     'extended_experts',
     'media_spec',
+    'number_array',
     'pack_user_data',
     'pack_value',
     'user_data_get',

@@ -77,6 +77,40 @@ class TensorData:
         return array
 
 
+def number_array(
+    value: Any, dtype: type[np.int32 | np.float32], *, dimensions: int = 1, field: str
+) -> npt.NDArray[Any]:
+    """Convert a list, array or tensor on the CPU to a new array.
+
+    A leading dimension of 1, which some collators add, is dropped.
+
+    Args:
+        value: Any value that numpy can convert.
+        dtype: Dtype of the result.
+        dimensions: Number of dimensions of the result.
+        field: Name of the value for error messages.
+
+    Raises:
+        ValueError: The value has other dimensions or is not numeric; or `dtype` is int32, and the value has floats or
+            an integer that is out of range.
+    """
+    array = np.asarray(value)
+    if array.ndim == dimensions + 1 and array.shape[0] == 1:
+        array = array[0]
+    if array.ndim != dimensions:
+        raise ValueError(f'{field} must have {dimensions} dimension(s), got shape {array.shape}')
+    if array.size and array.dtype.kind not in 'biuf':
+        raise ValueError(f'{field} must contain numbers, got {array.dtype}')
+    if array.size and dtype is np.int32:
+        bounds = np.iinfo(np.int32)
+        if array.dtype.kind == 'f' or array.min() < bounds.min or array.max() > bounds.max:
+            raise ValueError(
+                f'{field} must contain integers in [{bounds.min}, {bounds.max}], '
+                f'got {array.dtype} values from {array.min()} to {array.max()}'
+            )
+    return array.astype(dtype)
+
+
 def picklable(data: bytes | memoryview, protocol: SupportsIndex) -> PickleBuffer | bytes:
     """Return bytes in a form that can be pickled; pickle cannot store a memoryview.
 

@@ -1,4 +1,4 @@
-"""Experiment tracking: one interface to log numbers of a run, with the services' store, files and other trackers.
+"""Experiment tracking: one interface to log numbers and rollouts of a run to the services, files and other trackers.
 
 `open_tracker` opens a run in one or several backends. Packages of other trackers are imported when their backend is
 used.
@@ -6,12 +6,13 @@ used.
 
 from twinkle.tracking.backends.jsonl import JsonlBackend
 from twinkle.tracking.backends.mlflow import MlflowBackend
-from twinkle.tracking.backends.service import MetricStore, ServiceBackend
+from twinkle.tracking.backends.service import MetricStore, RolloutStore, ServiceBackend
 from twinkle.tracking.backends.tensorboard import TensorboardBackend
 from twinkle.tracking.backends.trackio import TrackioBackend
 from twinkle.tracking.backends.wandb import WandbBackend
-from twinkle.tracking.delivery import Status, TrackerBackend
+from twinkle.tracking.delivery import RolloutBackend, Status, TrackerBackend
 from twinkle.tracking.opening import TRACKERS, check_trackers, open_tracker
+from twinkle.tracking.rollouts import TrackedRollout, tracked_rollouts
 from twinkle.tracking.run import RunOptions, TrackedRun
 from twinkle.tracking.tracker import Tracker
 from twinkle.tracking.values import number_of
@@ -21,10 +22,13 @@ __all__ = [
     'JsonlBackend',
     'MetricStore',
     'MlflowBackend',
+    'RolloutBackend',
+    'RolloutStore',
     'RunOptions',
     'ServiceBackend',
     'Status',
     'TensorboardBackend',
+    'TrackedRollout',
     'TrackedRun',
     'Tracker',
     'TrackerBackend',
@@ -33,4 +37,5 @@ __all__ = [
     'check_trackers',
     'number_of',
     'open_tracker',
+    'tracked_rollouts',
 ]

@@ -3,11 +3,12 @@
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from twinkle.component import ErrorCapture
+from twinkle.tracking.rollouts import TrackedRollout
 from twinkle.tracking.run import TrackedRun
 
 _log = logging.getLogger(__name__)
@@ -40,12 +41,22 @@ class TrackerBackend(Protocol):
         ...
 
 
+@runtime_checkable
+class RolloutBackend(Protocol):
+    """Method of a `TrackerBackend` that also stores rollouts. Backends without it receive none."""
+
+    def log_rollouts(self, rollouts: Sequence[TrackedRollout], *, step: int) -> None:
+        """Store the rollouts of a step, in the thread of `log`. After an error, they count as one lost log call."""
+        ...
+
+
 @dataclass(frozen=True)
 class _Call:
     """A call of the backend. The end of the run has no step."""
 
     step: int | None
     run: Callable[[], None]
+    subject: Literal['values', 'rollouts'] = 'values'
 
 
 class Delivery:
@@ -54,10 +65,11 @@ class Delivery:
     Args:
         backend: Backend whose run was started.
         capacity: Maximum number of log calls that wait. Further ones are lost.
+        rollout_capacity: Maximum number of these calls that log rollouts, which are larger than numbers.
     """
 
-    def __init__(self, backend: TrackerBackend, *, capacity: int = 10_000) -> None:
-        self._backend, self._capacity = backend, capacity
+    def __init__(self, backend: TrackerBackend, *, capacity: int = 10_000, rollout_capacity: int = 64) -> None:
+        self._backend, self._capacity, self._rollout_capacity = backend, capacity, rollout_capacity
         self._changed = threading.Condition()
         self._waiting: deque[_Call] = deque()
         self._running: _Call | None = None
@@ -78,12 +90,14 @@ class Delivery:
 
     def log(self, values: Mapping[str, float], *, step: int) -> None:
         """Add a log call without waiting."""
-        with self._changed:
-            if len(self._waiting) >= self._capacity:
-                self._lose(step, f'{self._capacity} log calls are waiting')
-                return
-            self._waiting.append(_Call(step, lambda: self._backend.log(values, step=step)))
-            self._changed.notify_all()
+        self._add(_Call(step, lambda: self._backend.log(values, step=step)), self._capacity)
+
+    def log_rollouts(self, rollouts: Sequence[TrackedRollout], *, step: int) -> None:
+        """Add a call with rollouts without waiting, if the backend stores them."""
+        backend = self._backend
+        if isinstance(backend, RolloutBackend):
+            call = _Call(step, lambda: backend.log_rollouts(rollouts, step=step), 'rollouts')
+            self._add(call, self._rollout_capacity)
 
     def close(self, status: Status) -> None:
         """Add the end of the run after the waiting log calls, without waiting."""
@@ -110,6 +124,14 @@ class Delivery:
         if self._lost_count:
             _log.warning('tracker %s lost %d log calls', self.name, self._lost_count)
 
+    def _add(self, call: _Call, capacity: int) -> None:
+        with self._changed:
+            if sum(waiting.subject == call.subject for waiting in self._waiting) >= capacity:
+                self._lose(call, f'{capacity} log calls are waiting')
+                return
+            self._waiting.append(call)
+            self._changed.notify_all()
+
     def _run(self) -> None:
         while call := self._next_call():
             capture = ErrorCapture()
@@ -121,7 +143,7 @@ class Delivery:
             if call.step is None:
                 _log.warning('tracker %s did not end its run: %s', self.name, problem)
             else:
-                self._lose(call.step, problem)
+                self._lose(call, problem)
 
     def _next_call(self) -> _Call | None:
         """Wait for the next call; return None after the last one."""
@@ -131,11 +153,15 @@ class Delivery:
             self._running = self._waiting.popleft() if self._waiting else None
             return self._running
 
-    def _lose(self, step: int, problem: str) -> None:
+    def _lose(self, call: _Call, problem: str) -> None:
         """Count a lost log call. Only the first one is a warning, because a backend often fails at every step."""
         with self._changed:
             if self._is_abandoned:
                 return
             self._lost_count += 1
             level = logging.WARNING if self._lost_count == 1 else logging.DEBUG
-        _log.log(level, 'tracker %s lost the values of step %d, training continues: %s', self.name, step, problem)
+        _log.log(
+            level,
+            'tracker %s lost the %s of step %s, training continues: %s',
+            *(self.name, call.subject, call.step, problem),
+        )

@@ -9,7 +9,7 @@ from twinkle.component import UnknownComponent
 from twinkle.tracking.backends.jsonl import JsonlBackend
 from twinkle.tracking.backends.mlflow import MlflowBackend
 from twinkle.tracking.backends.packages import required
-from twinkle.tracking.backends.service import MetricStore, ServiceBackend
+from twinkle.tracking.backends.service import MetricStore, RolloutStore, ServiceBackend
 from twinkle.tracking.backends.tensorboard import TensorboardBackend
 from twinkle.tracking.backends.trackio import TrackioBackend
 from twinkle.tracking.backends.wandb import WandbBackend
@@ -46,6 +46,7 @@ def open_tracker(
     trackers: str | Sequence[str | TrackerBackend] | None = None,
     *,
     metrics: MetricStore | None = None,
+    rollouts: RolloutStore | None = None,
     folder: str | os.PathLike[str] = 'runs',
     finish_timeout: float = 60.0,
     **run: Unpack[RunOptions],
@@ -58,6 +59,8 @@ def open_tracker(
         trackers: Names from `TRACKERS` with commas between them, or a list of names and backends. None: the services'
             store if `metrics` is given, otherwise no backend.
         metrics: `model.metrics()` of `twinkle_client`, for the backend 'service'.
+        rollouts: `model.rollouts()` of `twinkle_client`, where the backend 'service' stores rollouts. None: it stores
+            numbers only.
         folder: Folder for the files of local backends. The environment variables of a tracker override it, such as
             WANDB_DIR, MLFLOW_TRACKING_URI and TRACKIO_DIR.
         finish_timeout: See `Tracker`.
@@ -75,19 +78,22 @@ def open_tracker(
     if metrics is not None:
         run.setdefault('run_id', metrics.run_id)
     described = TrackedRun.make(run)
-    backends = [_backend(item, described, Path(folder), metrics) if isinstance(item, str) else item for item in listed]
+    service = None if metrics is None else ServiceBackend(metrics, rollouts)
+    backends = [_backend(item, described, Path(folder), service) if isinstance(item, str) else item for item in listed]
     names = [backend.name for backend in backends]
+    if rollouts is not None and 'service' not in names:
+        raise ValueError("rollouts: needs the tracker 'service' and metrics=model.metrics()")
     if len(set(names)) < len(names):
         raise ValueError(f'trackers: {names} names a backend twice; name each one once')
     return Tracker(described, backends, finish_timeout=finish_timeout)
 
 
-def _backend(name: str, run: TrackedRun, folder: Path, metrics: MetricStore | None) -> TrackerBackend:
+def _backend(name: str, run: TrackedRun, folder: Path, service: ServiceBackend | None) -> TrackerBackend:
     match name:
         case 'service':
-            if metrics is None:
+            if service is None:
                 raise ValueError("trackers: 'service' needs metrics=model.metrics() of a model of twinkle_client")
-            return ServiceBackend(metrics)
+            return service
         case 'jsonl':
             return JsonlBackend(folder / run.project / f'{run.run_id}.jsonl')
         case 'trackio':

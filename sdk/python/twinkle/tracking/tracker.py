@@ -1,11 +1,12 @@
-"""The tracker of a run, which passes numbers to all backends."""
+"""The tracker of a run, which passes numbers and rollouts to all backends."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, SupportsIndex
 
 from twinkle.tracking.delivery import Delivery, Status, TrackerBackend
+from twinkle.tracking.rollouts import tracked_rollouts
 from twinkle.tracking.run import TrackedRun
 from twinkle.tracking.values import checked_step, checked_values
 
@@ -14,9 +15,9 @@ _INTERRUPTED_SECONDS = 10.0
 
 
 class Tracker:
-    """Logs the numbers of a run in several backends. `open_tracker` creates it.
+    """Logs the numbers and rollouts of a run in several backends. `open_tracker` creates it.
 
-    `log` never waits for a backend. A backend that fails, or that is too slow, loses values, which it reports as a
+    A log call never waits for a backend. A backend that fails, or that is too slow, loses values, which it reports as a
     warning and in `lost_counts`; the program and the other backends continue.
 
     Use it as a context manager, or call `finish`: a program that exits without it loses values that still wait.
@@ -64,10 +65,45 @@ class Tracker:
             RuntimeError: The run has ended.
         """
         numbers, number = checked_values(values), checked_step(step)
-        if self._is_finished:
-            raise RuntimeError(f'run {self.run.run_id!r} has ended; open it again with its run_id to log more')
+        self._check_open()
         for delivery in self._deliveries:
             delivery.log(numbers, step=number)
+
+    def log_rollouts(
+        self,
+        trajectories: Any,
+        *,
+        step: SupportsIndex,
+        rewards: Any = None,
+        advantages: Any = None,
+        reward_parts: Mapping[str, Any] | None = None,
+        groups: int | Sequence[str] | None = None,
+    ) -> None:
+        """Log completions with their prompts and rewards in the backends that store rollouts.
+
+        Args:
+            trajectories: Results of a sampler, their sequences, rollouts of `twinkle.rollout`, features or chats. Inner
+                lists are groups.
+            step: Step of the program, at least 0.
+            rewards: Reward of each completion, in order. Unset: the rewards of rollouts of `twinkle.rollout`.
+            advantages: Advantage of each completion, or a list with the advantage of each of its tokens.
+            reward_parts: Parts of the rewards by name, each with a value for each completion.
+            groups: Number of consecutive completions that form a group, or the id of the group of each completion.
+                Unset: the completions of one response, of one inner list or of one trajectory form a group.
+
+        Raises:
+            TypeError: A completion has an unknown type, or the step is not an integer.
+            ValueError: The number of rewards, advantages or groups is wrong, a value is not a number, or the step is
+                invalid.
+            RuntimeError: The run has ended.
+        """
+        number = checked_step(step)
+        rollouts = tracked_rollouts(
+            trajectories, rewards=rewards, advantages=advantages, reward_parts=reward_parts, groups=groups
+        )
+        self._check_open()
+        for delivery in self._deliveries:
+            delivery.log_rollouts(rollouts, step=number)
 
     def finish(self, status: Status = 'finished') -> None:
         """End the run in all backends, and wait for their values. Finishing again has no effect."""
@@ -80,6 +116,10 @@ class Tracker:
             delivery.close(status)
         for delivery in self._deliveries:
             delivery.join(max(end - time.monotonic(), 0.0))
+
+    def _check_open(self) -> None:
+        if self._is_finished:
+            raise RuntimeError(f'run {self.run.run_id!r} has ended; open it again with its run_id to log more')
 
     def __enter__(self) -> Self:
         return self

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twinkle.api.tensor.v1 import tensor_pb2
-from twinkle.data_format import DTYPE_NAMES, TensorData
+from twinkle.data_format import DTYPE_NAMES, TensorData, number_array
 
 _NAMES: dict[int, str] = {tensor_pb2.Dtype.Value(f'DTYPE_{name.upper()}'): name for name in DTYPE_NAMES}
 _NUMBERS: dict[str, tensor_pb2.Dtype.ValueType] = {
@@ -58,12 +58,12 @@ def vector(value: Any, dtype: type[np.int32 | np.float32], *, field: str) -> npt
         ValueError: The value is not one-dimensional or not numeric; or `dtype` is int32, and the value has floats or
             an integer that is out of range.
     """
-    return _numbers(value, dtype, dimensions=1, field=field)
+    return number_array(value, dtype, field=field)
 
 
 def matrix(value: Any, dtype: type[np.int32 | np.float32], *, field: str) -> npt.NDArray[Any]:
     """Convert lists, an array or a tensor to a two-dimensional array; see `vector`."""
-    return _numbers(value, dtype, dimensions=2, field=field)
+    return number_array(value, dtype, dimensions=2, field=field)
 
 
 def expert_indices(value: Any, *, field: str) -> npt.NDArray[Any]:
@@ -72,23 +72,5 @@ def expert_indices(value: Any, *, field: str) -> npt.NDArray[Any]:
     Raises:
         ValueError: The value does not have three dimensions, or contains floats or an integer outside int32.
     """
-    array = _numbers(value, np.int32, dimensions=3, field=field)
+    array = number_array(value, np.int32, dimensions=3, field=field)
     return array.astype(np.uint8) if array.size and array.min() >= 0 and array.max() < 1 << 8 else array
-
-
-def _numbers(value: Any, dtype: type[np.int32 | np.float32], *, dimensions: int, field: str) -> npt.NDArray[Any]:
-    array = np.asarray(value)
-    if array.ndim == dimensions + 1 and array.shape[0] == 1:
-        array = array[0]
-    if array.ndim != dimensions:
-        raise ValueError(f'{field} must have {dimensions} dimension(s), got shape {array.shape}')
-    if array.size and array.dtype.kind not in 'biuf':
-        raise ValueError(f'{field} must contain numbers, got {array.dtype}')
-    if array.size and dtype is np.int32:
-        bounds = np.iinfo(np.int32)
-        if array.dtype.kind == 'f' or array.min() < bounds.min or array.max() > bounds.max:
-            raise ValueError(
-                f'{field} must contain integers in [{bounds.min}, {bounds.max}], '
-                f'got {array.dtype} values from {array.min()} to {array.max()}'
-            )
-    return array.astype(dtype)

@@ -1,13 +1,14 @@
-"""JSON files as a backend: one line for each log call, and a description of the run."""
+"""JSON files as a backend: one line for each log call and each rollout, and a description of the run."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
 from twinkle.tracking.delivery import Status
+from twinkle.tracking.rollouts import TrackedRollout
 from twinkle.tracking.run import TrackedRun
 
 
@@ -16,7 +17,8 @@ class JsonlBackend:
 
     The run is described in a second file with the suffix `.json`: id, names, tags, configuration, times and status,
     which is 'running' until the run ends. A run that is continued appends lines; for a repeated step, the last line of
-    a name counts. NaN and infinities are written as Python's json does.
+    a name counts. NaN and infinities are written as Python's json does. Rollouts are lines of a third file, with the
+    suffix `.rollouts.jsonl`, which the first rollout creates; see `TrackedRollout.to_json`.
 
     Args:
         path: File for the numbers; its folder is created if necessary.
@@ -52,13 +54,24 @@ class JsonlBackend:
         self._description = {
             **asdict(run), 'create_time': found.get('create_time', _now()), 'end_time': None, 'status': 'running',
         }  # fmt: skip
-        _remove_partial_line(self._path)
+        for path in (self._path, self._rollouts_path):
+            _remove_partial_line(path)
         self._lines = self._path.open('a')
         self._save_description()
 
     def log(self, values: Mapping[str, float], *, step: int) -> None:
         self._lines.write(json.dumps({'step': step, **values}) + '\n')
         self._lines.flush()
+
+    def log_rollouts(self, rollouts: Sequence[TrackedRollout], *, step: int) -> None:
+        # Values without a JSON form, such as objects in user data, are written as text.
+        lines = [json.dumps({'step': step, **rollout.to_json()}, default=str) + '\n' for rollout in rollouts]
+        with self._rollouts_path.open('a') as file:
+            file.writelines(lines)
+
+    @property
+    def _rollouts_path(self) -> Path:
+        return self._path.with_suffix('.rollouts.jsonl')
 
     def finish(self, status: Status) -> None:
         self._lines.close()

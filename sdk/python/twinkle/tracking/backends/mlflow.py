@@ -1,14 +1,16 @@
 """MLflow as a backend: a server, or a SQLite file."""
 
+import itertools
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from twinkle.tracking.backends.packages import required
 from twinkle.tracking.delivery import Status
+from twinkle.tracking.rollouts import TrackedRollout
 from twinkle.tracking.run import TrackedRun
 
 _ID_TAG = 'twinkle.run_id'
@@ -20,7 +22,8 @@ class MlflowBackend:
 
     The project is an experiment. MLflow chooses the ids of runs, so the run's id is the tag `twinkle.run_id`. The
     configuration becomes parameters, which cannot change: a continued run keeps its first values. A repeated step is
-    stored twice.
+    stored twice. The rollouts of a log call are an artifact with a JSON line for each, such as
+    `rollouts/step-3-0.jsonl`; the last number counts the log calls of the step.
 
     Args:
         folder: Folder for the SQLite file, unless MLFLOW_TRACKING_URI is set.
@@ -64,6 +67,12 @@ class MlflowBackend:
         moment = time.time_ns() // 1_000_000
         points = [self._entities.Metric(name, value, moment, step) for name, value in values.items()]
         self._client.log_batch(self._mlflow_id, metrics=points)
+
+    def log_rollouts(self, rollouts: Sequence[TrackedRollout], *, step: int) -> None:
+        lines = [json.dumps(rollout.to_json(), default=str) + '\n' for rollout in rollouts]
+        known = {file.path for file in self._client.list_artifacts(self._mlflow_id, 'rollouts')}
+        path = next(path for call in itertools.count() if (path := f'rollouts/step-{step}-{call}.jsonl') not in known)
+        self._client.log_text(self._mlflow_id, ''.join(lines), path)
 
     def finish(self, status: Status) -> None:
         self._client.set_terminated(self._mlflow_id, _STATUSES[status])

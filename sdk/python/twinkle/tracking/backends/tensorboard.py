@@ -15,7 +15,7 @@ class TensorboardBackend:
     """Writes event files; `tensorboard --logdir runs` shows them.
 
     TensorBoard stores numbers as float32. The description of the run is a text with the tag 'run'. A continued run
-    writes another file in its folder, and a repeated step is stored twice. TensorBoard stores no status.
+    writes another file in its folder, and a repeated step is stored twice. Neither a status nor rollouts are stored.
 
     Args:
         folder: Folder of the run.

@@ -1,11 +1,12 @@
 """Trackio as a backend: local-first, with a dashboard in the browser."""
 
 import contextvars
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from twinkle.tracking.backends.packages import required
 from twinkle.tracking.delivery import Status
+from twinkle.tracking.rollouts import TrackedRollout, rollout_table
 from twinkle.tracking.run import TrackedRun
 
 
@@ -14,7 +15,8 @@ class TrackioBackend:
 
     Trackio's variables select other destinations: TRACKIO_DIR a folder, TRACKIO_SPACE_ID a Space, TRACKIO_SERVER_URL a
     server. Trackio identifies runs by their names, so the run's id is its name in Trackio, and the tags are part of the
-    configuration. A repeated step is stored twice. Trackio stores no status.
+    configuration. A repeated step is stored twice. Trackio stores no status. The rollouts of a log call are a table
+    with the name 'rollouts'.
 
     Raises:
         MissingLibrary: trackio is not installed.
@@ -35,6 +37,10 @@ class TrackioBackend:
 
     def log(self, values: Mapping[str, float], *, step: int) -> None:
         self._run.log(dict(values), step=step)
+
+    def log_rollouts(self, rollouts: Sequence[TrackedRollout], *, step: int) -> None:
+        columns, rows = rollout_table(rollouts, step=step)
+        self._run.log({'rollouts': self._trackio.Table(columns=columns, data=rows)}, step=step)
 
     def finish(self, status: Status) -> None:
         del status

@@ -1,12 +1,13 @@
 """Weights & Biases as a backend, online or offline."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from twinkle.tracking.backends.packages import required
 from twinkle.tracking.delivery import Status
+from twinkle.tracking.rollouts import TrackedRollout, rollout_table
 from twinkle.tracking.run import TrackedRun
 
 
@@ -14,7 +15,7 @@ class WandbBackend:
     """Stores the run in Weights & Biases. `WANDB_MODE=offline` writes it to a folder, for `wandb sync`.
 
     The step is a metric and the axis of all charts, so steps may repeat and decrease, which wandb's own counter
-    refuses; a repeated step is stored twice.
+    refuses; a repeated step is stored twice. The rollouts of a log call are a table with the name 'rollouts'.
 
     Args:
         folder: Folder for wandb's files, unless WANDB_DIR is set.
@@ -48,6 +49,10 @@ class WandbBackend:
 
     def log(self, values: Mapping[str, float], *, step: int) -> None:
         self._run.log({'step': step, **values})
+
+    def log_rollouts(self, rollouts: Sequence[TrackedRollout], *, step: int) -> None:
+        columns, rows = rollout_table(rollouts, step=step)
+        self._run.log({'step': step, 'rollouts': self._wandb.Table(columns=columns, data=rows, allow_mixed_types=True)})
 
     def finish(self, status: Status) -> None:
         self._run.finish(exit_code=0 if status == 'finished' else 1)
