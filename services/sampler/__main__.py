@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from services.kit.config import keep_files_private, load_config
@@ -92,7 +91,7 @@ async def serve_engine(config: SamplerConfig, engine: SamplerEngine, ports: Serv
         server.use_ports(ports)
         fleet = make_fleet(config, make_replica(config, engine, versions, admission), sources, server)
         versions.start()
-        with observed(config, admission, versions):
+        with observed(config, engine, admission, versions):
             await serve_until_engine_fails(server, engine, config, fleet)
     finally:
         await versions.close()
@@ -126,8 +125,8 @@ async def serve_until_engine_fails(
 
 
 @contextmanager
-def observed(config: SamplerConfig, admission: Admission, versions: Versions) -> Iterator[None]:
-    """Report the load of the engine and the loaded versions as metrics during the block."""
+def observed(config: SamplerConfig, engine: SamplerEngine, admission: Admission, versions: Versions) -> Iterator[None]:
+    """Report the load and memory of the engine and the loaded versions as metrics during the block."""
 
     def sequences() -> Mapping[str, int]:
         load = admission.load
@@ -139,9 +138,8 @@ def observed(config: SamplerConfig, admission: Admission, versions: Versions) ->
         stack.enter_context(measures.resident_versions.observing(lambda: len(versions.all_resident())))
         if config.engine == 'vllm':
             stack.enter_context(measures.prefix_hits.observing(lambda: admission.load.prefix_hit_rate))
-        elif config.torch.device.startswith('cuda'):
-            device_memory = importlib.import_module('twinkle.nn').device_memory
-            stack.enter_context(measures.device_memory.observing(partial(device_memory, config.torch.device)))
+        if config.engine == 'vllm' or config.torch.device.startswith('cuda'):
+            stack.enter_context(measures.device_memory.observing(lambda: engine.device_memory))
         yield
 
 

@@ -1,6 +1,6 @@
 """Ports of the sampler: an engine that samples, a source of weights, and the gateways of the fleet."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -33,6 +33,11 @@ class SamplerEngine(Protocol):
     @property
     def load(self) -> EngineLoad:
         """Current load of the engine."""
+        ...
+
+    @property
+    def device_memory(self) -> Mapping[str, int]:
+        """Bytes of the GPUs' memory by state, as of the last seconds; empty on a CPU. Any thread may read it."""
         ...
 
     async def encode(self, prompt: Prompt) -> tuple[int, ...]:

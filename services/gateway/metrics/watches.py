@@ -15,7 +15,7 @@ import structlog
 
 from services.gateway.catalogue.rules import EntryKey
 from services.gateway.catalogue.runs import Runs, find_new_run
-from services.gateway.errors import MetricsDamaged, RunNotFound
+from services.gateway.errors import RunDataDamaged, RunNotFound
 from services.gateway.metrics.ports import MetricStore
 from services.gateway.metrics.rules import MetricFilter, MetricUpdate, Series, fits, selected_after
 from services.kit.caller import Caller
@@ -72,7 +72,7 @@ class MetricWatches:
 
         Raises:
             RunNotFound: the caller has no such run, or the run is no longer listed.
-            MetricsDamaged: the stored points of a run cannot be read.
+            RunDataDamaged: the stored points of a run cannot be read.
             Draining: the gateway begins to stop.
         """
         for run_id in known:
@@ -134,8 +134,8 @@ class MetricWatches:
                 found = await self._store.list_changes(
                     *key, MetricFilter(max_points=MAX_SHARED), after=run.revision, until=revision
                 )
-            except MetricsDamaged:
-                found, run.failure = None, MetricsDamaged
+            except RunDataDamaged:
+                found, run.failure = None, RunDataDamaged
             is_short = found is not None and sum(len(series.steps) for series in found) <= MAX_SHARED
             run.new_series, run.new_after = (found or (), run.revision) if is_short else ((), None)
             run.revision = revision

@@ -52,8 +52,8 @@ longest_stall = Gauge(
 device_memory = Gauge(
     'twinkle.device.memory',
     'By',
-    "Memory of the process's GPU: allocated for tensors, reserved by torch, and total.",
-    (Label('state', ('allocated', 'reserved', 'total')),),
+    "Memory of the service's GPUs: allocated and reserved by its processes, used by all processes, and total.",
+    (Label('state', ('allocated', 'reserved', 'used', 'total')),),
 )
 
 queue_length = Gauge('twinkle.operation.queue.length', '{operation}', 'Operations that wait for the engine.', (_VERB,))

@@ -28,7 +28,7 @@ from services.sampler.domain.generation import (
     TokenPrompt,
 )
 from twinkle.data_format import LoraConfig, StructuredOutput
-from twinkle.nn import LoraWeights, PackedCausalLM, replace_parameters, tensor_of
+from twinkle.nn import LoraWeights, PackedCausalLM, device_memory, replace_parameters, tensor_of
 from twinkle.patch import apply_patches
 from twinkle.sampler import errors as library
 from twinkle.sampler.engine import (
@@ -113,6 +113,10 @@ class TorchEngine:
             is_paused=self._thread.is_paused,
             max_sequences=self._facts.max_sequences,
         )
+
+    @property
+    def device_memory(self) -> Mapping[str, int]:
+        return device_memory(self._device)
 
     @property
     def buffered_events(self) -> int:

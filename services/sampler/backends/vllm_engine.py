@@ -11,6 +11,7 @@ import structlog
 from services.kit.errors import InvalidField, NotSupportedHere, VersionNotFound
 from services.sampler.backends.engine_events import events_of
 from services.sampler.backends.prompt_encoder import PromptEncoder
+from services.sampler.backends.worker_memory import WorkerMemory
 from services.sampler.domain.adapter import AdapterWeights, VersionKey
 from services.sampler.domain.errors import AdapterMisfit, ContextExceeded, EngineFailed, EngineInUse
 from services.sampler.domain.generation import (
@@ -70,6 +71,7 @@ class VllmEngine:
             thread_count=options.thread_count,
             hang_seconds=options.hang_seconds,
         )
+        self._memory = WorkerMemory(self._engine.device_memory)
         facts = self._engine.facts
         self._encoder = PromptEncoder(options.folder, vocabulary_size=facts.vocabulary_size)
         self._adapters: dict[VersionKey, VllmAdapter] = {}
@@ -111,6 +113,10 @@ class VllmEngine:
             is_sleeping=load.is_sleeping,
             max_sequences=self._facts.max_sequences,
         )
+
+    @property
+    def device_memory(self) -> Mapping[str, int]:
+        return self._memory.newest
 
     async def encode(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, TokenPrompt):
@@ -208,8 +214,9 @@ class VllmEngine:
             await self._engine.wake_up()
 
     async def wait_until_failed(self) -> None:
-        """Return once the engine core has exited or hangs; otherwise never return."""
-        await self._engine.wait_until_failed()
+        """Return once the engine core has exited or hangs; otherwise never return. Reads the memory meanwhile."""
+        async with self._memory.reading():
+            await self._engine.wait_until_failed()
 
     async def close(self) -> None:
         await self._engine.close()

@@ -166,3 +166,21 @@ async def test_prompts_are_encoded_and_checked(engine):
 async def test_resetting_the_prefix_cache_returns_a_count(engine):
     """Resetting the prefix cache returns a count of at least 0."""
     assert await engine.reset_prefix_cache() >= 0
+
+
+async def test_cache_use_is_reported_while_sequences_run(real_engine):
+    """The use of the key-value cache is a fraction above 0 while sequences run, on every engine."""
+    async with aclosing(real_engine.generate(make_request(max_tokens=12, num_samples=2))) as events:
+        usage = [real_engine.load.kv_usage async for event in events if isinstance(event, TokensSampled)]
+    assert 0 < max(usage) <= 1
+    assert min(usage) >= 0
+
+
+async def test_workers_on_a_cpu_report_no_gpu_memory(real_engine):
+    """An engine on a CPU has no memory of a GPU, also when vLLM's workers are asked."""
+    waiting = asyncio.create_task(real_engine.wait_until_failed())
+    sampled = await run(real_engine, make_request(max_tokens=2))
+    assert len(sampled.tokens[0]) == 2
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    assert real_engine.device_memory == {}

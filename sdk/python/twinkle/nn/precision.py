@@ -7,23 +7,14 @@ from pathlib import Path
 import torch
 
 from twinkle.nn.cpu_facts import cpu_text, has_fast_bfloat16
+from twinkle.telemetry import gpu_memory
 
 _HALF = ('bfloat16', 'float16')
 
 
 def device_memory(name: str) -> dict[str, int]:
-    """Return how many bytes of a GPU's memory torch has allocated and reserved in this process, and the total.
-
-    The result is empty for a CPU, and before this process uses the GPU.
-    """
-    if not name.startswith('cuda') or not torch.cuda.is_initialized():
-        return {}
-    total = torch.cuda.get_device_properties(name).total_memory
-    return {
-        'allocated': torch.cuda.memory_allocated(name),
-        'reserved': torch.cuda.memory_reserved(name),
-        'total': total,
-    }
+    """Return the bytes of a GPU's memory by state; see `twinkle.telemetry.gpu_memory`."""
+    return gpu_memory(torch.cuda, name)
 
 
 def torch_device(name: str) -> torch.device:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fixtures.metric_store import MemoryMetricStore
-from services.gateway.errors import MetricsDamaged, RunNotFound
+from services.gateway.errors import RunDataDamaged, RunNotFound
 from services.gateway.metrics.rules import MetricFilter, MetricUpdate, Point, PointLimits
 from services.gateway.metrics.watches import MAX_SHARED, MetricWatches
 from services.kit.caller import Caller
@@ -214,7 +214,7 @@ class DamagedStore(MemoryMetricStore):
     async def list_changes(self, tenant_id: str, run_id: str, wanted: MetricFilter, **revisions: int) -> Any:
         """Return the points of some revisions."""
         if run_id == 'ad-1':
-            raise MetricsDamaged(run_id)
+            raise RunDataDamaged(run_id, 'metrics')
         return await super().list_changes(tenant_id, run_id, wanted, **revisions)
 
 
@@ -230,7 +230,7 @@ async def test_damaged_run_ends_only_its_watches(store: MemoryMetricStore) -> No
     await watches.poll()
     for run_id in ('ad-1', 'ad-2'):
         await save(damaged, run_id, loss=1)
-    with pytest.raises(MetricsDamaged):
+    with pytest.raises(RunDataDamaged):
         await after_poll(watches, first)
     assert steps_of(await after_poll(watches, other)) == {'loss': [1]}
     await other.aclose()

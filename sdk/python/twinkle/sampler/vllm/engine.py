@@ -42,6 +42,7 @@ from twinkle.sampler.vllm.options import is_cpu
 from twinkle.sampler.vllm.probes import probe_prompt
 from twinkle.sampler.vllm.request import Run, Sequence, VllmRequest, prompt_event
 from twinkle.sampler.vllm.sampling import vllm_params
+from twinkle.telemetry import summed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +87,7 @@ class VllmEngine:
         thread_count: int = 1,
         hang_seconds: float = HANG_SECONDS,
     ) -> None:
-        self._folder = folder
-        self._tokenizer = tokenizer
+        self._folder, self._tokenizer = folder, tokenizer
         self._core = VllmCore(folder, args or {}, thread_count=thread_count, hang_seconds=hang_seconds)
         self._adapters = AdapterTable(self._core)
         self.facts: ModelFacts = self._core.facts
@@ -102,10 +102,8 @@ class VllmEngine:
         self._runs: dict[str, Run] = {}
         self._is_open = asyncio.Event()
         self._is_open.set()
-        self._cache_epoch = 0
-        self._cached_tokens = 0
-        self._is_paused = False
-        self._sleep_level = 0
+        self._cache_epoch = self._cached_tokens = 0
+        self._is_paused, self._sleep_level = False, 0
 
     @property
     def load(self) -> VllmLoad:
@@ -272,6 +270,10 @@ class VllmEngine:
         count, self._cached_tokens = self._cached_tokens, 0
         await self._core.reset_prefix_cache()
         return count
+
+    async def device_memory(self) -> dict[str, int]:
+        """Return the bytes of the GPUs' memory by state, added over the workers; empty on a CPU."""
+        return summed(await self._core.call_workers('twinkle_device_memory'))
 
     async def wait_until_failed(self) -> None:
         """Wait until the engine fails permanently."""

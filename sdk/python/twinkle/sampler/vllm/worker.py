@@ -7,12 +7,14 @@ may stop the engine.
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from twinkle.sampler.vllm import patches
 from twinkle.sampler.vllm.adapter_slots import MappedAdapter, build_model, is_whole
 from twinkle.sampler.vllm.plans import Misfit, PlanCache, map_file, read_layout
 from twinkle.sampler.vllm.watchdog import exit_with_owner
+from twinkle.telemetry import gpu_memory
 
 exit_with_owner()
 patches.apply()
@@ -90,6 +92,11 @@ class TwinkleWorker:
         except _RELOAD_ERRORS as error:
             return f'{type(error).__name__}: {error}'
         return ''
+
+    def twinkle_device_memory(self) -> dict[str, int]:
+        """Return the bytes of the memory of the worker's GPU by state; empty on a CPU."""
+        worker: Any = self
+        return gpu_memory(torch.cuda, str(worker.device))
 
     def _twinkle_reload(self, **given: Any) -> None:
         """Reload the base weights and recompute everything that vLLM derived from the old ones. Adapters are kept."""
