@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Never
 
 import structlog
@@ -135,7 +136,7 @@ class MetricWatches:
                     *key, MetricFilter(max_points=MAX_SHARED), after=run.revision, until=revision
                 )
             except RunDataDamaged:
-                found, run.failure = None, RunDataDamaged
+                found, run.failure = None, partial(RunDataDamaged, kind='metrics')
             is_short = found is not None and sum(len(series.steps) for series in found) <= MAX_SHARED
             run.new_series, run.new_after = (found or (), run.revision) if is_short else ((), None)
             run.revision = revision

@@ -78,9 +78,7 @@ async def test_runs_without_equal_prompts_have_no_panel(logged_in: ConsolePage, 
     assert await page.get_by_role('region', name='Before and after').count() == 0
 
 
-async def test_new_answers_appear(
-    logged_in: ConsolePage, console_stack: StackState, console_data: ConsoleData
-) -> None:
+async def test_new_answers_appear(logged_in: ConsolePage, console_stack: StackState, console_data: ConsoleData) -> None:
     """Answers to a question at a later step replace those of the last step in an open page."""
     page = logged_in.page
     await logged_in.show(f'#/runs/{console_data.trained_run}', 'Ask again')

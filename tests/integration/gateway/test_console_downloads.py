@@ -40,7 +40,9 @@ async def _archive(api: TinkerCatalogue) -> bytes:
     """Return the archive of the checkpoint, as gRPC streams it."""
     stub = checkpoint_service_pb2_grpc.CheckpointServiceStub(api.gateway.channel)
     request = checkpoint_service_pb2.DownloadCheckpointRequest(checkpoint_path=PATH)
-    return b''.join([part.chunk.data async for part in stub.DownloadCheckpoint(request, metadata=bearer(api.keys['alice']))])
+    return b''.join(
+        [part.chunk.data async for part in stub.DownloadCheckpoint(request, metadata=bearer(api.keys['alice']))]
+    )
 
 
 def _reason(response: httpx.Response) -> str:
@@ -73,9 +75,7 @@ async def test_interrupted_download_resumes(api: TinkerCatalogue, browser: Conso
     ('headers', 'status', 'reason'),
     [({'cookie': 'twinkle_console=x'}, 401, 'CREDENTIALS_INVALID'), ({'cookie': ''}, 401, 'CREDENTIALS_MISSING')],
 )
-async def test_session_is_needed(
-    api: TinkerCatalogue, headers: Mapping[str, str], status: int, reason: str
-) -> None:
+async def test_session_is_needed(api: TinkerCatalogue, headers: Mapping[str, str], status: int, reason: str) -> None:
     """A request without a valid session is refused."""
     async with console_client(api.gateway) as client:
         response = await client.http.get(ADDRESS, headers=headers)

@@ -96,7 +96,11 @@ async def test_reports_wait_while_the_database_does_not_respond(store: MemorySto
 
 @pytest.mark.parametrize(
     'error',
-    [MetricsFull('metric_points_per_run', 100), TenantMetricsFull('metric_points', 100), RunDataDamaged('ad-1', 'metrics')],
+    [
+        MetricsFull('metric_points_per_run', 100),
+        TenantMetricsFull('metric_points', 100),
+        RunDataDamaged('ad-1', 'metrics'),
+    ],
 )
 async def test_unusable_run_does_not_stop_the_others(
     store: MemoryStore, collector: MetricCollector, error: Exception
