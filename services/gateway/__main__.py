@@ -98,9 +98,8 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         futures, future_jobs = await stack.enter_async_context(opening)
         handles = open_handles(database, futures, sampling=sampling, weights=weights, quotas=quotas, clock=clock)
         replicas = open_replicas(config, fleet)
-        records = await stack.enter_async_context(
-            _records(config, database, catalogue.runs, upstreams, quotas=quotas, clock=clock)
-        )
+        opened = _records(config, database, catalogue.runs, upstreams, quotas=quotas, clock=clock)
+        records = await stack.enter_async_context(opened)
         endpoints = make_endpoints(accounts, sessions, catalogue, quotas, exports=exports, replicas=replicas)
         endpoints += records.endpoints
         handlers = open_forwarding(config, upstreams, quotas.training, sampling=sampling)
@@ -122,9 +121,8 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
             *checkpoint_jobs(database, upstreams.internal.get('checkpoint'), clock=clock),
             *fleet_jobs(config, fleet, channels, sampler=upstreams.internal.get('sampler')),
             *quota_jobs(config.quotas, quotas, upstreams.internal_models, clock=clock),
-            *own_jobs,
         ]
-        yield Gateway(server, jobs, futures, http)
+        yield Gateway(server, [*jobs, *own_jobs], futures, http)
 
 
 @asynccontextmanager

@@ -26,7 +26,6 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     'twinkle.dataset.packing.PackingDataset.__init__(packing_num_proc)': ONE_PROCESS,
     'twinkle.loss.tinker.base.TinkerClippedLoss.__init__(clip_high_threshold)': READ_BY_NAME,
     'twinkle.loss.tinker.base.TinkerClippedLoss.__init__(clip_low_threshold)': READ_BY_NAME,
-    'twinkle.module.muon.Muon.step(closure)': OTHER_INTERFACE,
     'twinkle.nn.delta_net.PackedDeltaNet.forward(attention_mask)': OTHER_INTERFACE,
     'twinkle.nn.delta_net.PackedDeltaNet.forward(cache_params)': OTHER_INTERFACE,
     'twinkle.plugin.code.PluginFinder.find_spec(path)': OTHER_INTERFACE,

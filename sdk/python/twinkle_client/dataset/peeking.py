@@ -40,5 +40,5 @@ async def peek_rows(connection: Connection, dataset_id: str, *, begin_row: int, 
 
 def _peeked(message: dataset_service_pb2.PeekedRow) -> PeekedRow:
     columns: Mapping[str, Any] = plain_value(message.columns)
-    feature = feature_from_proto(message.feature) if message.HasField('feature') else {}
+    feature: Mapping[str, Any] = feature_from_proto(message.feature) if message.HasField('feature') else {}
     return PeekedRow(index=message.index, row={**columns, **feature}, problem=message.problem)

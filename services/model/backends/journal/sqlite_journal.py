@@ -277,8 +277,7 @@ class SqliteJournal:
                 _log.error('snapshot damaged', adapter=adapter_id, operation=row.number, error=str(error))
             else:
                 return Snapshot(sequence_number=row.number, adapter=adapter, state=state)
-        limit = '' if at_most is None else f' up to operation {at_most}'
-        raise AdapterDamaged(adapter_id, f'no snapshot{limit} can be read')
+        raise AdapterDamaged(adapter_id, f'no snapshot{"" if at_most is None else f" up to {at_most}"} can be read')
 
     async def entries(self, adapter_id: str, *, after: int, until: int | None = None) -> Sequence[JournalEntry]:
         found = await self._run(adapter_id, lambda tx: rows.operations_between(tx, adapter_id, after, until))
