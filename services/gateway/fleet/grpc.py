@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -28,11 +28,11 @@ RESPONSE_SECONDS = 2.0
 class ReplicaChannels:
     """Opens one channel to each replica address that is used; `keep_only` closes channels.
 
-    The channels have no interceptors and no retries. Without `tls`, they use plaintext.
+    The channels have no interceptors and no retries.
     """
 
-    def __init__(self, tls: TlsConfig | None = None) -> None:
-        self._tls = tls or TlsConfig()
+    def __init__(self, tls: TlsConfig) -> None:
+        self._tls = tls
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def connected(self, address: str) -> grpc.aio.Channel:
@@ -75,17 +75,10 @@ class StaticSampler:
     `report` contains the values that the configuration defines. Calls on `channel` are authenticated as the gateway's.
     """
 
-    def __init__(
-        self,
-        report: ReplicaReport,
-        *,
-        channel: grpc.aio.Channel,
-        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
+    def __init__(self, report: ReplicaReport, *, channel: grpc.aio.Channel) -> None:
         self.report = report
         self._server = server_service_pb2_grpc.ServerServiceStub(channel)
         self._sampler = sampler_service_pb2_grpc.SamplerServiceStub(channel)
-        self._pause = pause
 
     async def follow(self) -> AsyncGenerator[ReplicaReport, None]:
         """Yield a report immediately, and then about every second.
@@ -98,7 +91,7 @@ class StaticSampler:
                 yield replace(self.report, base_models=await self._base_models(), load=await self._load())
             except grpc.aio.AioRpcError as error:
                 raise error_from_call(error, service='sampler') from error
-            await self._pause(1.0)
+            await asyncio.sleep(1.0)
 
     async def _base_models(self) -> tuple[str, ...]:
         response = await self._server.GetServerInfo(server_service_pb2.GetServerInfoRequest(), timeout=RESPONSE_SECONDS)

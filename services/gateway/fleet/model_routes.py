@@ -9,7 +9,7 @@ refuse unknown adapters and adapters of other tenants with the same error.
 import asyncio
 import re
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Collection, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from pathlib import PurePath
 from typing import Any, Never, Protocol, TypeVar
@@ -124,13 +124,11 @@ class ModelRoutes:
             return ()
         return [name for name in self.table.names if self.owners.are_synced(self.table.holders_of(name))]
 
-    async def run_forever(
-        self, *, interval_seconds: float, pause: Callable[[float], Awaitable[None]] = asyncio.sleep
-    ) -> Never:
+    async def run_forever(self, *, interval_seconds: float) -> Never:
         """Refresh the reports at intervals until cancelled, because the load and the base models of services change."""
         while True:
             await self.refresh()
-            await pause(interval_seconds)
+            await asyncio.sleep(interval_seconds)
 
     async def holders_of(self, base_model: str) -> Sequence[str]:
         """Return the services that hold a base model, the best choice for a new adapter first.

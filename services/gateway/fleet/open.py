@@ -95,13 +95,8 @@ async def open_fleet(
 
 
 def open_replicas(config: GatewayConfig, membership: Membership) -> Replicas:
-    return Replicas(
-        membership,
-        lease=config.fleet.lease,
-        relay_fan_out=config.fleet.relay_fan_out,
-        checkpoint_address=config.fleet.checkpoint_address or config.upstreams.checkpoint,
-        is_this_host=is_this_host,
-    )
+    address = config.fleet.checkpoint_address or config.upstreams.checkpoint
+    return Replicas(membership, config.fleet, checkpoint_address=address, is_this_host=is_this_host)
 
 
 def fleet_jobs(

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import structlog
 
+from services.gateway.config import FleetConfig
 from services.gateway.errors import ReplicaNotFound
 from services.gateway.fleet.members import Membership
 from services.gateway.fleet.rules import Replica, ReplicaReport, ReplicaState, weight_sources
@@ -47,8 +48,7 @@ class Replicas:
     ScopeMissing if the caller is not an operator.
 
     Args:
-        lease: maximum time between two reports; a replica that exceeds it is marked lost.
-        relay_fan_out: number of samplers that each sampler relays weights to; 0 disables relaying.
+        options: the lease of a replica, and the number of samplers to which each sampler relays weights.
         checkpoint_address: 'host:port' of the checkpoint service; empty without a checkpoint service.
         is_this_host: returns whether a host name or address belongs to this machine.
     """
@@ -56,15 +56,14 @@ class Replicas:
     def __init__(
         self,
         membership: Membership,
+        options: FleetConfig,
         *,
-        lease: timedelta,
-        relay_fan_out: int,
         checkpoint_address: str,
         is_this_host: Callable[[str], Awaitable[bool]],
     ) -> None:
         self._membership = membership
-        self.lease_duration = lease
-        self._relay_fan_out = relay_fan_out
+        self.lease_duration = options.lease
+        self._relay_fan_out = options.relay_fan_out
         self._checkpoint_address = checkpoint_address
         self._is_this_host = is_this_host
         self._watch_epoch = new_id('fl')

@@ -80,8 +80,7 @@ class GrpcUpstreamFacts:
 class GrpcFleetFacts:
     """Describes all samplers of the fleet as one service.
 
-    `addresses` returns the current addresses of the samplers. Their descriptions are cached for `freshness`. Without
-    `tls`, the connections use plaintext.
+    `addresses` returns the current addresses of the samplers. Their descriptions are cached for `freshness`.
     """
 
     def __init__(
@@ -91,9 +90,9 @@ class GrpcFleetFacts:
         internal_token: str,
         clock: Clock,
         freshness: timedelta,
-        tls: TlsConfig | None = None,
+        tls: TlsConfig,
     ) -> None:
-        self._tls = tls or TlsConfig()
+        self._tls = tls
         self._addresses = addresses
         self._internal_token = internal_token
         self._clock = clock

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
-from services.gateway.futures.ports import FutureStore, Trainer
-from services.gateway.futures.rules import Future
+from services.gateway.futures.ports import Executor, FutureStore, Trainer
+from services.gateway.futures.rules import CREATE_KIND, DELETE_KIND, EXECUTE_KIND, Future
 from services.gateway.sampling.convert import batch_request_for_weights
 from services.gateway.sampling.handles import SamplingHandles
 from services.gateway.sampling.rules import BatchRequest, PromptResult
@@ -187,6 +187,15 @@ class FailRefused:
     async def stop(self, future: Future) -> bool:
         del future
         return True
+
+
+def training_executors(trainer: Trainer, store: FutureStore, retry: Retry) -> dict[str, Executor]:
+    """Return the executors of operations, and of the creation and deletion of adapters, by kind."""
+    return {
+        CREATE_KIND: CreateAdapter(trainer, retry),
+        DELETE_KIND: DeleteAdapter(trainer, store, retry),
+        EXECUTE_KIND: ExecuteOperation(trainer, store, retry),
+    }
 
 
 def refusal_payload(field: str, problem: str) -> bytes:

@@ -7,26 +7,12 @@ from dataclasses import dataclass
 from services.gateway.config import FuturesConfig, GatewayConfig
 from services.gateway.fleet.open import Job
 from services.gateway.futures.capacity import FutureCapacity, SampleTally
-from services.gateway.futures.executors import (
-    CreateAdapter,
-    DeleteAdapter,
-    ExecuteOperation,
-    FailRefused,
-    SamplePrompt,
-)
+from services.gateway.futures.executors import FailRefused, SamplePrompt, training_executors
 from services.gateway.futures.futures import Futures
 from services.gateway.futures.payloads import PayloadFiles
-from services.gateway.futures.ports import Executor, Trainer
+from services.gateway.futures.ports import Trainer
 from services.gateway.futures.records import Expiry, FutureRecords
-from services.gateway.futures.rules import (
-    CREATE_KIND,
-    DELETE_KIND,
-    EXECUTE_KIND,
-    REFUSED_KIND,
-    SAMPLE_KIND,
-    Bounds,
-    PayloadsNotShared,
-)
+from services.gateway.futures.rules import REFUSED_KIND, SAMPLE_KIND, Bounds, PayloadsNotShared
 from services.gateway.futures.runner import Runner, RunnerLimits
 from services.gateway.futures.sql import SqlFutureStore
 from services.gateway.futures.sql_peers import SqlPeers
@@ -85,10 +71,11 @@ async def open_futures(
         sizes=Bounds(per_tenant=options.waiting_bytes_per_tenant, total=options.waiting_bytes),
         gate=sampling.gate,
     )
+    training = {} if trainer is None else training_executors(trainer, records.store, retry)
     runner = Runner(
         records,
         capacity,
-        _executors(trainer, records),
+        {REFUSED_KIND: FailRefused(), **training},
         _limits(options, quotas),
         waiters=Waiters(),
         is_shared=peers is not None,
@@ -113,15 +100,6 @@ def open_handles(
     sample = SamplePrompt(sampling.complete, handles, Retry(), on_result=tally.note)
     futures.add_executor(SAMPLE_KIND, sample, on_settled=tally.settled)
     return handles
-
-
-def _executors(trainer: Trainer | None, records: FutureRecords) -> dict[str, Executor]:
-    executors: dict[str, Executor] = {REFUSED_KIND: FailRefused()}
-    if trainer is not None:
-        executors[CREATE_KIND] = CreateAdapter(trainer, records.retry)
-        executors[DELETE_KIND] = DeleteAdapter(trainer, records.store, records.retry)
-        executors[EXECUTE_KIND] = ExecuteOperation(trainer, records.store, records.retry)
-    return executors
 
 
 def _limits(options: FuturesConfig, quotas: Quotas) -> RunnerLimits:

@@ -35,7 +35,7 @@ class Tenants:
 
 
 class Projects:
-    """Creates and lists the projects of tenants."""
+    """Creates and lists the projects of tenants. `create` and `list` raise TenantNotFound for an unknown tenant."""
 
     def __init__(self, store: ProjectStore, tenants: Tenants, *, clock: Clock) -> None:
         self._store = store
@@ -43,11 +43,7 @@ class Projects:
         self._clock = clock
 
     async def create(self, tenant_id: str, project_id: str, *, display_name: str) -> Project:
-        """Create a project, or return the existing one unchanged.
-
-        Raises:
-            TenantNotFound: there is no such tenant.
-        """
+        """Create a project, or return the existing one unchanged."""
         await self._tenants.check(tenant_id)
         now = self._clock.now()
         project = Project(tenant_id=tenant_id, project_id=project_id, display_name=display_name, create_time=now)
@@ -63,11 +59,7 @@ class Projects:
             raise ProjectNotFound(project_id)
 
     async def list(self, tenant_id: str, page: Page) -> Listing[Project]:
-        """Return one page of a tenant's projects, newest first.
-
-        Raises:
-            TenantNotFound: there is no such tenant.
-        """
+        """Return one page of a tenant's projects, newest first."""
         await self._tenants.check(tenant_id)
         found = await self._store.list_newest(tenant_id, page)
         return list_page(found, page, cursor_of=lambda project: Cursor(project.create_time, project.project_id))

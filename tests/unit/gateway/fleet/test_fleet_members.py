@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fixtures.recorded_metrics import metric
+from services.gateway.config import FleetConfig
 from services.gateway.fleet.grpc import is_this_host
 from services.gateway.fleet.members import Membership
 from services.gateway.fleet.replicas import Replicas
@@ -79,8 +80,7 @@ async def test_watch_sends_a_snapshot_then_changes_and_resumes() -> None:
     membership.register(report('a'))
     replicas = Replicas(
         membership,
-        lease=timedelta(seconds=10),
-        relay_fan_out=0,
+        FleetConfig(),
         checkpoint_address='',
         is_this_host=is_this_host,
     )

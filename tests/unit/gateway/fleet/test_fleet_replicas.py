@@ -4,6 +4,7 @@ from datetime import timedelta
 
 import pytest
 
+from services.gateway.config import FleetConfig
 from services.gateway.fleet.grpc import is_this_host
 from services.gateway.fleet.members import Membership
 from services.gateway.fleet.replicas import Replicas
@@ -19,8 +20,7 @@ async def registered_address(checkpoint_address: str, replica_address: str) -> s
     fleet = Fleet(clock=FakeClock(), lease=timedelta(seconds=10), forget_after=timedelta(minutes=1))
     replicas = Replicas(
         Membership(fleet),
-        lease=timedelta(seconds=10),
-        relay_fan_out=0,
+        FleetConfig(),
         checkpoint_address=checkpoint_address,
         is_this_host=is_this_host,
     )
