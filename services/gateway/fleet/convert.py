@@ -1,4 +1,7 @@
-"""Converts messages of the fleet contract from and to values, and checks the fields of requests."""
+"""Converts messages of the fleet contract from and to values, and checks the fields of requests.
+
+Functions raise InvalidField if a field is invalid; the error names it.
+"""
 
 import ipaddress
 import re
@@ -25,11 +28,7 @@ _HOST_NAME = re.compile(r'(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9-]{1,63
 
 
 def report_from_proto(message: wire.Replica, *, peer: str) -> ReplicaReport:
-    """Convert a replica's report; `peer` is gRPC's description of the caller.
-
-    Raises:
-        InvalidField: a field is invalid; the error names it.
-    """
+    """Convert a replica's report; `peer` is gRPC's description of the caller."""
     if message.service not in _SERVICES:
         raise InvalidField('replica.service', f'must be one of {", ".join(_SERVICES)}, got {message.service[:80]!r}')
     if len(message.base_models) > MAX_BASE_MODELS:
@@ -54,8 +53,7 @@ def report_from_proto(message: wire.Replica, *, peer: str) -> ReplicaReport:
 def address_from_proto(address: str, *, peer: str) -> str:
     """Return the 'host:port' at which the gateway reaches a replica; the host of `peer` replaces 0.0.0.0 and [::].
 
-    Raises:
-        InvalidField: the address is malformed, or is reachable only from the replica's host.
+    An address that is reachable only from the replica's host is invalid.
     """
     host, _, port = address.rpartition(':')
     bare = host.removeprefix('[').removesuffix(']')

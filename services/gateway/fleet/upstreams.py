@@ -97,8 +97,8 @@ class GrpcFleetFacts:
         self._internal_token = internal_token
         self._clock = clock
         self._freshness = freshness
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self._facts_by_address: dict[str, GrpcUpstreamFacts] = {}
+        self._known: dict[str, tuple[grpc.aio.Channel, GrpcUpstreamFacts]] = {}
+        """Channel and description of each sampler by address."""
 
     async def describe(self) -> server_service_pb2.ServiceInfo:
         """Return the merged description; `is_reachable` is false if no sampler responded."""
@@ -111,19 +111,16 @@ class GrpcFleetFacts:
         await self._keep_only(())
 
     def _facts_of(self, address: str) -> GrpcUpstreamFacts:
-        if address not in self._facts_by_address:
-            self._channels[address] = open_channel(
-                address, internal_token=self._internal_token, tls=self._tls, service='sampler'
-            )
-            self._facts_by_address[address] = GrpcUpstreamFacts(
-                'sampler', channel=self._channels[address], clock=self._clock, freshness=self._freshness
-            )
-        return self._facts_by_address[address]
+        if address not in self._known:
+            channel = open_channel(address, internal_token=self._internal_token, tls=self._tls, service='sampler')
+            facts = GrpcUpstreamFacts('sampler', channel=channel, clock=self._clock, freshness=self._freshness)
+            self._known[address] = channel, facts
+        return self._known[address][1]
 
     async def _keep_only(self, addresses: Sequence[str]) -> None:
-        for address in [address for address in self._facts_by_address if address not in addresses]:
-            del self._facts_by_address[address]
-            await self._channels.pop(address).close()
+        for address in [address for address in self._known if address not in addresses]:
+            channel, _ = self._known.pop(address)
+            await channel.close()
 
 
 def merged(descriptions: Sequence[server_service_pb2.ServiceInfo]) -> server_service_pb2.ServiceInfo:

@@ -153,12 +153,7 @@ class LimitedTrainer:
         self._limits = limits
 
     async def create_adapter(self, tenant_id: str, request: bytes, *, request_id: str) -> bytes:
-        """Create an adapter and return the response; a repeated request returns the adapter of the first request.
-
-        Raises:
-            DomainError: the adapter would be new, and the tenant's limit is reached (QUOTA_EXCEEDED); the number of
-                adapters is unknown; or the call failed.
-        """
+        """Create an adapter, unless it would be new and the tenant's limit is reached (QUOTA_EXCEEDED)."""
         async with self._limits.creating(tenant_id) as limit:
             request = request if limit is None else refused_creation(request, limit)
             return await self._trainer.create_adapter(tenant_id, request, request_id=request_id)
@@ -170,11 +165,7 @@ class LimitedTrainer:
         return await self._trainer.last_number(tenant_id, adapter_id)
 
     async def execute(self, tenant_id: str, request: bytes, *, number: int) -> bytes:
-        """Run an operation once the tenant is within its token rate, and return the response.
-
-        Raises:
-            DomainError: the operation failed, or would save a checkpoint above the storage limit (QUOTA_EXCEEDED).
-        """
+        """Run an operation once the tenant is within its token rate; refuse saves above the storage limit."""
         admitted = await admitted_operation(self._limits, tenant_id, request)
         return await self._trainer.execute(tenant_id, admitted, number=number)
 

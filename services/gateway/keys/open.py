@@ -39,10 +39,6 @@ async def open_keys(config: GatewayConfig, database: Database, *, clock: Clock) 
 
 
 def pepper_of(config: GatewayConfig, *, is_creation_allowed: bool = True) -> bytes:
-    """Return the configured pepper, or the one in the state folder, which is created if it is missing.
-
-    Raises:
-        PepperUnusable: the stored pepper is damaged, or it is missing and may not be created.
-    """
+    """Return the configured pepper, or the one in the state folder; see `load_pepper`."""
     stored = config.pepper_file()
     return bytes.fromhex(config.key_pepper) or load_pepper(stored, is_creation_allowed=is_creation_allowed)

@@ -21,6 +21,7 @@ _PAGE_SIZE = 500
 OWN_LABELS = {'display_name': 'tinker:display_name', 'tags': 'tinker:tags'}
 """Labels that store the fields that only Tinker's sessions have, by field."""
 _REASONS = {FinishReason.SUCCESS: 'success', FinishReason.FAILED: 'errored', FinishReason.INTERRUPTED: 'interrupted'}
+FINISH_REASONS = {name: reason for reason, name in _REASONS.items()}
 
 
 def _parse_time(value: Any) -> datetime:

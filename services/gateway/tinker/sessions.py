@@ -9,11 +9,11 @@ from services.gateway.catalogue.paths import path_of_native
 from services.gateway.catalogue.sql import SqlBrowser
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.sampling.ports import HandleStore
-from services.gateway.sessions.rules import FinishReason, SessionRequest
+from services.gateway.sessions.rules import SessionRequest
 from services.gateway.sessions.sessions import Sessions
 from services.gateway.tinker.bodies import Labels, ShortText, TinkerModel, labels_to_json, read_body
 from services.gateway.tinker.routes import CATALOGUE, SESSIONS, checked_query_of, slice_of, tinker_route
-from services.gateway.tinker.session_search import OWN_LABELS, SearchBody, SessionSearch, own_label
+from services.gateway.tinker.session_search import FINISH_REASONS, OWN_LABELS, SearchBody, SessionSearch, own_label
 from services.kit.errors import InvalidField
 from services.kit.ids import new_id
 from services.kit.rpc.context import current_caller
@@ -22,7 +22,6 @@ SAVED_LABEL = 'twinkle:saved_checkpoints'
 """Label with the paths in `Session.checkpoint_paths`, converted to Tinker paths and separated by spaces."""
 _MAX_TAG_CHARACTERS = 4096
 """Maximum number of characters of all tags, as JSON."""
-_REASONS = {'success': FinishReason.SUCCESS, 'errored': FinishReason.FAILED, 'interrupted': FinishReason.INTERRUPTED}
 _UNEMBED_NOTICE = 'train_unembed has no effect on this server: the output head has the weights of the base model'
 
 
@@ -62,8 +61,8 @@ class SessionEnd(TinkerModel):
     @field_validator('type')
     @classmethod
     def _check_type(cls, kind: str) -> str:
-        if kind not in _REASONS:
-            raise ValueError(f'must be one of {", ".join(_REASONS)}')
+        if kind not in FINISH_REASONS:
+            raise ValueError(f'must be one of {", ".join(FINISH_REASONS)}')
         return kind
 
 
@@ -109,7 +108,7 @@ class SessionRoutes:
     async def _finish(self, call: HttpCall) -> Response:
         given = await read_body(call, FinishBody)
         session_id = call.path_values['session_id']
-        await self._sessions.finish(current_caller(), session_id, reason=_REASONS[given.reason.type])
+        await self._sessions.finish(current_caller(), session_id, reason=FINISH_REASONS[given.reason.type])
         return JsonResponse({'session_id': session_id})
 
 
