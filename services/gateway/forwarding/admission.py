@@ -14,9 +14,8 @@ from typing import Any
 
 import grpc
 
-from services.gateway.futures.capacity import admitted_operation
 from services.gateway.quotas.enforcement import TrainingLimits
-from services.gateway.quotas.grpc import refused_creation
+from services.gateway.quotas.grpc import is_save, refused_creation, refused_save
 from services.kit.rpc.context import current_caller
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2
 from twinkle.api.data.v1 import dataset_service_pb2
@@ -92,4 +91,8 @@ class AdmittedCalls(grpc.GenericRpcHandler):
 
     async def _admit(self, request: bytes, patience_seconds: float | None) -> bytes:
         tenant_id = current_caller().tenant_id
-        return await admitted_operation(self._limits, tenant_id, request, patience_seconds=patience_seconds)
+        await self._limits.enter(tenant_id, patience_seconds=patience_seconds)
+        if not self._limits.is_storage_limited(tenant_id) or not is_save(request):
+            return request
+        limit = await self._limits.full_limit(tenant_id)
+        return request if limit is None else refused_save(request, limit)

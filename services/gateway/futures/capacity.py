@@ -129,22 +129,6 @@ class SampleTally:
             self._meter.count(future.tenant_id, *work)
 
 
-async def admitted_operation(
-    limits: TrainingLimits, tenant_id: str, request: bytes, *, patience_seconds: float | None = None
-) -> bytes:
-    """Wait until the tenant is within its token rate; return the request, marked if it exceeds the storage limit.
-
-    Raises:
-        QuotaExceeded: the wait would exceed `patience_seconds`.
-        InvalidField: `request` is not a valid ExecuteRequest or TrainRequest.
-    """
-    await limits.enter(tenant_id, patience_seconds=patience_seconds)
-    if not limits.is_storage_limited(tenant_id) or not is_save(request):
-        return request
-    limit = await limits.full_limit(tenant_id)
-    return request if limit is None else refused_save(request, limit)
-
-
 class LimitedTrainer:
     """A `Trainer` that applies quotas: operations wait for the token rate, and creations and saves may be refused."""
 
@@ -166,8 +150,11 @@ class LimitedTrainer:
 
     async def execute(self, tenant_id: str, request: bytes, *, number: int) -> bytes:
         """Run an operation once the tenant is within its token rate; refuse saves above the storage limit."""
-        admitted = await admitted_operation(self._limits, tenant_id, request)
-        return await self._trainer.execute(tenant_id, admitted, number=number)
+        await self._limits.enter(tenant_id, patience_seconds=None)
+        if self._limits.is_storage_limited(tenant_id) and is_save(request):
+            limit = await self._limits.full_limit(tenant_id)
+            request = request if limit is None else refused_save(request, limit)
+        return await self._trainer.execute(tenant_id, request, number=number)
 
     async def cancel(self, tenant_id: str, adapter_id: str, *, number: int) -> None:
         await self._trainer.cancel(tenant_id, adapter_id, number=number)
