@@ -14,6 +14,8 @@ export default defineConfig({
     // The content security policy allows no fonts or styles from data URLs.
     assetsInlineLimit: 0,
     modulePreload: { polyfill: false },
+    // The app is one script, of which a browser receives about a third of this size.
+    chunkSizeWarningLimit: 700,
   },
   // The gateway refuses requests whose origin is another address.
   server: { proxy: { '^/console/(api|rpc)/': { target: gateway, changeOrigin: true, headers: { origin: gateway } } } },

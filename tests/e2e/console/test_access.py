@@ -23,7 +23,7 @@ TENANT_PAGES = {
     '#/data': 'input_ids',
     '#/data/{dataset_id}': 'tokens, ',
     '#/data/{lazy_dataset}': 'cannot be read',
-    '#/traces': 'Save',
+    '#/traces': 'gateway',
     '#/traces/{shared_trace}': 'shared with',
     '#/usage': 'Usage by run',
 }

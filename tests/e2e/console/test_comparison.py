@@ -8,7 +8,9 @@ import pytest
 from fixtures.console_browser import ConsolePage
 from fixtures.console_data import STEPS, ConsoleData
 from fixtures.console_rollouts import QUESTIONS, ROLLOUT_STEPS
+from twinkle.data_format import LoraConfig
 from twinkle_client import TwinkleClient
+from twinkle_client.model import MultiLoraTransformersModel
 from twinkle_client.rollouts import EVALUATION, RunRollouts
 from twinkle_client.stack import StackState
 
@@ -58,7 +60,7 @@ async def test_one_click_asks_again(logged_in: ConsolePage, console_data: Consol
 
 
 async def test_prompts_of_training_are_compared(logged_in: ConsolePage, console_data: ConsoleData) -> None:
-    """Without answers to fixed questions, prompts that the first and the last step have in common are compared."""
+    """Prompts that the first and last step have in common are compared if there are no answers to fixed questions."""
     page = logged_in.page
     await logged_in.show(f'#/runs/{console_data.rollout_run}', 'Before and after')
     panel = page.get_by_role('region', name='Before and after')
@@ -67,7 +69,7 @@ async def test_prompts_of_training_are_compared(logged_in: ConsolePage, console_
     await panel.get_by_role('row').nth(4).wait_for()
     prompts = await panel.get_by_role('group', name='Prompt').all_inner_texts()
     assert sorted(prompts) == ['Count to three.', 'Name a colour.', 'Say hello.', 'What is the sea?']
-    await panel.get_by_role('link', name='Tokens of Say hello., version 1').click()
+    await panel.get_by_role('link', name='tokens of Say hello., version 1').click()
     await page.get_by_role('heading', name='Step 0, group 0001').wait_for()
 
 
@@ -79,16 +81,20 @@ async def test_runs_without_equal_prompts_have_no_panel(logged_in: ConsolePage, 
 
 
 async def test_new_answers_appear(logged_in: ConsolePage, console_stack: StackState, console_data: ConsoleData) -> None:
-    """Answers to a question at a later step replace those of the last step in an open page."""
+    """The panel appears in an open page once a question is answered at two steps, and shows later answers."""
     page = logged_in.page
-    await logged_in.show(f'#/runs/{console_data.trained_run}', 'Ask again')
-    with TwinkleClient(console_stack.address, console_data.key) as client:
-        stored = RunRollouts(console_data.trained_run, client=client)
-        turns = [{'role': 'user', 'content': QUESTIONS[0]}, {'role': 'assistant', 'content': 'I am *new*.'}]
-        await stored.log.aio([{'messages': turns}], step=STEPS + 5, groups=[EVALUATION])
     panel = page.get_by_role('region', name='Before and after')
-    await panel.get_by_text('I am *new*.').wait_for()
-    assert await panel.get_by_role('row').count() == 2
+    with TwinkleClient(console_stack.address, console_data.key) as client:
+        model = MultiLoraTransformersModel(console_stack.base_model, client=client)
+        labels = {'name': 'asked'}
+        run_id = await model.add_adapter_to_model.aio('asked', LoraConfig(r=4), user_metadata=labels)
+        await logged_in.show(f'#/runs/{run_id}', 'asked')
+        for step, answer in enumerate(('I am *old*.', 'I am *new*.', 'I am *newer*.')):
+            turns = [{'role': 'user', 'content': QUESTIONS[0]}, {'role': 'assistant', 'content': answer}]
+            await RunRollouts(run_id, client=client).log.aio([{'messages': turns}], step=step, groups=[EVALUATION])
+            if step:
+                await panel.get_by_text(answer).wait_for()
+    assert await panel.get_by_role('group', name='Answer to').all_inner_texts() == ['I am *old*.', 'I am *newer*.']
 
 
 async def test_a_link_opens_a_page(page: ConsolePage, console_stack: StackState, console_data: ConsoleData) -> None:

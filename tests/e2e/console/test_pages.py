@@ -26,7 +26,7 @@ PAGES = {
     'data': ('#/data', 'input_ids'),
     'dataset': ('#/data/{dataset_id}', 'tokens, '),
     'lazy-dataset': ('#/data/{lazy_dataset}', 'cannot be read'),
-    'traces': ('#/traces', 'Save'),
+    'traces': ('#/traces', 'gateway'),
     'trace': ('#/traces/{shared_trace}?span={shared_pass}', 'twinkle.adapter_count'),
     'usage': ('#/usage', 'Usage by run'),
     'fleet': ('#/fleet', 'Live versions'),

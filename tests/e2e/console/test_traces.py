@@ -21,7 +21,7 @@ async def test_traces_are_filtered(logged_in: ConsolePage, console_data: Console
     """A run, a request, a duration and the kind of calls select traces; the address of the page has the filters."""
     page = logged_in.page
     links = page.get_by_role('region', name='List of traces').get_by_role('cell').get_by_role('link')
-    await logged_in.show('#/traces', 'Save')
+    await logged_in.show('#/traces', 'gateway')
     await page.get_by_label('Run id').fill(console_data.compared_run)
     await page.locator('main').get_by_text(console_data.trained_run).first.wait_for(state='detached')
     assert console_data.compared_run in await links.all_inner_texts()
@@ -29,7 +29,7 @@ async def test_traces_are_filtered(logged_in: ConsolePage, console_data: Console
     await page.get_by_text('No trace matches the filters').wait_for()
     assert 'minimum=3600000' in page.url
     await page.get_by_role('button', name='Show all traces').click()
-    await page.locator('main').get_by_text('Save').first.wait_for()
+    await page.locator('main').get_by_text('gateway').first.wait_for()
     assert await page.get_by_text('GetRun').count() == 0
     await page.get_by_label('Reads and heartbeats').check()
     await page.locator('main').get_by_text('console.rpc').first.wait_for()
@@ -126,6 +126,6 @@ async def test_operators_see_traces_of_all_tenants(
     await page.show(f'#/traces/{console_data.other_trace}?tenants=all', console_data.other_tenant)
     await page.page.get_by_role('button', name='Log out').click()
     await page.log_in(make_key(console_data.tenant_id, 'train'))
-    await page.show('#/traces', 'Save')
+    await page.show('#/traces', 'gateway')
     assert await page.page.get_by_label('All tenants').count() == 0
     await page.show(f'#/traces/{console_data.other_trace}?tenants=all', 'SCOPE_MISSING')

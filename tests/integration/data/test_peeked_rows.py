@@ -131,10 +131,7 @@ async def test_other_tenants_and_scopes_are_refused(service: RunningData) -> Non
     """Another tenant's dataset is not found, and the method needs the scope `data`."""
     dataset = await create(service, NAMED, is_lazy=True)
     request = wire.PeekRowsRequest(dataset_id=dataset.dataset_id)
-    others = {
-        'DATASET_NOT_FOUND': service.as_tenant('bob'),
-        'SCOPE_MISSING': service.as_tenant('alice', scopes='train'),
-    }
-    for reason, other in others.items():
+    trainer = service.as_tenant('alice', scopes='train')
+    for reason, other in {'DATASET_NOT_FOUND': service.as_tenant('bob'), 'SCOPE_MISSING': trainer}.items():
         refused = await refusal_of(other.datasets.PeekRows(request, metadata=other.metadata))
         assert refused.reason == reason

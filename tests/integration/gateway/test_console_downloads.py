@@ -40,9 +40,8 @@ async def _archive(api: TinkerCatalogue) -> bytes:
     """Return the archive of the checkpoint, as gRPC streams it."""
     stub = checkpoint_service_pb2_grpc.CheckpointServiceStub(api.gateway.channel)
     request = checkpoint_service_pb2.DownloadCheckpointRequest(checkpoint_path=PATH)
-    return b''.join(
-        [part.chunk.data async for part in stub.DownloadCheckpoint(request, metadata=bearer(api.keys['alice']))]
-    )
+    parts = stub.DownloadCheckpoint(request, metadata=bearer(api.keys['alice']))
+    return b''.join([part.chunk.data async for part in parts])
 
 
 def _reason(response: httpx.Response) -> str:
