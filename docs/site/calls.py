@@ -38,6 +38,8 @@ _FIRST_CHOICES = {'twinkle.api.model.v1.Operation.verb': 'step'}
 """Alternative of a required oneof that examples set; the first one of others."""
 _LITERAL_WIDTH = 60
 """Length above which a nested value is written on several lines."""
+_LINE_WIDTH = 78
+"""Number of characters of code that a page shows beside its outline in a window of 1280 pixels."""
 _REQUIRED = re.compile(r'\b(Required|at least one|Exactly one)\b')
 
 
@@ -71,8 +73,9 @@ class ExampleCalls:
         module = contract.file.name.rpartition('/')[2].removesuffix('.proto') + '_pb2'
         fields = self.request(method.input_type.removeprefix('.'), is_json=False)
         arguments = [f'{name}={_literal(value, repr, "    ")}' for name, value in fields.items()]
+        begin = f'request = {module}.{method.input_type.rpartition(".")[2]}('
         joined = ', '.join(arguments)
-        if len(joined) > _LITERAL_WIDTH:
+        if len(begin + joined) > _LINE_WIDTH:
             joined = '\n    ' + ',\n    '.join(arguments) + ',\n'
         sent = 'iter([request])' if method.client_streaming else 'request'
         call = f'{service}Stub(channel).{method.name}({sent}, metadata=key)'
@@ -86,7 +89,7 @@ class ExampleCalls:
                 f'from {folder}.{module}_grpc import {service}Stub',
                 '',
                 "key = [('authorization', f'Bearer {os.environ[\"TWINKLE_API_KEY\"]}')]",
-                f'request = {module}.{method.input_type.rpartition(".")[2]}({joined})',
+                f'{begin}{joined})',
                 "with grpc.insecure_channel(os.environ['TWINKLE_SERVER_URL']) as channel:",
                 *(received if method.server_streaming else [f'    print({call})']),
             ]

@@ -37,8 +37,18 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Mark the tables of reference pages, whose rows the style sheet shows as blocks in a narrow window."""
+    del config, files
+    if not page.file.src_uri.startswith('reference/'):
+        return html
+    return html.replace('<table>', '<div class="stacked"><table>').replace('</table>', '</table></div>')
+
+
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Rewrite the links of a page that is not generated."""
+    """Rewrite the links of a page that is not generated, and give the code of tutorials the width of the outline."""
+    if page.file.src_uri.startswith(('learn/', 'do/')):
+        page.meta['hide'] = ['toc']
     if page.file.src_uri not in IMPORTED and not (ROOT / 'docs' / page.file.src_uri).is_file():
         return markdown
     sources = {file.src_uri: f'docs/{file.src_uri}' for file in files} | IMPORTED

@@ -88,7 +88,7 @@ def test_buf_prints_the_methods_of_the_server(tiny_stack: StackState, tenant_key
 
 
 def test_commands_for_a_remote_server_answer(tiny_stack: StackState, tenant_key: str, checkout: Checkout) -> None:
-    """With the address and a key in the environment, commands need no local stack. Plaintext needs no authority."""
+    """Commands need only the address and a key in the environment, and over plaintext no authority."""
     exports, commands = blocks_of('docs/do/remote-server.md', 'sh')
     authority = next(line for line in exports.text.splitlines(keepends=True) if 'TWINKLE_CA' in line)
     values = {'https://train.example:8000': tiny_stack.address, 'tml-...': tenant_key, authority: ''}
@@ -98,7 +98,7 @@ def test_commands_for_a_remote_server_answer(tiny_stack: StackState, tenant_key:
 
 @pytest.mark.slow
 def test_commands_for_a_remote_server_answer_over_tls(tmp_path: Path, checkout: Checkout) -> None:
-    """With the certificate of a private authority in the folder, the same commands answer over TLS."""
+    """The same commands answer over TLS if the folder has the certificate of the private authority."""
     model = build_tiny_model(tmp_path / 'model', family='qwen3')
     options = StackOptions(state_dir=tmp_path / 'secure', base_model=str(model), engine='torch', tls=True)
     stack = start_stack(options, report=lambda *_: None)

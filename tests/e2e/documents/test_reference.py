@@ -182,7 +182,7 @@ def test_every_typescript_example_compiles(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_typescript_examples_run(tiny_stack: StackState, variables: Mapping[str, str], tmp_path: Path) -> None:
-    """With the configuration of the reference page, `buf generate` writes types with which the programs run."""
+    """`buf generate` writes types with the configuration of the reference page, and programs run with them."""
     page = ApiPages(read_contracts(ROOT / 'protos'), ROOT).pages()['reference/api/index.md']
     found = re.search(r'```yaml title="buf.gen.yaml"\n(.*?)```', page, re.DOTALL)
     assert found

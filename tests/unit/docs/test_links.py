@@ -114,3 +114,15 @@ def test_documented_programs_exist() -> None:
     ]
     assert missing == []
     assert len(commands) > 20
+
+
+def test_each_tutorial_has_a_picture_with_a_description() -> None:
+    """A tutorial shows at least one picture, whose file exists and whose description names the parts."""
+    pictures = {
+        page.name: re.findall(r'^!\[([^\]]+)\]\(([^)]+)\)$', page.read_text(encoding='utf-8'), re.MULTILINE)
+        for page in sorted((ROOT / 'docs' / 'learn').glob('*.md'))
+    }
+    assert len(pictures) >= 8
+    assert [page for page, found in pictures.items() if not found] == []
+    paths = [ROOT / 'docs' / 'learn' / path for found in pictures.values() for _, path in found]
+    assert [path for path in paths if not path.is_file()] == []
