@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +43,19 @@ class Answered(Exception):
     """A program has printed the first response."""
 
 
+@cache
+def contracts() -> list[Contract]:
+    """Return all contracts of the repository."""
+    return read_contracts(ROOT / 'protos')
+
+
 def examples(kind: str) -> dict[str, str]:
     """Return the example of each method that callers may use, by `Service.Method`; `kind` is a method of the writer."""
-    contracts = read_contracts(ROOT / 'protos')
-    calls = ExampleCalls(contracts)
+    calls = ExampleCalls(contracts())
     write: Callable[[Contract, str, Any], str] = getattr(calls, kind)
     return {
         f'{service}.{method.name}': write(contract, service, method)
-        for contract, service, method in methods_of(contracts)
+        for contract, service, method in methods_of(contracts())
         if requirement_of(f'{contract.file.package}.{service}/{method.name}') is not Access.INTERNAL
     }
 
@@ -183,10 +189,11 @@ def test_every_typescript_example_compiles(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_typescript_examples_run(tiny_stack: StackState, variables: Mapping[str, str], tmp_path: Path) -> None:
     """`buf generate` writes types with the configuration of the reference page, and programs run with them."""
-    page = ApiPages(read_contracts(ROOT / 'protos'), ROOT).pages()['reference/api/index.md']
+    page = ApiPages(contracts(), ROOT).pages()['reference/api/index.md']
     found = re.search(r'```yaml title="buf.gen.yaml"\n(.*?)```', page, re.DOTALL)
     assert found
-    programs = {name: on_tiny_model(examples('typescript'), tiny_stack)[name] for name in SOME}
+    written = on_tiny_model(examples('typescript'), tiny_stack)
+    programs = {name: written[name] for name in SOME}
     (tmp_path / 'buf.gen.yaml').write_text(found[1])
     (tmp_path / 'node_modules').symlink_to(NODE_MODULES)
     buf = [str(Path(sys.prefix, 'bin', 'buf')), 'generate', str(ROOT / 'protos')]
