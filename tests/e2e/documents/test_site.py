@@ -19,7 +19,7 @@ from playwright.async_api import Browser, Page
 from fixtures.console_browser import chromium
 from fixtures.source_tree import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 in_module_loop = pytest.mark.asyncio(loop_scope='module')
 SEARCHES = {
     'fine-tune on my CSV': 'do/own-data/',
