@@ -98,12 +98,12 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         futures, future_jobs = await stack.enter_async_context(opening)
         handles = open_handles(database, futures, sampling=sampling, weights=weights, quotas=quotas, clock=clock)
         replicas = open_replicas(config, fleet)
-        opened = _records(config, database, catalogue.runs, upstreams, quotas=quotas, clock=clock)
-        records = await stack.enter_async_context(opened)
+        opening = _records(config, database, catalogue.runs, upstreams, quotas=quotas, clock=clock)
+        records = await stack.enter_async_context(opening)
         endpoints = make_endpoints(accounts, sessions, catalogue, quotas, exports=exports, replicas=replicas)
-        endpoints += records.endpoints
         handlers = open_forwarding(config, upstreams, quotas.training, sampling=sampling)
-        server = _server(config, accounts, endpoints, handlers=handlers, facts=upstreams.all_facts(samplers))
+        endpoints, facts = [*endpoints, *records.endpoints], upstreams.all_facts(samplers)
+        server = _server(config, accounts, endpoints, handlers=handlers, facts=facts)
         server.on_drain(fleet.close, futures.begin_stop, records.begin_stop)
         chat, service = FleetSamplers(sampling, fleet, describe=samplers.describe), FutureService(futures, handles)
         routes = [

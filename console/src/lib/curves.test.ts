@@ -1,5 +1,5 @@
 import { describe, expect, test } from 'vitest';
-import { align, lowerBound, merge, smooth } from './curves';
+import { align, insert, lowerBound, merge, smooth } from './curves';
 
 const curve = (name: string, steps: number[], values: number[], pointCount = steps.length) => ({
   name,
@@ -21,6 +21,25 @@ describe('merge', () => {
   test('keeps curves without new points', () => {
     const old = curve('reward/mean', [1], [0.5]);
     expect(merge([old], [], 1)).toEqual([old]);
+  });
+});
+
+describe('insert', () => {
+  test('adds points by step, replaces those with equal steps, and counts only new ones', () => {
+    const old = [curve('loss', [1, 5, 9], [1, 5, 9], 100), curve('rate', [1], [0.1])];
+    const fresh = [curve('kl', [2], [2]), curve('loss', [5, 7, 12], [50, 7, 12])];
+    const after = insert(old, fresh);
+    expect(after).toEqual([
+      curve('kl', [2], [2]),
+      curve('loss', [1, 5, 7, 9, 12], [1, 50, 7, 9, 12], 102),
+      curve('rate', [1], [0.1]),
+    ]);
+    expect(insert(after, fresh)).toEqual(after);
+    expect(old[0]?.steps).toEqual([1, 5, 9]);
+  });
+
+  test('keeps values that are no numbers', () => {
+    expect(insert([curve('loss', [1], [NaN])], [curve('loss', [1, 0], [2, NaN])])[0]?.values).toEqual([NaN, 2]);
   });
 });
 

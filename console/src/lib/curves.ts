@@ -38,6 +38,31 @@ export function merge(curves: Curve[], fresh: Curve[], beginStep: number): Curve
   return [...byName.values()].sort((a, b) => (a.name < b.name ? -1 : 1));
 }
 
+/** Adds the points of `fresh` to `curves`. A point replaces the one with the same step. */
+export function insert(curves: Curve[], fresh: Curve[]): Curve[] {
+  const byName = new Map(curves.map((curve) => [curve.name, curve]));
+  for (const added of fresh) {
+    const old = byName.get(added.name);
+    byName.set(added.name, old ? inserted(old, added) : added);
+  }
+  return [...byName.values()].sort((a, b) => (a.name < b.name ? -1 : 1));
+}
+
+function inserted(old: Curve, added: Curve): Curve {
+  const begin = lowerBound(old.steps, added.steps[0] ?? Infinity);
+  // New steps usually follow all others, so only the end of the curve is sorted.
+  const points = new Map(old.steps.slice(begin).map((step, index) => [step, old.values[begin + index] ?? NaN]));
+  const kept = points.size;
+  added.steps.forEach((step, index) => points.set(step, added.values[index] ?? NaN));
+  const sorted = [...points].sort(([a], [b]) => a - b);
+  return {
+    name: old.name,
+    steps: [...old.steps.slice(0, begin), ...sorted.map(([step]) => step)],
+    values: [...old.values.slice(0, begin), ...sorted.map(([, value]) => value)],
+    pointCount: old.pointCount + points.size - kept,
+  };
+}
+
 /** Index of the first element that is at least `value` in an ascending list. */
 export function lowerBound(sorted: number[], value: number): number {
   let [low, high] = [0, sorted.length];

@@ -31,7 +31,8 @@ export async function listRuns(filter: RunFilter, pageToken: string, signal: Abo
   return { runs: runs.filter((run) => matches(run, text)), nextPageToken, searchedCount: runs.length };
 }
 
-const MAX_POINTS = 10_000;
+/** Maximum number of points of each metric in a response. */
+export const MAX_POINTS = 10_000;
 
 /** Reads the curves of a run in a range of steps. */
 export async function readRange(

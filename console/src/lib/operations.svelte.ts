@@ -15,13 +15,17 @@ export class OperationLog {
   #pending: OperationRow[] = [];
   #timer: ReturnType<typeof setTimeout> | undefined;
 
-  /** Follows the results until `signal` aborts. `lastNumber` is the number of the last executed operation. */
-  async follow(runId: string, lastNumber: number, signal: AbortSignal): Promise<void> {
+  /**
+   * Follows the results until `signal` aborts, or until the one with the number `end` was read.
+   *
+   * @param lastNumber number of the last executed operation.
+   */
+  async follow(runId: string, lastNumber: number, end: number, signal: AbortSignal): Promise<void> {
     this.#flush();
     let after = Math.max(0, lastNumber - KEPT);
-    while (!signal.aborted) {
+    while (!signal.aborted && (this.rows.at(-1)?.number ?? after) < end) {
       try {
-        await this.#read(runId, this.rows.at(-1)?.number ?? after, signal);
+        await this.#read(runId, this.rows.at(-1)?.number ?? after, end, signal);
       } catch (error) {
         if (signal.aborted || isAborted(error)) {
           this.isConnected = false;
@@ -36,18 +40,28 @@ export class OperationLog {
       }
       this.isConnected = false;
       this.#flush();
+      if ((this.rows.at(-1)?.number ?? 0) >= end) {
+        return;
+      }
       await new Promise((resume) => setTimeout(resume, RECONNECT_MS));
     }
   }
 
-  async #read(runId: string, after: number, signal: AbortSignal): Promise<void> {
+  async #read(runId: string, after: number, end: number, signal: AbortSignal): Promise<void> {
     const request = { adapterId: runId, afterSequenceNumber: BigInt(after) };
+    const control = new AbortController();
+    const ended = AbortSignal.any([signal, control.signal]);
     this.isConnected = true;
-    for await (const { result } of training.watchOperations(request, { signal })) {
+    for await (const { result } of training.watchOperations(request, { signal: ended })) {
       this.failure = undefined;
       if (result) {
-        this.#pending.push(rowOf(result));
+        const row = rowOf(result);
+        this.#pending.push(row);
         this.#timer ??= setTimeout(() => this.#flush(), FLUSH_MS);
+        if (row.number >= end) {
+          control.abort();
+          return;
+        }
       }
     }
   }

@@ -2,7 +2,16 @@
 import { type Failure, failureOf, isAborted } from './failure';
 import { untilVisible } from './visibility.svelte';
 
-export class Query<T> {
+/** Data that are loaded, with the state of loading. */
+export interface Loading<T> {
+  /** Undefined until they have been loaded once. */
+  readonly data: T | undefined;
+  readonly failure: Failure | undefined;
+  readonly isLoading: boolean;
+  reload(): void;
+}
+
+export class Query<T> implements Loading<T> {
   data = $state.raw<T>();
   failure = $state.raw<Failure>();
   isLoading = $state(true);

@@ -3,12 +3,11 @@ import { untrack } from 'svelte';
 import type { Adapter } from '../gen/twinkle/api/model/v1/adapter_pb';
 import { type GetOperationResponse, OperationState } from '../gen/twinkle/api/model/v1/training_service_pb';
 import type { ResidentAdapter } from '../gen/twinkle/api/sampler/v1/engine_pb';
-import type { Curve } from './curves';
+import { RunCurves } from './curveFeed.svelte';
 import { hasReason } from './failure';
 import { OperationLog } from './operations.svelte';
 import { Query } from './query.svelte';
 import { adapters, sampler, training } from './rpc';
-import { CurveReader } from './listing';
 import { hasScope } from './session.svelte';
 import { visibility } from './visibility.svelte';
 
@@ -40,19 +39,28 @@ class Activity {
 }
 
 export class RunData {
-  readonly curves: Query<Curve[]>;
+  readonly curves: RunCurves;
   readonly adapter: Query<AdapterState>;
   readonly residents: Query<ResidentAdapter[]>;
   readonly log = new OperationLog();
   #firstNumber = $state<number>();
 
-  /** Starts loading. Must be called while a component is initialized. */
-  constructor(readonly runId: string) {
-    const reader = new CurveReader(runId);
+  /**
+   * Starts loading. Must be called while a component is initialized.
+   *
+   * @param section returns the shown section of the page. It selects what the only open stream of the page follows:
+   * browsers limit the connections to a server.
+   */
+  constructor(
+    readonly runId: string,
+    section: () => string,
+  ) {
     const activity = new Activity();
-    this.curves = new Query((signal) => reader.read(signal), 2000);
+    const isLogShown = $derived(section() === 'operations');
+    this.curves = new RunCurves(runId, () => !isLogShown);
     this.adapter = new Query(async (signal) => activity.observe(await readAdapter(runId, signal)), 2000);
     this.residents = new Query((signal) => readResidents(runId, signal), 5000);
+    const lastNumber = $derived(Number(this.adapter.data?.adapter?.sequenceNumber ?? 0));
     $effect(() => {
       const number = this.adapter.data?.adapter?.sequenceNumber;
       this.#firstNumber ??= number === undefined ? undefined : Number(number);
@@ -60,9 +68,11 @@ export class RunData {
     $effect(() => {
       if (this.#firstNumber !== undefined && visibility.isVisible) {
         const control = new AbortController();
-        const lastNumber = this.#firstNumber;
+        const firstNumber = this.#firstNumber;
+        // While the log is not shown, it is read up to the last executed operation, without an open stream.
+        const end = isLogShown ? Infinity : lastNumber;
         // The log changes while it is followed, and must not start this effect again.
-        untrack(() => void this.log.follow(runId, lastNumber, control.signal));
+        untrack(() => void this.log.follow(runId, firstNumber, end, control.signal));
         return () => control.abort();
       }
       return undefined;

@@ -1,7 +1,7 @@
 """Metrics of a run: numbers by name and step, which the server stores for as long as the run is listed."""
 
 import operator
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -141,21 +141,27 @@ class RunMetrics:
             UsageError: An argument is invalid.
             NotFoundError: The run does not exist, or is no longer listed.
         """
-        run = pb.WatchedRun(run_id=self.run_id)
         request = pb.WatchMetricsRequest(
-            names=_names(names), begin_step=step_to_proto(begin_step), max_points=_max_points(max_points)
+            runs=[pb.WatchedRun(run_id=self.run_id)],
+            names=_names(names),
+            begin_step=step_to_proto(begin_step),
+            max_points=_max_points(max_points),
         )
+        async with aclosing(self._responses(request)) as responses:
+            async for response in responses:
+                if response.series or response.is_snapshot:
+                    yield _update(response)
+
+    async def _responses(self, request: pb.WatchMetricsRequest) -> AsyncGenerator[pb.WatchMetricsResponse]:
+        """Yield the responses of a watch of one run, also after a lost connection."""
         while True:
             has_progressed = False
-            request.ClearField('runs')
-            request.runs.append(run)
             try:
                 async with aclosing(self._connection.stream(self._stub.WatchMetrics, request)) as responses:
                     async for response in responses:
                         has_progressed = True
-                        run.resume_token = response.resume_token
-                        if response.series or response.is_snapshot:
-                            yield _update(response)
+                        request.runs[0].resume_token = response.resume_token
+                        yield response
                 return
             except RetryableError:
                 # Without a response, the connection has already retried until its timeout.

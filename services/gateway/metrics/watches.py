@@ -86,14 +86,19 @@ class MetricWatches:
                 revisions[key] = update.revision
                 yield update
             while True:
-                for key in keys:
-                    update = await self._next(key, revisions[key], wanted)
-                    if update is not None:
-                        revisions[key] = update.revision
-                        if update.series or update.is_snapshot:
-                            yield update
+                async for update in self._later(revisions, wanted):
+                    yield update
                 await is_changed.wait()
                 is_changed.clear()
+
+    async def _later(self, revisions: dict[EntryKey, int], wanted: MetricFilter) -> AsyncGenerator[MetricUpdate, None]:
+        """Yield the updates of those runs that have changed since their `revisions`, which are changed."""
+        for key, revision in revisions.items():
+            update = await self._next(key, revision, wanted)
+            if update is not None:
+                revisions[key] = update.revision
+            if update is not None and (update.series or update.is_snapshot):
+                yield update
 
     def close(self) -> None:
         """End all watches."""

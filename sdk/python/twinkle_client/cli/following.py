@@ -1,6 +1,7 @@
 """Curves that are drawn again as values are stored, for `twinkle run show --follow`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 
 from rich.live import Live
@@ -29,20 +30,26 @@ def follow(metrics: RunMetrics, names: Sequence[str]) -> None:
         Error: The metrics cannot be read, or the run is no longer listed.
     """
     curves: dict[str, MetricSeries] = {}
+    with Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext() as screen:
+        for update in _updates(metrics, names):
+            curves = update.applied_to(curves)
+            if screen is None:
+                _print_values(update)
+            else:
+                screen.update(_picture(curves), refresh=True)
+
+
+def _updates(metrics: RunMetrics, names: Sequence[str]) -> Iterator[MetricUpdate]:
     has_begun = False
-    with Live(console=console, auto_refresh=False, transient=False) as screen:
-        while True:
-            try:
-                for update in metrics.watch(names, max_points=POINTS):
-                    has_begun, curves = True, update.applied_to(curves)
-                    if console.is_terminal:
-                        screen.update(_picture(curves), refresh=True)
-                    else:
-                        _print_values(update)
-            except RetryableError:
-                if not has_begun:
-                    raise
-                error_console.print('the server does not respond; retrying until Ctrl-C', markup=False)
+    while True:
+        try:
+            for update in metrics.watch(names, max_points=POINTS):
+                has_begun = True
+                yield update
+        except RetryableError:
+            if not has_begun:
+                raise
+            error_console.print('the server does not respond; retrying until Ctrl-C', markup=False)
 
 
 def _picture(curves: dict[str, MetricSeries]) -> Text:
