@@ -10,8 +10,7 @@ import grpc
 
 from services.gateway.catalogue.follow import Purge
 from services.gateway.catalogue.grpc import GrpcCheckpoints
-from services.gateway.catalogue.open import checkpoint_jobs, open_catalogue
-from services.gateway.catalogue.runs import Runs
+from services.gateway.catalogue.open import Catalogue, checkpoint_jobs, open_catalogue
 from services.gateway.catalogue.sql import SqlEndedRows
 from services.gateway.config import GatewayConfig
 from services.gateway.console.open import open_console
@@ -98,8 +97,7 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         futures, future_jobs = await stack.enter_async_context(opening)
         handles = open_handles(database, futures, sampling=sampling, weights=weights, quotas=quotas, clock=clock)
         replicas = open_replicas(config, fleet)
-        opening = _records(config, database, catalogue.runs, upstreams, quotas=quotas, clock=clock)
-        records = await stack.enter_async_context(opening)
+        records = await stack.enter_async_context(_records(config, database, catalogue, upstreams, quotas, clock=clock))
         endpoints = make_endpoints(accounts, sessions, catalogue, quotas, exports=exports, replicas=replicas)
         handlers = open_forwarding(config, upstreams, quotas.training, sampling=sampling)
         endpoints, facts = [*endpoints, *records.endpoints], upstreams.all_facts(samplers)
@@ -178,13 +176,14 @@ def _trainer(config: GatewayConfig, upstreams: Upstreams, quotas: Quotas) -> Lim
 async def _records(
     config: GatewayConfig,
     database: Database,
-    runs: Runs,
+    catalogue: Catalogue,
     upstreams: Upstreams,
-    *,
     quotas: Quotas,
+    *,
     clock: Clock,
 ) -> AsyncIterator[RunRecords]:
     """Open the metrics and the rollouts of runs, and close them at the end of the block."""
+    runs, max_bytes = catalogue.runs, config.rollout_bytes_per_run
     opened = open_metrics(
         database,
         runs,
@@ -193,7 +192,6 @@ async def _records(
         max_points=config.metric_points_per_run,
         quota_of=lambda tenant_id: quotas.table.of(tenant_id).metric_points,
     )
-    max_bytes = config.rollout_bytes_per_run
     async with opened as metrics:
         with open_rollouts(database, runs, clock=clock, max_bytes=max_bytes) as rollouts:
             endpoints = record_endpoints(metrics.metrics, metrics.watches, rollouts)

@@ -30,7 +30,7 @@ _log = structlog.get_logger('metrics')
 
 @dataclass
 class _WatchedRun:
-    """What the poll knows about a run."""
+    """Newest revision and last change of a run, as the poll found them."""
 
     watchers: set[asyncio.Event] = field(default_factory=set[asyncio.Event])
     """Set after each change."""
@@ -157,7 +157,7 @@ class MetricWatches:
         return await self._changes(key, wanted, after=known, until=newest)
 
     async def _next(self, key: EntryKey, known: int, wanted: MetricFilter) -> MetricUpdate | None:
-        """Return the points after a known revision, or None if there are none."""
+        """Return the points after a known revision, or None if the run has not changed."""
         run = self._watched[key]
         if self._is_closing:
             raise Draining()

@@ -138,7 +138,7 @@ def _environment(gateway: RunningGateway) -> dict[str, str]:
 
 
 async def test_command_draws_curves_again_until_an_interrupt(gateway: RunningGateway, metrics: RunMetrics) -> None:
-    """In a terminal, the curves are drawn again after each change, and Ctrl-C ends with a visible cursor."""
+    """The curves in a terminal are drawn again after each change, and Ctrl-C leaves a visible cursor."""
     await metrics.log.aio({'loss': 4.0}, step=0)
     controller, terminal = pty.openpty()
     environment = {**_environment(gateway), 'LINES': '40'}
@@ -160,7 +160,7 @@ async def test_command_draws_curves_again_until_an_interrupt(gateway: RunningGat
 
 
 async def test_command_prints_values_into_a_pipe(gateway: RunningGateway, metrics: RunMetrics) -> None:
-    """Without a terminal, each stored value is a line with its step and name."""
+    """Each stored value is a line with its step and name if the output is no terminal."""
     await metrics.log.aio({'loss': 4.0, 'rate': 0.5}, step=0)
     process = await asyncio.create_subprocess_exec(
         *_command('--metric', 'loss'), stdout=asyncio.subprocess.PIPE, env=_environment(gateway)

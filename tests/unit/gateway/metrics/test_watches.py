@@ -100,7 +100,7 @@ async def test_several_runs_share_a_watch(store: MemoryMetricStore, watches: Met
 
 
 async def test_watch_resumes_without_a_snapshot(store: MemoryMetricStore, watches: MetricWatches) -> None:
-    """A watcher with a revision receives only later points, at once also if there are none."""
+    """A watcher with a revision receives only later points, and an empty update at once if nothing has changed."""
     await save(store, loss=1)
     async with aclosing(watch(watches)) as updates:
         known = (await anext(updates)).revision
