@@ -111,7 +111,7 @@ dropped_reports = Counter(
     'twinkle.metric.reports.dropped',
     '{report}',
     'Reports of training steps that were not stored, because of a quota or damaged points.',
-    (Label('quota', ('metric_points', 'metric_points_per_run', 'metric_names_per_run', 'damaged')),),
+    (Label('cause', ('metric_points', 'metric_points_per_run', 'metric_names_per_run', 'damaged')),),
 )
 futures_waiting = Gauge('twinkle.futures.waiting', '{future}', 'Futures that are not finished.')
 

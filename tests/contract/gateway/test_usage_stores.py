@@ -14,6 +14,8 @@ from services.gateway.catalogue.rules import Checkpoint
 from services.gateway.catalogue.sql import SqlCheckpointStore
 from services.gateway.keys.rules import Tenant
 from services.gateway.keys.sql import SqlTenantStore
+from services.gateway.metrics.rules import Point, PointLimits
+from services.gateway.metrics.sql import SqlMetricStore
 from services.gateway.quotas.rules import Quota, Reading, TenantQuota, Usage, UsageBatch, Work
 from services.gateway.quotas.sql import SqlQuotaStore, SqlUsageStore
 from services.gateway.store.database import Database
@@ -26,6 +28,7 @@ FULL = Quota(
     concurrent_samples=3,
     stored_bytes=1 << 50,
     weight=0.25,
+    metric_points=5,
 )
 """A quota in which every limit is set."""
 
@@ -160,6 +163,22 @@ async def test_period_covers_whole_hours(stores: Stores) -> None:
     assert await count(begin=START) == 110
     assert await count(begin=noon + timedelta(hours=1), end=noon + timedelta(hours=2)) == 10
     assert await count(end=noon) == 0
+
+
+async def test_points_of_metrics_are_counted_by_run(database_url: str) -> None:
+    """Runs of the tenant with stored points are listed with their number, also without other usage."""
+    database = await Database.open(database_url)
+    metrics, usage = SqlMetricStore(database), SqlUsageStore(database)
+    for tenant_id, run_id, count in [('alice', 'run-1', 3), ('alice', 'run-2', 1), ('bob', 'run-3', 5)]:
+        points = [Point('x', step, 1.0) for step in range(count)]
+        await metrics.save(tenant_id, run_id, points, moment=START, limits=PointLimits(per_run=9))
+    await usage.record(batch(1, ('alice', 'run-2', Work(prompt_count=1))))
+    assert list(await usage.list_of('alice', begin=None, end=None)) == [
+        Usage(run_id='run-1', work=Work(), stored_bytes=0, metric_point_count=3),
+        Usage(run_id='run-2', work=Work(prompt_count=1), stored_bytes=0, metric_point_count=1),
+    ]
+    metrics.close()
+    await database.close()
 
 
 async def test_stored_bytes_exclude_deleted_checkpoints(database_url: str) -> None:

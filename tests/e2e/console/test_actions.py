@@ -169,11 +169,13 @@ async def test_quotas_are_set(logged_in: ConsolePage, console_data: ConsoleData)
     await logged_in.show(f'#/admin/{console_data.other_tenant}', 'Save the quota')
     for value in ('7', ''):
         await page.get_by_label('Adapters at a time').fill(value)
+        await page.get_by_label('Stored values of metrics').fill(value)
         await page.get_by_role('button', name='Save the quota').click()
         await page.get_by_text('Saved.').wait_for()
         await page.reload()
         await page.get_by_label('Adapters at a time').wait_for()
-        assert await page.get_by_label('Adapters at a time').input_value() == value
+        for label in ('Adapters at a time', 'Stored values of metrics'):
+            assert await page.get_by_label(label).input_value() == value
 
 
 async def _status(page: ConsolePage, key: str) -> int:

@@ -69,6 +69,7 @@ async def test_usage_is_shown_by_run(run: Any, fleet: RunningFleet) -> None:
         'prompt_token_count': 3,
         'sampled_token_count': 8,
         'stored_bytes': 0,
+        'metric_point_count': 0,
     }
     assert json_of(await run('usage', '--json')) == json_of(await run('usage', 'default', '--json')) == [expected]
     table = (await run('usage')).output

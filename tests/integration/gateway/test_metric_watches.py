@@ -229,7 +229,7 @@ async def test_tenant_over_its_limit_of_points_still_trains(tmp_path: Path) -> N
             failure = await failure_of(log(gateway, run_id, loss=1, other=1))
             assert (failure.code, failure.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, 'QUOTA_EXCEEDED')
             assert (failure.metadata['quota'], failure.metadata['limit']) == ('metric_points', '3')
-        before = metric('twinkle_metric_reports_dropped_total', quota='metric_points')
+        before = metric('twinkle_metric_reports_dropped_total', cause='metric_points')
         upstream.adapters.watch.changes.put_nowait(reported(2, 5, **{'train/loss': 2.0}))
         catalogue: Any = catalogue_service_pb2_grpc.CatalogueServiceStub(gateway.channel)
         run = catalogue_service_pb2.GetRunRequest(run_id='ad-1')
@@ -238,7 +238,7 @@ async def test_tenant_over_its_limit_of_points_still_trains(tmp_path: Path) -> N
         async def dropped() -> float:
             # The call lets the other tasks of the gateway run.
             await catalogue.GetRun(run, metadata=ADMIN)
-            return metric('twinkle_metric_reports_dropped_total', quota='metric_points')
+            return metric('twinkle_metric_reports_dropped_total', cause='metric_points')
 
         await wait_until(dropped, lambda count: count == before + 1)
         usages = (await catalogue.GetUsage(catalogue_service_pb2.GetUsageRequest(), metadata=ADMIN)).usages

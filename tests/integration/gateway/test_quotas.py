@@ -317,6 +317,7 @@ async def test_quota_is_shown_as_set_and_as_effective(deployment: Deployment) ->
         ('burst_tokens', 0),
         ('concurrent_samples', -1),
         ('stored_bytes', -1),
+        ('metric_points', -1),
         ('weight', 0.0),
         ('weight', float('nan')),
         ('weight', 1e9),

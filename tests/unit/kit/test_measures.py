@@ -13,7 +13,7 @@ from services.kit.telemetry.instruments import OTHER, Counter, Gauge, Histogram
 from services.model.domain.operation import Verb
 
 HOSTILE = ['', 'x' * 1000, '"} 1\nforged 1', 'ForwardBackward ', '../../etc', '\u202e', *map(str, range(200))]
-KNOWN_LABELS = {'method', 'status', 'route', 'outcome', 'quota', 'verb', 'state', 'kind', 'encoding'}
+KNOWN_LABELS = {'method', 'status', 'route', 'outcome', 'quota', 'verb', 'state', 'kind', 'encoding', 'cause'}
 LIMITED_BY_CODE = {'method', 'status', 'route', 'outcome', 'quota'}
 """Labels without a list of values: names of the contracts, of routes, of error reasons and of quotas."""
 

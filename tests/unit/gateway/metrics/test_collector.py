@@ -144,7 +144,7 @@ async def test_waiting_reports_are_limited(store: MemoryStore, collector: Metric
 
 async def test_dropped_reports_are_counted_and_logged_once(store: MemoryStore, collector: MetricCollector) -> None:
     """A tenant over its limit causes one log line for all its runs, until a report is stored again."""
-    before = metric('twinkle_metric_reports_dropped_total', quota='metric_points')
+    before = metric('twinkle_metric_reports_dropped_total', cause='metric_points')
     lines: list[list[str]] = []
     for number in range(1, 5):
         store.failures += [TenantMetricsFull('metric_points', 100)] * 2 if number != 3 else []
@@ -154,5 +154,5 @@ async def test_dropped_reports_are_counted_and_logged_once(store: MemoryStore, c
             await collector.flush()
         lines.append([f'{line["tenant"]} {line["quota"]}' for line in logs if line['log_level'] == 'warning'])
     assert lines == [['alice metric_points'], [], [], ['alice metric_points']]
-    assert metric('twinkle_metric_reports_dropped_total', quota='metric_points') == before + 6
+    assert metric('twinkle_metric_reports_dropped_total', cause='metric_points') == before + 6
     assert store.saved == {('alice', 'ad-1'): [3], ('alice', 'ad-2'): [3]}
