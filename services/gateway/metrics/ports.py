@@ -53,9 +53,9 @@ class MetricStore(Protocol):
     async def list_changes(
         self, tenant_id: str, run_id: str, wanted: MetricFilter, *, after: int, until: int
     ) -> Sequence[Series] | None:
-        """Return the selected points with revisions from `after` + 1 to `until`, or None if they do not `fit`.
+        """Return the selected points with revisions from `after` + 1 to `until`.
 
-        Points that were replaced after `until` are omitted.
+        Points that were replaced after `until` are omitted. If there are too many for an update, the result is None.
 
         Raises:
             RunDataDamaged: the stored points of the run cannot be read.

@@ -46,7 +46,8 @@ async def test_watch_yields_stored_and_new_points(metrics: RunMetrics) -> None:
     """A watch first has the stored points, and then new and replaced ones, of the selected metrics and steps."""
     await metrics.log.aio({'loss': 1.0, 'rate': 0.1}, step=0)
     curves: dict[str, Any] = {}
-    async with aclosing(metrics.watch.aio(['loss'], begin_step=0)) as updates:
+    watching: Any = metrics.watch.aio(['loss'], begin_step=0)
+    async with aclosing(watching) as updates:
         first = await anext(updates)
         assert (first.is_snapshot, values_of(first)) == (True, {'loss': [1.0]})
         curves = first.applied_to(curves)
@@ -93,10 +94,10 @@ async def test_watch_continues_after_the_gateway_was_killed(tmp_path: Path) -> N
     upstream.adapters.watch.snapshot = [adapter_event('ad-1')]
     address = f'127.0.0.1:{free_port()}'
     async with upstream.serving():
-        settings = {'listen': address, 'internal_token': TOKEN, 'upstreams__model': upstream.address}
+        settings: dict[str, Any] = {'listen': address, 'internal_token': TOKEN, 'upstreams__model': upstream.address}
         client = TwinkleClient(address, ADMIN_KEY, retry_timeout=timedelta(seconds=90))
         metrics = RunMetrics('ad-1', client=client)
-        updates = metrics.watch.aio()
+        updates: Any = metrics.watch.aio()
         found: list[tuple[bool, dict[str, list[float]]]] = []
         for number in range(3):
             for name in ('address.json', 'http.json'):
@@ -116,7 +117,8 @@ async def test_watch_of_a_lost_connection_has_no_gap(gateway: RunningGateway, me
     proxy = ByteProxy(int(gateway.address.rpartition(':')[2]), is_counting_responses=False)
     address = await proxy.start()
     client = TwinkleClient(address, ADMIN_KEY)
-    async with aclosing(RunMetrics('ad-1', client=client).watch.aio()) as updates:
+    watching: Any = RunMetrics('ad-1', client=client).watch.aio()
+    async with aclosing(watching) as updates:
         assert values_of(await anext(updates)) == {}
         for number in range(3):
             await proxy.stop()
