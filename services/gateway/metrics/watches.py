@@ -6,7 +6,7 @@ wait in memory.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,6 +44,24 @@ class _WatchedRun:
     """Creates the error that ends the watches of the run."""
 
 
+@dataclass
+class _Watcher:
+    """The runs of a watch, and the points that it has."""
+
+    wanted: MetricFilter
+    known: dict[EntryKey, int | None]
+    """Revision of each run up to which the watcher has all points; None before a snapshot."""
+    is_changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set after each change of a run."""
+    begun: set[EntryKey] = field(default_factory=set[EntryKey])
+    """Runs with an update."""
+    unread: list[EntryKey] = field(init=False)
+    """Runs that may have points that the watcher does not have."""
+
+    def __post_init__(self) -> None:
+        self.unread = list(self.known)
+
+
 class MetricWatches:
     """Sends the points of runs to watchers.
 
@@ -78,27 +96,27 @@ class MetricWatches:
         """
         for run_id in known:
             await find_new_run(self._runs, caller, run_id, pause=self._pause)
-        keys = [(caller.tenant_id, run_id) for run_id in known]
-        revisions: dict[EntryKey, int] = {}
-        with self._watching(keys) as is_changed:
-            for key in keys:
-                update = await self._first(key, known[key[1]], wanted)
-                revisions[key] = update.revision
-                yield update
+        watcher = _Watcher(wanted, {(caller.tenant_id, run_id): revision for run_id, revision in known.items()})
+        with self._watching(watcher):
             while True:
-                async for update in self._later(revisions, wanted):
-                    yield update
-                await is_changed.wait()
-                is_changed.clear()
+                # No variable refers to the points while a slow client reads them.
+                yield await self._next(watcher)
 
-    async def _later(self, revisions: dict[EntryKey, int], wanted: MetricFilter) -> AsyncGenerator[MetricUpdate, None]:
-        """Yield the updates of those runs that have changed since their `revisions`, which are changed."""
-        for key, revision in revisions.items():
-            update = await self._next(key, revision, wanted)
-            if update is not None:
-                revisions[key] = update.revision
-            if update is not None and (update.series or update.is_snapshot):
-                yield update
+    async def _next(self, watcher: _Watcher) -> MetricUpdate:
+        """Wait for the next update of a watcher."""
+        while True:
+            while watcher.unread:
+                key = watcher.unread.pop(0)
+                is_first, update = key not in watcher.begun, await self._unread(watcher, key)
+                if update is None:
+                    continue
+                watcher.known[key] = update.revision
+                watcher.begun.add(key)
+                if is_first or update.series or update.is_snapshot:
+                    return update
+            await watcher.is_changed.wait()
+            watcher.is_changed.clear()
+            watcher.unread = list(watcher.known)
 
     def close(self) -> None:
         """End all watches."""
@@ -147,8 +165,16 @@ class MetricWatches:
             run.revision = revision
         _wake(run)
 
+    async def _unread(self, watcher: _Watcher, key: EntryKey) -> MetricUpdate | None:
+        """Return the first update of a run, or the points that the watcher does not have; None if there are none."""
+        if self._is_closing:
+            raise Draining()
+        known = watcher.known[key]
+        if key not in watcher.begun or known is None:
+            return await self._first(key, known, watcher.wanted)
+        return await self._later(key, known, watcher.wanted)
+
     async def _first(self, key: EntryKey, known: int | None, wanted: MetricFilter) -> MetricUpdate:
-        """Return the points after a known revision, or a snapshot."""
         newest = (await self._store.revisions_of([key])).get(key)
         if newest is None:
             raise RunNotFound(key[1])
@@ -156,11 +182,8 @@ class MetricWatches:
             return await self._snapshot(key, wanted, newest)
         return await self._changes(key, wanted, after=known, until=newest)
 
-    async def _next(self, key: EntryKey, known: int, wanted: MetricFilter) -> MetricUpdate | None:
-        """Return the points after a known revision, or None if the run has not changed."""
+    async def _later(self, key: EntryKey, known: int, wanted: MetricFilter) -> MetricUpdate | None:
         run = self._watched[key]
-        if self._is_closing:
-            raise Draining()
         if run.failure is not None:
             raise run.failure(key[1])
         if run.revision is None or run.revision <= known:
@@ -184,18 +207,18 @@ class MetricWatches:
         return MetricUpdate(run_id=key[1], series=series, is_snapshot=True, revision=revision)
 
     @contextmanager
-    def _watching(self, keys: Collection[EntryKey]) -> Iterator[asyncio.Event]:
-        """Poll some runs during the block, and yield the event that is set after their changes."""
-        is_changed = asyncio.Event()
+    def _watching(self, watcher: _Watcher) -> Iterator[None]:
+        """Poll the runs of a watcher during the block."""
+        keys = list(watcher.known)
         for key in keys:
-            self._watched.setdefault(key, _WatchedRun()).watchers.add(is_changed)
+            self._watched.setdefault(key, _WatchedRun()).watchers.add(watcher.is_changed)
         self._has_watchers.set()
         try:
-            yield is_changed
+            yield
         finally:
             for key in keys:
                 run = self._watched[key]
-                run.watchers.discard(is_changed)
+                run.watchers.discard(watcher.is_changed)
                 if not run.watchers:
                     del self._watched[key]
             if not self._watched:

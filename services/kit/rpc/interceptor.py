@@ -104,6 +104,7 @@ class LayeredInterceptor(grpc.aio.ServerInterceptor):
             ):
                 async for response in responses:
                     await _write(response, context)
+                    del response  # Otherwise, a silent stream would keep its last message.
 
         return serve
 
