@@ -225,6 +225,8 @@ class EventResponse:
 
     events: AsyncGenerator[Mapping[str, Any], None]
     end: bytes = b'data: [DONE]\n\n'
+    is_named: bool = False
+    """Whether each event is also named by its field `type`."""
 
     async def write(self, call: HttpCall) -> None:
         async with aclosing(self.events) as events:
@@ -232,7 +234,8 @@ class EventResponse:
                 if not call.is_streaming:
                     call.is_streaming = True
                     await call.begin(200, EVENT_TYPE, {'cache-control': 'no-cache', 'x-accel-buffering': 'no'})
-                await call.write(event_bytes(event), is_last=False)
+                name = f'event: {event["type"]}\n'.encode() if self.is_named else b''
+                await call.write(name + event_bytes(event), is_last=False)
         if not call.is_streaming:
             await call.begin(200, EVENT_TYPE)
         await call.write(self.end, is_last=True)

@@ -1,6 +1,7 @@
 """Request body of chat completions: messages, tools, and the choice of a tool."""
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -42,6 +43,8 @@ def _arguments(value: Any) -> dict[str, Any]:
     return arguments
 
 
+ToolArguments = Annotated[dict[str, Any], PlainValidator(_arguments)]
+"""Arguments of a call, given as a string that holds a JSON object."""
 _Parts = Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
 
 
@@ -50,7 +53,7 @@ class FunctionCall(JsonModel):
 
     is_null_absent: ClassVar[bool] = False
     name: str
-    arguments: Annotated[dict[str, Any], PlainValidator(_arguments)] = Field(default_factory=dict[str, Any])
+    arguments: ToolArguments = Field(default_factory=dict[str, Any])
 
 
 class ToolCall(JsonModel):
@@ -153,6 +156,23 @@ def _choice(value: Any) -> Any:
     return {'type': value} if isinstance(value, str) else value
 
 
+def check_system_roles(roles: Sequence[str], path: str) -> None:
+    """Check that all system and developer messages are at the beginning.
+
+    Args:
+        roles: role of each message.
+        path: field of the messages.
+
+    Raises:
+        InvalidField: a system or developer message is after a different one.
+    """
+    is_system = [role in {'system', 'developer'} for role in roles]
+    leading = is_system.index(False) if False in is_system else len(roles)
+    if True in is_system[leading:]:
+        problem = 'may be system or developer only before all other messages; send the text as the user'
+        raise InvalidField(f'{path}[{is_system.index(True, leading)}].role', problem)
+
+
 class ChatTemplateOptions(JsonModel):
     """Options of the chat template."""
 
@@ -187,12 +207,7 @@ class ChatBody(SamplingBody):
     @field_validator('messages')
     @classmethod
     def _check_system(cls, messages: list[ChatMessage]) -> list[ChatMessage]:
-        is_system = [message.role in {'system', 'developer'} for message in messages]
-        leading = is_system.index(False) if False in is_system else len(messages)
-        if True in is_system[leading:]:
-            index = is_system.index(True, leading)
-            problem = 'may be system or developer only before all other messages; send the text as the user'
-            raise InvalidField(f'messages[{index}].role', problem)
+        check_system_roles([message.role for message in messages], 'messages')
         return messages
 
     @field_validator('top_logprobs')

@@ -4,7 +4,7 @@ Functions raise InvalidField with the path of the first wrong field.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -58,6 +58,8 @@ class GenerationRequest:
     """Whether each completion begins with its prompt."""
     tools: ToolUse | None = None
     """Tools that the model may call; None if calls are not separated from the text."""
+    repeated: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Fields of the body that the response repeats."""
 
     @property
     def sample_count(self) -> int:

@@ -157,7 +157,7 @@ class ResponseWriter:
             'object': self._form.object_name,
             'choices': [self._form.choice(choice) for choice in choices],
             'usage': self._usage_fields(),
-            'twinkle': self._attribution(),
+            'twinkle': attribution(self._model, self._usage),
             **self._form.prompt_fields(choices),
         }
 
@@ -172,7 +172,7 @@ class ResponseWriter:
                 continue
             chunk = {**head, 'choices': [choice], **self._form.prompt_fields([delta])}
             if delta.finish_reason and len(self._usage.spans) == self._request.choice_count:
-                chunk['twinkle'] = self._attribution()
+                chunk['twinkle'] = attribution(self._model, self._usage)
             yield chunk
         if self._request.is_usage_streamed:
             yield {**head, 'choices': [], 'usage': self._usage_fields()}
@@ -186,22 +186,22 @@ class ResponseWriter:
             'prompt_tokens_details': {'cached_tokens': usage.cached_tokens},
         }
 
-    def _attribution(self) -> dict[str, Any]:
-        """Return the weights that produced each span of tokens."""
-        adapter = self._model.adapter
-        spans = {
-            index: [
-                {'version': span.version, 'begin_token': span.begin_token, 'end_token': span.end_token}
-                for span in spans
-            ]
-            for index, spans in sorted(self._usage.spans.items())
-        }
-        return {
-            'base_model': shown_name(self._model.base_model),
-            'adapter_id': adapter.adapter_id or None if adapter else None,
-            'checkpoint_path': adapter.checkpoint_path or None if adapter else None,
-            'choices': [{'index': index, 'version_spans': found} for index, found in spans.items()],
-        }
+
+def attribution(model: ResolvedModel, usage: TokenUsage) -> dict[str, Any]:
+    """Return the weights that produced each span of tokens."""
+    adapter = model.adapter
+    spans = {
+        index: [
+            {'version': span.version, 'begin_token': span.begin_token, 'end_token': span.end_token} for span in spans
+        ]
+        for index, spans in sorted(usage.spans.items())
+    }
+    return {
+        'base_model': shown_name(model.base_model),
+        'adapter_id': adapter.adapter_id or None if adapter else None,
+        'checkpoint_path': adapter.checkpoint_path or None if adapter else None,
+        'choices': [{'index': index, 'version_spans': found} for index, found in spans.items()],
+    }
 
 
 def _called(call: CalledTool) -> dict[str, Any]:

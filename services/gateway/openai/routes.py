@@ -12,7 +12,9 @@ from services.gateway.fleet.model_routes import shown_text
 from services.gateway.http.body import read_json
 from services.gateway.http.call import STATUSES, EventResponse, HttpCall, JsonResponse, Response, Route
 from services.gateway.openai.chat_request import chat_request
-from services.gateway.openai.choices import ChoiceDelta, ChoiceReader, TokenTexts
+from services.gateway.openai.choices import ChoiceDelta, ChoiceReader, TokenTexts, TokenUsage
+from services.gateway.openai.item_events import ItemWriter
+from services.gateway.openai.item_request import item_request
 from services.gateway.openai.models import FleetSamplers, ModelResolver, ResolvedModel, sample_all
 from services.gateway.openai.request import GenerationRequest, completion_request
 from services.gateway.openai.responses import ChatFormat, ChoiceFormat, CompletionFormat, ResponseWriter
@@ -112,13 +114,15 @@ class OpenAiRoutes:
 
     def routes(self) -> list[Route]:
         errors = OpenAiErrors()
-        complete = partial(self._generate, completion_request, CompletionFormat)
-        chat = partial(self._generate, chat_request, ChatFormat)
+        complete = partial(self._generate, completion_request, partial(_writer, CompletionFormat))
+        chat = partial(self._generate, chat_request, partial(_writer, ChatFormat))
+        respond = partial(self._generate, item_request, ItemWriter, is_named=True)
         rows = (
             ('GET', '/models', 'openai.models.list', self._list_models),
             ('GET', '/models/{model:path}', 'openai.models.get', self._get_model),
             ('POST', '/completions', 'openai.completions', complete),
             ('POST', '/chat/completions', 'openai.chat.completions', chat),
+            ('POST', '/responses', 'openai.responses', respond),
         )
         return [
             Route(path=prefix + path, http_method=verb, name=name, method=SAMPLE_METHOD, serve=serve, errors=errors)
@@ -137,20 +141,23 @@ class OpenAiRoutes:
     async def _generate(
         self,
         read: Callable[[Mapping[str, Any]], GenerationRequest],
-        make_form: Callable[[GenerationRequest], ChoiceFormat],
+        make_writer: Callable[..., ResponseWriter | ItemWriter],
         call: HttpCall,
+        *,
+        is_named: bool = False,
     ) -> Response:
         request = await read_json(call, read, limit_bytes=self._body_bytes)
         call.body_done.set()
         model = await self._models.find(current_caller(), request.model)
         reader = ChoiceReader(request, model.base_model, current_caller(), self._tokens)
         created = int(self._clock.now().timestamp())
-        writer = ResponseWriter(request, model, form=make_form(request), usage=reader.usage, created=created)
+        writer = make_writer(request, model, usage=reader.usage, created=created)
         deltas = self._deltas(request, model, reader)
         if request.tools is not None:
             deltas = self._with_calls(deltas, request.tools, model)
         if request.is_streamed:
-            return EventResponse(_closing(deltas, writer.chunks(deltas)))
+            events = _closing(deltas, writer.chunks(deltas))
+            return EventResponse(events, end=b'', is_named=True) if is_named else EventResponse(events)
         async with aclosing(deltas):
             return JsonResponse(await writer.complete(deltas))
 
@@ -178,6 +185,17 @@ class OpenAiRoutes:
                     yield await calls.read(delta, current_caller())
             except DomainError as error:
                 raise explained(error, use) from error
+
+
+def _writer(
+    make_form: Callable[[GenerationRequest], ChoiceFormat],
+    request: GenerationRequest,
+    model: ResolvedModel,
+    *,
+    usage: TokenUsage,
+    created: int,
+) -> ResponseWriter:
+    return ResponseWriter(request, model, form=make_form(request), usage=usage, created=created)
 
 
 async def _closing(

@@ -1,0 +1,270 @@
+"""Converts bodies of `/v1/responses`, whose input consists of items, to requests for chats."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from services.gateway.http.validation import JsonModel, TextLabels, fixed, not_served, read_model
+from services.gateway.openai.bodies import MAX_TOKENS, JsonSchema, NotServed, ResponseFormat, SamplingBody
+from services.gateway.openai.chat_bodies import (
+    MAX_TOOLS,
+    ChatMessage,
+    FunctionCall,
+    FunctionDefinition,
+    TextPart,
+    ToolArguments,
+    ToolCall,
+    check_system_roles,
+)
+from services.gateway.openai.chat_request import conversation_request
+from services.gateway.openai.request import GenerationRequest
+from services.gateway.openai.tools import ToolFields, tool_use
+from services.kit.errors import InvalidField
+
+_STATELESS = 'is not supported, because responses are not stored; send all items of the conversation as input'
+_NotStored = Annotated[None, not_served(_STATELESS)]
+_FIELDS = ToolFields(tool_name='tools[{index}].name', chosen_name='tool_choice.name', output_format='text.format')
+_REPEATED = ('instructions', 'max_output_tokens', 'temperature', 'top_p')
+"""Fields of a body that its response repeats, and that are null by default."""
+
+
+class ItemPart(JsonModel):
+    """Text part of an item."""
+
+    is_unknown_null_absent: ClassVar[bool] = True
+    type: Literal['input_text', 'output_text', 'text']
+    text: str
+    annotations: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list[Any])
+    logprobs: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list[Any])
+
+
+def _parts(value: Any) -> Any:
+    return [{'type': 'input_text', 'text': value}] if isinstance(value, str) else value
+
+
+_ItemParts = Annotated[list[ItemPart], Field(fail_fast=True), BeforeValidator(_parts)]
+
+
+class Item(JsonModel):
+    """Fields of all items; ids and states of earlier responses are accepted without effect."""
+
+    is_unknown_null_absent: ClassVar[bool] = True
+    id: str = ''
+    status: Literal['in_progress', 'completed', 'incomplete'] = 'completed'
+
+
+class MessageItem(Item):
+    """Message of a conversation."""
+
+    type: Literal['message'] = 'message'
+    role: Literal['system', 'developer', 'user', 'assistant']
+    content: _ItemParts
+
+
+class CallItem(Item):
+    """Call of a function by the model."""
+
+    type: Literal['function_call']
+    call_id: str
+    name: str
+    arguments: ToolArguments
+
+
+class ResultItem(Item):
+    """Result of a call."""
+
+    type: Literal['function_call_output']
+    call_id: str
+    output: _ItemParts
+
+
+_ITEMS: Mapping[str, type[MessageItem | CallItem | ResultItem]] = {
+    'message': MessageItem,
+    'function_call': CallItem,
+    'function_call_output': ResultItem,
+}
+
+
+class ItemToolType(JsonModel):
+    """Type of a tool, which is checked before its other fields."""
+
+    type: Literal['function']
+
+
+class ItemFunction(FunctionDefinition, ItemToolType):
+    """Function that the model may call, as a tool of `/v1/responses`."""
+
+
+class ItemToolChoice(JsonModel):
+    """Whether the model may or must call a tool, or the function that it must call."""
+
+    type: Literal['none', 'auto', 'required', 'function']
+    name: str = ''
+
+
+class ItemFormat(JsonModel):
+    """Required format of the text."""
+
+    is_unknown_null_absent: ClassVar[bool] = True
+    type: Literal['text', 'json_object', 'json_schema']
+    name: str = 'response'
+    description: Any = None
+    content: dict[str, Any] | None = Field(default=None, alias='schema')
+    strict: bool = True
+
+    @model_validator(mode='after')
+    def _check_schema(self) -> Self:
+        if (self.type == 'json_schema') != (self.content is not None):
+            raise InvalidField(
+                'text.format.schema', 'is required with "type": "json_schema", and accepted only with it'
+            )
+        return self
+
+
+class ItemText(JsonModel):
+    """Settings of the text."""
+
+    format: ItemFormat = ItemFormat(type='text')
+    verbosity: Annotated[str, fixed('medium', 'must be "medium"; it does not affect the model')] = 'medium'
+
+
+class ItemStreamOptions(JsonModel):
+    """Options of a stream."""
+
+    include_obfuscation: Annotated[bool, fixed(False, 'must be false; events are not padded')] = False
+
+
+def _choice(value: Any) -> Any:
+    return {'type': value} if isinstance(value, str) else value
+
+
+class ItemBody(JsonModel):
+    """Body of `/v1/responses`."""
+
+    model: Annotated[str, Field(min_length=1)]
+    input: Any
+    """A string or a list of items; checked when it is converted."""
+    instructions: str = ''
+    tools: Annotated[list[ItemFunction], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
+        default_factory=list[ItemFunction]
+    )
+    tool_choice: Annotated[ItemToolChoice, BeforeValidator(_choice)] = ItemToolChoice(type='auto')
+    parallel_tool_calls: bool = True
+    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    text: ItemText = ItemText()
+    stream: bool = False
+    stream_options: ItemStreamOptions = ItemStreamOptions()
+
+    # Labels and hints. They do not affect the response.
+    user: str = ''
+    safety_identifier: str = ''
+    prompt_cache_key: str = ''
+    metadata: TextLabels = Field(default_factory=dict[str, str])
+
+    store: Annotated[bool, fixed(False, 'must be false; responses are not stored')] = False
+    background: Annotated[bool, fixed(False, 'must be false; responses are not stored')] = False
+    service_tier: Literal['auto', 'default'] = 'auto'
+    truncation: Annotated[str, fixed('disabled', 'must be "disabled"; conversations are not cut')] = 'disabled'
+    top_logprobs: Annotated[int, fixed(0, 'must be 0; use chat completions for log-probabilities')] = 0
+    include: list[Literal['reasoning.encrypted_content']] = Field(default_factory=list[Any])
+    """Accepted without effect: responses have no items of reasoning."""
+    previous_response_id: _NotStored = None
+    conversation: _NotStored = None
+    prompt: _NotStored = None
+    reasoning: NotServed = None
+    max_tool_calls: NotServed = None
+
+
+def item_request(body: Mapping[str, Any]) -> GenerationRequest:
+    """Validate and convert a body of `/v1/responses`.
+
+    Raises:
+        InvalidField: a field is wrong; the error has its path.
+    """
+    given = read_model(ItemBody, body)
+    sampling = SamplingBody(
+        model=given.model,
+        temperature=given.temperature,
+        top_p=given.top_p,
+        stream=given.stream,
+        response_format=_format(given.text.format),
+    )
+    use = tool_use(
+        given.tools,
+        given.tool_choice.type,
+        chosen_name=given.tool_choice.name,
+        is_parallel=given.parallel_tool_calls,
+        has_format=sampling.has_format,
+        fields=_FIELDS,
+    )
+    messages = _messages(given.input)
+    if given.instructions:
+        messages.insert(0, _message('system', given.instructions))
+    request = conversation_request(sampling, messages, use, max_tokens=given.max_output_tokens)
+    return replace(request, repeated=_repeated(given, body))
+
+
+def _repeated(given: ItemBody, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a body that its response repeats, with the defaults of absent ones."""
+    fields: dict[str, Any] = {name: body.get(name) for name in _REPEATED}
+    fields['metadata'] = dict(given.metadata)
+    fields['parallel_tool_calls'] = given.parallel_tool_calls
+    fields['text'] = body.get('text') or {'format': {'type': 'text'}}
+    fields['tool_choice'] = body.get('tool_choice') or 'auto'
+    fields['tools'] = body.get('tools') or []
+    return fields
+
+
+def _format(form: ItemFormat) -> ResponseFormat:
+    if form.content is None:
+        return ResponseFormat(type=form.type)
+    schema = read_model(JsonSchema, {'name': form.name, 'schema': form.content}, path='text.format')
+    return ResponseFormat(type='json_schema', json_schema=schema)
+
+
+def _message(role: Any, text: str) -> ChatMessage:
+    return ChatMessage(role=role, content=[TextPart(type='text', text=text)])
+
+
+def _messages(value: Any) -> list[ChatMessage]:
+    if isinstance(value, str):
+        return [_message('user', value)]
+    if not isinstance(value, list) or not value:
+        raise InvalidField('input', 'must be a string, or a list of at least one item')
+    items = [_item(item, f'input[{index}]') for index, item in enumerate(cast('list[Any]', value))]
+    check_system_roles([item.role if isinstance(item, MessageItem) else item.type for item in items], 'input')
+    messages: list[ChatMessage] = []
+    for item in items:
+        if isinstance(item, MessageItem):
+            messages.append(_message(item.role, _text(item.content)))
+        elif isinstance(item, ResultItem):
+            result = _message('tool', _text(item.output))
+            messages.append(result.model_copy(update={'tool_call_id': item.call_id}))
+        else:
+            _add_call(messages, item)
+    return messages
+
+
+def _item(value: Any, path: str) -> MessageItem | CallItem | ResultItem:
+    fields = cast('dict[str, Any]', value) if isinstance(value, dict) else {}
+    kind = _ITEMS.get(str(fields.get('type') or 'message'))
+    if kind is None:
+        raise InvalidField(f'{path}.type', f'must be {", ".join(_ITEMS)}; other items are not supported')
+    return read_model(kind, value, path=path)
+
+
+def _text(parts: Sequence[ItemPart]) -> str:
+    return ''.join(part.text for part in parts)
+
+
+def _add_call(messages: list[ChatMessage], item: CallItem) -> None:
+    """Add a call to the assistant's message before it, or to a new one."""
+    if not messages or messages[-1].role != 'assistant':
+        messages.append(ChatMessage.model_construct(role='assistant', content=None, tool_calls=[]))
+    function = FunctionCall.model_construct(name=item.name, arguments=item.arguments)
+    calls = [*messages[-1].tool_calls, ToolCall(id=item.call_id, function=function)]
+    messages[-1] = messages[-1].model_copy(update={'tool_calls': calls})
