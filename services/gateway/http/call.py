@@ -226,7 +226,7 @@ class EventResponse:
     events: AsyncGenerator[Mapping[str, Any], None]
     end: bytes = b'data: [DONE]\n\n'
     is_named: bool = False
-    """Whether each event is also named by its field `type`."""
+    """Whether each event has its field `type` as its name."""
 
     async def write(self, call: HttpCall) -> None:
         async with aclosing(self.events) as events:
@@ -234,8 +234,7 @@ class EventResponse:
                 if not call.is_streaming:
                     call.is_streaming = True
                     await call.begin(200, EVENT_TYPE, {'cache-control': 'no-cache', 'x-accel-buffering': 'no'})
-                name = f'event: {event["type"]}\n'.encode() if self.is_named else b''
-                await call.write(name + event_bytes(event), is_last=False)
+                await call.write(event_bytes(event, is_named=self.is_named), is_last=False)
         if not call.is_streaming:
             await call.begin(200, EVENT_TYPE)
         await call.write(self.end, is_last=True)
@@ -244,12 +243,18 @@ class EventResponse:
 _LINE_ENDS = {ord(end): f'\\u{ord(end):04x}' for end in '\u0085\u2028\u2029'}
 
 
-def event_bytes(event: Mapping[str, Any]) -> bytes:
-    """Encode one server-sent event; characters that some readers treat as line ends are escaped."""
+def event_bytes(event: Mapping[str, Any], *, is_named: bool = False) -> bytes:
+    """Encode one server-sent event; characters that some readers treat as line ends are escaped.
+
+    Args:
+        event: Data of the event.
+        is_named: Whether the field `type` is also the name of the event.
+    """
     text = _json_text(event)
     if not text.isascii():
         text = text.translate(_LINE_ENDS)
-    return f'data: {text}\n\n'.encode()
+    name = f'event: {event["type"]}\n' if is_named else ''
+    return f'{name}data: {text}\n\n'.encode()
 
 
 def json_bytes(body: Mapping[str, Any]) -> bytes:

@@ -99,7 +99,7 @@ class ChatMessage(JsonModel):
         return parts
 
 
-def _json_schema(value: dict[str, Any]) -> dict[str, Any]:
+def _arguments_schema(value: dict[str, Any]) -> dict[str, Any]:
     if not is_shallow(value, MAX_DEPTH):
         raise ValueError(f'must be nested at most {MAX_DEPTH} levels deep')
     if value.get('type', 'object') != 'object':
@@ -107,22 +107,26 @@ def _json_schema(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
+def _tool_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError('must have 1 to 64 letters, digits, underscores or hyphens')
+    return name
+
+
+ParametersSchema = Annotated[dict[str, Any], AfterValidator(_arguments_schema)]
+"""JSON schema of the arguments of a function."""
+ToolName = Annotated[str, AfterValidator(_tool_name)]
+
+
 class FunctionDefinition(JsonModel):
     """Function that the model may call."""
 
-    name: str
+    name: ToolName
     description: str = ''
-    parameters: Annotated[dict[str, Any], AfterValidator(_json_schema)] = Field(default_factory=dict[str, Any])
+    parameters: ParametersSchema = Field(default_factory=dict[str, Any])
     """JSON schema of the arguments; empty for a function without parameters."""
     strict: bool = False
     """Accepted without effect: arguments are constrained if, and only if, the request requires a call."""
-
-    @field_validator('name')
-    @classmethod
-    def _check_name(cls, name: str) -> str:
-        if not _NAME.fullmatch(name):
-            raise ValueError('must have 1 to 64 letters, digits, underscores or hyphens')
-        return name
 
 
 class FunctionTool(JsonModel):

@@ -1,6 +1,5 @@
-"""Routes and error format of the OpenAI API."""
+"""Routes of the OpenAI API, and of Anthropic's messages."""
 
-import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
@@ -8,13 +7,15 @@ from typing import Any
 
 from services.gateway.catalogue.runs import Runs
 from services.gateway.config import GatewayConfig
-from services.gateway.fleet.model_routes import shown_text
 from services.gateway.http.body import read_json
-from services.gateway.http.call import STATUSES, EventResponse, HttpCall, JsonResponse, Response, Route
+from services.gateway.http.call import EventResponse, HttpCall, JsonResponse, Response, Route
 from services.gateway.openai.chat_request import chat_request
 from services.gateway.openai.choices import ChoiceDelta, ChoiceReader, TokenTexts, TokenUsage
+from services.gateway.openai.errors import OpenAiErrors
 from services.gateway.openai.item_events import ItemWriter
 from services.gateway.openai.item_request import item_request
+from services.gateway.openai.message_events import MessageErrors, MessageWriter
+from services.gateway.openai.message_request import message_request
 from services.gateway.openai.models import FleetSamplers, ModelResolver, ResolvedModel, sample_all
 from services.gateway.openai.request import GenerationRequest, completion_request
 from services.gateway.openai.responses import ChatFormat, ChoiceFormat, CompletionFormat, ResponseWriter
@@ -22,7 +23,7 @@ from services.gateway.openai.tool_calls import ToolCallReader
 from services.gateway.openai.tools import ToolUse, explained
 from services.gateway.sampling.ports import WeightFacts
 from services.kit.clock import Clock
-from services.kit.errors import Code, DomainError
+from services.kit.errors import DomainError
 from services.kit.rpc.context import current_caller
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 
@@ -30,75 +31,6 @@ SAMPLE_METHOD = '/twinkle.api.sampler.v1.SamplerService/Sample'
 """RPC method whose access rules apply to all routes."""
 PREFIXES = ('/v1', '/oai/api/v1')
 """Prefixes of the routes: OpenAI's, and the prefix under which Tinker serves this API."""
-_TYPES = {401: 'authentication_error', 403: 'permission_error', 429: 'rate_limit_error'}
-_CODES = {
-    'CREDENTIALS_MISSING': 'invalid_api_key',
-    'CREDENTIALS_INVALID': 'invalid_api_key',
-    'BASE_MODEL_NOT_FOUND': 'model_not_found',
-    'ADAPTER_NOT_FOUND': 'model_not_found',
-    'ADAPTER_EXPIRED': 'model_not_found',
-    'VERSION_NOT_FOUND': 'model_not_found',
-    'CHECKPOINT_NOT_FOUND': 'model_not_found',
-    'RUN_NOT_FOUND': 'model_not_found',
-    'CONTEXT_EXCEEDED': 'context_length_exceeded',
-    'QUEUE_FULL': 'rate_limit_exceeded',
-    'QUOTA_EXCEEDED': 'insufficient_quota',
-}
-_PARAMS = (
-    (r'params\.sample_count', 'n'),
-    (r'params\.stop_strings', 'stop'),
-    (r'params\.is_eos_ignored', 'ignore_eos'),
-    (r'params\.structured_output.*', 'response_format'),
-    (r'params\.(prompt_)?top_logprob_count', 'top_logprobs'),
-    (r'params\.', ''),
-    (r'prompt\.chat\.trajectory\.(?=messages|tools)', ''),
-    (r'prompt\.chat.*', 'messages'),
-    (r'prompt\..*', 'prompt'),
-    (r'(base_model|adapter)\b.*', 'model'),
-)
-"""Patterns of sampler fields, and the parameters that the fields are converted from."""
-
-
-class OpenAiErrors:
-    """Error responses of OpenAI's API, `{"error": {message, type, param, code}}`, with additional native fields."""
-
-    def status_of(self, error: DomainError) -> int:
-        if error.reason == 'MESSAGE_TOO_LARGE':
-            return 413
-        if error.code is Code.DATA_LOSS and not error.disposition.is_transient:
-            # A repeated call cannot repair damaged weights.
-            return 400
-        return STATUSES.get(error.code, 500)
-
-    def body_of(self, error: DomainError, *, request_id: str) -> dict[str, Any]:
-        status = self.status_of(error)
-        param, message = _param_and_message(error)
-        kind = 'server_error' if status >= 500 else _TYPES.get(status, 'invalid_request_error')
-        return {
-            'error': {
-                'message': message,
-                'type': kind,
-                'param': param,
-                'code': _CODES.get(error.reason, error.reason.lower()),
-                'reason': error.reason,
-                'metadata': {name: shown_text(value) for name, value in error.metadata().items()},
-                'request_id': request_id,
-            }
-        }
-
-
-def _param_and_message(error: DomainError) -> tuple[str | None, str]:
-    if error.violations:
-        param = _param_of(error.violations[0].field)
-        return param, f'{param}: {shown_text(error.violations[0].problem)}'
-    return ('model' if _CODES.get(error.reason) == 'model_not_found' else None), shown_text(str(error))
-
-
-def _param_of(field: str) -> str:
-    for pattern, param in _PARAMS:
-        if match := re.match(pattern, field):
-            return param + field[match.end() :]
-    return field
 
 
 class OpenAiRoutes:
@@ -117,6 +49,7 @@ class OpenAiRoutes:
         complete = partial(self._generate, completion_request, partial(_writer, CompletionFormat))
         chat = partial(self._generate, chat_request, partial(_writer, ChatFormat))
         respond = partial(self._generate, item_request, ItemWriter, is_named=True)
+        answer = partial(self._generate, message_request, MessageWriter, is_named=True)
         rows = (
             ('GET', '/models', 'openai.models.list', self._list_models),
             ('GET', '/models/{model:path}', 'openai.models.get', self._get_model),
@@ -124,11 +57,21 @@ class OpenAiRoutes:
             ('POST', '/chat/completions', 'openai.chat.completions', chat),
             ('POST', '/responses', 'openai.responses', respond),
         )
-        return [
+        routes = [
             Route(path=prefix + path, http_method=verb, name=name, method=SAMPLE_METHOD, serve=serve, errors=errors)
             for prefix in PREFIXES
             for verb, path, name, serve in rows
         ]
+        messages = Route(
+            path='/v1/messages',
+            http_method='POST',
+            name='openai.messages',
+            method=SAMPLE_METHOD,
+            serve=answer,
+            errors=MessageErrors(),
+            credentials=_credentials,
+        )
+        return [*routes, messages]
 
     async def _list_models(self, call: HttpCall) -> Response:
         call.body_done.set()
@@ -141,7 +84,7 @@ class OpenAiRoutes:
     async def _generate(
         self,
         read: Callable[[Mapping[str, Any]], GenerationRequest],
-        make_writer: Callable[..., ResponseWriter | ItemWriter],
+        make_writer: Callable[..., ResponseWriter | ItemWriter | MessageWriter],
         call: HttpCall,
         *,
         is_named: bool = False,
@@ -185,6 +128,12 @@ class OpenAiRoutes:
                     yield await calls.read(delta, current_caller())
             except DomainError as error:
                 raise explained(error, use) from error
+
+
+def _credentials(headers: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the headers with Anthropic's header of the key as a bearer token, if there is no such token."""
+    key = headers.get('x-api-key')
+    return {'authorization': f'Bearer {key}', **headers} if key else headers
 
 
 def _writer(

@@ -11,8 +11,8 @@ import pytest
 from services.gateway.http.body import parse_object
 from services.gateway.http.call import event_bytes, json_bytes
 from services.gateway.openai.chat_request import chat_request
+from services.gateway.openai.errors import OpenAiErrors
 from services.gateway.openai.request import completion_request
-from services.gateway.openai.routes import OpenAiErrors
 from services.kit.errors import CheckpointDamaged, InvalidField
 
 HELLO = {'role': 'user', 'content': 'Hi'}
