@@ -32,8 +32,11 @@ SHOWN = {
     'POST /api/v1/weights_info',
     'POST /oai/api/v1/chat/completions',
     'POST /oai/api/v1/completions',
+    'POST /oai/api/v1/responses',
     'POST /v1/chat/completions',
     'POST /v1/completions',
+    'POST /v1/messages',
+    'POST /v1/responses',
 }
 """Routes whose responses name the base model."""
 

@@ -1,0 +1,78 @@
+"""Unmodified libraries for agents call tools through the gateway: litellm, LangChain and the SDKs of two vendors."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from fixtures.openai_gateway import openai_gateway
+from fixtures.openai_tools import last_chat
+from fixtures.running_gateway import ADMIN_KEY
+from fixtures.scripted_engine import ScriptedEngine
+from services.sampler.domain.generation import GenerationEvent, GenerationRequest
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+
+PACKAGES = Path(sys.prefix) / 'clients'
+"""Folder in which `./run test --all` installs the packages of requirements.txt."""
+PROGRAM = Path(__file__).with_name('program.py')
+ANSWER = 'It is warm.'
+ARGUMENTS = '{"city": "Paris", "degrees": 21}'
+
+
+class AgentEngine(ScriptedEngine):
+    """Calls the first tool, answers after its result, and gives the same arguments in every constrained output."""
+
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+        """Choose the answer by the chat and the form."""
+        text = self._text(request)
+        self.answers = {0: [text[begin : begin + 3] for begin in range(0, len(text), 3)]}
+        return super().generate(request)
+
+    def _text(self, request: GenerationRequest) -> str:
+        chat, form = last_chat(self), request.params.structured_output
+        tools = chat.get('tools')
+        if form is not None and not tools:
+            return ARGUMENTS
+        if not tools or chat['messages'][-1]['role'] == 'tool':
+            return ANSWER
+        name = tools[0]['function']['name']
+        if form is not None:
+            return f'{{"name": "{name}", "parameters": {ARGUMENTS}}}'
+        return f'I look.\n<tool_call>\n{{"name": "{name}", "arguments": {ARGUMENTS}}}\n</tool_call>'
+
+
+async def test_libraries_call_tools(tmp_path: Path) -> None:
+    """Each library receives its calls, sends their results, and parses structured outputs, complete and streamed."""
+    paths = [str(PACKAGES), os.environ.get('PYTHONPATH', '')]
+    environment = {
+        **os.environ,
+        'PYTHONPATH': os.pathsep.join(filter(None, paths)),
+        'LITELLM_LOCAL_MODEL_COST_MAP': 'true',
+    }
+    async with openai_gateway(tmp_path, AgentEngine()) as running:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, str(PROGRAM), running.base_url, ADMIN_KEY, stdout=asyncio.subprocess.PIPE, env=environment
+        )
+        output, _ = await process.communicate()
+    assert process.returncode == 0
+    results = json.loads(output.decode().splitlines()[-1])
+    assert results['litellm'] == {
+        'complete': ['weather'],
+        'streamed': ['weather'],
+        'named': ['weather'],
+        'response': ANSWER,
+    }
+    report = {'city': 'Paris', 'degrees': 21}
+    assert results['langchain'] == {
+        **{name: ['Paris'] for name in ('complete', 'streamed', 'strict', 'forced')},
+        **{method: report for method in ('json_schema', 'function_calling', 'json_mode')},
+        'agent': ['human', 'ai', 'tool', 'ai'],
+    }
+    assert set(results['agents'].values()) == {ANSWER}
+    assert len(results['agents']) == 4
+    assert results['anthropic'] == {'complete': ['text', 'tool_use'], 'streamed': ['text', 'tool_use']}
