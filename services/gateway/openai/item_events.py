@@ -34,7 +34,7 @@ class ItemWriter:
         self._texts: list[str] = []
         """Pieces of the text of the open message."""
         self._open_id = ''
-        """Id of the message that is being written; empty if there is none."""
+        """Id of the message that is being written; empty without an open message."""
         self._event_count = 0
 
     async def complete(self, deltas: AsyncIterator[ChoiceDelta]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class MessageWriter:
         self._head = {'id': new_id('msg'), 'type': 'message', 'role': 'assistant', 'model': request.model}
         self._blocks: list[dict[str, Any]] = []
         self._texts: list[str] | None = None
-        """Pieces of the open block of text; None if there is none."""
+        """Pieces of the open block of text; None without an open block."""
 
     async def complete(self, deltas: AsyncIterator[ChoiceDelta]) -> dict[str, Any]:
         """Return the response after the last delta."""
