@@ -70,7 +70,9 @@ async def test_libraries_call_tools(tmp_path: Path) -> None:
     report = {'city': 'Paris', 'degrees': 21}
     assert results['langchain'] == {
         **{name: ['Paris'] for name in ('complete', 'streamed', 'strict', 'forced')},
-        **{method: report for method in ('json_schema', 'function_calling', 'json_mode')},
+        'json_schema': report,
+        'function_calling': report,
+        'json_mode': report,
         'agent': ['human', 'ai', 'tool', 'ai'],
     }
     assert set(results['agents'].values()) == {ANSWER}
