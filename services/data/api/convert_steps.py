@@ -10,6 +10,7 @@ from services.kit.rpc.json_values import dict_from_struct, struct_of
 from services.kit.rpc.message_bounds import MAX_LIST_ITEMS, check_options
 from twinkle.api.data.v1 import dataset_pb2
 from twinkle.preprocessor import (
+    ROW_FORMATS,
     PreprocessorError,
     build_filter,
     build_preprocessor,
@@ -30,6 +31,7 @@ _STRATEGIES: dict[int, Strategy] = {
     dataset_pb2.TRUNCATION_STRATEGY_DELETE: 'delete',
 }
 _DEFAULT_TEMPLATE = 'Template'
+_FORMAT_NAMES = {dataset_pb2.RowFormat.Value(f'ROW_FORMAT_{name.upper()}'): name for name in ROW_FORMATS}
 
 
 def steps_from_proto(steps: Sequence[dataset_pb2.DatasetStep]) -> tuple[Step, ...]:
@@ -57,12 +59,15 @@ def step_to_proto(step: Step) -> dataset_pb2.DatasetStep:
         case TemplateStep():
             return dataset_pb2.DatasetStep(set_template=_template_to_proto(step))
         case EncodeStep():
-            message = dataset_pb2.EncodeStep(is_generation_prompt_added=step.is_generation_prompt_added)
+            message = dataset_pb2.EncodeStep(
+                is_generation_prompt_added=step.is_generation_prompt_added, row_format=_format_to_proto(step.row_format)
+            )
             return dataset_pb2.DatasetStep(encode=message)
         case PackStep():
             return dataset_pb2.DatasetStep(pack=dataset_pb2.PackStep())
         case CheckStep():
-            return dataset_pb2.DatasetStep(check=dataset_pb2.CheckStep())
+            message = dataset_pb2.CheckStep(row_format=_format_to_proto(step.row_format))
+            return dataset_pb2.DatasetStep(check=message)
 
 
 def _step_from_proto(step: dataset_pb2.DatasetStep, field: str) -> Step:
@@ -80,13 +85,28 @@ def _step_from_proto(step: dataset_pb2.DatasetStep, field: str) -> Step:
         case 'set_template':
             return _template_from_proto(step.set_template, f'{field}.set_template')
         case 'encode':
-            return EncodeStep(is_generation_prompt_added=step.encode.is_generation_prompt_added)
+            return EncodeStep(
+                is_generation_prompt_added=step.encode.is_generation_prompt_added,
+                row_format=_format_from_proto(step.encode.row_format, f'{field}.encode.row_format'),
+            )
         case 'pack':
             return PackStep()
         case 'check':
-            return CheckStep()
+            return CheckStep(row_format=_format_from_proto(step.check.row_format, f'{field}.check.row_format'))
         case _:
             raise InvalidField(field, 'must contain exactly one of map, filter, set_template, encode, pack and check')
+
+
+def _format_from_proto(number: int, field: str) -> str | None:
+    if number == dataset_pb2.ROW_FORMAT_UNSPECIFIED:
+        return None
+    if number not in _FORMAT_NAMES:
+        raise InvalidField(field, f'must be one of {", ".join(_FORMAT_NAMES.values()).upper()}')
+    return _FORMAT_NAMES[number]
+
+
+def _format_to_proto(name: str | None) -> dataset_pb2.RowFormat:
+    return dataset_pb2.RowFormat.Value(f'ROW_FORMAT_{name.upper()}' if name else 'ROW_FORMAT_UNSPECIFIED')
 
 
 def _template_from_proto(config: dataset_pb2.TemplateConfig, field: str) -> TemplateStep:

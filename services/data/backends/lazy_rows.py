@@ -81,9 +81,9 @@ def _add(view: LazyDataset, step: Step) -> None:
         case MapStep():
             view.map(build_preprocessor(step.preprocessor, step.init_args))
         case EncodeStep():
-            view.encode(add_generation_prompt=step.is_generation_prompt_added)
+            view.encode(add_generation_prompt=step.is_generation_prompt_added, format=step.row_format)
         case CheckStep():
-            view.check()
+            view.check(format=step.row_format)
         case _:
             raise ValueError(f'{step.kind} cannot be pending')
 

@@ -29,8 +29,9 @@ from services.kit.telemetry import spans
 from services.kit.worker import Threads
 from twinkle.data_format import IGNORE_INDEX
 from twinkle.dataset import DatasetMeta, NotReady, PackingDataset, bounded_rows, counted, load_bounded_rows
+from twinkle.dataset.row_steps import problems_of
 from twinkle.hub import HubError, local_path
-from twinkle.preprocessor import build_filter, build_preprocessor, report_of
+from twinkle.preprocessor import FormatReader, build_filter, build_preprocessor, report_of
 from twinkle.template import Template, build_template
 
 _REPORTED_ROWS = 20
@@ -150,14 +151,15 @@ class _StepRunner:
             case EncodeStep():
                 self._load_template()
                 with self._meter.replacing():
-                    self._warnings += dataset.encode(add_generation_prompt=step.is_generation_prompt_added)
+                    is_prompt = step.is_generation_prompt_added
+                    self._warnings += dataset.encode(add_generation_prompt=is_prompt, format=step.row_format)
             case PackStep():
                 self._load_template()
                 with self._meter.replacing():
                     dataset.pack_dataset()
                     deque(counted(dataset, self._meter), maxlen=0)
             case CheckStep():
-                self._warnings += self._check()
+                self._warnings += self._check(step.row_format)
         if not len(dataset):
             self._warnings.append(f'no rows are left after {step.kind}')
 
@@ -175,7 +177,7 @@ class _StepRunner:
         if self._dataset.template is None and self._template_step is not None:
             self._dataset.template = self._template_of(self._template_step)
 
-    def _check(self) -> list[str]:
+    def _check(self, row_format: str | None) -> list[str]:
         if self._dataset.is_encoded:
             labels = [row.get('labels') for row in self._dataset]
             problems = [_problem_of(array) for array in labels]
@@ -184,7 +186,7 @@ class _StepRunner:
             template = self._dataset.template
             if template is None:
                 raise NotReady('the dataset has no template; apply set_template before check', needs='set_template')
-            problems = template.batch_check(list(self._dataset))
+            problems = problems_of(template, FormatReader(row_format), list(self._dataset), begin=0)
         found = [f'rows[{index}]: {problem}' for index, problem in enumerate(problems) if problem is not None]
         rest = len(found) - _REPORTED_ROWS
         return [*found[:_REPORTED_ROWS], f'and {rest} more rows'] if rest > 0 else found

@@ -43,6 +43,8 @@ class EncodeStep:
     """Encodes chats as tokens."""
 
     is_generation_prompt_added: bool = False
+    row_format: str | None = None
+    """Name of the rows' format; None to recognize it."""
     kind: Literal['encode'] = 'encode'
 
 
@@ -57,6 +59,8 @@ class PackStep:
 class CheckStep:
     """Reports rows from which training would learn nothing; reading such a row of a lazy dataset is an error."""
 
+    row_format: str | None = None
+    """See `EncodeStep`."""
     kind: Literal['check'] = 'check'
 
 

@@ -44,6 +44,8 @@ class Message(TypedDict, total=False):
     tool_calls: list[ToolCall]
     tool_call_id: str
     reasoning_content: str
+    weight: int
+    """0: an assistant message without labels. Default: 1."""
 
 
 class Trajectory(TypedDict, total=False):
@@ -55,6 +57,9 @@ class Trajectory(TypedDict, total=False):
     videos: list[Any]
     audios: list[Any]
     prompt: str
+    use_chat_template: bool
+    """If False, the texts of the messages are concatenated unchanged, and the end-of-sequence token follows a last
+    message of the assistant. Default: True."""
     user_data: list[tuple[str, str]]
     """`(key, JSON)` pairs, which `pack_user_data` and `pack_value` create and `user_data_get` reads. A list of mappings
     is accepted, too."""

@@ -15,6 +15,7 @@ from twinkle.infra import get_logger, remote_class
 from twinkle.preprocessor import (
     DataFilter,
     FilterFunction,
+    FormatReader,
     MapFunction,
     Preprocessor,
     build_filter,
@@ -182,21 +183,33 @@ class BaseDataset(ABC, Generic[RowsT]):
         function: Callable[[Any], Any] = decode or _as_stored
         self._replace(None, lambda rows: self._cast(rows, column, function))
 
-    def encode(self, *, add_generation_prompt: bool = False, **hints: Unpack[ExecutionHints]) -> list[str]:
-        """Convert chats to token features; the other columns are kept.
+    def encode(
+        self,
+        *,
+        add_generation_prompt: bool = False,
+        format: str | None = None,  # noqa: A002 - public argument name
+        **hints: Unpack[ExecutionHints],
+    ) -> list[str]:
+        """Convert rows to token features; the other columns are kept.
+
+        Rows are chats (`messages`), or have one of the formats in `ROW_FORMATS` of `twinkle.preprocessor`.
 
         Args:
             add_generation_prompt: whether to end with the opening of an assistant turn, without labels, for sampling.
                 Default: False.
+            format: name of the rows' format. Default: it is recognized by the columns of the first row.
             hints: options of `map` in other libraries; options without effect here are logged.
 
         Returns:
-            Warnings about examples that were cut, left out, or have no labels; they are also logged. Empty for datasets
-            that encode rows when they are read, which only log the warnings.
+            The format of the rows unless they are chats, and warnings about examples that were cut, left out, or have
+            no labels; they are also logged. Empty for datasets that encode rows when they are read, which only log
+            them.
 
         Raises:
             NotReady: no template is set, the rows are already encoded or are being recorded, there is no dataset, or
                 several datasets are not mixed yet.
+            InvalidRow: the columns of a row fit no format, several formats, or another format than those before it.
+            InvalidArguments: the format is unknown.
             InvalidExample: a row is not a valid chat, or is too long and must not be cut; see `Template.encode`.
             DatasetError: this kind of dataset does not support the template's options.
             TypeError: a hint is unknown.
@@ -206,14 +219,24 @@ class BaseDataset(ABC, Generic[RowsT]):
         report: list[str] = []
         template = self._template()
         self._refuse_template(template)
-        self._replace(None, lambda rows: self._encoded(rows, template, report, is_prompt=add_generation_prompt))
+        reader = FormatReader(format, is_prompt=add_generation_prompt)
+        self._replace(None, lambda rows: self._encoded(rows, template, report, reader))
         self.is_encoded = True
         for line in report:
             get_logger().warning('%s', line)
         return report
 
-    def check(self, **hints: Unpack[ExecutionHints]) -> list[str]:
+    def check(
+        self,
+        *,
+        format: str | None = None,  # noqa: A002 - public argument name
+        **hints: Unpack[ExecutionHints],
+    ) -> list[str]:
         """Remove the rows that would not be trained on and return the reasons.
+
+        Args:
+            format: see `encode`.
+            hints: options of `map` in other libraries; options without effect here are logged.
 
         Returns:
             One `rows[i]: reason` per removed row; empty for datasets that check rows when they are read.
@@ -226,8 +249,8 @@ class BaseDataset(ABC, Generic[RowsT]):
         check_hints('check', hints, is_batched=None)
         self._refuse_encoded('check')
         problems: list[str] = []
-        template = self._template()
-        self._replace(None, lambda rows: self._checked(rows, template, problems))
+        template, reader = self._template(), FormatReader(format)
+        self._replace(None, lambda rows: self._checked(rows, template, problems, reader))
         return problems
 
     def save_as(
@@ -301,10 +324,10 @@ class BaseDataset(ABC, Generic[RowsT]):
     def _cast(self, rows: RowsT, column: str, decode: Callable[[Any], Any]) -> RowsT: ...
 
     @abstractmethod
-    def _encoded(self, rows: RowsT, template: Template, report: list[str], *, is_prompt: bool) -> RowsT: ...
+    def _encoded(self, rows: RowsT, template: Template, report: list[str], reader: FormatReader) -> RowsT: ...
 
     @abstractmethod
-    def _checked(self, rows: RowsT, template: Template, problems: list[str]) -> RowsT: ...
+    def _checked(self, rows: RowsT, template: Template, problems: list[str], reader: FormatReader) -> RowsT: ...
 
     @abstractmethod
     def _rows_to_save(self) -> Iterable[Row]: ...

@@ -9,9 +9,9 @@ from twinkle.dataset.hf import dataset_of
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.mixing import mixed_order
 from twinkle.dataset.row_bounds import RowBounds, counted, size_in_memory
-from twinkle.dataset.row_steps import EncodeTally, cast_row, encode_rows, is_kept, map_rows
+from twinkle.dataset.row_steps import EncodeTally, cast_row, encode_rows, is_kept, map_rows, problems_of, read_rows
 from twinkle.dataset.sources import load_rows
-from twinkle.preprocessor import FilterFunction, MapFunction
+from twinkle.preprocessor import FilterFunction, FormatReader, MapFunction
 from twinkle.template import EncodedChat, Template
 
 _BATCH_ROWS = 1000
@@ -79,20 +79,25 @@ class Dataset(BaseDataset[Sequence[Row]]):
     def _cast(self, rows: Sequence[Row], column: str, decode: Callable[[Any], Any]) -> Sequence[Row]:
         return [cast_row(row, column, decode, index=index) for index, row in enumerate(rows)]
 
-    def _encoded(self, rows: Sequence[Row], template: Template, report: list[str], *, is_prompt: bool) -> Sequence[Row]:
-        chats: list[EncodedChat] = []
-        for begin in range(0, len(rows), _BATCH_ROWS):
-            batch = rows[begin : begin + _BATCH_ROWS]
-            encoded = encode_rows(template, batch, begin=begin, is_prompt=is_prompt)
-            self._charge_encoded(batch, encoded)
-            chats += encoded
+    def _encoded(
+        self, rows: Sequence[Row], template: Template, report: list[str], reader: FormatReader
+    ) -> Sequence[Row]:
+        examples: list[Row] = []
         tally = EncodeTally(template)
-        tally.add(chats)
-        report += tally.lines()
-        return [{**row, **feature} for row, chat in zip(rows, chats, strict=True) for feature in chat.features]
+        for begin in range(0, len(rows), _BATCH_ROWS):
+            batch, indices = read_rows(reader, rows[begin : begin + _BATCH_ROWS], begin=begin)
+            encoded = encode_rows(template, batch, indices=indices, is_prompt=reader.is_prompt)
+            self._charge_encoded(batch, encoded)
+            tally.add(encoded)
+            pairs = zip(batch, encoded, strict=True)
+            examples += [{**row, **feature} for row, chat in pairs for feature in chat.features]
+        report += [*reader.new_reports(), *tally.lines()]
+        return examples
 
-    def _checked(self, rows: Sequence[Row], template: Template, problems: list[str]) -> Sequence[Row]:
-        found = template.batch_check(rows)
+    def _checked(
+        self, rows: Sequence[Row], template: Template, problems: list[str], reader: FormatReader
+    ) -> Sequence[Row]:
+        found = problems_of(template, reader, rows, begin=0)
         problems += [f'rows[{index}]: {problem}' for index, problem in enumerate(found) if problem is not None]
         return [row for row, problem in zip(rows, found, strict=True) if problem is None]
 

@@ -8,11 +8,11 @@ from twinkle.dataset.files import Row
 from twinkle.dataset.hf import stream_of
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.passes import begin_pass, depends_on_earlier_rows, log_report
-from twinkle.dataset.row_steps import EncodeTally, cast_row, encode_rows, is_kept, map_rows
+from twinkle.dataset.row_steps import EncodeTally, cast_row, encode_rows, is_kept, map_rows, problems_of, read_rows
 from twinkle.dataset.sources import find_files, refuse_backwards, refuse_iterator, stream_rows
 from twinkle.dataset.streams import BATCH_ROWS, BatchChange, Item, RefusedRow, Stream, chained, changed, interleaved
 from twinkle.infra import get_logger
-from twinkle.preprocessor import FilterFunction, MapFunction
+from twinkle.preprocessor import FilterFunction, FormatReader, MapFunction
 from twinkle.template import Template
 
 _REPORTED_ROWS = 20
@@ -86,37 +86,38 @@ class IterableDataset(BaseDataset[Stream]):
 
         return changed(rows, lambda: cast, batch_rows=1)
 
-    def _encoded(self, rows: Stream, template: Template, report: list[str], *, is_prompt: bool) -> Stream:
-        return changed(rows, lambda: _encoder(template, is_prompt=is_prompt))
+    def _encoded(self, rows: Stream, template: Template, report: list[str], reader: FormatReader) -> Stream:
+        return changed(rows, lambda: _encoder(template, reader.again()))
 
-    def _checked(self, rows: Stream, template: Template, problems: list[str]) -> Stream:
-        return changed(rows, lambda: _checker(template))
+    def _checked(self, rows: Stream, template: Template, problems: list[str], reader: FormatReader) -> Stream:
+        return changed(rows, lambda: _checker(template, reader.again()))
 
     def _rows_to_save(self) -> Iterable[Row]:
         return iter(self)
 
 
-def _encoder(template: Template, *, is_prompt: bool) -> BatchChange:
-    """Return a function that encodes the rows of one iteration and logs each kind of problem once."""
+def _encoder(template: Template, reader: FormatReader) -> BatchChange:
+    """Return a function that encodes the rows of one iteration, and logs their format and each kind of problem once."""
     tally = EncodeTally(template)
 
     def encode(batch: list[Row], begin: int) -> list[Row]:
-        chats = encode_rows(template, batch, begin=begin, is_prompt=is_prompt)
+        rows, indices = read_rows(reader, batch, begin=begin)
+        chats = encode_rows(template, rows, indices=indices, is_prompt=reader.is_prompt)
         tally.add(chats)
-        for line in tally.new_lines():
+        for line in (*reader.new_reports(), *tally.new_lines()):
             get_logger().warning('%s', line)
-        return [{**row, **feature} for row, chat in zip(batch, chats, strict=True) for feature in chat.features]
+        return [{**row, **feature} for row, chat in zip(rows, chats, strict=True) for feature in chat.features]
 
     return encode
 
 
-def _checker(template: Template) -> BatchChange:
+def _checker(template: Template, reader: FormatReader) -> BatchChange:
     """Return a function that removes the unusable rows of one iteration, and logs the first unusable rows."""
     reported = 0
 
     def check(batch: list[Row], begin: int) -> list[Row]:
         nonlocal reported
-        found = template.batch_check(batch)
+        found = problems_of(template, reader, batch, begin=begin)
         for index, problem in enumerate(found, start=begin):
             if problem is not None and reported < _REPORTED_ROWS:
                 reported += 1

@@ -10,6 +10,7 @@ from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.streams import Stream, repeated
 from twinkle.dataset.window_packing import packed
 from twinkle.infra import remote_class
+from twinkle.preprocessor import FormatReader
 from twinkle.template import Template
 
 
@@ -74,9 +75,9 @@ class IterablePackingDataset(IterableDataset):
         source = repeated(rows) if self._is_cyclic else rows
         return packed(source, capacity=capacity, interval=self._packing_interval)
 
-    def _encoded(self, rows: Stream, template: Template, report: list[str], *, is_prompt: bool) -> Stream:
-        self._is_prompt = is_prompt
-        return super()._encoded(rows, template, report, is_prompt=is_prompt)
+    def _encoded(self, rows: Stream, template: Template, report: list[str], reader: FormatReader) -> Stream:
+        self._is_prompt = reader.is_prompt
+        return super()._encoded(rows, template, report, reader)
 
     def _rows_to_save(self) -> Iterable[Row]:
         if self._is_cyclic and self.is_packed:

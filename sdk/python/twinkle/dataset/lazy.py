@@ -9,9 +9,9 @@ from twinkle.dataset.errors import DatasetError, InvalidExample
 from twinkle.dataset.files import Row
 from twinkle.dataset.mixing import RowReference, mixed_order
 from twinkle.dataset.passes import depends_on_earlier_rows
-from twinkle.dataset.row_steps import EncodeTally, cast_row, encode_rows, is_kept, map_rows
+from twinkle.dataset.row_steps import EncodeTally, cast_row, encode_rows, is_kept, map_rows, problems_of, read_rows
 from twinkle.infra import get_logger
-from twinkle.preprocessor import FilterFunction, MapFunction
+from twinkle.preprocessor import FilterFunction, FormatReader, MapFunction
 from twinkle.template import Template
 
 RowStep = Callable[[Row, int], Row]
@@ -57,12 +57,16 @@ class LazyDataset(Dataset):
     def _cast(self, rows: Sequence[Row], column: str, decode: Callable[[Any], Any]) -> Sequence[Row]:
         return _ChangedRows(rows, lambda row, index: cast_row(row, column, decode, index=index))
 
-    def _encoded(self, rows: Sequence[Row], template: Template, report: list[str], *, is_prompt: bool) -> Sequence[Row]:
-        return _ChangedRows(rows, _EncodeStep(template, is_prompt=is_prompt))
+    def _encoded(
+        self, rows: Sequence[Row], template: Template, report: list[str], reader: FormatReader
+    ) -> Sequence[Row]:
+        return _ChangedRows(rows, _EncodeStep(template, reader))
 
-    def _checked(self, rows: Sequence[Row], template: Template, problems: list[str]) -> Sequence[Row]:
+    def _checked(
+        self, rows: Sequence[Row], template: Template, problems: list[str], reader: FormatReader
+    ) -> Sequence[Row]:
         def step(row: Row, index: int) -> Row:
-            problem = template.check(row)
+            (problem,) = problems_of(template, reader.again(), [row], begin=index)
             if problem is not None:
                 raise InvalidExample(index, '', f'would not be trained on: {problem}')
             return row
@@ -78,15 +82,25 @@ class LazyDataset(Dataset):
 
 
 class _EncodeStep:
-    """Encodes rows; logs the first row that was cut and the first row without labels."""
+    """Encodes rows; logs the formats that occur, the first row that was cut and the first row without labels.
 
-    def __init__(self, template: Template, *, is_prompt: bool) -> None:
+    The format of each row is recognized separately, so that a row is encoded in the same way in any order of reading.
+    """
+
+    def __init__(self, template: Template, reader: FormatReader) -> None:
         self._template = template
-        self._is_prompt = is_prompt
+        self._reader = reader
         self._tally = EncodeTally(template)
+        self._reports: set[str] = set()
 
     def __call__(self, row: Row, index: int) -> Row:
-        chat = encode_rows(self._template, [row], begin=index, is_prompt=self._is_prompt)[0]
+        reader = self._reader.again()
+        rows, indices = read_rows(reader, [row], begin=index)
+        self._log(reader.new_reports())
+        if len(rows) != 1:
+            raise InvalidExample(index, '', 'is a pair of two chats, but a LazyDataset needs one; use Dataset instead')
+        row = rows[0]
+        chat = encode_rows(self._template, rows, indices=indices, is_prompt=reader.is_prompt)[0]
         if not chat.features:
             problem = f'has {chat.token_count} tokens, more than max_length {self._template.max_length}; it is left out'
             raise InvalidExample(index, '', problem)
@@ -94,6 +108,11 @@ class _EncodeStep:
         for line in self._tally.new_lines():
             get_logger().warning('rows[%d] and possibly others: %s', index, line)
         return {**row, **chat.features[0]}
+
+    def _log(self, reports: list[str]) -> None:
+        for line in set(reports) - self._reports:
+            self._reports.add(line)
+            get_logger().warning('%s', line)
 
 
 class _LazyRows(Sequence[Row]):

@@ -8,7 +8,7 @@ import numpy as np
 from twinkle.data_format import IGNORE_INDEX
 from twinkle.dataset.errors import DatasetError, InvalidExample
 from twinkle.dataset.files import Row
-from twinkle.preprocessor import FilterFunction, InvalidRow, MapFunction, Preprocessor
+from twinkle.preprocessor import FilterFunction, FormatReader, InvalidRow, MapFunction, Preprocessor
 from twinkle.template import EncodedChat, ExampleTooLong, InvalidTrajectory, Template, TemplateError
 
 
@@ -59,13 +59,45 @@ def cast_row(row: Row, column: str, decode: Callable[[Any], Any], *, index: int)
     return {**row, column: decode(row[column])}
 
 
-def encode_rows(template: Template, rows: Sequence[Row], *, begin: int, is_prompt: bool) -> list[EncodedChat]:
+def read_rows(reader: FormatReader, rows: Sequence[Row], *, begin: int) -> tuple[list[Row], list[int]]:
+    """Return the chats of rows in a known format, and for each chat the index of its row in the dataset.
+
+    Raises:
+        InvalidRow: a row does not have the format; the error names the row.
+    """
+    chats: list[Row] = []
+    indices: list[int] = []
+    for index, row in enumerate(rows, start=begin):
+        try:
+            found = reader.read(row)
+        except InvalidRow as error:
+            raise error.at(index) from error
+        chats += found
+        indices += [index] * len(found)
+    return chats, indices
+
+
+def problems_of(template: Template, reader: FormatReader, rows: Sequence[Row], *, begin: int) -> list[str | None]:
+    """Return for each row the reason why it would not be trained on, or None if all of its chats are usable."""
+    problems: list[str | None] = []
+    for index, row in enumerate(rows, start=begin):
+        try:
+            found = template.batch_check(read_rows(reader, [row], begin=index)[0])
+        except InvalidRow as error:
+            found = [f'{error.column} {error.problem}']
+        problems.append(next((problem for problem in found if problem is not None), None))
+    return problems
+
+
+def encode_rows(
+    template: Template, rows: Sequence[Row], *, indices: Sequence[int], is_prompt: bool
+) -> list[EncodedChat]:
     """Encode rows together; if that fails, encode them one by one to find the invalid row.
 
     Args:
         template: converts chats to tokens.
-        rows: the rows of a batch.
-        begin: index of the first row in the dataset.
+        rows: the chats of a batch.
+        indices: index of the row of each chat in the dataset.
         is_prompt: whether to end with the opening of an assistant turn and to omit the labels.
 
     Raises:
@@ -75,7 +107,7 @@ def encode_rows(template: Template, rows: Sequence[Row], *, begin: int, is_promp
     try:
         return template.encode_chats(rows, add_generation_prompt=is_prompt)
     except TemplateError:
-        for index, row in enumerate(rows, start=begin):
+        for index, row in zip(indices, rows, strict=True):
             _encode_alone(template, row, index, is_prompt=is_prompt)
         raise
 

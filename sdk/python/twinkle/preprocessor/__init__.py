@@ -31,9 +31,11 @@ from twinkle.preprocessor.registry import (
     preprocessor_names,
     refuse_paths,
 )
+from twinkle.preprocessor.row_formats import ROW_FORMATS, FormatProcessor, FormatReader, RowFormat, check_format
 from twinkle.preprocessor.self_cognition import SelfCognitionProcessor
 
 __all__ = [
+    'ROW_FORMATS',
     'AlpacaProcessor',
     'CLEVRProcessor',
     'Columns',
@@ -48,6 +50,8 @@ __all__ = [
     'EmojiDPOProcessor',
     'Filter',
     'FilterFunction',
+    'FormatProcessor',
+    'FormatReader',
     'GSM8KProcessor',
     'HardFilter',
     'InvalidArguments',
@@ -62,12 +66,14 @@ __all__ = [
     'QualityPreprocessor',
     'RefuseFilter',
     'Row',
+    'RowFormat',
     'RowPreprocessor',
     'SelfCognitionProcessor',
     'TextLengthFilter',
     'UnknownPreprocessor',
     'build_filter',
     'build_preprocessor',
+    'check_format',
     'filter_names',
     'preprocessor_names',
     'refuse_paths',

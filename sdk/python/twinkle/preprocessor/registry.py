@@ -15,6 +15,7 @@ from twinkle.preprocessor.gsm8k import GSM8KProcessor
 from twinkle.preprocessor.length_filter import TextLengthFilter
 from twinkle.preprocessor.olympiad_bench import OlympiadBenchProcessor
 from twinkle.preprocessor.quality import QUALITY_FILTERS, MessageNormalizer, QualityPreprocessor
+from twinkle.preprocessor.row_formats import FormatProcessor
 from twinkle.preprocessor.self_cognition import SelfCognitionProcessor
 
 MapFunction = Preprocessor | Callable[[Columns], Columns]
@@ -31,6 +32,7 @@ _PREPROCESSORS: dict[str, type[Preprocessor]] = {
         CompetitionMathProcessor,
         CountdownProcessor,
         EmojiDPOProcessor,
+        FormatProcessor,
         GSM8KProcessor,
         MessageNormalizer,
         OlympiadBenchProcessor,

@@ -16,6 +16,7 @@ from twinkle.template.errors import ExampleTooLong, TemplateError
 from twinkle.template.labels import IntVector, Span, assistant_spans, label_tokens, shift_labels
 from twinkle.template.media import ReadsMedia
 from twinkle.template.messages import check_special_texts, check_tools, check_trajectory, with_system
+from twinkle.template.plain_text import is_text, joined_texts
 from twinkle.template.thinking import THINK_CLOSE, THINK_OPEN, thought, with_thinking
 from twinkle.template.tokenizer import ChatTokenizer, TokenizedText
 from twinkle.template.tool_call_registry import TOOL_CALL_PARSERS
@@ -142,14 +143,17 @@ class Template(ReadsMedia):
         if self._media is not None:
             # The formatted chat contains special tokens for media; special texts are searched in the given chat.
             trajectory = self._media.formatted(trajectory)
-        messages = with_system(check_trajectory(trajectory, is_media_read=self.is_mm), self.default_system)
+        messages = check_trajectory(trajectory, is_media_read=self.is_mm)
+        is_plain = is_text(trajectory)
+        messages = messages if is_plain else with_system(messages, self.default_system)
         tools = check_tools(trajectory.get('tools'))
         if self.refuse_special_tokens:
             check_special_texts(given, self.tokenizer.special_texts)
         has_field, is_opened = self._mentions('reasoning_content'), self.opens_thought
         formatted: dict[str, Any] = dict(trajectory)
         formatted['messages'] = [
-            with_thinking(message, has_reasoning_field=has_field, is_opened=is_opened) for message in messages
+            message if is_plain else with_thinking(message, has_reasoning_field=has_field, is_opened=is_opened)
+            for message in messages
         ]
         if tools:
             formatted['tools'] = tools
@@ -337,8 +341,10 @@ class Template(ReadsMedia):
         messages = cast('list[Any]', chat.get('messages', []))
         if self._media is not None:
             messages = self._media.with_media_tokens(messages)
+        if is_text(chat):
+            return joined_texts(messages, begin=self.tokenizer.text_opening, end=self.tokenizer.text_end)
         if self._chat_template is None:
-            return _joined(messages)
+            return joined_texts(messages)
         return self._chat_template.render(
             messages,
             add_generation_prompt=add_generation_prompt,
@@ -347,7 +353,9 @@ class Template(ReadsMedia):
         )
 
     def _spans(self, chat: Trajectory, rendered: RenderedChat) -> Sequence[Span]:
-        if self._chat_template is None or self._chat_template.marks_generation:
+        is_joined = self._chat_template is None or is_text(chat)
+        is_weighted = any(message.get('weight') == 0 for message in chat.get('messages', []))
+        if is_joined or (self._chat_template.marks_generation and not is_weighted):
             return rendered.generated
 
         def render(messages: Any, *, add_generation_prompt: bool) -> str:
@@ -374,24 +382,13 @@ class Template(ReadsMedia):
         return [(ids[begin:end], shift_labels(labels[begin:end])) for begin, end in ranges]
 
     def _feature(self, ids: IntVector, labels: IntVector, chat: Trajectory, *, is_prompt: bool) -> InputFeature:
-        feature = InputFeature(messages=[dict(message) for message in chat.get('messages', [])])
+        messages = [dict(message) for message in chat.get('messages', [])]
+        for message in messages:
+            message.pop('weight', None)
+        feature = InputFeature(messages=messages)
         feature.update(token_fields(ids))
         if not is_prompt:
             feature['labels'] = labels
         if chat.get('user_data'):
             feature['user_data'] = chat.get('user_data', [])
         return feature
-
-
-def _joined(messages: Sequence[Mapping[str, Any]]) -> RenderedChat:
-    """Concatenate the texts of the messages; the spans are the assistant's texts."""
-    pieces: list[str] = []
-    spans: list[Span] = []
-    length = 0
-    for message in messages:
-        text = str(message.get('content', ''))
-        if message.get('role') == 'assistant':
-            spans.append((length, length + len(text)))
-        pieces.append(text)
-        length += len(text)
-    return RenderedChat(''.join(pieces), tuple(spans))

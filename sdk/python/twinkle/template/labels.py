@@ -5,7 +5,8 @@ by rendering the chat twice more. The turn begins where the preceding chat, rend
 find the end, the content of the turn is replaced: the turn ends where both renderings are equal again.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,8 @@ def assistant_spans(
 ) -> list[Span]:
     """Return the spans of `full` written by the assistant, including its end-of-turn tokens, in order.
 
+    Messages with the weight 0 are left out.
+
     Args:
         messages: the chat.
         full: the rendered chat.
@@ -40,12 +43,17 @@ def assistant_spans(
     spans: list[Span] = []
     probe = _probe(full)
     for index, message in enumerate(messages):
-        if message['role'] != 'assistant':
+        if not has_labels(message):
             continue
         span = _turn_span(messages, index, full, render=render, probe=probe)
         if span is not None:
             spans.append((span[0], _with_turn_end(full, span[1], special_texts)))
     return spans
+
+
+def has_labels(message: Mapping[str, Any]) -> bool:
+    """Return whether a message is trained on: it is written by the assistant, and its weight is not 0."""
+    return message['role'] == 'assistant' and message.get('weight') != 0
 
 
 def _probe(full: str) -> str:

@@ -51,6 +51,8 @@ def _check_message(message: Any, index: int) -> dict[str, Any]:
     if 'content' not in checked and not calls:
         raise InvalidTrajectory(f'{path}.content', 'is missing; only a message with tool_calls may have none')
     checked['content'] = _text(checked.get('content', ''), f'{path}.content')
+    if checked.get('weight', 1) not in (0, 1):
+        raise InvalidTrajectory(f'{path}.weight', f'must be 0 or 1, got {checked["weight"]!r:.60}')
     for name in ('reasoning_content', 'tool_call_id'):
         if not isinstance(checked.get(name, ''), str):
             raise InvalidTrajectory(f'{path}.{name}', f'must be text, got {type(checked[name]).__name__}')

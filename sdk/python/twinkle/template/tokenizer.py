@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -58,6 +59,18 @@ class ChatTokenizer:
     def eos_token_id(self) -> int | None:
         """Id of the end-of-sequence token, or None if the tokenizer has none."""
         return self.token_id(self.special_tokens.get('eos_token', ''))
+
+    @cached_property
+    def text_opening(self) -> str:
+        """Text of the token that begins a plain text, such as `<s>`; empty for models without one."""
+        token = self.special_tokens.get('bos_token', '')
+        begin = self._tokenizer.encode('').ids[:1]
+        return token if token and begin == [self.token_id(token)] else ''
+
+    @property
+    def text_end(self) -> str:
+        """Text of the end-of-sequence token; empty if the tokenizer has none."""
+        return self.special_tokens.get('eos_token', '')
 
     @property
     def vocab_size(self) -> int:

@@ -227,11 +227,19 @@ class Dataset:
         await self._apply(dataset_pb2.DatasetStep(filter=step), meta=dataset_meta)
 
     @remote_method
-    async def encode(self, *, add_generation_prompt: bool = False, **options: Any) -> None:
-        """Convert chats to tokens.
+    async def encode(
+        self,
+        *,
+        add_generation_prompt: bool = False,
+        format: str | None = None,  # noqa: A002 - public name
+        **options: Any,
+    ) -> None:
+        """Convert rows to tokens. Rows are chats, or have another format that docs/datasets.md lists.
 
         Args:
             add_generation_prompt: Append the start of an assistant turn, without labels, for sampling.
+            format: Name of the rows' format, such as 'prompt_completion'. Unset: the server recognizes it by the
+                columns, and a warning names it.
             options: See `map`.
 
         Raises:
@@ -240,13 +248,21 @@ class Dataset:
         """
         _check_hints(options)
         self._is_prompt = add_generation_prompt
-        step = dataset_pb2.EncodeStep(is_generation_prompt_added=add_generation_prompt)
+        step = dataset_pb2.EncodeStep(is_generation_prompt_added=add_generation_prompt, row_format=_row_format(format))
         await self._apply(dataset_pb2.DatasetStep(encode=step))
 
     @remote_method
-    async def check(self) -> list[str]:
-        """Find examples without labels to train on; return all warnings of the dataset, including earlier ones."""
-        return list((await self._apply(dataset_pb2.DatasetStep(check=dataset_pb2.CheckStep()))).warnings)
+    async def check(self, *, format: str | None = None) -> list[str]:  # noqa: A002 - public name
+        """Find examples without labels to train on; return all warnings of the dataset, including earlier ones.
+
+        Args:
+            format: See `encode`.
+
+        Raises:
+            ValueError: The format is unknown.
+        """
+        step = dataset_pb2.CheckStep(row_format=_row_format(format))
+        return list((await self._apply(dataset_pb2.DatasetStep(check=step))).warnings)
 
     @remote_method
     async def pack_dataset(self) -> None:
@@ -352,6 +368,16 @@ class IterablePackingDataset(IterableDataset):
 
 class PackingDataset(Dataset):
     """A dataset whose encoded examples can be packed with `pack_dataset`."""
+
+
+def _row_format(name: str | None) -> dataset_pb2.RowFormat:
+    if name is None:
+        return dataset_pb2.ROW_FORMAT_UNSPECIFIED
+    known = {key.removeprefix('ROW_FORMAT_').lower(): value for key, value in dataset_pb2.RowFormat.items()}
+    del known['unspecified']
+    if name not in known:
+        raise ValueError(f'format: unknown format {name!r}; use one of {", ".join(known)}')
+    return known[name]
 
 
 def _check_hints(options: Mapping[str, Any]) -> None:

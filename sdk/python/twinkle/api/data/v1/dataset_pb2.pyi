@@ -86,6 +86,58 @@ TRUNCATION_STRATEGY_DELETE: TruncationStrategy.ValueType  # 5
 """The example is removed, and a warning reports how many examples were removed."""
 Global___TruncationStrategy: _TypeAlias = TruncationStrategy  # noqa: Y015
 
+class _RowFormat:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RowFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RowFormat.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ROW_FORMAT_UNSPECIFIED: _RowFormat.ValueType  # 0
+    """Not set. The format is recognized by the columns of the rows."""
+    ROW_FORMAT_MESSAGES: _RowFormat.ValueType  # 1
+    """`messages`: a chat."""
+    ROW_FORMAT_LANGUAGE_MODELING: _RowFormat.ValueType  # 2
+    """`text`: a text for pre-training."""
+    ROW_FORMAT_PROMPT_ONLY: _RowFormat.ValueType  # 3
+    """`prompt`: a text, or messages."""
+    ROW_FORMAT_PROMPT_COMPLETION: _RowFormat.ValueType  # 4
+    """`prompt` and `completion`, both texts or both messages."""
+    ROW_FORMAT_PREFERENCE: _RowFormat.ValueType  # 5
+    """`chosen` and `rejected`, and optionally `prompt`. A row becomes two examples."""
+    ROW_FORMAT_UNPAIRED_PREFERENCE: _RowFormat.ValueType  # 6
+    """`prompt`, `completion` and `label`, a boolean."""
+    ROW_FORMAT_SHAREGPT: _RowFormat.ValueType  # 7
+    """`conversations` with `from` and `value`."""
+    ROW_FORMAT_ALPACA: _RowFormat.ValueType  # 8
+    """`instruction` and `output`, and optionally `input` and `system`."""
+    ROW_FORMAT_GSM8K: _RowFormat.ValueType  # 9
+    """`question` and `answer`, with the number after "####"."""
+
+class RowFormat(_RowFormat, metaclass=_RowFormatEnumTypeWrapper):
+    """Format of rows that are not chats. The names follow the dataset types of TRL."""
+
+ROW_FORMAT_UNSPECIFIED: RowFormat.ValueType  # 0
+"""Not set. The format is recognized by the columns of the rows."""
+ROW_FORMAT_MESSAGES: RowFormat.ValueType  # 1
+"""`messages`: a chat."""
+ROW_FORMAT_LANGUAGE_MODELING: RowFormat.ValueType  # 2
+"""`text`: a text for pre-training."""
+ROW_FORMAT_PROMPT_ONLY: RowFormat.ValueType  # 3
+"""`prompt`: a text, or messages."""
+ROW_FORMAT_PROMPT_COMPLETION: RowFormat.ValueType  # 4
+"""`prompt` and `completion`, both texts or both messages."""
+ROW_FORMAT_PREFERENCE: RowFormat.ValueType  # 5
+"""`chosen` and `rejected`, and optionally `prompt`. A row becomes two examples."""
+ROW_FORMAT_UNPAIRED_PREFERENCE: RowFormat.ValueType  # 6
+"""`prompt`, `completion` and `label`, a boolean."""
+ROW_FORMAT_SHAREGPT: RowFormat.ValueType  # 7
+"""`conversations` with `from` and `value`."""
+ROW_FORMAT_ALPACA: RowFormat.ValueType  # 8
+"""`instruction` and `output`, and optionally `input` and `system`."""
+ROW_FORMAT_GSM8K: RowFormat.ValueType  # 9
+"""`question` and `answer`, with the number after "####"."""
+Global___RowFormat: _TypeAlias = RowFormat  # noqa: Y015
+
 @_typing.final
 class HubSource(_message.Message):
     """A dataset on a hub."""
@@ -402,21 +454,27 @@ Global___FilterStep: _TypeAlias = FilterStep  # noqa: Y015
 
 @_typing.final
 class EncodeStep(_message.Message):
-    """Converts chats to tokens."""
+    """Converts rows to tokens."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     IS_GENERATION_PROMPT_ADDED_FIELD_NUMBER: _builtins.int
+    ROW_FORMAT_FIELD_NUMBER: _builtins.int
     is_generation_prompt_added: _builtins.bool
     """If true, each example ends with the opening of an assistant turn and has no labels, as sampling requires."""
+    row_format: Global___RowFormat.ValueType
+    """Format of the rows. If unset, it is recognized, and a warning of the dataset names it. A row that does not have the
+    format is refused.
+    """
     def __init__(
         self,
         *,
         is_generation_prompt_added: _builtins.bool = ...,
+        row_format: Global___RowFormat.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_generation_prompt_added", b"is_generation_prompt_added"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_generation_prompt_added", b"is_generation_prompt_added", "row_format", b"row_format"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -445,12 +503,17 @@ class CheckStep(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    ROW_FORMAT_FIELD_NUMBER: _builtins.int
+    row_format: Global___RowFormat.ValueType
+    """Format of the rows. If unset, it is recognized."""
     def __init__(
         self,
+        *,
+        row_format: Global___RowFormat.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["row_format", b"row_format"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
