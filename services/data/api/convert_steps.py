@@ -31,7 +31,9 @@ _STRATEGIES: dict[int, Strategy] = {
     dataset_pb2.TRUNCATION_STRATEGY_DELETE: 'delete',
 }
 _DEFAULT_TEMPLATE = 'Template'
-_FORMAT_NAMES = {dataset_pb2.RowFormat.Value(f'ROW_FORMAT_{name.upper()}'): name for name in ROW_FORMATS}
+_FORMAT_NAMES: dict[int, str] = {
+    dataset_pb2.RowFormat.Value(f'ROW_FORMAT_{name.upper()}'): name for name in ROW_FORMATS
+}
 
 
 def steps_from_proto(steps: Sequence[dataset_pb2.DatasetStep]) -> tuple[Step, ...]:
@@ -105,7 +107,7 @@ def _format_from_proto(number: int, field: str) -> str | None:
     return _FORMAT_NAMES[number]
 
 
-def _format_to_proto(name: str | None) -> dataset_pb2.RowFormat:
+def _format_to_proto(name: str | None) -> dataset_pb2.RowFormat.ValueType:
     return dataset_pb2.RowFormat.Value(f'ROW_FORMAT_{name.upper()}' if name else 'ROW_FORMAT_UNSPECIFIED')
 
 

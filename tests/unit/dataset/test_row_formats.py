@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fixtures.row_formats import BLUE, FORMATS, GREEN, OPENING, SKY, SYSTEM
+from fixtures.row_formats import BLUE, CHAT, FORMATS, GREEN, OPENING, SKY, SYSTEM
 from twinkle.data_format import user_data_get
 from twinkle.dataset import Dataset, DatasetError, DatasetMeta, InvalidExample, IterableDataset, LazyDataset
 from twinkle.preprocessor import InvalidArguments, InvalidRow
@@ -86,7 +86,7 @@ def test_lazy_datasets_and_streams_give_the_same_features(
     ],
 )
 def test_prompts_for_sampling_have_no_completion(row: dict[str, Any], prompt: str, tiny_llama_dir: Path) -> None:
-    """With `add_generation_prompt`, each row gives one prompt without its completion."""
+    """Rows that are encoded for sampling give one prompt each, without the completion."""
     dataset = opened(DatasetMeta(data=[row]), tiny_llama_dir)
     dataset.encode(add_generation_prompt=True)
     (found,) = dataset
@@ -200,6 +200,24 @@ def test_files_with_nested_columns_are_read(suffix: str, tmp_path: Path, tiny_ll
         each.encode()
     assert [shown(dataset, row)[1:] for row in dataset] == [shown(expected, row)[1:] for row in expected]
     assert [shown(dataset, row)[2] for row in dataset] == ['Blue.<|im_end|>', 'Green.<|im_end|>']
+
+
+def test_chats_beside_a_question_as_text_are_pairs(tiny_llama_dir: Path) -> None:
+    """Two complete chats beside a text give the pair of the chats, and their common beginning is the prompt."""
+    row = {'prompt': 'Sky?', 'prompt_id': 'a1', 'chosen': [SKY, BLUE], 'rejected': [SKY, GREEN]}
+    dataset = opened(DatasetMeta(data=[row]), tiny_llama_dir)
+    dataset.encode()
+    assert [shown(dataset, found)[0] for found in dataset] == [[SKY, BLUE], [SKY, GREEN]]
+    assert [found['prompt_id'] for found in dataset] == ['a1', 'a1']
+
+
+def test_chats_as_json_text_are_read(tiny_llama_dir: Path) -> None:
+    """The columns `messages` and `conversations` of a CSV file contain JSON."""
+    given = [{'from': 'human', 'value': 'Sky?'}, {'from': 'gpt', 'value': 'Blue.'}]
+    for row in ({'messages': json.dumps([SKY, BLUE])}, {'conversations': json.dumps(given)}):
+        dataset = opened(DatasetMeta(data=[row]), tiny_llama_dir)
+        dataset.encode()
+        assert shown(dataset, dataset[0]) == ([SKY, BLUE], CHAT, 'Blue.<|im_end|>')
 
 
 def test_check_reads_the_formats(tiny_llama_dir: Path) -> None:

@@ -353,9 +353,8 @@ class Template(ReadsMedia):
         )
 
     def _spans(self, chat: Trajectory, rendered: RenderedChat) -> Sequence[Span]:
-        is_joined = self._chat_template is None or is_text(chat)
         is_weighted = any(message.get('weight') == 0 for message in chat.get('messages', []))
-        if is_joined or (self._chat_template.marks_generation and not is_weighted):
+        if self._chat_template is None or is_text(chat) or (self._chat_template.marks_generation and not is_weighted):
             return rendered.generated
 
         def render(messages: Any, *, add_generation_prompt: bool) -> str:

@@ -370,7 +370,7 @@ class PackingDataset(Dataset):
     """A dataset whose encoded examples can be packed with `pack_dataset`."""
 
 
-def _row_format(name: str | None) -> dataset_pb2.RowFormat:
+def _row_format(name: str | None) -> dataset_pb2.RowFormat.ValueType:
     if name is None:
         return dataset_pb2.ROW_FORMAT_UNSPECIFIED
     known = {key.removeprefix('ROW_FORMAT_').lower(): value for key, value in dataset_pb2.RowFormat.items()}
