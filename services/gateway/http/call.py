@@ -24,7 +24,7 @@ HEAD_BYTES = (1 << 17) + (1 << 8)
 TAIL_BYTES = 1 << 12  # trailing bytes that `BodyEnds` stores
 _CHUNK_BYTES = 1 << 18
 """Maximum number of bytes passed to the transport at a time; a client that does not read delays the next chunk."""
-_MODEL_BYTES = 1280
+_MODEL_BYTES = 1344
 """Upper bound for the bytes of a pydantic model without its values, measured with chat messages."""
 
 

@@ -55,7 +55,7 @@ class MetricStore(Protocol):
     ) -> Sequence[Series] | None:
         """Return the selected points with revisions from `after` + 1 to `until`.
 
-        Points that were replaced after `until` are omitted. If there are too many for an update, the result is None.
+        Points that were replaced after `until` are omitted. Returns None if there are too many for an update.
 
         Raises:
             RunDataDamaged: the stored points of the run cannot be read.

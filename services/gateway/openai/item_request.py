@@ -235,10 +235,12 @@ def _messages(value: Any) -> list[ChatMessage]:
         return [_message('user', value)]
     if not isinstance(value, list) or not value:
         raise InvalidField('input', 'must be a string, or a list of at least one item')
-    items = [_item(item, f'input[{index}]') for index, item in enumerate(cast('list[Any]', value))]
-    check_system_roles([item.role if isinstance(item, MessageItem) else item.type for item in items], 'input')
     messages: list[ChatMessage] = []
-    for item in items:
+    roles: list[str] = []
+    # Each item is converted before the next one is read, so that only one model of an item is in memory.
+    for index, value_of_item in enumerate(cast('list[Any]', value)):
+        item = _item(value_of_item, f'input[{index}]')
+        roles.append(item.role if isinstance(item, MessageItem) else item.type)
         if isinstance(item, MessageItem):
             messages.append(_message(item.role, _text(item.content)))
         elif isinstance(item, ResultItem):
@@ -246,6 +248,7 @@ def _messages(value: Any) -> list[ChatMessage]:
             messages.append(result.model_copy(update={'tool_call_id': item.call_id}))
         else:
             _add_call(messages, item)
+    check_system_roles(roles, 'input')
     return messages
 
 

@@ -128,7 +128,8 @@ class BlockBody(JsonModel):
     """Body of `/v1/messages`."""
 
     model: Annotated[str, Field(min_length=1)]
-    messages: Annotated[list[BlockMessage], Field(min_length=1, fail_fast=True)]
+    messages: Annotated[list[Any], Field(min_length=1)]
+    """Messages; each is checked when it is converted, so that only one model of a message is in memory."""
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
     system: _TextBlocks = Field(default_factory=list[TextBlock])
     tools: Annotated[list[BlockTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
@@ -196,8 +197,9 @@ def _text_message(role: Any, blocks: Sequence[TextBlock]) -> ChatMessage:
     return ChatMessage(role=role, content=[TextPart(type='text', text=''.join(block.text for block in blocks))])
 
 
-def _messages(item: BlockMessage, path: str) -> list[ChatMessage]:
+def _messages(given: Any, path: str) -> list[ChatMessage]:
     """Return the messages that a message consists of: results of calls first, then the text and the calls."""
+    item = read_model(BlockMessage, given, path=path)
     value: Any = _blocks(item.content)
     if not isinstance(value, list) or not value:
         raise InvalidField(f'{path}.content', 'must be a string, or a list of at least one block')

@@ -1,17 +1,19 @@
-"""Tests constrained tool calls at the OpenAI API with vLLM and a tiny random model, which calls no tool on its own."""
+"""Tests constrained tool calls at the OpenAI API with vLLM: a tiny random model, and the built-in model."""
 
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 import pytest_asyncio
 
-from fixtures.chat_templates import THINKING
+from fixtures.chat_templates import HERMES, THINKING
 from fixtures.openai_gateway import OpenAiGateway, openai_gateway
 from fixtures.sampler_engines import make_vllm_engine
 from fixtures.tiny_model import build_tiny_model
+from twinkle.hub import get_model
 
 pytestmark = [pytest.mark.asyncio(loop_scope='module'), pytest.mark.timeout(600), pytest.mark.slow]
 
@@ -132,3 +134,57 @@ async def test_prefix_of_a_repeated_chat_is_cached(running: OpenAiGateway) -> No
     responses = [await ask(running, tools=[PAINT], tool_choice='auto', seed=3) for _ in range(2)]
     first, second = (response.usage.prompt_tokens_details.cached_tokens for response in responses)
     assert 0 <= first < second <= responses[1].usage.prompt_tokens
+
+
+QUESTIONS = {
+    'What is the weather in Paris in celsius?': ('get_weather', {'city': 'Paris', 'unit': 'celsius'}),
+    'What is 12 + 30?': ('add', {'a': 12, 'b': 30}),
+}
+"""Questions with the calls that answer them."""
+SCHEMAS: dict[str, Any] = {
+    'get_weather': {'city': {'type': 'string'}, 'unit': {'enum': ['celsius', 'fahrenheit']}},
+    'add': {'a': {'type': 'integer'}, 'b': {'type': 'integer'}},
+}
+
+
+def link_model(folder: Path) -> None:
+    """Make a folder of the built-in model with another chat template."""
+    for file in Path(get_model('smollm2-135m-instruct')).iterdir():
+        if file.name != 'chat_template.jinja':
+            (folder / file.name).symlink_to(file)
+    (folder / 'chat_template.jinja').write_text(HERMES)
+
+
+async def test_built_in_model_answers_with_the_right_calls(tmp_path: Path) -> None:
+    """The built-in model, which answers with text if it may, is constrained to calls with the right arguments."""
+    folder = tmp_path / 'model'
+    folder.mkdir()
+    link_model(folder)
+    tools: list[Any] = [
+        {
+            'type': 'function',
+            'function': {
+                'name': name,
+                'parameters': {'type': 'object', 'properties': properties, 'required': list(properties)},
+            },
+        }
+        for name, properties in SCHEMAS.items()
+    ]
+    engine: Any = await make_vllm_engine(
+        folder, max_model_len=CONTEXT_TOKENS, max_num_batched_tokens=2 * CONTEXT_TOKENS, kv_cache_memory_bytes=256 << 20
+    )
+    try:
+        async with openai_gateway(tmp_path, engine) as running:
+            for question, expected in QUESTIONS.items():
+                response = await running.client().chat.completions.create(
+                    model='tiny',
+                    messages=[{'role': 'user', 'content': question}],
+                    tools=tools,
+                    tool_choice='required',
+                    parallel_tool_calls=False,
+                    temperature=0,
+                )
+                (call,) = response.choices[0].message.tool_calls or []
+                assert (call.function.name, json.loads(call.function.arguments)) == expected
+    finally:
+        await engine.close()

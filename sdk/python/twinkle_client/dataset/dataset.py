@@ -1,23 +1,21 @@
 """Datasets of the data service, which transforms, tokenizes and packs their rows."""
 
 import asyncio
-import inspect
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from twinkle.api.data.v1 import dataset_pb2, dataset_service_pb2
 from twinkle.api.data.v1.dataset_service_pb2_grpc import DatasetServiceStub
 from twinkle_client.client import TwinkleClient, current_client
-from twinkle_client.convert.config import component_name, struct
+from twinkle_client.convert.config import struct
+from twinkle_client.dataset.arguments import check_hints, component_of, row_format
 from twinkle_client.dataset.peeking import PeekedRow, peek_rows
 from twinkle_client.dataset.saving import save_dataset
 from twinkle_client.dataset.source import DatasetMeta, MetaLike, dataset_source
 from twinkle_client.rpc import LoopThread, new_id, remote_method
 
-_log = logging.getLogger('twinkle_client')
 _TRUNCATIONS: dict[str, dataset_pb2.TruncationStrategy.ValueType] = {
     'raise': dataset_pb2.TRUNCATION_STRATEGY_RAISE,
     'left': dataset_pb2.TRUNCATION_STRATEGY_LEFT,
@@ -25,16 +23,6 @@ _TRUNCATIONS: dict[str, dataset_pb2.TruncationStrategy.ValueType] = {
     'split': dataset_pb2.TRUNCATION_STRATEGY_SPLIT,
     'delete': dataset_pb2.TRUNCATION_STRATEGY_DELETE,
 }
-
-_HINTS: dict[str, tuple[Any, ...]] = {
-    'batched': (None, True),
-    'batch_size': (None,),
-    'keep_in_memory': (None,),
-    'load_from_cache_file': (None, False),
-    'num_proc': (None, 0, 1),
-    'desc': (None,),
-}
-"""Options of the library's methods, with the values that match the server's behavior. Other values log a warning."""
 
 
 class Dataset:
@@ -206,8 +194,8 @@ class Dataset:
             UsageError: The server refused the step; the message names the row and the field.
             StateError: The rows are already encoded, or a loader of the dataset is open.
         """
-        _check_hints(options)
-        name, arguments = _component(preprocess_func, init_args)
+        check_hints(options)
+        name, arguments = component_of(preprocess_func, init_args)
         step = dataset_pb2.MapStep(preprocessor=name, init_args=struct(arguments, field=name))
         await self._apply(dataset_pb2.DatasetStep(map=step), meta=dataset_meta)
 
@@ -221,8 +209,8 @@ class Dataset:
         **options: Any,
     ) -> None:
         """Keep the rows that a filter accepts; the arguments are those of `map`."""
-        _check_hints(options)
-        name, arguments = _component(filter_func, init_args)
+        check_hints(options)
+        name, arguments = component_of(filter_func, init_args)
         step = dataset_pb2.FilterStep(filter=name, init_args=struct(arguments, field=name))
         await self._apply(dataset_pb2.DatasetStep(filter=step), meta=dataset_meta)
 
@@ -246,9 +234,9 @@ class Dataset:
             StateError: No template is set, the rows are already encoded, or a loader of the dataset is open.
             UsageError: An example is too long or malformed; the message names the row.
         """
-        _check_hints(options)
+        check_hints(options)
         self._is_prompt = add_generation_prompt
-        step = dataset_pb2.EncodeStep(is_generation_prompt_added=add_generation_prompt, row_format=_row_format(format))
+        step = dataset_pb2.EncodeStep(is_generation_prompt_added=add_generation_prompt, row_format=row_format(format))
         await self._apply(dataset_pb2.DatasetStep(encode=step))
 
     @remote_method
@@ -261,7 +249,7 @@ class Dataset:
         Raises:
             ValueError: The format is unknown.
         """
-        step = dataset_pb2.CheckStep(row_format=_row_format(format))
+        step = dataset_pb2.CheckStep(row_format=row_format(format))
         return list((await self._apply(dataset_pb2.DatasetStep(check=step))).warnings)
 
     @remote_method
@@ -368,42 +356,3 @@ class IterablePackingDataset(IterableDataset):
 
 class PackingDataset(Dataset):
     """A dataset whose encoded examples can be packed with `pack_dataset`."""
-
-
-def _row_format(name: str | None) -> dataset_pb2.RowFormat.ValueType:
-    if name is None:
-        return dataset_pb2.ROW_FORMAT_UNSPECIFIED
-    known = {key.removeprefix('ROW_FORMAT_').lower(): value for key, value in dataset_pb2.RowFormat.items()}
-    del known['unspecified']
-    if name not in known:
-        raise ValueError(f'format: unknown format {name!r}; use one of {", ".join(known)}')
-    return known[name]
-
-
-def _check_hints(options: Mapping[str, Any]) -> None:
-    unknown = sorted(set(options) - set(_HINTS))
-    if unknown:
-        raise TypeError(f'unknown options {unknown}; known options are {sorted(_HINTS)}')
-    for name, value in options.items():
-        if value not in _HINTS[name]:
-            _log.warning('%s=%r has no effect on the data service', name, value)
-
-
-def _component(component: Any, init_args: Mapping[str, Any] | None) -> tuple[str, Mapping[str, Any]]:
-    """Return name and constructor arguments of a component given by name, class or instance."""
-    if isinstance(component, str | type):
-        return component_name(component), init_args or {}
-    kind = cast(type[Any], type(component))
-    if inspect.isroutine(component):
-        raise TypeError('functions cannot be sent; pass the name of a preprocessor that the server has')
-    if init_args:
-        raise TypeError(f'init_args cannot be combined with an instance; pass {kind.__name__} as a name or class')
-    arguments: dict[str, Any] = {}
-    for name in inspect.signature(kind).parameters:
-        attributes = [attribute for attribute in (name, f'_{name}') if hasattr(component, attribute)]
-        if not attributes:
-            raise TypeError(f'{kind.__name__} has no attribute {name}; pass {kind.__name__!r} with init_args')
-        value = getattr(component, attributes[0])
-        if value is not None:
-            arguments[name] = value
-    return kind.__name__, arguments

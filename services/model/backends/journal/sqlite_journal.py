@@ -277,7 +277,7 @@ class SqliteJournal:
                 _log.error('snapshot damaged', adapter=adapter_id, operation=row.number, error=str(error))
             else:
                 return Snapshot(sequence_number=row.number, adapter=adapter, state=state)
-        raise AdapterDamaged(adapter_id, f'no snapshot{"" if at_most is None else f" up to {at_most}"} can be read')
+        raise AdapterDamaged(adapter_id, 'none of the snapshots can be read')
 
     async def entries(self, adapter_id: str, *, after: int, until: int | None = None) -> Sequence[JournalEntry]:
         found = await self._run(adapter_id, lambda tx: rows.operations_between(tx, adapter_id, after, until))

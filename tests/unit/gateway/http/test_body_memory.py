@@ -14,6 +14,8 @@ from fixtures.tinker_api import TinkerApi, tinker_api
 from services.gateway.http.body import ClientDisconnected, Pace, parse_object, read_bytes
 from services.gateway.http.call import CallMemory, HttpCall, JsonResponse, MemoryGates, Route, json_work_bytes
 from services.gateway.openai.chat_request import chat_request
+from services.gateway.openai.item_request import item_request
+from services.gateway.openai.message_request import message_request
 from services.gateway.tinker.routes import TinkerErrors
 from services.gateway.tinker.sampling import sample_request
 from services.kit.byte_gate import ByteGate
@@ -136,10 +138,19 @@ def _list_of(item: str, size_bytes: int = 256 * KIB) -> str:
             marks=pytest.mark.slow,
         ),
         (chat_request, '{"model":"m","messages":[{"role":"user","content":ITEMS}]}', '{"type":"text","text":""}'),
+        pytest.param(
+            item_request, '{"model":"m","input":ITEMS}', '{"role":"user","content":""}', marks=pytest.mark.slow
+        ),
+        pytest.param(
+            message_request,
+            '{"model":"m","max_tokens":1,"messages":ITEMS}',
+            '{"role":"user","content":""}',
+            marks=pytest.mark.slow,
+        ),
         (sample_request, '{"base_model":"m","prompt":{"chunks":ITEMS},"sampling_params":{}}', '{"tokens":[1]}'),
         (sample_request, '{"base_model":"m","prompt":{"chunks":[{"tokens":ITEMS}]},"sampling_params":{}}', '1'),
     ],
-    ids=['messages', 'tool-calls', 'parts', 'chunks', 'tokens'],
+    ids=['messages', 'tool-calls', 'parts', 'items', 'blocks', 'chunks', 'tokens'],
 )
 def test_parsed_body_takes_no_more_memory_than_it_reserves(
     make: Callable[[dict[str, Any]], object], body: str, item: str
