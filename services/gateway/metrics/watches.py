@@ -166,7 +166,7 @@ class MetricWatches:
         _wake(run)
 
     async def _unread(self, watcher: _Watcher, key: EntryKey) -> MetricUpdate | None:
-        """Return the first update of a run, or the points that the watcher does not have; None without such points."""
+        """Return the first update of a run, or the points that the watcher does not have, if any."""
         if self._is_closing:
             raise Draining()
         known = watcher.known[key]

@@ -53,8 +53,8 @@ def component_of(component: Any, init_args: Mapping[str, Any] | None) -> tuple[s
     """Return name and constructor arguments of a component given by name, class or instance.
 
     Raises:
-        TypeError: The component is a function, has no attribute with the name of one of its arguments, or is an instance
-            given with `init_args`.
+        TypeError: The component is a function, lacks an attribute with the name of an argument, or is an instance with
+            `init_args`.
     """
     if isinstance(component, str | type):
         return component_name(component), init_args or {}

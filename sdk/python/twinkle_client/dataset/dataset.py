@@ -1,6 +1,7 @@
 """Datasets of the data service, which transforms, tokenizes and packs their rows."""
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,13 +10,14 @@ from typing import Any
 from twinkle.api.data.v1 import dataset_pb2, dataset_service_pb2
 from twinkle.api.data.v1.dataset_service_pb2_grpc import DatasetServiceStub
 from twinkle_client.client import TwinkleClient, current_client
-from twinkle_client.convert.config import struct
+from twinkle_client.convert.config import component_name, struct
 from twinkle_client.dataset.arguments import check_hints, component_of, row_format
 from twinkle_client.dataset.peeking import PeekedRow, peek_rows
 from twinkle_client.dataset.saving import save_dataset
 from twinkle_client.dataset.source import DatasetMeta, MetaLike, dataset_source
 from twinkle_client.rpc import LoopThread, new_id, remote_method
 
+_log = logging.getLogger('twinkle_client')
 _TRUNCATIONS: dict[str, dataset_pb2.TruncationStrategy.ValueType] = {
     'raise': dataset_pb2.TRUNCATION_STRATEGY_RAISE,
     'left': dataset_pb2.TRUNCATION_STRATEGY_LEFT,
