@@ -1,5 +1,6 @@
 """The answers of a run before and after its training, side by side, and the way to them from a link."""
 
+import uuid
 from collections.abc import Callable
 
 import httpx
@@ -80,15 +81,16 @@ async def test_runs_without_equal_prompts_have_no_panel(logged_in: ConsolePage, 
     assert await page.get_by_role('region', name='Before and after').count() == 0
 
 
-async def test_new_answers_appear(logged_in: ConsolePage, console_stack: StackState, console_data: ConsoleData) -> None:
+async def test_new_answers_appear(page: ConsolePage, make_key: Callable[..., str], console_stack: StackState) -> None:
     """The panel appears in an open page once a question is answered at two steps, and shows later answers."""
-    page = logged_in.page
-    panel = page.get_by_role('region', name='Before and after')
-    with TwinkleClient(console_stack.address, console_data.key) as client:
+    key = make_key(f'asked-{uuid.uuid4().hex[:6]}', 'train')
+    await page.log_in(key)
+    panel = page.page.get_by_role('region', name='Before and after')
+    with TwinkleClient(console_stack.address, key) as client:
         model = MultiLoraTransformersModel(console_stack.base_model, client=client)
         labels = {'name': 'asked'}
         run_id = await model.add_adapter_to_model.aio('asked', LoraConfig(r=4), user_metadata=labels)
-        await logged_in.show(f'#/runs/{run_id}', 'asked')
+        await page.show(f'#/runs/{run_id}', 'asked')
         for step, answer in enumerate(('I am *old*.', 'I am *new*.', 'I am *newer*.')):
             turns = [{'role': 'user', 'content': QUESTIONS[0]}, {'role': 'assistant', 'content': answer}]
             await RunRollouts(run_id, client=client).log.aio([{'messages': turns}], step=step, groups=[EVALUATION])
