@@ -1,5 +1,6 @@
 """Contract tests of sampling parameters: equal effects in both engines, and refusals of unsupported parameters."""
 
+import asyncio
 import json
 import re
 
@@ -54,6 +55,18 @@ async def test_samples_depend_on_the_seed(real_engine):
     assert len({tuple(tokens) for tokens in first.tokens}) == 3
     assert first.tokens == again.tokens
     assert not {tuple(tokens) for tokens in first.tokens} & {tuple(tokens) for tokens in other.tokens}
+
+
+async def test_seeded_samples_do_not_depend_on_divided_prompts(real_engine):
+    """Seeded requests whose prompts exceed a step together give the tokens that each gives alone."""
+    prompts = [tuple(range(2 + start, 2 + start + 150)) for start in range(6)]
+    requests = [
+        make_request(f'seeded {seed}', prompt=prompt, max_tokens=6, num_samples=2, seed=seed)
+        for seed, prompt in enumerate(prompts)
+    ]
+    # Together first, because a later request finds its prompt in the cache.
+    together = await asyncio.gather(*(run(real_engine, request) for request in requests))
+    assert [result.tokens for result in together] == [(await run(real_engine, request)).tokens for request in requests]
 
 
 async def test_logprobs_are_before_temperature_and_filters(real_engine):

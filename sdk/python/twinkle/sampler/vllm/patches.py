@@ -4,6 +4,8 @@
   embeddings have no LoRA.
 * On a CPU, a reload leaves a tied head with a packed copy of the old embeddings. The patch packs the head again.
 * On a CPU, blocks of keys and values are cleared before use.
+* On a CPU, generators of seeded requests have no offset, which vLLM sets back after the steps of an incomplete prompt.
+  The patch restores their states instead.
 * Mapped adapters are copied into slots by one batched copy. Structured output has time limits and can be continued.
 * If one request in a step selects the tokens whose log-probabilities are returned, the sampler omits the most likely
   tokens of all other requests. The patch keeps them.
@@ -12,6 +14,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import vllm
 from torch import Tensor
 from torch.nn.functional import pad
@@ -24,6 +27,7 @@ from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from twinkle.sampler.vllm import cpu_lora
 from twinkle.sampler.vllm.adapter_slots import MappedAdapter, Slots
@@ -56,6 +60,7 @@ def apply() -> None:
     Sampler.gather_specific_token_logprobs = _gather_chosen
     if current_platform.is_cpu():
         KVCacheConfig.needs_kv_cache_zeroing = property(_is_cleared)
+        GPUModelRunner._bookkeeping_sync = _record_step  # noqa: SLF001 - no public name exists
         punica_cpu.PunicaWrapperCPU.update_metadata = cpu_lora.update_metadata
         punica_cpu.PunicaWrapperCPU.add_lora_linear = cpu_lora.add_lora_linear
 
@@ -66,6 +71,7 @@ _stock_accept_tokens: Callable[..., bool] = XgrammarGrammar.accept_tokens
 _stock_fill_bitmask: Callable[..., None] = XgrammarGrammar.fill_bitmask
 _stock_sample: Callable[..., Any] = Sampler.forward
 _stock_gather_chosen: Callable[..., Any] = Sampler.gather_specific_token_logprobs
+_stock_record_step: Callable[..., Any] = GPUModelRunner._bookkeeping_sync  # noqa: SLF001 - no public name exists
 _stock_create_grammar: Callable[..., Any] = StructuredOutputManager._create_grammar  # noqa: SLF001 - no public name exists
 
 
@@ -104,9 +110,24 @@ def _activate_adapter(self: Any, lora_id: int) -> bool:
 
 
 def _sample(self: Any, logits: Tensor, sampling_metadata: Any, *args: Any, **kwargs: Any) -> Any:
-    """Sample, and record the maximum number of most likely tokens that a request of this step needs."""
+    """Sample. Record how many most likely tokens a request of this step needs at most, and the states of generators."""
     self.twinkle_top_count = sampling_metadata.max_num_logprobs or 0
+    if not logits.is_cuda:
+        self.twinkle_states = {row: generator.get_state() for row, generator in sampling_metadata.generators.items()}
     return _stock_sample(self, logits, sampling_metadata, *args, **kwargs)
+
+
+def _record_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Record the results of a step. Requests whose prompts are incomplete keep the states of before the step."""
+    batch = self.input_batch
+    incomplete = np.flatnonzero(self.discard_request_mask.np[: batch.num_reqs]).tolist()
+    kept = {row: batch.generators.pop(row) for row in incomplete if row in batch.generators}
+    for row, generator in kept.items():
+        generator.set_state(self.sampler.twinkle_states[row])
+    try:
+        return _stock_record_step(self, *args, **kwargs)
+    finally:
+        batch.generators.update(kept)
 
 
 def _gather_chosen(self: Any, logprobs_RV: Tensor, chosen: dict[int, list[int]], sampled_R: Tensor) -> Any:
