@@ -103,9 +103,9 @@ class TrainingVerbs(ModelHandle):
             InvalidFeatures: see `forward_only`, or no label counts.
             InvalidLossInput: the examples lack a stream that the loss requires, or the loss refused the batch.
             InvalidArgument: see `forward_only`, or `disable_lora` is set.
-            UnknownComponent, InvalidComponentOptions, PluginRefused, HubError, AdapterNotReady, TemplateError,
-                LossNotFinite, BatchTooLarge: see `forward_only`. After any of these errors, no gradient was
-                accumulated.
+            UnknownComponent, InvalidComponentOptions, PluginRefused, HubError: see `forward_only`.
+            AdapterNotReady, TemplateError, LossNotFinite, BatchTooLarge: see `forward_only`. After any of these errors,
+                no gradient was accumulated.
         """
         loss = own_loss(options)
         name, features, chosen, own = self._prepare('forward_backward', adapter_name, inputs, options)
