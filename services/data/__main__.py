@@ -14,6 +14,7 @@ from services.data.config import DataConfig
 from services.data.domain import DecodedLimits
 from services.kit.clock import SystemClock
 from services.kit.config import keep_files_private, load_config
+from services.kit.resumable_uploads import UploadQuota, UploadRules, UploadStore
 from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.server import RpcServer, serve_until_stopped
 from services.kit.rpc.service_ports import opened_ports
@@ -21,7 +22,6 @@ from services.kit.server_facts import ServerFacts
 from services.kit.store_threads import StoreThreads
 from services.kit.telemetry import Readiness, serving_admin, start_telemetry, stop_telemetry
 from services.kit.telemetry.event_loop import run_service
-from services.kit.upload_store import UploadQuota, UploadRules, UploadStore
 from services.kit.worker import Threads
 from twinkle.plugin import keep_plugins_out
 from twinkle.preprocessor import filter_names, preprocessor_names

@@ -16,12 +16,12 @@ from typing import Any, NoReturn
 import structlog
 
 from services.kit.clock import SystemClock
+from services.kit.resumable_uploads import UploadQuota, UploadRules, UploadStore
 from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.channel import open_channel
 from services.kit.rpc.server import RpcServer, serve_until_stopped
 from services.kit.rpc.service_ports import opened_ports
 from services.kit.telemetry import Readiness, measures, start_telemetry
-from services.kit.upload_store import UploadQuota, UploadRules, UploadStore
 from services.kit.weights import open_segments
 from services.model.api.endpoints import make_endpoints
 from services.model.api.record_codec import ProtoRecordCodec

@@ -6,8 +6,8 @@ from typing import Protocol
 
 from services.kit.clock import Clock
 from services.kit.errors import DomainError
+from services.kit.resumable_uploads import UploadStore
 from services.kit.server_facts import ServerFacts
-from services.kit.upload_store import UploadStore
 from services.model.domain.adapter import Adapter, CreationRecord, ExpiredAdapter
 from services.model.domain.engine import AdapterDescription, AdapterState, BatchPart, UnfinishedVerb, VerbRun
 from services.model.domain.journal import JournaledAdapter, JournalEntry, RecordEntry, Snapshot

@@ -8,8 +8,8 @@ from services.checkpoint.backends.peft_archive import OpenAdapter, open_adapter
 from services.checkpoint.backends.pieces import StatePieceSource
 from services.kit.clock import Clock
 from services.kit.errors import ChunkCorrupt
+from services.kit.resumable_uploads import Upload, UploadQuota, UploadRules, UploadStore
 from services.kit.upload_folder import UploadChunk, UploadHeader
-from services.kit.upload_store import Upload, UploadQuota, UploadRules, UploadStore
 from services.kit.worker import Threads
 from twinkle.checkpoint_engine import StateChunk, chunk_checksum
 

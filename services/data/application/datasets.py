@@ -28,7 +28,7 @@ from services.kit.clock import Clock
 from services.kit.errors import InUse, InvalidField, QuotaExceeded, RequestIdReused, UploadNotFound
 from services.kit.ids import new_id
 from services.kit.paging import Page, SortKey
-from services.kit.upload_store import UploadStore
+from services.kit.resumable_uploads import UploadStore
 from twinkle.dataset import counted
 
 CHUNK_BYTES = 1 << 20

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 from services.kit.authority import require_scope
 from services.kit.caller import Caller
 from services.kit.errors import InvalidField, StreamOutOfOrder, UploadNotFound
+from services.kit.resumable_uploads import UploadStore
 from services.kit.upload_folder import UploadChunk, UploadHeader, UploadStatus
-from services.kit.upload_store import UploadStore
 
 
 class Uploads:

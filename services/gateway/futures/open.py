@@ -9,6 +9,7 @@ from services.gateway.fleet.open import Job
 from services.gateway.futures.capacity import FutureCapacity, SampleTally
 from services.gateway.futures.executors import FailRefused, SamplePrompt, training_executors
 from services.gateway.futures.futures import Futures
+from services.gateway.futures.gateway_lease import GatewayLease
 from services.gateway.futures.payloads import PayloadFiles
 from services.gateway.futures.ports import Trainer
 from services.gateway.futures.records import Expiry, FutureRecords
@@ -16,7 +17,6 @@ from services.gateway.futures.rules import REFUSED_KIND, SAMPLE_KIND, Bounds, Pa
 from services.gateway.futures.runner import Runner, RunnerLimits
 from services.gateway.futures.sql import SqlFutureStore
 from services.gateway.futures.sql_peers import SqlPeers
-from services.gateway.futures.takeover import GatewayLease
 from services.gateway.futures.waiters import Waiters
 from services.gateway.quotas.quotas import Quotas
 from services.gateway.sampling.handles import SamplingHandles

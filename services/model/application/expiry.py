@@ -18,7 +18,7 @@ from services.kit.failpoints import reach
 from services.kit.rpc.context import acting_for
 from services.model.application.delete_adapter import DeleteAdapter
 from services.model.application.directory import AdapterDirectory
-from services.model.application.park_adapter import ParkAdapter
+from services.model.application.park_after_session import ParkAdapter
 from services.model.application.residency import Residency
 from services.model.domain.adapter import Adapter
 from services.model.domain.errors import AdapterDamaged

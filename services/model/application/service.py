@@ -20,7 +20,7 @@ from services.model.application.expiry import AdapterExpiry
 from services.model.application.fetch_batch import FetchBatch
 from services.model.application.lifecycle import Cleanup, Recover
 from services.model.application.operations import Operations
-from services.model.application.park_adapter import EndLease, ParkAdapter
+from services.model.application.park_after_session import EndLease, ParkAdapter
 from services.model.application.queues import Queues
 from services.model.application.residency import Residency
 from services.model.application.resident import ResidencyBounds

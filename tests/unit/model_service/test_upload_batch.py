@@ -1,6 +1,6 @@
 """Uploads of batches: the order of messages in a stream, complete uploads, and the required scope.
 
-The store of the uploads is tested in tests/unit/kit/test_upload_store.py.
+The store of the uploads is tested in tests/unit/kit/test_resumable_uploads.py.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ from blake3 import blake3
 from services.kit.caller import Caller
 from services.kit.clock import FakeClock
 from services.kit.errors import DigestMismatch, InUse, InvalidField, ScopeMissing, StreamOutOfOrder, UploadNotFound
+from services.kit.resumable_uploads import UploadRules, UploadStore
 from services.kit.upload_folder import UploadChunk, UploadHeader
-from services.kit.upload_store import UploadRules, UploadStore
 from services.model.application.upload_batch import ReadUpload, UploadBatch
 
 ALICE = Caller(tenant_id='alice', key_id='k', scopes=frozenset({'train'}))

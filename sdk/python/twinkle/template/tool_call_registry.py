@@ -1,8 +1,8 @@
 """Registry of tool call parsers by name."""
 
 from twinkle.template.errors import UnknownToolCallParser
+from twinkle.tool_calls.found_call import ToolCallParser
 from twinkle.tool_calls.hermes import HermesQwenParser
-from twinkle.tool_calls.parser import ToolCallParser
 from twinkle.tool_calls.plain_json import JsonParser
 from twinkle.tool_calls.react import ReActParser
 

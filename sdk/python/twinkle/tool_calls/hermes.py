@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from twinkle.data_format import Tool
+from twinkle.tool_calls.found_call import FoundCall, name_and_arguments, partial_marker
 from twinkle.tool_calls.json_value import may_grow, read_json, value_end
-from twinkle.tool_calls.parser import FoundCall, name_and_arguments, partial_marker
 
 _OPEN, _CLOSE = '<tool_call>', '</tool_call>'
 _START = re.compile(r'<tool_call>\s*+(?=\{|<function=)')

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from twinkle.data_format import Tool
+from twinkle.tool_calls.found_call import FoundCall, name_and_arguments
 from twinkle.tool_calls.json_value import may_grow, read_json, value_end
-from twinkle.tool_calls.parser import FoundCall, name_and_arguments
 
 _BRACKET = re.compile(r'[{\[]')
 _BEFORE = re.compile(r'(?:```(?:json)?|<\|python_tag\|>|\[TOOL_CALLS\])\s{0,8}\Z')

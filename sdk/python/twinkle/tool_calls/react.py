@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from twinkle.data_format import Tool
+from twinkle.tool_calls.found_call import FoundCall
 from twinkle.tool_calls.json_value import read_json, value_end
-from twinkle.tool_calls.parser import FoundCall
 
 _ACTION = re.compile(r'^[ \t]*+Action:[ \t]*+([^\n]++)\n[ \t]*+Action Input:[ \t]*+', re.MULTILINE)
 _NEXT = re.compile(r'^[ \t]*+(?:Thought|Action|Action Input|Observation|Final Answer):', re.MULTILINE)

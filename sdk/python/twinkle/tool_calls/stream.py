@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Sequence
 
 from twinkle.data_format import Tool
-from twinkle.tool_calls.parser import FoundCall, StreamedParser, partial_marker
+from twinkle.tool_calls.found_call import FoundCall, StreamedParser, partial_marker
 
 _THINK_OPEN, _THINK_CLOSE = '<think>', '</think>'
 _SHORT_CHARACTERS = 4096

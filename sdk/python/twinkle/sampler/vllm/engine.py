@@ -30,7 +30,7 @@ from twinkle.sampler.errors import (
     SleepUnavailable,
 )
 from twinkle.sampler.vllm.adapter_slots import VllmAdapter
-from twinkle.sampler.vllm.adapters import AdapterTable
+from twinkle.sampler.vllm.adapter_table import AdapterTable
 from twinkle.sampler.vllm.base_weights import problem_with
 from twinkle.sampler.vllm.core import VllmCore
 from twinkle.sampler.vllm.form_check import FormChecker

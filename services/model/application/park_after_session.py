@@ -1,4 +1,4 @@
-"""Parks adapters: stores their state on disk and frees their memory until the next operation.
+"""Parks adapters whose session or lease ends: stores their state on disk and frees their memory.
 
 Unsaved steps can be saved first, as a checkpoint that remains when the adapter is deleted. Saving uses no sequence
 number, so the client's next number stays the same.

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from services.kit.clock import FakeClock
 from services.kit.errors import DataLoss, DigestMismatch, DiskFull, InUse, InvalidField, QuotaExceeded, StreamOutOfOrder
+from services.kit.resumable_uploads import Upload, UploadQuota, UploadRules, UploadStore
 from services.kit.upload_folder import UploadChunk, UploadHeader
-from services.kit.upload_store import Upload, UploadQuota, UploadRules, UploadStore
 
 HOUR = timedelta(hours=1)
 BINDING = UploadRules(time_to_live=HOUR, byte_quota=UploadQuota('bytes', 100), upload_quota=UploadQuota('uploads', 3))
