@@ -3,19 +3,20 @@
 Export to collectors uses OTLP and is configured elsewhere.
 """
 
+import fcntl
 import json
+import os
 import re
-import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import BinaryIO
 
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 _MAX_FILE_BYTES = 32 << 20
-"""Size at which a file is renamed with the suffix `.old`, replacing an existing file. A service uses at most two files.
-"""
 _MAX_NS = 253_402_300_800 * 10**9
 """End of the year 9999."""
 _HEXADECIMAL = re.compile('[0-9a-f]+')
@@ -48,26 +49,48 @@ class SpanRecord:
 class SpanFileExporter(SpanExporter):
     """Appends finished spans to a file; use it with a batching span processor.
 
+    Several processes may append to one file.
+
     Args:
         path: file to append to; its folder is created if it does not exist.
         service: name of this process in the spans.
+        max_bytes: size at which the file is renamed with the suffix `.old`, replacing an existing file.
     """
 
-    def __init__(self, path: Path, *, service: str) -> None:
+    def __init__(self, path: Path, *, service: str, max_bytes: int = _MAX_FILE_BYTES) -> None:
         self._path = path
         self._service = service
-        self._lock = threading.Lock()
+        self._max_bytes = max_bytes
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Append `spans` with a single write, so that lines of several processes do not interleave."""
         lines = ''.join(json.dumps(asdict(self._record(span)), ensure_ascii=False) + '\n' for span in spans)
-        with self._lock:
-            if self._path.exists() and self._path.stat().st_size > _MAX_FILE_BYTES:
-                self._path.replace(self._path.with_suffix('.old'))
-            with self._path.open('a', encoding='utf-8') as file:
-                file.write(lines)
+        with self._locked() as file:
+            file.write(lines.encode())
         return SpanExportResult.SUCCESS
+
+    @contextmanager
+    def _locked(self) -> Iterator[BinaryIO]:
+        """Open and lock the file, after renaming it if it is too large."""
+        while True:
+            with self._path.open('ab') as file:
+                # Without a lock, two processes could rename the file one after the other, and lose the first one.
+                fcntl.flock(file, fcntl.LOCK_EX)
+                status = os.fstat(file.fileno())
+                if not self._is_current(status):
+                    continue
+                if status.st_size <= self._max_bytes:
+                    yield file
+                    return
+                self._path.replace(self._path.with_suffix('.old'))
+
+    def _is_current(self, status: os.stat_result) -> bool:
+        """Return whether the opened file has not been renamed or deleted."""
+        try:
+            return os.path.samestat(status, self._path.stat())
+        except FileNotFoundError:
+            return False
 
     def _record(self, span: ReadableSpan) -> SpanRecord:
         context = span.get_span_context()
