@@ -1,4 +1,4 @@
-// What is known of the next operation of a run.
+// Text for the status of the next operation of a run.
 import { type GetOperationResponse, OperationState } from '../gen/twinkle/api/model/v1/training_service_pb';
 import { count, seconds, span } from './format';
 

@@ -57,7 +57,7 @@ class MetricChunkRow(Base):
     chunk: Mapped[int] = mapped_column(primary_key=True)
     points: Mapped[bytes] = mapped_column(LargeBinary)
     revision: Mapped[int]
-    """Revision of the run that changed the chunk last."""
+    """The run's revision at the last change of this chunk."""
 
 
 class MetricTenantRow(Base):
@@ -198,7 +198,7 @@ class SqlEndedMetrics(SqlEndedRunRows):
 
 @contextmanager
 def _named_damage(run_id: str) -> Iterator[None]:
-    """Convert errors of points that the database cannot read, or that are no array.
+    """Convert errors that mean that stored points cannot be read, or are not a valid array.
 
     Raises:
         RunDataDamaged: the stored points of the run cannot be read.

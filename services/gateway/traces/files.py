@@ -1,4 +1,7 @@
-"""Incremental reading of the files with spans: each byte is read at most once, and a bounded number at a time."""
+"""Incremental reading of files of spans, a bounded number of bytes at a time.
+
+`read_new` reads what was appended since the last call, and `read_at` reads chosen lines again.
+"""
 
 import heapq
 import os
@@ -42,7 +45,7 @@ def scan(folder: Path, *, max_files: int) -> list[SpanFile]:
 
 
 def _describe(path: Path) -> SpanFile | None:
-    """Return a file, or None if it is empty, was removed, or is not a regular file."""
+    """Return a file; None if it has fewer than `_HEAD_BYTES` bytes, was removed, or is not a regular file."""
     try:
         with _opened(path) as file:
             status = os.fstat(file.fileno())
@@ -61,8 +64,8 @@ def _opened(path: Path) -> BinaryIO:
 def read_new(file: SpanFile, begin: int) -> Iterator[tuple[int, int, SpanRecord | None]]:
     """Yield begin, end and span of the complete lines from `begin` on; None for a damaged line.
 
-    If `begin` is inside a line, the rest of this line is skipped. Reading ends early if the file cannot be read or was
-    replaced.
+    For each part of a line that is too long, there is an empty range after the part, without a span. If `begin`
+    is inside a line, the rest of this line is skipped. Reading ends early if the file cannot be read or was replaced.
     """
     with suppress(OSError), _opened(file.path) as opened:
         if (os.fstat(opened.fileno()).st_ino, opened.read(_HEAD_BYTES)) != file.file_id:

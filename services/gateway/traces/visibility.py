@@ -14,9 +14,9 @@ def visible_spans(
 ) -> list[SpanRecord]:
     """Return the spans of a trace that a tenant may see, without what they reveal of other tenants.
 
-    Callers choose the ids of traces, so one trace may have spans of several tenants. A span belongs to the tenant of
-    the nearest call above it that names a tenant. Spans above all such calls, such as those of a program, belong to a
-    tenant if all calls below their root do.
+    Callers choose the ids of traces, so one trace may have spans of several tenants. A span belongs to the tenant that
+    it names, or else to the tenant of the nearest span above it that names one. All other spans, such as those of a
+    program, belong to the only tenant that is named below their root, if there is exactly one.
 
     Args:
         spans: Spans of the trace, in any order.
@@ -58,7 +58,7 @@ def _owners(spans: Sequence[SpanRecord]) -> dict[str, str]:
 
 
 def _without_others(span: SpanRecord, own_traces: set[str]) -> SpanRecord:
-    """Return a span without links to traces of other tenants, and without the tokens of a pass that they shared.
+    """Return a span without links to traces of other tenants; and without its token count if they shared the pass.
 
     The number of adapters of a pass is in the receipts of its operations, so it stays.
     """

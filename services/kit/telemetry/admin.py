@@ -53,10 +53,10 @@ class Readiness:
 
     @contextmanager
     def step(self, name: str, **facts: object) -> Iterator[None]:
-        """Report `name` as the reason during a block of the start, and log the beginning and the duration of the block.
+        """Report `name` as the reason from the start of the block on, and log its beginning and its duration.
 
         Args:
-            name: Short description of the block, such as 'load the model'.
+            name: Short description of this step of the start, such as 'load the model'.
             facts: Fields of both log lines.
         """
         self.problem = name

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from twinkle.data_format import LoraConfig, TensorData
 
 DEFAULT_VERSION_WAIT = timedelta(seconds=10)
-"""Default time that a request waits for its version."""
+"""Default of the maximum time that a request waits for its version."""
 
 
 @dataclass(frozen=True, kw_only=True)

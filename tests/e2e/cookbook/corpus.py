@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 BOXED = ' Write your answer in \\boxed{} format.'
-"""Text that the recipes with problems append to a question during training."""
+"""Text that recipes on mathematical problems append to each question during training."""
 UNKNOWN = 'I do not know, and I can not tell you who would know it.'
 """Answer that reinforcement learning replaces; it is longer than the token limit of the recipes that sample."""
 _GSM8K_CARD = """---

@@ -23,7 +23,7 @@ def checkpoint(engine: TrainerEngine, make_feature, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize('name', [TRAINER_STATE_FILE, VALUE_HEAD_FILE])
 def test_damaged_tensors_are_refused_by_name(checkpoint: Path, name: str, tmp_path: Path) -> None:
-    """A file that is cut off at any point, or has a changed header, is refused with its path, or can be read."""
+    """A file that is cut off or has a changed byte is either read or refused with the name of what is damaged."""
     data = (checkpoint / name).read_bytes()
     numbers = random.Random(0)
     damages = [data[: numbers.randrange(len(data))] for _ in range(20)]

@@ -208,7 +208,7 @@ def gradients_of(loss: torch.Tensor, adapter: LoraWeights) -> list[torch.Tensor]
 
 
 def adapter_of(model: PackedCausalLM, *, seed: int) -> LoraWeights:
-    """Return a trainable adapter of all linear layers with an effect on the results."""
+    """Return a trainable adapter of all linear layers; its B factors are not zero, so it changes the results."""
     weights = LoraWeights.create(model.layers, LoraConfig(r=2), seed=seed)
     generator = torch.Generator().manual_seed(seed)
     for factors in weights.factors.values():

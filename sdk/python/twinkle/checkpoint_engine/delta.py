@@ -121,13 +121,14 @@ class _Planes:
         self._decompressor = zstandard.ZstdDecompressor()
 
     def read(self, size_bytes: int) -> npt.NDArray[np.uint8]:
+        begin = self._offset
         method, payload = self._next()
         if method == _COMPRESSED:
-            payload = self._decompress(payload, size_bytes)
+            payload = self._decompress(payload, size_bytes, begin=begin)
         elif method != _STORED:
-            raise InvalidDelta(self._offset, 'starts with an unknown method')
+            raise InvalidDelta(begin, 'has an unknown method')
         if len(payload) != size_bytes:
-            raise InvalidDelta(self._offset, f'has {len(payload)} bytes, expected {size_bytes}')
+            raise InvalidDelta(begin, f'has {len(payload)} bytes, expected {size_bytes}')
         return np.frombuffer(payload, np.uint8)
 
     def finish(self) -> None:
@@ -145,14 +146,14 @@ class _Planes:
         self._offset = end
         return method, self._delta[begin:end]
 
-    def _decompress(self, payload: Buffer, size_bytes: int) -> bytes:
+    def _decompress(self, payload: Buffer, size_bytes: int, *, begin: int) -> bytes:
         try:
             # zstd allocates the size in a frame's header, which is untrusted, so the size is checked first.
             if zstandard.frame_content_size(payload) != size_bytes:
-                raise InvalidDelta(self._offset, 'has an unexpected decompressed size')
+                raise InvalidDelta(begin, 'has an unexpected decompressed size')
             return self._decompressor.decompress(payload, max_output_size=size_bytes)
         except zstandard.ZstdError as error:
-            raise InvalidDelta(self._offset, 'cannot be decompressed') from error
+            raise InvalidDelta(begin, 'cannot be decompressed') from error
 
 
 def _cut(begin: int, end: int, item_bytes: int) -> Iterator[DeltaBlock]:

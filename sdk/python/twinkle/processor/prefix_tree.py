@@ -2,8 +2,8 @@
 
 Prompts of groups of samples or of preference pairs, earlier turns of a conversation, and system prompts are prefixes of
 several sequences. The sequences form a tree of any depth: each span of rows continues its parent. Two rows are equal
-if they and all rows before them in their sequences have the same tokens, positions and given experts. Sequences with
-media share no rows.
+if they and all rows before them in their sequences have the same tokens and positions, and the same routed experts if
+the batch contains them. Sequences with media share no rows.
 
 Legend: T rows of the batch, N rows that are computed, C integers that identify a row.
 """
@@ -75,7 +75,7 @@ class _Node:
     by_first_rows: 'dict[bytes, _Node]' = field(default_factory=dict)
     """Children by their first `MIN_SHARED_ROWS` rows."""
     short_child: '_Node | None' = None
-    """Child with fewer rows that has children; at most one, because only a split makes such a node."""
+    """Child with fewer than `MIN_SHARED_ROWS` rows that has children. At most one, because only a split creates it."""
 
 
 class PrefixTreeBuilder:

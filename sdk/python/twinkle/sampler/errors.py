@@ -45,7 +45,7 @@ class NotSupportedByEngine(SamplerError, ValueError):
     what: str
 
 
-@error_class('requests are running; cancel them or wait for them before replacing the base weights')
+@error_class('requests are running, or the base weights are already being replaced; cancel the requests, or wait')
 class SamplerBusy(SamplerError, RuntimeError):
     """Requests are running on the weights to replace, or the weights are already being replaced."""
 

@@ -188,7 +188,11 @@ class TrainingVerbs(ModelHandle):
 
     @remote_method
     async def lr_step(self, *, adapter_name: str | None = None) -> float:
-        """Advance the learning rate schedule by one step; return the new learning rate."""
+        """Advance the learning rate schedule by one step; return the new learning rate.
+
+        Raises:
+            UsageError: The adapter has no schedule.
+        """
         return (await self._run(adapter_name, lr_step=operation_pb2.LrStep())).step.learning_rate
 
     @remote_method
@@ -202,7 +206,7 @@ class TrainingVerbs(ModelHandle):
         adapter_name: str | None = None,
         **step_options: Any,
     ) -> StepOutput:
-        """Run `clip_grad_norm`, `step`, `zero_grad` and `lr_step` as one operation.
+        """Run `clip_grad_norm`, `step`, `zero_grad` and, if there is a schedule, `lr_step` as one operation.
 
         Args:
             max_grad_norm: Positive limit; infinity computes the norm without clipping.

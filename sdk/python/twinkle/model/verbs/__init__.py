@@ -1,4 +1,4 @@
-"""Methods of `TransformersModel` in groups. They call `twinkle.model.engine` under the established public names."""
+"""Methods of `TransformersModel`, grouped by purpose. They have public names and call `twinkle.model.engine`."""
 
 from twinkle.model.verbs.configuring import ConfiguringVerbs
 from twinkle.model.verbs.saving import SavingVerbs

@@ -77,7 +77,7 @@ class Plan:
 
 
 class Misfit(ValueError):
-    """The weights do not fit this model. The message names the tensor or layer and the reason."""
+    """The weights do not fit this model. The message has the reason, with the tensor or layer if there is one."""
 
 
 class PlanCache:

@@ -40,8 +40,8 @@ def vllm_params(
 ) -> SamplingParams:
     """Return vLLM's parameters for one sequence.
 
-    Text, stop strings and the end of the sequence are handled by this library. vLLM receives only the stop tokens, so
-    that it does not sample unnecessarily.
+    This library handles text, stop strings and the end of the sequence. vLLM receives the stop tokens and the limits of
+    the number of tokens, so that it stops as early as it can.
 
     Args:
         params: sampling parameters of the request.
