@@ -224,9 +224,8 @@ class EventResponse:
     """
 
     events: AsyncGenerator[Mapping[str, Any], None]
-    end: bytes = b'data: [DONE]\n\n'
     is_named: bool = False
-    """Whether each event has its field `type` as its name."""
+    """Whether each event has its field `type` as its name. Otherwise, `[DONE]` follows the last event."""
 
     async def write(self, call: HttpCall) -> None:
         async with aclosing(self.events) as events:
@@ -237,7 +236,7 @@ class EventResponse:
                 await call.write(event_bytes(event, is_named=self.is_named), is_last=False)
         if not call.is_streaming:
             await call.begin(200, EVENT_TYPE)
-        await call.write(self.end, is_last=True)
+        await call.write(b'' if self.is_named else b'data: [DONE]\n\n', is_last=True)
 
 
 _LINE_ENDS = {ord(end): f'\\u{ord(end):04x}' for end in '\u0085\u2028\u2029'}

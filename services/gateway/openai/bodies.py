@@ -28,6 +28,9 @@ _Choices = Annotated[int, Field(ge=1, le=128)]
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
 TopLogprobCount = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 NotServed = Annotated[None, not_served('is not supported')]
+Unstored = Annotated[bool, fixed(False, 'must be false; responses are not stored')]
+Unpadded = Annotated[bool, fixed(False, 'must be false; events are not padded')]
+Verbosity = Annotated[str, fixed('medium', 'must be "medium"; it does not affect the model')]
 _NoBias = Annotated[dict[str, Any], fixed({}, 'must be empty; biases are not supported')]
 
 
@@ -35,7 +38,18 @@ class StreamOptions(JsonModel):
     """Options of a streamed response."""
 
     include_usage: bool = False
-    include_obfuscation: Annotated[bool, fixed(False, 'must be false; events are not padded')] = False
+    include_obfuscation: Unpadded = False
+
+
+def shallow(value: dict[str, Any]) -> dict[str, Any]:
+    """Return an object that is nested at most `MAX_DEPTH` levels deep.
+
+    Raises:
+        ValueError: it is nested more deeply.
+    """
+    if not is_shallow(value, MAX_DEPTH):
+        raise ValueError(f'must be nested at most {MAX_DEPTH} levels deep')
+    return value
 
 
 class JsonSchema(JsonModel):
@@ -51,9 +65,7 @@ class JsonSchema(JsonModel):
     @field_validator('content')
     @classmethod
     def _check_size(cls, schema: dict[str, Any]) -> dict[str, Any]:
-        if not is_shallow(schema, MAX_DEPTH):
-            raise ValueError(f'must be nested at most {MAX_DEPTH} levels deep')
-        if len(json_bytes(schema)) > MAX_SCHEMA_BYTES:
+        if len(json_bytes(shallow(schema))) > MAX_SCHEMA_BYTES:
             raise ValueError(f'must have at most {MAX_SCHEMA_BYTES} bytes')
         return schema
 
@@ -102,7 +114,7 @@ class SamplingBody(JsonModel):
     metadata: TextLabels = Field(default_factory=dict[str, str])
     prompt_cache_key: str = ''
 
-    store: Annotated[bool, fixed(False, 'must be false; responses are not stored')] = False
+    store: Unstored = False
     service_tier: Literal['auto', 'default'] = 'auto'
     logit_bias: _NoBias = Field(default_factory=dict[str, Any])
     prompt_cache_retention: NotServed = None

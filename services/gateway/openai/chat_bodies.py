@@ -1,7 +1,10 @@
-"""Request body of chat completions: messages, tools, and the choice of a tool."""
+"""Request body of chat completions: messages, tools, and the choice of a tool.
+
+The bodies of other APIs are converted to the messages and tools of this module.
+"""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -15,8 +18,8 @@ from pydantic import (
 )
 
 from services.gateway.http.body import parse_object
-from services.gateway.http.validation import JsonModel, fixed, is_shallow, not_served
-from services.gateway.openai.bodies import MAX_DEPTH, MAX_TOKENS, NotServed, SamplingBody, TopLogprobCount
+from services.gateway.http.validation import JsonModel, fixed, not_served
+from services.gateway.openai.bodies import MAX_TOKENS, NotServed, SamplingBody, TopLogprobCount, Verbosity, shallow
 from services.kit.errors import InvalidField
 
 MAX_TOOLS = 128
@@ -38,9 +41,7 @@ def _arguments(value: Any) -> dict[str, Any]:
         arguments = parse_object(value.encode() or b'{}')
     except InvalidField as error:
         raise ValueError('must be a string that holds a JSON object') from error
-    if not is_shallow(arguments, MAX_DEPTH):
-        raise ValueError(f'must be nested at most {MAX_DEPTH} levels deep')
-    return arguments
+    return shallow(arguments)
 
 
 ToolArguments = Annotated[dict[str, Any], PlainValidator(_arguments)]
@@ -67,8 +68,9 @@ class ToolCall(JsonModel):
     """Position in a stream, which some clients keep; accepted without effect."""
 
 
-def _parts(value: Any) -> Any:
-    return [{'type': 'text', 'text': value}] if isinstance(value, str) else value
+def parts_of(content: Any) -> Any:
+    """Return a text as a list of one part; anything else is returned unchanged."""
+    return [{'type': 'text', 'text': content}] if isinstance(content, str) else content
 
 
 class ChatMessage(JsonModel):
@@ -81,7 +83,7 @@ class ChatMessage(JsonModel):
     name: str = ''
     """Name of the called tool; accepted without effect, because the id determines the call."""
     reasoning_content: str = ''
-    content: Annotated[_Parts | None, BeforeValidator(_parts), Field(validate_default=True)] = None
+    content: Annotated[_Parts | None, BeforeValidator(parts_of), Field(validate_default=True)] = None
 
     @field_validator('tool_calls', 'reasoning_content', 'tool_call_id', 'name')
     @classmethod
@@ -99,10 +101,24 @@ class ChatMessage(JsonModel):
         return parts
 
 
+def text_message(role: Any, texts: Iterable[str]) -> ChatMessage:
+    """Return a message with the joined texts."""
+    return ChatMessage(role=role, content=[TextPart(type='text', text=''.join(texts))])
+
+
+def result_message(call_id: str, texts: Iterable[str]) -> ChatMessage:
+    """Return a message with the result of a call."""
+    return text_message('tool', texts).model_copy(update={'tool_call_id': call_id})
+
+
+def tool_call(call_id: str, name: str, arguments: dict[str, Any]) -> ToolCall:
+    """Return a call with valid arguments."""
+    # The validator of the arguments expects JSON text.
+    return ToolCall(id=call_id, function=FunctionCall.model_construct(name=name, arguments=arguments))
+
+
 def _arguments_schema(value: dict[str, Any]) -> dict[str, Any]:
-    if not is_shallow(value, MAX_DEPTH):
-        raise ValueError(f'must be nested at most {MAX_DEPTH} levels deep')
-    if value.get('type', 'object') != 'object':
+    if shallow(value).get('type', 'object') != 'object':
         raise ValueError('must have the type "object"')
     return value
 
@@ -156,7 +172,8 @@ class ToolChoice(JsonModel):
         return self
 
 
-def _choice(value: Any) -> Any:
+def choice_of(value: Any) -> Any:
+    """Return the name of a choice as an object with this type; anything else is returned unchanged."""
     return {'type': value} if isinstance(value, str) else value
 
 
@@ -196,7 +213,7 @@ class ChatBody(SamplingBody):
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
         default_factory=list[FunctionTool]
     )
-    tool_choice: Annotated[ToolChoice, BeforeValidator(_choice)] = ToolChoice(type='auto')
+    tool_choice: Annotated[ToolChoice, BeforeValidator(choice_of)] = ToolChoice(type='auto')
     parallel_tool_calls: bool = True
 
     functions: _Legacy = None
@@ -206,7 +223,7 @@ class ChatBody(SamplingBody):
     prediction: NotServed = None
     web_search_options: NotServed = None
     reasoning_effort: Annotated[None, not_served('is not supported; see chat_template_kwargs.enable_thinking')] = None
-    verbosity: Annotated[str, fixed('medium', 'must be "medium"; it does not affect the model')] = 'medium'
+    verbosity: Verbosity = 'medium'
 
     @field_validator('messages')
     @classmethod

@@ -13,7 +13,7 @@ _Event = dict[str, Any]
 
 
 class ItemWriter:
-    """Builds the response to one request, whose single choice becomes messages and function calls."""
+    """Implements `Writer` for `/v1/responses`. The single choice becomes messages and function calls."""
 
     def __init__(self, request: GenerationRequest, model: ResolvedModel, *, usage: TokenUsage, created: int) -> None:
         """Prepare a response; `usage` must be complete after the last delta, and `created` is in seconds since 1970."""

@@ -1,22 +1,33 @@
 """Converts bodies of `/v1/responses`, whose input consists of items, to requests for chats."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from services.gateway.http.validation import JsonModel, TextLabels, fixed, not_served, read_model
-from services.gateway.openai.bodies import MAX_TOKENS, JsonSchema, NotServed, ResponseFormat, SamplingBody
+from services.gateway.openai.bodies import (
+    MAX_TOKENS,
+    JsonSchema,
+    NotServed,
+    ResponseFormat,
+    SamplingBody,
+    Unpadded,
+    Unstored,
+    Verbosity,
+)
 from services.gateway.openai.chat_bodies import (
     MAX_TOOLS,
     ChatMessage,
-    FunctionCall,
     FunctionDefinition,
-    TextPart,
     ToolArguments,
-    ToolCall,
     check_system_roles,
+    choice_of,
+    parts_of,
+    result_message,
+    text_message,
+    tool_call,
 )
 from services.gateway.openai.chat_request import conversation_request
 from services.gateway.openai.request import GenerationRequest
@@ -40,11 +51,7 @@ class ItemPart(JsonModel):
     logprobs: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list[Any])
 
 
-def _parts(value: Any) -> Any:
-    return [{'type': 'input_text', 'text': value}] if isinstance(value, str) else value
-
-
-_ItemParts = Annotated[list[ItemPart], Field(fail_fast=True), BeforeValidator(_parts)]
+_ItemParts = Annotated[list[ItemPart], Field(fail_fast=True), BeforeValidator(parts_of)]
 
 
 class Item(JsonModel):
@@ -127,17 +134,13 @@ class ItemText(JsonModel):
     """Settings of the text."""
 
     format: ItemFormat = ItemFormat(type='text')
-    verbosity: Annotated[str, fixed('medium', 'must be "medium"; it does not affect the model')] = 'medium'
+    verbosity: Verbosity = 'medium'
 
 
 class ItemStreamOptions(JsonModel):
     """Options of a stream."""
 
-    include_obfuscation: Annotated[bool, fixed(False, 'must be false; events are not padded')] = False
-
-
-def _choice(value: Any) -> Any:
-    return {'type': value} if isinstance(value, str) else value
+    include_obfuscation: Unpadded = False
 
 
 class ItemBody(JsonModel):
@@ -150,7 +153,7 @@ class ItemBody(JsonModel):
     tools: Annotated[list[ItemFunction], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
         default_factory=list[ItemFunction]
     )
-    tool_choice: Annotated[ItemToolChoice, BeforeValidator(_choice)] = ItemToolChoice(type='auto')
+    tool_choice: Annotated[ItemToolChoice, BeforeValidator(choice_of)] = ItemToolChoice(type='auto')
     parallel_tool_calls: bool = True
     max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -165,8 +168,8 @@ class ItemBody(JsonModel):
     prompt_cache_key: str = ''
     metadata: TextLabels = Field(default_factory=dict[str, str])
 
-    store: Annotated[bool, fixed(False, 'must be false; responses are not stored')] = False
-    background: Annotated[bool, fixed(False, 'must be false; responses are not stored')] = False
+    store: Unstored = False
+    background: Unstored = False
     service_tier: Literal['auto', 'default'] = 'auto'
     truncation: Annotated[str, fixed('disabled', 'must be "disabled"; conversations are not cut')] = 'disabled'
     top_logprobs: Annotated[int, fixed(0, 'must be 0; use chat completions for log-probabilities')] = 0
@@ -203,7 +206,7 @@ def item_request(body: Mapping[str, Any]) -> GenerationRequest:
     )
     messages = _messages(given.input)
     if given.instructions:
-        messages.insert(0, _message('system', given.instructions))
+        messages.insert(0, text_message('system', [given.instructions]))
     request = conversation_request(sampling, messages, use, max_tokens=given.max_output_tokens)
     return replace(request, repeated=_repeated(given, body))
 
@@ -226,13 +229,9 @@ def _format(form: ItemFormat) -> ResponseFormat:
     return ResponseFormat(type='json_schema', json_schema=schema)
 
 
-def _message(role: Any, text: str) -> ChatMessage:
-    return ChatMessage(role=role, content=[TextPart(type='text', text=text)])
-
-
 def _messages(value: Any) -> list[ChatMessage]:
     if isinstance(value, str):
-        return [_message('user', value)]
+        return [text_message('user', [value])]
     if not isinstance(value, list) or not value:
         raise InvalidField('input', 'must be a string, or a list of at least one item')
     messages: list[ChatMessage] = []
@@ -242,10 +241,9 @@ def _messages(value: Any) -> list[ChatMessage]:
         item = _item(value_of_item, f'input[{index}]')
         roles.append(item.role if isinstance(item, MessageItem) else item.type)
         if isinstance(item, MessageItem):
-            messages.append(_message(item.role, _text(item.content)))
+            messages.append(text_message(item.role, _texts(item.content)))
         elif isinstance(item, ResultItem):
-            result = _message('tool', _text(item.output))
-            messages.append(result.model_copy(update={'tool_call_id': item.call_id}))
+            messages.append(result_message(item.call_id, _texts(item.output)))
         else:
             _add_call(messages, item)
     check_system_roles(roles, 'input')
@@ -260,14 +258,13 @@ def _item(value: Any, path: str) -> MessageItem | CallItem | ResultItem:
     return read_model(kind, value, path=path)
 
 
-def _text(parts: Sequence[ItemPart]) -> str:
-    return ''.join(part.text for part in parts)
+def _texts(parts: Sequence[ItemPart]) -> Iterator[str]:
+    return (part.text for part in parts)
 
 
 def _add_call(messages: list[ChatMessage], item: CallItem) -> None:
     """Add a call to the assistant's message before it, or to a new one."""
     if not messages or messages[-1].role != 'assistant':
         messages.append(ChatMessage.model_construct(role='assistant', content=None, tool_calls=[]))
-    function = FunctionCall.model_construct(name=item.name, arguments=item.arguments)
-    calls = [*messages[-1].tool_calls, ToolCall(id=item.call_id, function=function)]
+    calls = [*messages[-1].tool_calls, tool_call(item.call_id, item.name, item.arguments)]
     messages[-1] = messages[-1].model_copy(update={'tool_calls': calls})

@@ -35,7 +35,7 @@ class MessageErrors(OpenAiErrors):
 
 
 class MessageWriter:
-    """Builds the response to one request, whose single choice becomes blocks of text and of tool use."""
+    """Implements `Writer` for `/v1/messages`. The single choice becomes blocks of text and of tool use."""
 
     def __init__(self, request: GenerationRequest, model: ResolvedModel, *, usage: TokenUsage, created: int) -> None:
         """Prepare a response; `usage` must be complete after the last delta, and `created` is not part of messages."""

@@ -1,21 +1,22 @@
 """Converts bodies of Anthropic's `/v1/messages`, whose content consists of blocks, to requests for chats."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from services.gateway.http.validation import JsonModel, StopStrings, is_shallow, not_served, read_model
-from services.gateway.openai.bodies import MAX_DEPTH, MAX_TOKENS, NotServed, SamplingBody
+from services.gateway.http.validation import JsonModel, StopStrings, not_served, read_model
+from services.gateway.openai.bodies import MAX_TOKENS, NotServed, SamplingBody, shallow
 from services.gateway.openai.chat_bodies import (
     MAX_TOOLS,
     ChatMessage,
-    FunctionCall,
     FunctionDefinition,
     ParametersSchema,
-    TextPart,
-    ToolCall,
     ToolName,
+    parts_of,
+    result_message,
+    text_message,
+    tool_call,
 )
 from services.gateway.openai.chat_request import conversation_request
 from services.gateway.openai.request import GenerationRequest
@@ -28,7 +29,7 @@ _CHOICES = {'auto': 'auto', 'none': 'none', 'any': 'required', 'tool': 'function
 
 
 class CacheControl(JsonModel):
-    """Hint to cache a prefix; accepted without effect, because all prefixes are cached by their tokens."""
+    """Hint to cache a prefix; accepted without effect, because engines with a cache keep every prefix."""
 
     type: Literal['ephemeral']
     ttl: str = ''
@@ -48,11 +49,7 @@ class TextBlock(Block):
     text: str
 
 
-def _blocks(value: Any) -> Any:
-    return [{'type': 'text', 'text': value}] if isinstance(value, str) else value
-
-
-_TextBlocks = Annotated[list[TextBlock], Field(fail_fast=True), BeforeValidator(_blocks)]
+_TextBlocks = Annotated[list[TextBlock], Field(fail_fast=True), BeforeValidator(parts_of)]
 
 
 class ToolUseBlock(Block):
@@ -61,7 +58,7 @@ class ToolUseBlock(Block):
     type: Literal['tool_use']
     id: str
     name: str
-    input: dict[str, Any]
+    input: Annotated[dict[str, Any], AfterValidator(shallow)]
 
 
 class ToolResultBlock(Block):
@@ -182,7 +179,7 @@ def message_request(body: Mapping[str, Any]) -> GenerationRequest:
         message for index, item in enumerate(given.messages) for message in _messages(item, f'messages[{index}]')
     ]
     if given.system:
-        messages.insert(0, _text_message('system', given.system))
+        messages.insert(0, text_message('system', _texts(given.system)))
     is_thinking_enabled = False if given.thinking else None
     return conversation_request(
         sampling, messages, use, max_tokens=given.max_tokens, is_thinking_enabled=is_thinking_enabled
@@ -193,28 +190,25 @@ def _function(tool: BlockTool) -> FunctionDefinition:
     return FunctionDefinition(name=tool.name, description=tool.description, parameters=tool.input_schema)
 
 
-def _text_message(role: Any, blocks: Sequence[TextBlock]) -> ChatMessage:
-    return ChatMessage(role=role, content=[TextPart(type='text', text=''.join(block.text for block in blocks))])
+def _texts(blocks: Iterable[TextBlock]) -> Iterator[str]:
+    return (block.text for block in blocks)
 
 
 def _messages(given: Any, path: str) -> list[ChatMessage]:
-    """Return the messages that a message consists of: results of calls first, then the text and the calls."""
+    """Return the messages of a chat that a message becomes: results of calls, then one with the text and the calls."""
     item = read_model(BlockMessage, given, path=path)
-    value: Any = _blocks(item.content)
+    value: Any = parts_of(item.content)
     if not isinstance(value, list) or not value:
         raise InvalidField(f'{path}.content', 'must be a string, or a list of at least one block')
     blocks = [
         _block(block, item.role, f'{path}.content[{index}]') for index, block in enumerate(cast('list[Any]', value))
     ]
-    messages: list[ChatMessage] = []
-    for block in blocks:
-        if isinstance(block, ToolResultBlock):
-            result = _text_message('tool', block.content)
-            messages.append(result.model_copy(update={'tool_call_id': block.tool_use_id}))
+    results = [block for block in blocks if isinstance(block, ToolResultBlock)]
+    messages = [result_message(block.tool_use_id, _texts(block.content)) for block in results]
     texts = [block for block in blocks if isinstance(block, TextBlock)]
-    calls = [_call(block) for block in blocks if isinstance(block, ToolUseBlock)]
+    calls = [tool_call(block.id, block.name, block.input) for block in blocks if isinstance(block, ToolUseBlock)]
     if texts or calls:
-        messages.append(_text_message(item.role, texts).model_copy(update={'tool_calls': calls}))
+        messages.append(text_message(item.role, _texts(texts)).model_copy(update={'tool_calls': calls}))
     return messages
 
 
@@ -226,11 +220,4 @@ def _block(value: Any, role: str, path: str) -> TextBlock | ToolUseBlock | ToolR
         raise InvalidField(f'{path}.type', f'must be {", ".join(_BLOCKS)}; other blocks are not supported')
     if _OWNERS.get(name, role) != role:
         raise InvalidField(f'{path}.type', f'is accepted only in messages with the role {_OWNERS[name]}')
-    if not is_shallow(fields.get('input'), MAX_DEPTH):
-        raise InvalidField(f'{path}.input', f'must be nested at most {MAX_DEPTH} levels deep')
     return read_model(kind, value, path=path)
-
-
-def _call(block: ToolUseBlock) -> ToolCall:
-    # The arguments are already parsed, and the validator would expect JSON text.
-    return ToolCall(id=block.id, function=FunctionCall.model_construct(name=block.name, arguments=block.input))

@@ -38,6 +38,18 @@ class ChoiceFormat(Protocol):
         ...
 
 
+class Writer(Protocol):
+    """Builds the response to one request in the form of one API. Call only one method, and only once."""
+
+    async def complete(self, deltas: AsyncIterator[ChoiceDelta]) -> dict[str, Any]:
+        """Return the response after the last delta."""
+        ...
+
+    def chunks(self, deltas: AsyncIterator[ChoiceDelta]) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the events of a streamed response."""
+        ...
+
+
 class ChatFormat:
     """Implements `ChoiceFormat` for chat completions."""
 
@@ -119,7 +131,7 @@ class CompletionFormat:
 
 
 class ResponseWriter:
-    """Builds the response to one request."""
+    """Implements `Writer` for completions and chat completions."""
 
     def __init__(
         self, request: GenerationRequest, model: ResolvedModel, *, form: ChoiceFormat, usage: TokenUsage, created: int

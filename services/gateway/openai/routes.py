@@ -18,7 +18,7 @@ from services.gateway.openai.message_events import MessageErrors, MessageWriter
 from services.gateway.openai.message_request import message_request
 from services.gateway.openai.models import FleetSamplers, ModelResolver, ResolvedModel, sample_all
 from services.gateway.openai.request import GenerationRequest, completion_request
-from services.gateway.openai.responses import ChatFormat, ChoiceFormat, CompletionFormat, ResponseWriter
+from services.gateway.openai.responses import ChatFormat, ChoiceFormat, CompletionFormat, ResponseWriter, Writer
 from services.gateway.openai.tool_calls import ToolCallReader
 from services.gateway.openai.tools import ToolUse, explained
 from services.gateway.sampling.ports import WeightFacts
@@ -34,7 +34,7 @@ PREFIXES = ('/v1', '/oai/api/v1')
 
 
 class OpenAiRoutes:
-    """Routes of models, completions and chat completions."""
+    """Routes of models, completions, chat completions, responses, and Anthropic's messages."""
 
     def __init__(self, samplers: FleetSamplers, models: ModelResolver, *, clock: Clock, body_bytes: int) -> None:
         """Create the routes; a request body may have at most `body_bytes` bytes."""
@@ -84,7 +84,7 @@ class OpenAiRoutes:
     async def _generate(
         self,
         read: Callable[[Mapping[str, Any]], GenerationRequest],
-        make_writer: Callable[..., ResponseWriter | ItemWriter | MessageWriter],
+        make_writer: Callable[..., Writer],
         call: HttpCall,
         *,
         is_named: bool = False,
@@ -100,7 +100,7 @@ class OpenAiRoutes:
             deltas = self._with_calls(deltas, request.tools, model)
         if request.is_streamed:
             events = _closing(deltas, writer.chunks(deltas))
-            return EventResponse(events, end=b'', is_named=True) if is_named else EventResponse(events)
+            return EventResponse(events, is_named=is_named)
         async with aclosing(deltas):
             return JsonResponse(await writer.complete(deltas))
 
