@@ -20,8 +20,8 @@ from services.kit.errors import DomainError
 from services.kit.telemetry import measures
 
 MAX_WAITING = 20_000
-"""Number of waiting reports, about 40 MB, from which on none are received. The model service sends the last reports of
-a run again with its next change."""
+"""Number of waiting reports, about 40 MB, at which new ones are dropped. The model service sends the last reports of a
+run again with its next change."""
 _INTERVAL_SECONDS = 1.0
 _log = structlog.get_logger('metrics')
 
@@ -50,7 +50,7 @@ class MetricCollector:
         self._waiting: dict[EntryKey, list[Report]] = {}
         self._waiting_count = 0
         self._refused: set[EntryKey] = set()
-        """Runs whose reports were dropped last. A tenant whose runs have too many points has an empty run id."""
+        """Runs, and tenants with an empty run id, whose last reports were dropped, so that this is logged once."""
 
     async def save(self, entry: RunReports) -> None:
         """Keep new reports of a run for the next flush, unless too many reports wait."""

@@ -47,7 +47,7 @@ class MetricStore(Protocol):
         ...
 
     async def revisions_of(self, runs: Collection[EntryKey]) -> Mapping[EntryKey, int]:
-        """Return the newest revision of those runs that are listed; 0 for runs without metrics."""
+        """Return the newest revision of each run; 0 for a run without metrics. Runs that are not listed are absent."""
         ...
 
     async def list_changes(

@@ -101,7 +101,7 @@ def is_metric_name(name: str) -> bool:
 
 
 def fits(series: Sequence[Series], wanted: MetricFilter) -> bool:
-    """Return whether changed points are few enough for one update."""
+    """Return whether changed points are few enough for one update; otherwise, the update is a snapshot."""
     counts = [len(one.steps) for one in series]
     return max(counts, default=0) <= wanted.max_points and sum(counts) <= MAX_LISTED
 

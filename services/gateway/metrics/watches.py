@@ -1,8 +1,8 @@
 """Watches of metrics: the points of runs, as any gateway of the deployment stores them.
 
-One task polls the revisions of all watched runs, and reads the new points of each run once for all its watchers. A
-watcher that reads slowly misses these, and reads all points since its last update from the store instead, so no points
-wait in memory.
+One task polls the revisions of all watched runs, and reads the new points of each run once for all its watchers. Only
+the points of the last change are kept. A watcher that reads slowly misses some changes, and reads all points since its
+last update from the store instead.
 """
 
 import asyncio
@@ -50,11 +50,11 @@ class _Watcher:
 
     wanted: MetricFilter
     known: dict[EntryKey, int | None]
-    """Revision of each run up to which the watcher has all points; None before a snapshot."""
+    """Revision of each run up to which the watcher has all points; None before the first snapshot."""
     is_changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set after each change of a run."""
     begun: set[EntryKey] = field(default_factory=set[EntryKey])
-    """Runs with an update."""
+    """Runs about which the watcher has received an update."""
     unread: list[EntryKey] = field(init=False)
     """Runs that may have points that the watcher does not have."""
 
@@ -147,6 +147,7 @@ class MetricWatches:
                 await self._advance(key, run, revisions.get(key))
 
     async def _advance(self, key: EntryKey, run: _WatchedRun, revision: int | None) -> None:
+        """Read the points up to the newest revision of a run, and wake its watchers. None ends the watches."""
         if revision is not None and run.revision is not None and revision <= run.revision:
             return
         if revision is None:

@@ -32,6 +32,8 @@ class RowFormat:
     convert: Convert
     optional: tuple[str, ...] = ()
     """Columns that are also converted."""
+    content: str = ''
+    """Column that contains a text or a list of messages; empty for formats with one kind of content."""
 
     @property
     def all_columns(self) -> set[str]:
@@ -194,13 +196,13 @@ def _gsm8k(row: Row, use: Use) -> list[Row]:
 _FORMATS = (
     RowFormat('messages', ('messages',), _messages),
     RowFormat('sharegpt', ('conversations',), _sharegpt, ('system',)),
-    RowFormat('preference', ('chosen', 'rejected'), _preference, ('prompt',)),
-    RowFormat('unpaired_preference', ('prompt', 'completion', 'label'), _unpaired_preference),
-    RowFormat('prompt_completion', ('prompt', 'completion'), _prompt_completion),
+    RowFormat('preference', ('chosen', 'rejected'), _preference, ('prompt',), content='chosen'),
+    RowFormat('unpaired_preference', ('prompt', 'completion', 'label'), _unpaired_preference, content='completion'),
+    RowFormat('prompt_completion', ('prompt', 'completion'), _prompt_completion, content='completion'),
     RowFormat('alpaca', ('instruction', 'output'), _alpaca, ('input', 'system')),
     RowFormat('gsm8k', ('question', 'answer'), _gsm8k),
-    RowFormat('prompt_only', ('prompt',), _prompt_only),
-    RowFormat('language_modeling', ('text',), _language_modeling),
+    RowFormat('prompt_only', ('prompt',), _prompt_only, content='prompt'),
+    RowFormat('language_modeling', ('text',), _language_modeling, content='text'),
 )
 ROW_FORMATS: Mapping[str, RowFormat] = {item.name: item for item in _FORMATS}
 """Formats by name."""
@@ -280,7 +282,8 @@ class FormatReader:
         if self._format is None:
             self._format = recognized_format(row)
             columns = [name for name in (*self._format.optional, *self._format.columns) if name in row]
-            kind = ' (text)' if isinstance(self._example(row), str) else ''
+            content = row.get(self._format.content) if self._format.content else None
+            kind = ' (text)' if isinstance(content, str) and not _messages_of_json(content) else ''
             self._reports.append(f'rows are read as {self._format.name}{kind}, from the columns {", ".join(columns)}')
         found = self._format
         if found.name == 'messages' and not isinstance(row.get('messages'), str):
@@ -295,17 +298,9 @@ class FormatReader:
         return [{**others, **chat, **_joined_data(others, chat)} for chat in chats]
 
     def new_reports(self) -> list[str]:
-        """Return the sentence that names the format, once; none for chats that need no conversion."""
+        """Return the sentence that names the format, once. Empty for chats, which need no conversion."""
         reports, self._reports = self._reports, []
         return [] if self._format is not None and self._format.name == 'messages' else reports
-
-    def _example(self, row: Row) -> Any:
-        """Return the value that shows whether a format of TRL has texts or messages."""
-        has_both = self._format is not None and self._format.name not in {'alpaca', 'gsm8k', 'messages', 'sharegpt'}
-        if not has_both or self._format is None:
-            return None
-        value = row[self._format.columns[-1 if self._format.name != 'unpaired_preference' else 1]]
-        return None if isinstance(value, str) and _messages_of_json(value) else value
 
 
 def _joined_data(row: Row, chat: Row) -> Row:

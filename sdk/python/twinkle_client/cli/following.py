@@ -1,6 +1,6 @@
 """Curves that are drawn again as values are stored, for `twinkle run show --follow`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 
@@ -20,7 +20,8 @@ print_plain = partial(console.print, markup=False, highlight=False, soft_wrap=Tr
 def follow(metrics: RunMetrics, names: Sequence[str]) -> None:
     """Draw the curves of a run again after each change, until an interrupt.
 
-    Without a terminal, each value is printed in a line. A lost connection is opened again without a time limit.
+    Without a terminal, each value is printed in a line; of long curves, the first lines are those of a reduced curve. A
+    lost connection is opened again without a time limit.
 
     Args:
         metrics: Metrics of the run.
@@ -32,10 +33,10 @@ def follow(metrics: RunMetrics, names: Sequence[str]) -> None:
     curves: dict[str, MetricSeries] = {}
     with Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext() as screen:
         for update in _updates(metrics, names):
-            curves = update.applied_to(curves)
             if screen is None:
-                _print_values(update)
-            else:
+                _print_values(update, known=curves)
+            curves = update.applied_to(curves)
+            if screen is not None:
                 screen.update(_picture(curves), refresh=True)
 
 
@@ -64,11 +65,14 @@ def _picture(curves: dict[str, MetricSeries]) -> Text:
     return Text('\n'.join(lines), no_wrap=True, overflow='crop')
 
 
-def _print_values(update: MetricUpdate) -> None:
+def _print_values(update: MetricUpdate, *, known: Mapping[str, MetricSeries]) -> None:
+    """Print the values that were stored after all known ones. A snapshot repeats values that were printed before."""
+    newest = max((time for series in known.values() for time in series.times), default=None)
     points = [
         (step, name, value)
         for name, series in update.series.items()
-        for step, value in zip(series.steps, series.values, strict=True)
+        for step, value, time in zip(series.steps, series.values, series.times, strict=True)
+        if newest is None or time > newest
     ]
     for step, name, value in sorted(points, key=lambda point: point[:2]):
         print_plain(f'{step} {name} {value:.6g}')

@@ -1,6 +1,5 @@
 """`twinkle run`: one training run, its metrics and its rollouts."""
 
-import json
 import math
 from typing import Annotated
 
@@ -11,7 +10,14 @@ from twinkle_client.cli.curves import POINTS, curve_lines
 from twinkle_client.cli.following import follow, print_plain
 from twinkle_client.cli.rollouts import rollouts
 from twinkle_client.cli.runs import NAME_LABEL, run_as_json
-from twinkle_client.cli.session import StateDirOption, console, error_console, exit_on_interrupt, open_client
+from twinkle_client.cli.session import (
+    StateDirOption,
+    console,
+    error_console,
+    exit_on_interrupt,
+    open_client,
+    print_json,
+)
 from twinkle_client.cli.times import local_text
 from twinkle_client.metrics import MetricSeries, RunMetrics
 
@@ -43,7 +49,7 @@ def show(
         found = client.get_training_run(run)
         series = RunMetrics(run, client=client).get(metric or (), max_points=10_000 if is_json else POINTS)
     if is_json:
-        typer.echo(json.dumps(_as_json(found, series)))
+        print_json(_as_json(found, series))
         return
     _print_header(run, found)
     for name, one in series.items():

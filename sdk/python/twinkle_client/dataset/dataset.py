@@ -129,6 +129,7 @@ class Dataset:
         Raises:
             TypeError: A number is not an integer.
             UsageError: A number is negative.
+            QuotaError: A row takes too much memory.
         """
         dataset_id = (await self._created()).dataset_id
         return await peek_rows(self._connection, dataset_id, begin_row=begin_row, row_count=row_count)

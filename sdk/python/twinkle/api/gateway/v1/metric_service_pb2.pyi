@@ -262,7 +262,7 @@ class WatchMetricsRequest(_message.Message):
     """Maximum number of points of each metric in a message, as in GetMetricsRequest."""
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___WatchedRun]:
-        """Runs to watch, 1 to 20, each once."""
+        """Runs to watch, 1 to 20, each once. Required."""
 
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -32,7 +32,7 @@ class MetricServiceStub:
     WatchMetrics: _aio.UnaryStreamMultiCallable[_metric_service_pb2.WatchMetricsRequest, _metric_service_pb2.WatchMetricsResponse]
     """Follows the metrics of runs: first a message about each run, then the points that any gateway of the deployment
     stores, usually within a second. The stream continues after a run has ended, because programs may still log values.
-    A slow reader receives the newest values only. Errors: INVALID_ARGUMENT, which names the field; NOT_FOUND
+    A slow reader receives several changes at once. Errors: INVALID_ARGUMENT, which names the field; NOT_FOUND
     (ERROR_REASON_RUN_NOT_FOUND) if a run does not exist, also once it is no longer listed; UNAVAILABLE
     (ERROR_REASON_DRAINING) if the gateway stops: call it again with the resume tokens; DATA_LOSS
     (ERROR_REASON_STORED_DATA_DAMAGED) if stored points are damaged.
@@ -74,7 +74,7 @@ class MetricServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _abc.AsyncIterator[_metric_service_pb2.WatchMetricsResponse]:
         """Follows the metrics of runs: first a message about each run, then the points that any gateway of the deployment
         stores, usually within a second. The stream continues after a run has ended, because programs may still log values.
-        A slow reader receives the newest values only. Errors: INVALID_ARGUMENT, which names the field; NOT_FOUND
+        A slow reader receives several changes at once. Errors: INVALID_ARGUMENT, which names the field; NOT_FOUND
         (ERROR_REASON_RUN_NOT_FOUND) if a run does not exist, also once it is no longer listed; UNAVAILABLE
         (ERROR_REASON_DRAINING) if the gateway stops: call it again with the resume tokens; DATA_LOSS
         (ERROR_REASON_STORED_DATA_DAMAGED) if stored points are damaged.
