@@ -2,9 +2,9 @@
 import { type Failure, failureOf, isAborted } from './failure';
 import { untilVisible } from './visibility.svelte';
 
-/** Data that are loaded, with the state of loading. */
+/** A value that is read from the server, and the state of reading it. */
 export interface Loading<T> {
-  /** Undefined until they have been loaded once. */
+  /** Undefined until it has been read once. */
   readonly data: T | undefined;
   readonly failure: Failure | undefined;
   readonly isLoading: boolean;

@@ -1,7 +1,7 @@
 """Metrics of a run: numbers by name and step, which the server stores for as long as the run is listed."""
 
 import operator
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -11,7 +11,6 @@ from twinkle.api.gateway.v1 import metric_service_pb2 as pb
 from twinkle.api.gateway.v1.metric_service_pb2_grpc import MetricServiceStub
 from twinkle.tracking import number_of
 from twinkle_client.client import TwinkleClient, current_client
-from twinkle_client.errors import RetryableError
 from twinkle_client.rpc import LoopThread, remote_method, remote_stream
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
@@ -147,26 +146,15 @@ class RunMetrics:
             begin_step=step_to_proto(begin_step),
             max_points=_max_points(max_points),
         )
-        async with aclosing(self._responses(request)) as responses:
+
+        def resume_after(response: pb.WatchMetricsResponse) -> None:
+            request.runs[0].resume_token = response.resume_token
+
+        call = self._stub.WatchMetrics
+        async with aclosing(self._connection.resumed_stream(call, request, resume_after=resume_after)) as responses:
             async for response in responses:
                 if response.series or response.is_snapshot:
                     yield _update(response)
-
-    async def _responses(self, request: pb.WatchMetricsRequest) -> AsyncGenerator[pb.WatchMetricsResponse]:
-        """Yield the responses of a watch of one run, also after a lost connection."""
-        while True:
-            has_progressed = False
-            try:
-                async with aclosing(self._connection.stream(self._stub.WatchMetrics, request)) as responses:
-                    async for response in responses:
-                        has_progressed = True
-                        request.runs[0].resume_token = response.resume_token
-                        yield response
-                return
-            except RetryableError:
-                # Without a response, the connection has already retried until its timeout.
-                if not has_progressed:
-                    raise
 
 
 def step_to_proto(step: SupportsIndex) -> int:

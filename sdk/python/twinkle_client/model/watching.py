@@ -6,7 +6,6 @@ from contextlib import aclosing
 from twinkle.api.model.v1 import operation_result_pb2, training_service_pb2
 from twinkle.api.model.v1.training_service_pb2_grpc import TrainingServiceStub
 from twinkle_client.client import TwinkleClient
-from twinkle_client.errors import RetryableError
 from twinkle_client.model.handle import ModelHandle
 from twinkle_client.rpc import remote_method, remote_stream
 
@@ -37,19 +36,14 @@ class WatchingVerbs(ModelHandle):
         request = training_service_pb2.WatchOperationsRequest(
             adapter_id=self._adapter(adapter_name).adapter_id, after_sequence_number=after
         )
-        while True:
-            has_progressed = False
-            try:
-                async with aclosing(self._connection.stream(self._training.WatchOperations, request)) as responses:
-                    async for response in responses:
-                        has_progressed = True
-                        request.after_sequence_number = response.result.sequence_number
-                        yield response.result
-                return
-            except RetryableError:
-                # Without a response, the connection has already retried until its timeout.
-                if not has_progressed:
-                    raise
+
+        def resume_after(response: training_service_pb2.WatchOperationsResponse) -> None:
+            request.after_sequence_number = response.result.sequence_number
+
+        call = self._training.WatchOperations
+        async with aclosing(self._connection.resumed_stream(call, request, resume_after=resume_after)) as responses:
+            async for response in responses:
+                yield response.result
 
     @remote_method
     async def cancel_operation(self, sequence_number: int, *, adapter_name: str | None = None) -> bool:

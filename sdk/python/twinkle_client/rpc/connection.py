@@ -2,12 +2,13 @@
 
 Every call sends the API key, a request id that all its attempts share, and the trace context of a client span.
 Failures are raised as `twinkle_client.errors`. Retryable failures of unary calls, and of response streams before their
-first response, are retried until `retry_timeout` has passed. Callers resume all other streams.
+first response, are retried until `retry_timeout` has passed. `resumed_stream` also opens a stream of responses again.
+Callers resume all other streams.
 """
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -173,6 +174,37 @@ class Connection:
                     await backoff.wait_or_raise(await self._explained(context.to_error(error)))
                 finally:
                     responses.cancel()
+
+    async def resumed_stream(
+        self,
+        call: grpc.aio.UnaryStreamMultiCallable[_Request, _Response],
+        request: _Request,
+        *,
+        resume_after: Callable[[_Response], None],
+    ) -> AsyncGenerator[_Response]:
+        """Yield the responses of `stream`, and open the stream again after a lost connection.
+
+        Args:
+            call: Method of a stub.
+            request: Message to send.
+            resume_after: Changes the request so that the next stream begins after a response.
+
+        Raises:
+            Error: See `twinkle_client.errors`. A RetryableError is raised only if there was no response since the
+                stream was opened, because `stream` has then retried until its timeout.
+        """
+        while True:
+            has_progressed = False
+            try:
+                async with aclosing(self.stream(call, request)) as responses:
+                    async for response in responses:
+                        has_progressed = True
+                        resume_after(response)
+                        yield response
+                return
+            except RetryableError:
+                if not has_progressed:
+                    raise
 
     async def upload(
         self,
