@@ -1,6 +1,7 @@
 """Error responses of the OpenAI API."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from services.gateway.fleet.model_routes import shown_text
@@ -33,11 +34,23 @@ _PARAMS = (
     (r'prompt\..*', 'prompt'),
     (r'(base_model|adapter)\b.*', 'model'),
 )
-"""Patterns of sampler fields, and the parameters that the fields are converted from."""
+"""Patterns of sampler fields, and the parameters of chats and completions that the fields are converted from."""
+ITEM_PARAMS = {'messages': 'input', 'max_tokens': 'max_output_tokens', 'response_format': 'text.format'}
+"""Parameters of `/v1/responses` by the parameter of a chat with the same meaning."""
+BLOCK_PARAMS = {'messages': 'messages', 'stop': 'stop_sequences'}
+"""Parameters of `/v1/messages` by the parameter of a chat with the same meaning."""
 
 
 class OpenAiErrors:
-    """Error responses of OpenAI's API, `{"error": {message, type, param, code}}`, with additional native fields."""
+    """Error responses of OpenAI's API, `{"error": {message, type, param, code}}`, with additional native fields.
+
+    Args:
+        params: parameters of the API by the parameter of a chat with the same meaning. A sampler's error about such a
+            parameter does not name a position in it, because the conversion to a chat changes positions.
+    """
+
+    def __init__(self, params: Mapping[str, str] | None = None) -> None:
+        self._params = params or {}
 
     def status_of(self, error: DomainError) -> int:
         if error.reason == 'MESSAGE_TOO_LARGE':
@@ -49,7 +62,7 @@ class OpenAiErrors:
 
     def body_of(self, error: DomainError, *, request_id: str) -> dict[str, Any]:
         status = self.status_of(error)
-        param, message = _param_and_message(error)
+        param, message = self._param_and_message(error)
         kind = 'server_error' if status >= 500 else _TYPES.get(status, 'invalid_request_error')
         return {
             'error': {
@@ -63,16 +76,16 @@ class OpenAiErrors:
             }
         }
 
+    def _param_and_message(self, error: DomainError) -> tuple[str | None, str]:
+        if error.violations:
+            param = self._param_of(error.violations[0].field)
+            return param, f'{param}: {shown_text(error.violations[0].problem)}'
+        return ('model' if _CODES.get(error.reason) == 'model_not_found' else None), shown_text(str(error))
 
-def _param_and_message(error: DomainError) -> tuple[str | None, str]:
-    if error.violations:
-        param = _param_of(error.violations[0].field)
-        return param, f'{param}: {shown_text(error.violations[0].problem)}'
-    return ('model' if _CODES.get(error.reason) == 'model_not_found' else None), shown_text(str(error))
-
-
-def _param_of(field: str) -> str:
-    for pattern, param in _PARAMS:
-        if match := re.match(pattern, field):
-            return param + field[match.end() :]
-    return field
+    def _param_of(self, field: str) -> str:
+        for pattern, param in _PARAMS:
+            if match := re.match(pattern, field):
+                found = param + field[match.end() :]
+                name = re.split(r'\W', found, maxsplit=1)[0]
+                return self._params.get(name, found)
+        return field

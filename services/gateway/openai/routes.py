@@ -11,7 +11,7 @@ from services.gateway.http.body import read_json
 from services.gateway.http.call import EventResponse, HttpCall, JsonResponse, Response, Route
 from services.gateway.openai.chat_request import chat_request
 from services.gateway.openai.choices import ChoiceDelta, ChoiceReader, TokenTexts, TokenUsage
-from services.gateway.openai.errors import OpenAiErrors
+from services.gateway.openai.errors import BLOCK_PARAMS, ITEM_PARAMS, OpenAiErrors
 from services.gateway.openai.item_events import ItemWriter
 from services.gateway.openai.item_request import item_request
 from services.gateway.openai.message_events import MessageErrors, MessageWriter
@@ -45,22 +45,22 @@ class OpenAiRoutes:
         self._body_bytes = body_bytes
 
     def routes(self) -> list[Route]:
-        errors = OpenAiErrors()
+        shared = OpenAiErrors()
         complete = partial(self._generate, completion_request, partial(_writer, CompletionFormat))
         chat = partial(self._generate, chat_request, partial(_writer, ChatFormat))
         respond = partial(self._generate, item_request, ItemWriter, is_named=True)
         answer = partial(self._generate, message_request, MessageWriter, is_named=True)
         rows = (
-            ('GET', '/models', 'openai.models.list', self._list_models),
-            ('GET', '/models/{model:path}', 'openai.models.get', self._get_model),
-            ('POST', '/completions', 'openai.completions', complete),
-            ('POST', '/chat/completions', 'openai.chat.completions', chat),
-            ('POST', '/responses', 'openai.responses', respond),
+            ('GET', '/models', 'openai.models.list', self._list_models, shared),
+            ('GET', '/models/{model:path}', 'openai.models.get', self._get_model, shared),
+            ('POST', '/completions', 'openai.completions', complete, shared),
+            ('POST', '/chat/completions', 'openai.chat.completions', chat, shared),
+            ('POST', '/responses', 'openai.responses', respond, OpenAiErrors(ITEM_PARAMS)),
         )
         routes = [
             Route(path=prefix + path, http_method=verb, name=name, method=SAMPLE_METHOD, serve=serve, errors=errors)
             for prefix in PREFIXES
-            for verb, path, name, serve in rows
+            for verb, path, name, serve, errors in rows
         ]
         messages = Route(
             path='/v1/messages',
@@ -68,7 +68,7 @@ class OpenAiRoutes:
             name='openai.messages',
             method=SAMPLE_METHOD,
             serve=answer,
-            errors=MessageErrors(),
+            errors=MessageErrors(BLOCK_PARAMS),
             credentials=_credentials,
         )
         return [*routes, messages]

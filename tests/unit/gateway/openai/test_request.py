@@ -11,7 +11,7 @@ import pytest
 from services.gateway.http.body import parse_object
 from services.gateway.http.call import event_bytes, json_bytes
 from services.gateway.openai.chat_request import chat_request
-from services.gateway.openai.errors import OpenAiErrors
+from services.gateway.openai.errors import BLOCK_PARAMS, ITEM_PARAMS, OpenAiErrors
 from services.gateway.openai.request import completion_request
 from services.kit.errors import CheckpointDamaged, InvalidField
 
@@ -54,6 +54,24 @@ def test_every_parameter_accepts_or_refuses_every_value() -> None:
             refusal = refusal_of(lambda read=read, body=body: read(body).params.SerializeToString())
             if refusal is not None:
                 assert refusal['param'].partition('.')[0].partition('[')[0] == name, (name, value)
+
+
+def test_refusals_of_samplers_name_the_parameter_of_the_api() -> None:
+    """A field of the sampler contract is reported as the parameter of the API that the client called."""
+    fields = (
+        'prompt.chat.trajectory.messages[1].content',
+        'params.max_tokens',
+        'params.stop_strings',
+        'params.structured_output.json_schema',
+    )
+
+    def params_of(errors: OpenAiErrors) -> list[str]:
+        bodies = [errors.body_of(InvalidField(field, 'is wrong'), request_id='rq-1') for field in fields]
+        return [body['error']['param'] for body in bodies]
+
+    assert params_of(OpenAiErrors()) == ['messages[1].content', 'max_tokens', 'stop', 'response_format']
+    assert params_of(OpenAiErrors(ITEM_PARAMS)) == ['input', 'max_output_tokens', 'stop', 'text.format']
+    assert params_of(OpenAiErrors(BLOCK_PARAMS)) == ['messages', 'max_tokens', 'stop_sequences', 'response_format']
 
 
 def test_damaged_weights_are_not_a_server_error() -> None:
