@@ -1,4 +1,4 @@
-"""Converts loaders, cursors, batches and rows that people read, and checks all their fields."""
+"""Converts loaders, cursors, batches and rows for display, and checks all their fields."""
 
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence

@@ -71,7 +71,7 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class PeekedRow:
-    """A row for people who read it."""
+    """A row for display."""
 
     index: int
     """Index of the row in the dataset."""

@@ -52,7 +52,7 @@ class Attempts:
         async with self._alone if self.is_careful else nullcontext():
             count = await self._journal.count_attempt(work)
             if count > MAX_ATTEMPTS:
-                # A client may repeat the request. Every refusal within this time is one crash less.
+                # The count is kept at first, because a client that repeats the request could crash the service again.
                 if not self.is_careful:
                     self._journal.reset_attempts(work)
                 raise refusal

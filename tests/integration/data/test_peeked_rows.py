@@ -1,4 +1,4 @@
-"""Rows that people read: those of eager and lazy datasets, with problems, limits and access."""
+"""Rows for display: those of eager and lazy datasets, with problems, limits and access."""
 
 import math
 from collections.abc import AsyncIterator

@@ -167,7 +167,7 @@ def tracked_rollouts(
 
 
 def rollout_table(rollouts: Sequence[TrackedRollout], *, step: int) -> tuple[list[str], list[list[Any]]]:
-    """Return the columns and rows of a table for people: texts, rewards and versions, without tokens."""
+    """Return the columns and rows of a table for display: texts, rewards and versions, without tokens."""
     parts = sorted({name for rollout in rollouts for name in rollout.reward_parts})
     columns = ['step', 'group', 'index', 'prompt', 'completion', 'reward', *(f'reward/{name}' for name in parts)]
     rows = [

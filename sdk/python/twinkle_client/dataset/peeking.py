@@ -1,4 +1,4 @@
-"""Rows of a dataset for people who read them."""
+"""Rows of a dataset, for display."""
 
 import operator
 from collections.abc import Mapping, Sequence

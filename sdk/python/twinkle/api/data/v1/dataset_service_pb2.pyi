@@ -417,7 +417,7 @@ Global___PeekRowsRequest: _TypeAlias = PeekRowsRequest  # noqa: Y015
 
 @_typing.final
 class PeekedRow(_message.Message):
-    """A row of a dataset, for people who read it."""
+    """A row of a dataset, for display."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
