@@ -75,6 +75,7 @@ def test_lazy_datasets_and_streams_give_the_same_features(
 @pytest.mark.parametrize(
     ('row', 'prompt'),
     [
+        ({'text': 'The sky is'}, 'The sky is'),
         ({'prompt': 'The sky is'}, 'The sky is'),
         ({'prompt': [SKY]}, OPENING),
         ({'prompt': 'The sky is', 'completion': ' blue.'}, 'The sky is'),

@@ -107,10 +107,10 @@ def _kind(value: Any) -> str:
 
 
 def _language_modeling(row: Row, use: Use) -> list[Row]:
-    del use
     if not isinstance(row['text'], str):
         raise InvalidRow('text', f'must be text, got {_kind(row["text"])}; write chats to the column messages')
-    return [_turns('', row['text'])]
+    # The end-of-sequence token follows a text for training, but not a prompt.
+    return [_prompt(row['text']) if use == 'prompt' else _turns('', row['text'])]
 
 
 def _messages(row: Row, use: Use) -> list[Row]:
