@@ -210,6 +210,9 @@ REQUESTS: dict[str, Callable[[Ids], Message]] = {
     'LogMetrics': lambda ids: metric_service_pb2.LogMetricsRequest(
         run_id=ids.model, points=[metric_service_pb2.MetricPoint(name='loss', step=0, value=0.0)]
     ),
+    'WatchMetrics': lambda ids: metric_service_pb2.WatchMetricsRequest(
+        runs=[metric_service_pb2.WatchedRun(run_id=ids.model)]
+    ),
     'LogRollouts': lambda ids: rollout_service_pb2.LogRolloutsRequest(
         run_id=ids.model,
         step=0,

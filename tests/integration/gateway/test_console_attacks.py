@@ -158,7 +158,8 @@ async def test_socket_is_private_and_removed(tmp_path: Path) -> None:
     config = GatewayConfig(state_dir=tmp_path, http_listen='127.0.0.1:0')
     server = SocketServer()
     async with AsyncExitStack() as stack:
-        assert open_console(config, cast(Any, server), cast(Any, None), stack, clock=FakeClock())
+        unused = cast(Any, None)
+        assert open_console(config, cast(Any, server), unused, stack, checkpoints=unused, clock=FakeClock())
         folder = server.path.parent
         assert stat.S_IMODE(folder.stat().st_mode) == stat.S_IRWXU
         assert len(str(server.path)) < 100

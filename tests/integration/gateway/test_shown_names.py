@@ -39,6 +39,8 @@ SHOWN = {
     'POST /v1/responses',
 }
 """Routes whose responses name the base model."""
+DOWNLOAD = 'GET /console/api/checkpoints/{run_id}/{name}'
+"""Route whose body is the stored files; like responses of the gRPC API, they have the base model's full name."""
 
 
 @pytest.fixture
@@ -66,7 +68,8 @@ async def test_no_response_contains_a_folder(deployment: TwoTenants, tmp_path: P
             body = body_of(path, ids)
             response = await deployment.call(method, url_of(path, ids), deployment.secrets['alice'], body)
             assert response.status_code < 500, (method, path, response.text)
-            text = response.text + str(response.headers) + await outcome_of(deployment, response)
+            content = '' if f'{method} {path}' == DOWNLOAD and response.is_success else response.text
+            text = content + str(response.headers) + await outcome_of(deployment, response)
             assert FOLDER not in text, (method, path, text)
             assert str(tmp_path) not in text, (method, path, text)
             if '"tiny"' in text:
