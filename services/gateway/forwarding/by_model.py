@@ -17,6 +17,7 @@ from services.gateway.fleet.model_routes import ModelRoutes
 from services.gateway.forwarding.bytes import Context, Forwarder, MethodHandlers
 from services.gateway.forwarding.merged import AdapterLists
 from services.kit.errors import DomainError, InvalidField
+from services.kit.rpc.call import cancelled_if_disconnected
 from services.kit.rpc.context import current_caller
 from services.kit.rpc.fields import id_from_proto
 from services.kit.rpc.serialized_fields import UnreadableMessageError, has_field, peek_text
@@ -198,7 +199,8 @@ async def _fail(failure: _Refusal | DomainError, context: Context) -> None:
     """End the client's call with the failure of a service."""
     if isinstance(failure, DomainError):
         raise failure
-    await context.abort(*failure.args)
+    with cancelled_if_disconnected():
+        await context.abort(*failure.args)
 
 
 def _base_model_at(path: tuple[int, ...]) -> Find:

@@ -18,6 +18,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
 from services.gateway.credentials import Access, requirement_of
 from services.kit.errors import DomainError, ServiceUnreachable
+from services.kit.rpc.call import cancelled_if_disconnected
 from services.kit.rpc.channel import forwarded_metadata
 from services.kit.rpc.context import current_request_id
 from services.kit.rpc.layers import REQUEST_ID_KEY
@@ -195,7 +196,8 @@ async def _fail(error: grpc.aio.AioRpcError, context: Context, *, service: str) 
     if trailing is None or STATUS_DETAILS_KEY not in trailing:
         raise error_from_call(error, service=service) from error
     pairs = ((key, value) for key, value in trailing if key == STATUS_DETAILS_KEY or key[:5] != 'grpc-')
-    await context.abort(error.code(), error.details() or '', _with_request_id(pairs))
+    with cancelled_if_disconnected():
+        await context.abort(error.code(), error.details() or '', _with_request_id(pairs))
 
 
 def _unreachable(service: str) -> Callable[[Any, Context], AsyncGenerator[bytes, None]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +22,22 @@ UNKNOWN_METHOD = '_OTHER'
 create any number of labels."""
 Decoder = Callable[[bytes], Any]
 """Parses the bytes of a request; raises DecodeError for invalid bytes."""
+
+
+@contextmanager
+def cancelled_if_disconnected() -> Iterator[None]:
+    """Cancel the call if the block cannot write to it, as grpc does shortly after the client has disconnected.
+
+    Raises:
+        CancelledError: The connection is closed, or the server has stopped.
+        AbortError, UsageError: The block ended the call, or used it after its end.
+    """
+    try:
+        yield
+    except (grpc.aio.AbortError, grpc.aio.UsageError):
+        raise
+    except grpc.aio.BaseError as error:
+        raise asyncio.CancelledError() from error
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
@@ -11,7 +10,7 @@ import grpc
 from grpc_status import rpc_status
 
 from services.kit.errors import NotBuiltYet, QueueFull
-from services.kit.rpc.call import Call, Decoder
+from services.kit.rpc.call import Call, Decoder, cancelled_if_disconnected
 from services.kit.rpc.layers import Layer
 from services.kit.rpc.status import status_from_error
 from services.kit.rpc.unread_requests import reading_rest, reading_rest_if_refused
@@ -103,7 +102,8 @@ class LayeredInterceptor(grpc.aio.ServerInterceptor):
                 aclosing(behaviour(await call.received(request), context)) as responses,
             ):
                 async for response in responses:
-                    await _write(response, context)
+                    with cancelled_if_disconnected():
+                        await context.write(response)
                     del response  # Otherwise, a silent stream would keep its last message.
 
         return serve
@@ -124,21 +124,8 @@ async def _write_all(responses: Any, context: grpc.aio.ServicerContext[Any, Any]
         return
     async with aclosing(responses):
         async for response in responses:
-            await _write(response, context)
-
-
-async def _write(response: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    """Write a response. If the client has disconnected, cancel the call, as grpc does shortly after the failed write.
-
-    Raises:
-        CancelledError: The connection is closed, or the server has stopped.
-    """
-    try:
-        await context.write(response)
-    except (grpc.aio.AbortError, grpc.aio.UsageError):
-        raise
-    except grpc.aio.BaseError as error:
-        raise asyncio.CancelledError() from error
+            with cancelled_if_disconnected():
+                await context.write(response)
 
 
 class _NoResponses:

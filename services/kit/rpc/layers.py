@@ -34,7 +34,7 @@ from services.kit.errors import (
     QuotaExceeded,
 )
 from services.kit.rpc.auth import Authenticator
-from services.kit.rpc.call import Call
+from services.kit.rpc.call import Call, cancelled_if_disconnected
 from services.kit.rpc.context import set_caller, set_request_id
 from services.kit.rpc.recheck import rechecked
 from services.kit.rpc.status import status_from_error
@@ -180,7 +180,8 @@ async def _abort(call: Call, error: DomainError) -> None:
     status = rpc_status.to_status(status_from_error(error))
     # Aborting replaces the trailing metadata, so the request id is set again.
     trailing = (*status.trailing_metadata, (REQUEST_ID_KEY, call.request_id))
-    await call.context.abort(status.code, status.details, trailing)
+    with cancelled_if_disconnected():
+        await call.context.abort(status.code, status.details, trailing)
 
 
 def trust_peer(trusts: Callable[[Call], bool]) -> Layer:

@@ -81,8 +81,9 @@ async def test_a_checkpoint_is_pushed_to_a_folder(
     assert await page.get_by_label('Token of the hub').count() == 0
     assert await logged_in.violations() == []
     await page.get_by_role('dialog').get_by_role('button', name='Push', exact=True).click()
-    await _push_of(page, 'from-the-console').get_by_text('done', exact=True).wait_for()
-    assert '100 %' in await _push_of(page, 'from-the-console').inner_text()
+    push = _push_of(page, 'file:///from-the-console')
+    await push.get_by_text('done', exact=True).wait_for()
+    assert '100 %' in await push.inner_text()
     assert await logged_in.violations() == []
     folder = console_stack.state_dir / EXPORTED / console_data.tenant_id / 'from-the-console'
     assert {item.name for item in await asyncio.to_thread(lambda: list(folder.iterdir()))} >= FILES

@@ -43,7 +43,7 @@ async def test_quota_set_changes_only_the_named_limits(run: Any) -> None:
     assert changed.exit_code == 0, changed.output
     assert '1,000' in changed.output
     shown = json_of(await run('quota', 'show', 'default', '--json'))
-    assert shown['quota'] == {'stored_bytes': '1000', 'weight': 2.5}
+    assert shown['quota'] == {'stored_bytes': 1000, 'weight': 2.5}
     assert shown['effective_quota'] == shown['quota']
 
 

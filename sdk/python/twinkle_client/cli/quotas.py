@@ -5,11 +5,18 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
-from google.protobuf.json_format import MessageToDict
 from rich.table import Table
 
 from twinkle.api.gateway.v1 import quota_service_pb2 as pb
-from twinkle_client.cli.session import JsonOption, StateDirOption, console, open_client, print_json, print_rows
+from twinkle_client.cli.session import (
+    JsonOption,
+    StateDirOption,
+    console,
+    message_json,
+    open_client,
+    print_json,
+    print_rows,
+)
 from twinkle_client.cli.times import parse_duration
 from twinkle_client.quotas import Quotas
 
@@ -115,8 +122,7 @@ def limit_of(text: str) -> tuple[str, float | None]:
 def _print_quota(quota: pb.Quota, effective: pb.Quota, *, is_json: bool) -> None:
     if is_json:
         messages = {'quota': quota, 'effective_quota': effective}
-        values = {name: MessageToDict(item, preserving_proto_field_name=True) for name, item in messages.items()}
-        print_json(values)
+        print_json({name: message_json(item) for name, item in messages.items()})
         return
     table = Table('limit', 'set', 'effective')
     for name in _LIMITS:

@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, cast
 
 import typer
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from rich.console import Console
@@ -63,8 +64,30 @@ def print_json(value: Any) -> None:
 
 
 def message_json(message: Message) -> dict[str, Any]:
-    """Return a message for JSON, with the names of the contract. As in its JSON form, 64-bit integers are text."""
-    return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    """Return a message for JSON, with the names of the contract. Integers are numbers, also those of 64 bits."""
+    values: dict[str, Any] = MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    return _with_numbers(message.DESCRIPTOR, values)
+
+
+def _with_numbers(descriptor: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a message's fields, in which texts of 64-bit integers, except in maps, are numbers."""
+    fields = {name: descriptor.fields_by_name[name] for name in values}
+    return {
+        name: [_with_number(fields[name], item) for item in cast(list[Any], value)]
+        if isinstance(value, list)
+        else _with_number(fields[name], value)
+        for name, value in values.items()
+    }
+
+
+def _with_number(field: Any, value: Any) -> Any:
+    if field.cpp_type in {FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64}:
+        return int(value)
+    if isinstance(value, dict) and not field.message_type.GetOptions().map_entry:
+        return _with_numbers(field.message_type, cast(dict[str, Any], value))
+    return cast(Any, value)
 
 
 def print_rows(table: Table, *, empty: str) -> None:

@@ -3,9 +3,8 @@
 * On a CPU, LoRA is computed by `cpu_lora`. LoRA on the head breaks the log-probabilities of prompts, so heads and
   embeddings have no LoRA.
 * On a CPU, a reload leaves a tied head with a packed copy of the old embeddings. The patch packs the head again.
-* On a CPU, blocks of keys and values are cleared before use.
-* On a CPU, generators of seeded requests have no offset, which vLLM sets back after the steps of an incomplete prompt.
-  The patch restores their states instead.
+* On a CPU, blocks of keys and values are cleared before use, and states of generators are restored after steps of
+  incomplete prompts. vLLM would set back their offset, which they do not have.
 * Mapped adapters are copied into slots by one batched copy. Structured output has time limits and can be continued.
 * If one request in a step selects the tokens whose log-probabilities are returned, the sampler omits the most likely
   tokens of all other requests. The patch keeps them.
