@@ -5,9 +5,9 @@ Infinity and NaN are allowed, although JSON has neither.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
-from google.protobuf.struct_pb2 import ListValue, Struct, Value
+from google.protobuf.struct_pb2 import Struct, Value
 
 from services.kit.errors import InvalidField
 
@@ -48,8 +48,7 @@ def struct_of(values: Mapping[str, Any]) -> Struct:
         InvalidField: See `value_to_proto`.
     """
     struct = Struct()
-    for name, value in values.items():
-        struct.fields[name].CopyFrom(value_to_proto(value))
+    _set_fields(struct, values)
     return struct
 
 
@@ -59,17 +58,34 @@ def value_to_proto(value: Any) -> Value:
     Raises:
         InvalidField: An integer exceeds the range of the message's 64-bit floating-point numbers.
     """
+    message = Value()
+    _set_value(message, value)
+    return message
+
+
+def _set_fields(struct: Struct, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        _set_value(struct.fields[name], value)
+
+
+def _set_value(message: Value, value: Any) -> None:
+    """Set a message inside its parent. Separate messages, which are then copied, would take 600 bytes each."""
     if value is None:
-        return Value(null_value=0)  # pyright: ignore[reportArgumentType] (the enum's only value)
-    if isinstance(value, bool):
-        return Value(bool_value=value)
-    if isinstance(value, int | float):
+        message.null_value = 0  # pyright: ignore[reportAttributeAccessIssue] (the enum's only value)
+    elif isinstance(value, bool):
+        message.bool_value = value
+    elif isinstance(value, int | float):
         try:
-            return Value(number_value=value)
+            message.number_value = value
         except OverflowError as error:
             raise InvalidField('body', 'contains an integer that is too large') from error
-    if isinstance(value, str):
-        return Value(string_value=value)
-    if isinstance(value, Mapping):
-        return Value(struct_value=struct_of(value))  # pyright: ignore[reportUnknownArgumentType]
-    return Value(list_value=ListValue(values=[value_to_proto(item) for item in value]))
+    elif isinstance(value, str):
+        message.string_value = value
+    elif isinstance(value, Mapping):
+        message.struct_value.SetInParent()
+        _set_fields(message.struct_value, cast('Mapping[str, Any]', value))
+    else:
+        message.list_value.SetInParent()
+        values = message.list_value.values
+        for item in value:
+            _set_value(values.add(), item)

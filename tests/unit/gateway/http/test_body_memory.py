@@ -147,10 +147,15 @@ def _list_of(item: str, size_bytes: int = 256 * KIB) -> str:
             '{"role":"user","content":""}',
             marks=pytest.mark.slow,
         ),
+        (
+            item_request,
+            '{"model":"m","input":"a","tools":[{"type":"function","name":"a","parameters":{"enum":ITEMS}}]}',
+            '1',
+        ),
         (sample_request, '{"base_model":"m","prompt":{"chunks":ITEMS},"sampling_params":{}}', '{"tokens":[1]}'),
         (sample_request, '{"base_model":"m","prompt":{"chunks":[{"tokens":ITEMS}]},"sampling_params":{}}', '1'),
     ],
-    ids=['messages', 'tool-calls', 'parts', 'items', 'blocks', 'chunks', 'tokens'],
+    ids=['messages', 'tool-calls', 'parts', 'items', 'blocks', 'schemas', 'chunks', 'tokens'],
 )
 def test_parsed_body_takes_no_more_memory_than_it_reserves(
     make: Callable[[dict[str, Any]], object], body: str, item: str
