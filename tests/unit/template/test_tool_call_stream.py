@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -127,3 +128,26 @@ def test_hostile_texts_take_linear_time(fragment: str) -> None:
     parts = [part for begin in range(0, len(text), 8) for part in stream.feed(text[begin : begin + 8])]
     assert ''.join(map(str, parts + stream.feed('', is_last=True))) == text
     assert read < 600 * len(text)
+
+
+def test_many_open_tags_are_searched_once() -> None:
+    """The search for the closing tags of many open calls reads the text once, and not once for each call."""
+    read = 0
+
+    class Counting(str):
+        __slots__ = ()
+
+        def find(self, *args: Any) -> int:
+            nonlocal read
+            found = super().find(*args)
+            read += (len(self) if found < 0 else found) - args[1]
+            return found
+
+        def rfind(self, *args: Any) -> int:
+            nonlocal read
+            read += len(self)
+            return super().rfind(*args)
+
+    text = Counting('<tool_call><function=' * 1000 + '</tool_call>')
+    assert HERMES.pending(text) == len(text)
+    assert read <= len(text)

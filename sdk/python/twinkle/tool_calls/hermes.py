@@ -55,18 +55,19 @@ class HermesQwenParser:
 
     def pending(self, text: str) -> int:
         """Return the index of the first tag whose call may still be completed; see `StreamedParser`."""
-        position = 0
+        position, last_closing = 0, text.rfind(_CLOSE)
         while start := _START.search(text, position):
             position = start.end()
-            if _may_continue(text, start):
+            if _may_continue(text, start, last_closing):
                 return start.start()
         unknown = _UNKNOWN_START.search(text, position)
         return unknown.start() if unknown else max(position, partial_marker(text, _OPEN))
 
 
-def _may_continue(text: str, start: re.Match[str]) -> bool:
+def _may_continue(text: str, start: re.Match[str], last_closing: int) -> bool:
+    """Return whether later text may complete a call; the last closing tag of the text begins at `last_closing`."""
     if text[start.end()] != '{':
-        return text.find(_CLOSE, start.end()) < 0
+        return last_closing < start.end()
     end, is_closed = value_end(text, start.end())
     if not is_closed:
         return may_grow(text, end)
