@@ -11,6 +11,7 @@ from services.gateway.openai.request import GenerationRequest, generation_reques
 from services.gateway.openai.tools import ToolUse, forced_output, prompt_tools, tool_use
 from services.kit.errors import InvalidField
 from services.kit.rpc.json_values import struct_of
+from services.kit.rpc.message_elements import check_elements
 from twinkle.api.data.v1 import message_pb2
 from twinkle.api.sampler.v1 import sampling_pb2
 
@@ -62,10 +63,12 @@ def conversation_request(
     """Return the request to continue a chat.
 
     Raises:
-        InvalidField: a parameter is out of range, or schemas are too large.
+        InvalidField: a parameter is out of range, schemas are too large, or there are too many values.
     """
     params = sampling_params(body, max_tokens=max_tokens, top_logprobs=top_logprobs)
     chat = sampling_pb2.ChatPrompt(trajectory=_trajectory(messages, use))
+    # The samplers refuse such a message too, but only after this process has parsed it on the event loop.
+    check_elements(chat.SerializeToString(), chat.DESCRIPTOR, 'body')
     if use is not None and use.is_forced:
         params.structured_output.CopyFrom(forced_output(use))
         # The constraint begins with the first token, and allows no thought before the calls.

@@ -11,6 +11,7 @@ from services.gateway.openai.chat_request import chat_request
 from services.gateway.openai.tools import explained, forced_output
 from services.kit.errors import Code, FieldViolation, InvalidField, NotSupportedHere
 from services.kit.rpc.json_values import dict_from_struct
+from services.kit.rpc.message_elements import MAX_ELEMENTS
 from services.kit.rpc.status import ForwardedError
 
 TREE: dict[str, Any] = {
@@ -125,3 +126,11 @@ def test_constraint_is_part_of_the_serialized_request() -> None:
 def dict_sorted(value: Any) -> Any:
     """Return a JSON value whose objects are sorted by name."""
     return {name: dict_sorted(value[name]) for name in sorted(value)} if isinstance(value, dict) else value
+
+
+def test_chat_with_too_many_values_is_refused() -> None:
+    """A chat that samplers refuse for its number of values is refused before the event loop parses it."""
+    function = {'name': 'f', 'parameters': {'enum': [1] * MAX_ELEMENTS}}
+    with pytest.raises(InvalidField) as caught:
+        request_with(tools=[{'type': 'function', 'function': function}])
+    assert caught.value.violations[0].field == 'body'
