@@ -266,5 +266,4 @@ def _add_call(messages: list[ChatMessage], item: CallItem) -> None:
     """Add a call to the assistant's message before it, or to a new one."""
     if not messages or messages[-1].role != 'assistant':
         messages.append(ChatMessage.model_construct(role='assistant', content=None, tool_calls=[]))
-    calls = [*messages[-1].tool_calls, tool_call(item.call_id, item.name, item.arguments)]
-    messages[-1] = messages[-1].model_copy(update={'tool_calls': calls})
+    messages[-1].tool_calls.append(tool_call(item.call_id, item.name, item.arguments))
