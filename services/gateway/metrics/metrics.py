@@ -2,12 +2,27 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from weakref import WeakValueDictionary
 
 from services.gateway.catalogue.runs import Runs, find_new_run
 from services.gateway.metrics.ports import MetricStore
 from services.gateway.metrics.rules import MetricFilter, Point, PointLimits, Series
 from services.kit.caller import Caller
 from services.kit.clock import Clock
+
+
+class ReadTurns:
+    """Lets each tenant read the points of one run at a time, because they may take 24 MB and a second of a thread.
+
+    Concurrency: calls of a tenant wait in the order in which they arrived, and not for those of other tenants.
+    """
+
+    def __init__(self) -> None:
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def of(self, tenant_id: str) -> asyncio.Lock:
+        """Return the lock that a call of the tenant holds while it reads."""
+        return self._locks.setdefault(tenant_id, asyncio.Lock())
 
 
 class Metrics:
@@ -20,6 +35,7 @@ class Metrics:
         *,
         clock: Clock,
         limits_of: Callable[[str], PointLimits],
+        turns: ReadTurns,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Create metrics of `runs`. `limits_of` returns the limits of a tenant, and `pause` sleeps for some seconds."""
@@ -27,6 +43,7 @@ class Metrics:
         self._runs = runs
         self._clock = clock
         self._limits_of = limits_of
+        self._turns = turns
         self._pause = pause
 
     async def log(self, caller: Caller, run_id: str, points: Sequence[Point]) -> None:
@@ -48,4 +65,5 @@ class Metrics:
             RunNotFound: the caller has no such run.
         """
         await self._runs.get(caller, run_id)
-        return await self._store.list_of(caller.tenant_id, run_id, wanted)
+        async with self._turns.of(caller.tenant_id):
+            return await self._store.list_of(caller.tenant_id, run_id, wanted)

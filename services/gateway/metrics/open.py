@@ -12,7 +12,7 @@ from services.gateway.catalogue.grpc import GrpcAdapterFeed
 from services.gateway.catalogue.runs import Runs
 from services.gateway.metrics.collector import MetricCollector
 from services.gateway.metrics.convert import reports_of
-from services.gateway.metrics.metrics import Metrics
+from services.gateway.metrics.metrics import Metrics, ReadTurns
 from services.gateway.metrics.rules import PointLimits
 from services.gateway.metrics.sql import SqlMetricStore
 from services.gateway.metrics.watches import MetricWatches
@@ -55,8 +55,9 @@ async def open_metrics(
     def limits_of(tenant_id: str) -> PointLimits:
         return PointLimits(per_run=max_points, per_tenant=quota_of(tenant_id))
 
-    store = SqlMetricStore(database)
-    collector, watches = MetricCollector(store, clock=clock, limits_of=limits_of), MetricWatches(store, runs)
+    store, turns = SqlMetricStore(database), ReadTurns()
+    collector = MetricCollector(store, clock=clock, limits_of=limits_of)
+    watches = MetricWatches(store, runs, turns=turns)
     followers = [
         FeedFollower(
             f'metrics of {name}',
@@ -67,7 +68,7 @@ async def open_metrics(
         for name, channel in models.items()
     ]
     try:
-        metrics = Metrics(store, runs, clock=clock, limits_of=limits_of)
+        metrics = Metrics(store, runs, clock=clock, limits_of=limits_of, turns=turns)
         jobs: list[Job] = [collector.run_forever, watches.run_forever, *(follower.run for follower in followers)]
         yield OpenMetrics(metrics, watches, jobs)
     finally:

@@ -18,6 +18,8 @@ MAX_LISTED = 100_000
 """Maximum number of points in a list of all metrics together."""
 MAX_WATCHED = 20
 """Maximum number of runs in a watch."""
+MAX_WATCHES = 100
+"""Maximum number of a tenant's watches at one gateway. A client that reads nothing keeps a message of about 2.5 MB."""
 
 
 @dataclass(frozen=True)

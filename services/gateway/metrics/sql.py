@@ -27,6 +27,8 @@ _EPOCH = datetime.fromtimestamp(0, UTC)
 _WRITERS = 2
 """Number of transactions that store points at the same time. The others wait without a connection to the database."""
 _COUNTS = ('point_count', 'name_count', 'sequence_number', 'revision')
+_READERS = 2
+"""Number of reads whose rows are in memory at the same time: the points of a run may take 24 MB."""
 _RUNS_AT_ONCE = 500
 """Maximum number of runs in one statement."""
 
@@ -73,7 +75,7 @@ class SqlMetricStore(SqlStore):
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
-        self._writers = asyncio.Semaphore(_WRITERS)
+        self._writers, self._readers = asyncio.Semaphore(_WRITERS), asyncio.Semaphore(_READERS)
         # Transactions must not wait for threads that other work occupies.
         self._merging, self._reading = Threads('metrics-merging', count=_WRITERS), Threads('metrics-reading', count=1)
 
@@ -148,9 +150,7 @@ class SqlMetricStore(SqlStore):
         if wanted.names:
             condition &= row.name.in_(wanted.names)
         query = select(row.name, row.points).where(condition).order_by(row.name, row.chunk)
-        with _named_damage(run_id):
-            async with self._database.read() as connection:
-                found: Sequence[Any] = (await connection.execute(query)).all()
+        async with self._reading_rows(run_id, query) as found:
             return await self._reading.run(_series_of, found, wanted)
 
     async def revisions_of(self, runs: Collection[EntryKey]) -> Mapping[EntryKey, int]:
@@ -174,10 +174,17 @@ class SqlMetricStore(SqlStore):
             condition &= row.name.in_(wanted.names)
         # One statement, because a chunk that is divided between two statements would be read in part.
         query = select(row.name, row.chunk, row.points).where(condition)
-        with _named_damage(run_id):
-            async with self._database.read() as connection:
-                found: Sequence[Any] = (await connection.execute(query)).all()
+        async with self._reading_rows(run_id, query) as found:
             return await self._reading.run(_changes_of, found, wanted, after, until)
+
+    @asynccontextmanager
+    async def _reading_rows(self, run_id: str, query: Any) -> AsyncIterator[Sequence[Any]]:
+        """Yield the rows with points that a query selects; the next read waits until the block ends."""
+        with _named_damage(run_id):
+            async with self._readers:
+                async with self._database.read() as connection:
+                    found: Sequence[Any] = (await connection.execute(query)).all()
+                yield found
 
     def close(self) -> None:
         self._merging.close()

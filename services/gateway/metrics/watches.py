@@ -6,8 +6,9 @@ last update from the store instead.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Never
@@ -17,10 +18,11 @@ import structlog
 from services.gateway.catalogue.rules import EntryKey
 from services.gateway.catalogue.runs import Runs, find_new_run
 from services.gateway.errors import RunDataDamaged, RunNotFound
+from services.gateway.metrics.metrics import ReadTurns
 from services.gateway.metrics.ports import MetricStore
-from services.gateway.metrics.rules import MetricFilter, MetricUpdate, Series, fits, selected_after
+from services.gateway.metrics.rules import MAX_WATCHES, MetricFilter, MetricUpdate, Series, fits, selected_after
 from services.kit.caller import Caller
-from services.kit.errors import DomainError, Draining
+from services.kit.errors import DomainError, Draining, QueueFull
 
 MAX_SHARED = 2000
 """Maximum number of new points of a run that are kept for its watchers, about 200 KB."""
@@ -69,13 +71,21 @@ class MetricWatches:
     """
 
     def __init__(
-        self, store: MetricStore, runs: Runs, *, pause: Callable[[float], Awaitable[None]] = asyncio.sleep
+        self,
+        store: MetricStore,
+        runs: Runs,
+        *,
+        turns: ReadTurns,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Create watches of `runs`; `pause` sleeps for some seconds."""
         self._store = store
         self._runs = runs
+        self._turns = turns
         self._pause = pause
         self._watched: dict[EntryKey, _WatchedRun] = {}
+        self._counts: Counter[str] = Counter()
+        """Number of watches by tenant."""
         self._has_watchers = asyncio.Event()
         self._is_closing = False
 
@@ -90,6 +100,7 @@ class MetricWatches:
             wanted: Points to send.
 
         Raises:
+            QueueFull: the tenant has too many watches.
             RunNotFound: the caller has no such run, or the run is no longer listed.
             RunDataDamaged: the stored points of a run cannot be read.
             Draining: the gateway begins to stop.
@@ -97,7 +108,7 @@ class MetricWatches:
         for run_id in known:
             await find_new_run(self._runs, caller, run_id, pause=self._pause)
         watcher = _Watcher(wanted, {(caller.tenant_id, run_id): revision for run_id, revision in known.items()})
-        with self._watching(watcher):
+        with self._counted(caller.tenant_id), self._watching(watcher):
             while True:
                 # No variable refers to the points while a slow client reads them.
                 yield await self._next(watcher)
@@ -176,12 +187,13 @@ class MetricWatches:
         return await self._later(key, known, watcher.wanted)
 
     async def _first(self, key: EntryKey, known: int | None, wanted: MetricFilter) -> MetricUpdate:
-        newest = (await self._store.revisions_of([key])).get(key)
-        if newest is None:
-            raise RunNotFound(key[1])
-        if known is None or known > newest:
-            return await self._snapshot(key, wanted, newest)
-        return await self._changes(key, wanted, after=known, until=newest)
+        async with self._turn(key):
+            newest = (await self._store.revisions_of([key])).get(key)
+            if newest is None:
+                raise RunNotFound(key[1])
+            if known is None or known > newest:
+                return await self._snapshot(key, wanted, newest)
+            return await self._changes(key, wanted, after=known, until=newest)
 
     async def _later(self, key: EntryKey, known: int, wanted: MetricFilter) -> MetricUpdate | None:
         run = self._watched[key]
@@ -190,10 +202,12 @@ class MetricWatches:
         if run.revision is None or run.revision <= known:
             return None
         if run.new_after is None or run.new_after > known:
-            return await self._changes(key, wanted, after=known, until=run.revision)
+            async with self._turn(key):
+                return await self._changes(key, wanted, after=known, until=run.revision)
         series = selected_after(run.new_series, wanted, revision=known)
         if not fits(series, wanted):
-            return await self._snapshot(key, wanted, run.revision)
+            async with self._turn(key):
+                return await self._snapshot(key, wanted, run.revision)
         return MetricUpdate(run_id=key[1], series=series, is_snapshot=False, revision=run.revision)
 
     async def _changes(self, key: EntryKey, wanted: MetricFilter, *, after: int, until: int) -> MetricUpdate:
@@ -206,6 +220,27 @@ class MetricWatches:
         # The list may have points that are newer than the revision. They are sent again with the next change.
         series = await self._store.list_of(*key, wanted)
         return MetricUpdate(run_id=key[1], series=series, is_snapshot=True, revision=revision)
+
+    @asynccontextmanager
+    async def _turn(self, key: EntryKey) -> AsyncIterator[None]:
+        """Wait until the tenant of a run may read its points."""
+        async with self._turns.of(key[0]):
+            if self._is_closing:
+                raise Draining()
+            yield
+
+    @contextmanager
+    def _counted(self, tenant_id: str) -> Iterator[None]:
+        """Count a watch of a tenant during the block, or raise QueueFull."""
+        count = self._counts[tenant_id]
+        if count >= MAX_WATCHES:
+            raise QueueFull(queue_length=count, queue_limit=MAX_WATCHES)
+        self._counts[tenant_id] += 1
+        try:
+            yield
+        finally:
+            self._counts[tenant_id] -= 1
+            self._counts += Counter()  # removes counts of zero
 
     @contextmanager
     def _watching(self, watcher: _Watcher) -> Iterator[None]:

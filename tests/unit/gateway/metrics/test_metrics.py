@@ -8,7 +8,7 @@ import pytest
 
 from services.gateway.errors import RunNotFound
 from services.gateway.metrics.chunks import CHUNK_POINTS, chunks_of, count_of, joined, merge_all
-from services.gateway.metrics.metrics import Metrics
+from services.gateway.metrics.metrics import Metrics, ReadTurns
 from services.gateway.metrics.rules import MAX_STEP, MetricFilter, Point, PointLimits
 from services.kit.caller import Caller
 from services.kit.clock import FakeClock
@@ -50,7 +50,14 @@ def _metrics(unknown_calls: int) -> tuple[Any, _Store, list[float]]:
     runs: Any = _Runs(unknown_calls)
     stored: Any = store
     return (
-        Metrics(stored, runs, clock=FakeClock(), limits_of=lambda _: PointLimits(per_run=9), pause=pause),
+        Metrics(
+            stored,
+            runs,
+            clock=FakeClock(),
+            limits_of=lambda _: PointLimits(per_run=9),
+            turns=ReadTurns(),
+            pause=pause,
+        ),
         store,
         pauses,
     )

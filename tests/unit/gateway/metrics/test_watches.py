@@ -1,6 +1,7 @@
 """Watches of metrics over a store in memory: what each watcher receives, and what stays in memory."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from datetime import UTC, datetime
@@ -10,10 +11,11 @@ import pytest
 
 from fixtures.metric_store import MemoryMetricStore
 from services.gateway.errors import RunDataDamaged, RunNotFound
-from services.gateway.metrics.rules import MetricFilter, MetricUpdate, Point, PointLimits
+from services.gateway.metrics.metrics import ReadTurns
+from services.gateway.metrics.rules import MAX_WATCHES, MetricFilter, MetricUpdate, Point, PointLimits
 from services.gateway.metrics.watches import MAX_SHARED, MetricWatches
 from services.kit.caller import Caller
-from services.kit.errors import Draining, ServiceUnreachable
+from services.kit.errors import Draining, QueueFull, ServiceUnreachable
 
 ALICE = Caller(tenant_id='alice')
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -45,7 +47,7 @@ def store() -> MemoryMetricStore:
 def watches(store: MemoryMetricStore) -> MetricWatches:
     """Watches of the store; the tests poll."""
     runs: Any = ListedRuns(store)
-    return MetricWatches(store, runs, pause=lambda _: asyncio.sleep(0))
+    return MetricWatches(store, runs, turns=ReadTurns(), pause=lambda _: asyncio.sleep(0))
 
 
 async def save(store: MemoryMetricStore, run_id: str = 'ad-1', **steps: int) -> None:
@@ -208,6 +210,57 @@ async def test_stopping_gateway_ends_all_watches(store: MemoryMetricStore, watch
             await update
 
 
+class SlowStore(MemoryMetricStore):
+    """Store whose reads last until the test continues them; it counts the running reads of each tenant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.continued = asyncio.Event()
+        self.running: Counter[str] = Counter()
+
+    async def list_of(self, tenant_id: str, run_id: str, wanted: MetricFilter) -> Any:
+        """Return the metrics of a run once the test continues the read."""
+        self.running[tenant_id] += 1
+        await self.continued.wait()
+        self.running[tenant_id] -= 1
+        return await super().list_of(tenant_id, run_id, wanted)
+
+
+async def test_many_watches_of_a_tenant_read_one_after_another() -> None:
+    """Only one watch of a tenant reads points at a time, and another tenant's watch does not wait for the others."""
+    store = SlowStore()
+    store.listed = {('alice', 'ad-1'), ('bob', 'ad-1')}
+    runs: Any = ListedRuns(store)
+    watches = MetricWatches(store, runs, turns=ReadTurns())
+    watchers = [watch(watches) for _ in range(5)]
+    watchers.append(watches.watch(Caller(tenant_id='bob'), {'ad-1': None}, MetricFilter()))
+    pending = [asyncio.ensure_future(anext(updates)) for updates in watchers]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert store.running == {'alice': 1, 'bob': 1}
+    store.continued.set()
+    assert [update.is_snapshot for update in await asyncio.gather(*pending)] == [True] * 6
+    for updates in watchers:
+        await updates.aclose()
+
+
+async def test_tenant_with_too_many_watches_is_refused(store: MemoryMetricStore, watches: MetricWatches) -> None:
+    """A tenant has a limited number of watches; the end of one allows another, and other tenants have their own."""
+    store.listed.add(('bob', 'ad-1'))
+    watchers = [watch(watches) for _ in range(MAX_WATCHES)]
+    for updates in watchers:
+        await anext(updates)
+    with pytest.raises(QueueFull):
+        await anext(watch(watches))
+    watchers.append(watches.watch(Caller(tenant_id='bob'), {'ad-1': None}, MetricFilter()))
+    await anext(watchers[-1])
+    await watchers.pop(0).aclose()
+    watchers.append(watch(watches))
+    await anext(watchers[-1])
+    for updates in watchers:
+        await updates.aclose()
+
+
 class DamagedStore(MemoryMetricStore):
     """Store whose changes of the run 'ad-1' cannot be read."""
 
@@ -223,7 +276,7 @@ async def test_damaged_run_ends_only_its_watches(store: MemoryMetricStore) -> No
     damaged = DamagedStore()
     damaged.listed = store.listed
     runs: Any = ListedRuns(damaged)
-    watches = MetricWatches(damaged, runs)
+    watches = MetricWatches(damaged, runs, turns=ReadTurns())
     first, other = watch(watches), watch(watches, 'ad-2')
     for updates in (first, other):
         await anext(updates)
@@ -246,7 +299,7 @@ async def test_poll_runs_only_with_watchers_and_survives_an_outage(store: Memory
         await pauses.acquire()
 
     runs: Any = ListedRuns(store)
-    watches = MetricWatches(store, runs, pause=pause)
+    watches = MetricWatches(store, runs, turns=ReadTurns(), pause=pause)
     polling = asyncio.create_task(watches.run_forever())
     await asyncio.sleep(0)
     assert not is_paused.is_set()
