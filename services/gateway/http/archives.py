@@ -8,6 +8,7 @@ from services.gateway.catalogue.grpc import GrpcCheckpoints
 from services.gateway.http.call import HttpCall, JsonResponse
 from services.kit.errors import Internal
 
+_CONTENT_TYPE = 'application/octet-stream'
 _RANGE = re.compile(r'bytes=(\d{1,15})-(\d{1,15})?')
 
 
@@ -41,6 +42,8 @@ class FileResponse:
         headers = {
             'etag': f'"{self.tag}"',
             'accept-ranges': 'bytes',
+            # A shared cache would not know who may read the checkpoint.
+            'cache-control': 'private',
             'content-disposition': f'attachment; filename="{self.name}"',
         }
         wanted = self._requested_range(call)
@@ -52,7 +55,12 @@ class FileResponse:
         if wanted is not None:
             headers['content-range'] = f'bytes {part.begin}-{part.begin + part.size_bytes - 1}/{size_bytes}'
         headers['content-length'] = str(part.size_bytes)
-        await self._stream(call, part, headers, status=200 if wanted is None else 206)
+        status = 200 if wanted is None else 206
+        if call.scope['method'] == 'HEAD':
+            await call.begin(status, _CONTENT_TYPE, headers)
+            await call.write(b'', is_last=True)
+            return
+        await self._stream(call, part, headers, status=status)
 
     async def _stream(self, call: HttpCall, part: ByteRange, headers: dict[str, str], *, status: int) -> None:
         remaining = part.size_bytes
@@ -62,7 +70,7 @@ class FileResponse:
                     # The checkpoint has been replaced, and the response would mix bytes of two archives.
                     break
                 if not call.status:
-                    await call.begin(status, 'application/octet-stream', headers)
+                    await call.begin(status, _CONTENT_TYPE, headers)
                 chunk = bytes(found.data[:remaining])
                 remaining -= len(chunk)
                 await call.write(chunk, is_last=not remaining)
