@@ -60,11 +60,13 @@ def check_elements(
             tag, position = _varint(message, position, end)
             begin, position = _value(message, position, end, tag & 7)
             inner = known.get(tag >> 3) if tag & 7 == _DELIMITED else None
-            if isinstance(inner, Descriptor):
-                pending.append((begin, min(position, end), inner))
             count += 1 if inner is not True else 1 + (position - begin) // _PACKED_BYTES
             if count > limit:
                 raise InvalidField(field, f'may have at most {limit} elements; send several smaller messages')
+            if isinstance(inner, Descriptor):
+                # The rest follows after the submessage, so that the list has an entry for each level only.
+                pending += [(position, end, current), (begin, min(position, end), inner)]
+                break
 
 
 def _value(message: bytes, position: int, end: int, wire_type: int) -> tuple[int, int]:
