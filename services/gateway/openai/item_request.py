@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from services.gateway.http.call import json_bytes
 from services.gateway.http.validation import JsonModel, TextLabels, fixed, not_served, read_model
 from services.gateway.openai.bodies import (
     MAX_TOKENS,
@@ -39,6 +40,8 @@ _NotStored = Annotated[None, not_served(_STATELESS)]
 _FIELDS = ToolFields(tool_name='tools[{index}].name', chosen_name='tool_choice.name', output_format='text.format')
 _REPEATED = ('instructions', 'max_output_tokens', 'temperature', 'top_p')
 """Fields of a body that its response repeats, and that are null by default."""
+MAX_REPEATED_BYTES = 1 << 19
+"""Maximum size of the tools, of the format and of the metadata, which the event loop writes up to three times."""
 
 
 class ItemPart(JsonModel):
@@ -117,7 +120,7 @@ class ItemFormat(JsonModel):
     is_unknown_null_absent: ClassVar[bool] = True
     type: Literal['text', 'json_object', 'json_schema']
     name: str = 'response'
-    description: Any = None
+    description: str = ''
     content: dict[str, Any] | None = Field(default=None, alias='schema')
     strict: bool = True
 
@@ -212,13 +215,23 @@ def item_request(body: Mapping[str, Any]) -> GenerationRequest:
 
 
 def _repeated(given: ItemBody, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a body that its response repeats, with the defaults of absent ones."""
+    """Return the fields of a body that its response repeats, with the defaults of absent ones.
+
+    Raises:
+        InvalidField: a field is too large to be repeated.
+    """
     fields: dict[str, Any] = {name: body.get(name) for name in _REPEATED}
     fields['metadata'] = dict(given.metadata)
     fields['parallel_tool_calls'] = given.parallel_tool_calls
     fields['text'] = body.get('text') or {'format': {'type': 'text'}}
     fields['tool_choice'] = body.get('tool_choice') or 'auto'
     fields['tools'] = body.get('tools') or []
+    for name in ('tools', 'text', 'metadata'):
+        size_bytes = len(json_bytes({name: fields[name]}))
+        if size_bytes > MAX_REPEATED_BYTES:
+            raise InvalidField(
+                name, f'may have at most {MAX_REPEATED_BYTES} bytes, because responses repeat it; got {size_bytes}'
+            )
     return fields
 
 

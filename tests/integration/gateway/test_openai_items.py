@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from fixtures.openai_gateway import OpenAiGateway, openai_gateway
 from fixtures.openai_tools import CALL, last_chat, scripted
 from fixtures.scripted_engine import ScriptedEngine
+from services.gateway.openai.item_request import MAX_REPEATED_BYTES
 
 TOOL: dict[str, Any] = {
     'type': 'function',
@@ -151,6 +152,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({'tools': [TOOL], 'tool_choice': {'type': 'function', 'name': 'b'}}, 'tool_choice.name'),
     ({'tools': [TOOL], 'text': {'format': {'type': 'json_object'}}}, 'text.format'),
     ({'text': {'format': {'type': 'json_schema', 'name': 'a'}}}, 'text.format.schema'),
+    ({'text': {'format': {'type': 'text', 'description': [[]]}}}, 'text.format.description'),
+    ({'tools': [{**TOOL, 'description': 'a' * MAX_REPEATED_BYTES}], 'tool_choice': 'none'}, 'tools'),
+    ({'metadata': {'a': 'a' * MAX_REPEATED_BYTES}}, 'metadata'),
     ({'max_output_tokens': 0}, 'max_output_tokens'),
     ({'messages': []}, 'messages'),
 ]
