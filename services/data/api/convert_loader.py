@@ -19,6 +19,8 @@ from twinkle.api.data.v1 import loader_service_pb2 as wire
 
 _MAX_ROWS = 65_536
 """Maximum number of rows of a batch."""
+_MAX_DEPTH = 30
+"""Maximum depth of a value that people read: a level of JSON takes three of the 100 levels that protobuf allows."""
 _MAX_INTEGER = 10**308
 """Approximately the largest integer that a double can represent."""
 
@@ -89,25 +91,29 @@ def peeked_to_proto(rows: Sequence[PeekedRow]) -> dataset_service_pb2.PeekRowsRe
 def _peeked_to_proto(item: PeekedRow) -> dataset_service_pb2.PeekedRow:
     if item.row is None:
         return dataset_service_pb2.PeekedRow(index=item.index, problem=item.problem)
-    columns = {name: _readable(value) for name, value in item.row.items() if name not in TOKEN_COLUMNS}
-    feature = _feature_to_proto(item.row) if 'input_ids' in item.row else None
+    # Rows that are not encoded may have columns with the same names and any values.
+    tokens = {name for name in TOKEN_COLUMNS if isinstance(item.row.get(name), np.ndarray)}
+    columns = {name: _readable(value) for name, value in item.row.items() if name not in tokens}
+    feature = _feature_to_proto({name: item.row[name] for name in tokens}) if 'input_ids' in tokens else None
     return dataset_service_pb2.PeekedRow(index=item.index, columns=struct_of(columns), feature=feature)
 
 
-def _readable(value: Any) -> Any:
-    """Return a JSON value in which numbers that a `Struct` cannot represent are null or rounded."""
+def _readable(value: Any, depth: int = _MAX_DEPTH) -> Any:
+    """Return a JSON value in which numbers that a `Struct` cannot represent are null or rounded.
+
+    Values that are nested more than `depth` levels deep are replaced by an ellipsis.
+    """
+    if not depth:
+        return '…'
     if isinstance(value, str):
         # A preprocessor may return halves of surrogate pairs, which cannot be encoded.
         return value.encode(errors='replace').decode()
     if isinstance(value, Mapping):
-        return {str(name): _readable(item) for name, item in cast('Mapping[Any, Any]', value).items()}
+        return {str(name): _readable(item, depth - 1) for name, item in cast('Mapping[Any, Any]', value).items()}
     if isinstance(value, list | tuple):
-        return [_readable(item) for item in cast('Sequence[Any]', value)]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, int) and abs(value) > _MAX_INTEGER:
-        return None
-    return value
+        return [_readable(item, depth - 1) for item in cast('Sequence[Any]', value)]
+    is_infinite = isinstance(value, float) and not math.isfinite(value)
+    return None if is_infinite or (isinstance(value, int) and abs(value) > _MAX_INTEGER) else value
 
 
 def _start_from_proto(start: wire.StreamStart) -> StreamStart:

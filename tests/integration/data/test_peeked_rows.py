@@ -14,6 +14,7 @@ from fixtures.data_service import (
     chat,
     chats,
     credits_for,
+    iterate,
     map_with,
     new_request_id,
     refusal_of,
@@ -21,6 +22,8 @@ from fixtures.data_service import (
     serving_data,
     set_template,
     start,
+    upload_chunk,
+    upload_header,
 )
 from services.data.application.datasets import PEEKED_BYTES
 from twinkle.api.data.v1 import dataset_pb2
@@ -125,6 +128,30 @@ async def test_extreme_numbers_stay_readable(service: RunningData, tmp_path: Pat
     dataset = await create(service, rows({'values': [1.5, math.nan, math.inf, 2**60]}), is_lazy=False)
     (row,) = await peek(service, dataset)
     assert list(row.columns['values']) == [1.5, None, None, 2**60]
+
+
+async def test_values_of_any_shape_are_shown(service: RunningData) -> None:
+    """Columns that only have the names of token columns are shown as they are, and hide no other row."""
+    source = rows({'input_ids': 'text', 'labels': [[1], [2, 3]]}, {'input_ids': None, 'labels': [2**63]})
+    dataset = await create(service, source, is_lazy=True)
+    first, second = await peek(service, dataset)
+    assert not any(row.problem or row.HasField('feature') for row in (first, second))
+    assert (first.columns['input_ids'], second.columns['input_ids']) == ('text', None)
+    assert str(first.columns['labels']).count('number_value') == 3
+
+
+async def test_values_nested_too_deeply_end_in_an_ellipsis(service: RunningData) -> None:
+    """The part of an uploaded value that a message cannot contain is replaced by an ellipsis."""
+    content = b'{"a": ' + b'[' * 60 + b']' * 60 + b'}'
+    parts = iterate([upload_header('u', len(content)), upload_chunk(0, content)])
+    await service.datasets.Upload(parts, metadata=service.metadata)
+    upload = dataset_pb2.UploadSource(upload_id='u', format=dataset_pb2.FILE_FORMAT_JSONL)
+    dataset = await create(service, dataset_pb2.DatasetSource(upload=upload), is_lazy=True)
+    (row,) = await peek(service, dataset)
+    value: Any = row.columns['a']
+    while not isinstance(value, str):
+        (value,) = value
+    assert value == '…'
 
 
 async def test_other_tenants_and_scopes_are_refused(service: RunningData) -> None:
