@@ -166,6 +166,8 @@ class MetricWatches:
         elif run.revision is None:
             run.revision = revision
         else:
+            # A watcher that reads nothing keeps the failure of an earlier change, which does not concern new watchers.
+            run.failure = None
             try:
                 found = await self._store.list_changes(
                     *key, MetricFilter(max_points=MAX_SHARED), after=run.revision, until=revision

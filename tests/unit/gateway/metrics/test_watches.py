@@ -262,11 +262,13 @@ async def test_tenant_with_too_many_watches_is_refused(store: MemoryMetricStore,
 
 
 class DamagedStore(MemoryMetricStore):
-    """Store whose changes of the run 'ad-1' cannot be read."""
+    """Store whose changes of the run 'ad-1' cannot be read until it is repaired."""
+
+    is_damaged = True
 
     async def list_changes(self, tenant_id: str, run_id: str, wanted: MetricFilter, **revisions: int) -> Any:
         """Return the points of some revisions."""
-        if run_id == 'ad-1':
+        if run_id == 'ad-1' and self.is_damaged:
             raise RunDataDamaged(run_id, 'metrics')
         return await super().list_changes(tenant_id, run_id, wanted, **revisions)
 
@@ -287,6 +289,26 @@ async def test_damaged_run_ends_only_its_watches(store: MemoryMetricStore) -> No
         await after_poll(watches, first)
     assert steps_of(await after_poll(watches, other)) == {'loss': [1]}
     await other.aclose()
+
+
+async def test_repaired_run_is_watched_although_an_earlier_watcher_reads_nothing(store: MemoryMetricStore) -> None:
+    """A new watch receives the changes of a repaired run, while an earlier one has not read the failure."""
+    damaged = DamagedStore()
+    damaged.listed = store.listed
+    runs: Any = ListedRuns(damaged)
+    watches = MetricWatches(damaged, runs, turns=ReadTurns())
+    stuck = watch(watches)
+    await anext(stuck)
+    await watches.poll()
+    await save(damaged, loss=1)
+    await watches.poll()
+    damaged.is_damaged = False
+    updates = watch(watches)
+    await anext(updates)
+    await save(damaged, loss=2)
+    assert steps_of(await after_poll(watches, updates)) == {'loss': [2]}
+    for each in (stuck, updates):
+        await each.aclose()
 
 
 async def test_poll_runs_only_with_watchers_and_survives_an_outage(store: MemoryMetricStore) -> None:
