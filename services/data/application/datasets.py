@@ -105,6 +105,7 @@ class Datasets:
         self._store, self._loaders, self._uploads, self._engine = store, loaders, uploads, engine
         self._clock, self._limits, self._decoded = clock, limits, DecodedBytes(limits.decoded)
         self._locks = TenantLocks(queue_limit=limits.queue_length)
+        self._peek_locks = TenantLocks(queue_limit=limits.queue_length)
 
     async def create(self, caller: Caller, request: CreateRequest) -> Dataset:
         """Create a dataset, or return the dataset of an earlier request with the same id and content.
@@ -236,19 +237,22 @@ class Datasets:
             DatasetNotFound: The tenant has no such dataset.
             HubIdNotFound, UnknownComponent: A pending step needs a model or a component that was removed.
             QuotaExceeded, BytesFull: A row takes too much memory.
+            QueueFull: Too many calls of the tenant are waiting; one reads rows at a time.
             StoredDataDamaged, StoreUnavailable: The dataset is damaged, or the disk cannot be used at the moment.
         """
-        dataset = dataset_of(self._store, caller, dataset_id)
-        reader = await self._store.reader(dataset)
-        if dataset.is_lazy and dataset.pending:
-            reader = self._engine.lazy_reader(dataset, reader)
+        dataset_of(self._store, caller, dataset_id)
         found: list[PeekedRow] = []
-        with self._decoded.meter(caller.tenant_id) as meter:
-            for index in range(begin, min(begin + count, dataset.row_count)):
-                item = await _peeked(reader, index, meter)
-                if found and meter.size_bytes > PEEKED_BYTES:
-                    break
-                found.append(item)
+        async with self._peek_locks.hold(caller.tenant_id):
+            dataset = dataset_of(self._store, caller, dataset_id)
+            reader = await self._store.reader(dataset)
+            if dataset.is_lazy and dataset.pending:
+                reader = self._engine.lazy_reader(dataset, reader)
+            with self._decoded.meter(caller.tenant_id) as meter:
+                for index in range(begin, min(begin + count, dataset.row_count)):
+                    item = await _peeked(reader, index, meter)
+                    if found and meter.size_bytes > PEEKED_BYTES:
+                        break
+                    found.append(item)
         return found
 
     async def delete(self, caller: Caller, dataset_id: str) -> None:

@@ -1,4 +1,4 @@
-"""Locks that serialize the changes of each tenant's datasets."""
+"""Locks that serialize the changes, and other long calls, of each tenant."""
 
 import asyncio
 from collections import Counter

@@ -158,7 +158,8 @@ class DatasetServiceServicer:
 
     def PeekRows(self, request, context):
         """Returns some rows as a loader would read them. The steps of a lazy dataset are applied to these rows only. Errors:
-        NOT_FOUND (ERROR_REASON_HUB_ID_NOT_FOUND) for the model of the template; RESOURCE_EXHAUSTED as for CreateDataset.
+        NOT_FOUND (ERROR_REASON_HUB_ID_NOT_FOUND) for the model of the template; RESOURCE_EXHAUSTED
+        (ERROR_REASON_QUEUE_FULL) if too many calls of the tenant wait, because one reads rows at a time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -53,7 +53,8 @@ class DatasetServiceStub:
     """Lists the caller's datasets, newest first. Datasets whose stored descriptions are damaged are not listed."""
     PeekRows: _aio.UnaryUnaryMultiCallable[_dataset_service_pb2.PeekRowsRequest, _dataset_service_pb2.PeekRowsResponse]
     """Returns some rows as a loader would read them. The steps of a lazy dataset are applied to these rows only. Errors:
-    NOT_FOUND (ERROR_REASON_HUB_ID_NOT_FOUND) for the model of the template; RESOURCE_EXHAUSTED as for CreateDataset.
+    NOT_FOUND (ERROR_REASON_HUB_ID_NOT_FOUND) for the model of the template; RESOURCE_EXHAUSTED
+    (ERROR_REASON_QUEUE_FULL) if too many calls of the tenant wait, because one reads rows at a time.
     """
     GetStoredBytes: _aio.UnaryUnaryMultiCallable[_dataset_service_pb2.GetStoredBytesRequest, _dataset_service_pb2.GetStoredBytesResponse]
     """Returns the size of all data that the service stores for the caller. The gateway calls this method to enforce the
@@ -150,7 +151,8 @@ class DatasetServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_dataset_service_pb2.PeekRowsRequest, _abc.Awaitable[_dataset_service_pb2.PeekRowsResponse]],
     ) -> _abc.Awaitable[_dataset_service_pb2.PeekRowsResponse]:
         """Returns some rows as a loader would read them. The steps of a lazy dataset are applied to these rows only. Errors:
-        NOT_FOUND (ERROR_REASON_HUB_ID_NOT_FOUND) for the model of the template; RESOURCE_EXHAUSTED as for CreateDataset.
+        NOT_FOUND (ERROR_REASON_HUB_ID_NOT_FOUND) for the model of the template; RESOURCE_EXHAUSTED
+        (ERROR_REASON_QUEUE_FULL) if too many calls of the tenant wait, because one reads rows at a time.
         """
 
     @_abc_1.abstractmethod
