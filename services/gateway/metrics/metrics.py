@@ -11,8 +11,8 @@ from services.kit.caller import Caller
 from services.kit.clock import Clock
 
 
-class ReadTurns:
-    """Lets each tenant read the points of one run at a time, because they may take 24 MB and a second of a thread.
+class TenantTurns:
+    """Lets each tenant read or store the points of one run at a time: they may take 24 MB and a second of a thread.
 
     Concurrency: calls of a tenant wait in the order in which they arrived, and not for those of other tenants.
     """
@@ -21,7 +21,7 @@ class ReadTurns:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def of(self, tenant_id: str) -> asyncio.Lock:
-        """Return the lock that a call of the tenant holds while it reads."""
+        """Return the lock that a call of the tenant holds meanwhile."""
         return self._locks.setdefault(tenant_id, asyncio.Lock())
 
 
@@ -35,15 +35,24 @@ class Metrics:
         *,
         clock: Clock,
         limits_of: Callable[[str], PointLimits],
-        turns: ReadTurns,
+        turns: TenantTurns,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Create metrics of `runs`. `limits_of` returns the limits of a tenant, and `pause` sleeps for some seconds."""
+        """Create metrics of `runs`.
+
+        Args:
+            store: store of the points.
+            runs: runs of all tenants.
+            clock: clock of the times of storage.
+            limits_of: returns the limits of a tenant.
+            turns: turns of reads, which watches also take.
+            pause: sleeps for some seconds.
+        """
         self._store = store
         self._runs = runs
         self._clock = clock
         self._limits_of = limits_of
-        self._turns = turns
+        self._turns, self._log_turns = turns, TenantTurns()
         self._pause = pause
 
     async def log(self, caller: Caller, run_id: str, points: Sequence[Point]) -> None:
@@ -55,8 +64,9 @@ class Metrics:
             TenantMetricsFull: the runs of the tenant would have too many points; nothing is stored.
         """
         await find_new_run(self._runs, caller, run_id, pause=self._pause)
-        moment, limits = self._clock.now(), self._limits_of(caller.tenant_id)
-        await self._store.save(caller.tenant_id, run_id, points, moment=moment, limits=limits)
+        async with self._log_turns.of(caller.tenant_id):
+            moment, limits = self._clock.now(), self._limits_of(caller.tenant_id)
+            await self._store.save(caller.tenant_id, run_id, points, moment=moment, limits=limits)
 
     async def get(self, caller: Caller, run_id: str, wanted: MetricFilter) -> Sequence[Series]:
         """Return the metrics of a run by name.

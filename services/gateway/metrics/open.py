@@ -12,7 +12,7 @@ from services.gateway.catalogue.grpc import GrpcAdapterFeed
 from services.gateway.catalogue.runs import Runs
 from services.gateway.metrics.collector import MetricCollector
 from services.gateway.metrics.convert import reports_of
-from services.gateway.metrics.metrics import Metrics, ReadTurns
+from services.gateway.metrics.metrics import Metrics, TenantTurns
 from services.gateway.metrics.rules import PointLimits
 from services.gateway.metrics.sql import SqlMetricStore
 from services.gateway.metrics.watches import MetricWatches
@@ -55,7 +55,7 @@ async def open_metrics(
     def limits_of(tenant_id: str) -> PointLimits:
         return PointLimits(per_run=max_points, per_tenant=quota_of(tenant_id))
 
-    store, turns = SqlMetricStore(database), ReadTurns()
+    store, turns = SqlMetricStore(database), TenantTurns()
     collector = MetricCollector(store, clock=clock, limits_of=limits_of)
     watches = MetricWatches(store, runs, turns=turns)
     followers = [

@@ -18,7 +18,7 @@ import structlog
 from services.gateway.catalogue.rules import EntryKey
 from services.gateway.catalogue.runs import Runs, find_new_run
 from services.gateway.errors import RunDataDamaged, RunNotFound
-from services.gateway.metrics.metrics import ReadTurns
+from services.gateway.metrics.metrics import TenantTurns
 from services.gateway.metrics.ports import MetricStore
 from services.gateway.metrics.rules import MAX_WATCHES, MetricFilter, MetricUpdate, Series, fits, selected_after
 from services.kit.caller import Caller
@@ -75,7 +75,7 @@ class MetricWatches:
         store: MetricStore,
         runs: Runs,
         *,
-        turns: ReadTurns,
+        turns: TenantTurns,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Create watches of `runs`; `pause` sleeps for some seconds."""

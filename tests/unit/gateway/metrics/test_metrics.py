@@ -1,6 +1,8 @@
 """Runs that the gateway does not know yet, and the division of points into chunks."""
 
+import asyncio
 import random
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 
 from services.gateway.errors import RunNotFound
 from services.gateway.metrics.chunks import CHUNK_POINTS, chunks_of, count_of, joined, merge_all
-from services.gateway.metrics.metrics import Metrics, ReadTurns
+from services.gateway.metrics.metrics import Metrics, TenantTurns
 from services.gateway.metrics.rules import MAX_STEP, MetricFilter, Point, PointLimits
 from services.kit.caller import Caller
 from services.kit.clock import FakeClock
@@ -41,6 +43,28 @@ class _Store:
         return []
 
 
+class _SlowStore(_Store):
+    """Store whose calls last until the test continues them; it counts the running calls of each tenant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running: Counter[str] = Counter()
+        self.continued = asyncio.Event()
+
+    async def save(self, *arguments: Any, **options: Any) -> None:
+        await self._wait(arguments[0])
+        await super().save(*arguments, **options)
+
+    async def list_of(self, *arguments: Any) -> list[Any]:
+        await self._wait(arguments[0])
+        return []
+
+    async def _wait(self, tenant_id: str) -> None:
+        self.running[tenant_id] += 1
+        await self.continued.wait()
+        self.running[tenant_id] -= 1
+
+
 def _metrics(unknown_calls: int) -> tuple[Any, _Store, list[float]]:
     store, pauses = _Store(), list[float]()
 
@@ -55,7 +79,7 @@ def _metrics(unknown_calls: int) -> tuple[Any, _Store, list[float]]:
             runs,
             clock=FakeClock(),
             limits_of=lambda _: PointLimits(per_run=9),
-            turns=ReadTurns(),
+            turns=TenantTurns(),
             pause=pause,
         ),
         store,
@@ -85,6 +109,31 @@ async def test_unknown_runs_are_refused() -> None:
     with pytest.raises(RunNotFound):
         await reader.get(ALICE, 'ad-1', MetricFilter())
     assert not reader_pauses
+
+
+@pytest.mark.parametrize('is_log', [True, False], ids=['log', 'get'])
+async def test_calls_of_a_tenant_take_turns(*, is_log: bool) -> None:
+    """One call of a tenant stores or reads points at a time, and another tenant's call does not wait for the others."""
+    store, runs = _SlowStore(), _Runs(0)
+    slow: Any = store
+    known: Any = runs
+    limits = PointLimits(per_run=9)
+    metrics = Metrics(slow, known, clock=FakeClock(), limits_of=lambda _: limits, turns=TenantTurns())
+
+    async def call(tenant_id: str) -> None:
+        caller = Caller(tenant_id=tenant_id)
+        if is_log:
+            await metrics.log(caller, 'ad-1', [Point('loss', 0, 1.0)])
+        else:
+            await metrics.get(caller, 'ad-1', MetricFilter())
+
+    calls = [asyncio.create_task(call(tenant_id)) for tenant_id in ('alice', 'alice', 'alice', 'bob')]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert store.running == {'alice': 1, 'bob': 1}
+    store.continued.set()
+    await asyncio.gather(*calls)
+    assert len(store.saved) == (4 if is_log else 0)
 
 
 def _steps(kind: str, count: int) -> list[int]:

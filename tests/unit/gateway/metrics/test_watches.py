@@ -11,7 +11,7 @@ import pytest
 
 from fixtures.metric_store import MemoryMetricStore
 from services.gateway.errors import RunDataDamaged, RunNotFound
-from services.gateway.metrics.metrics import ReadTurns
+from services.gateway.metrics.metrics import TenantTurns
 from services.gateway.metrics.rules import MAX_WATCHES, MetricFilter, MetricUpdate, Point, PointLimits
 from services.gateway.metrics.watches import MAX_SHARED, MetricWatches
 from services.kit.caller import Caller
@@ -47,7 +47,7 @@ def store() -> MemoryMetricStore:
 def watches(store: MemoryMetricStore) -> MetricWatches:
     """Watches of the store; the tests poll."""
     runs: Any = ListedRuns(store)
-    return MetricWatches(store, runs, turns=ReadTurns(), pause=lambda _: asyncio.sleep(0))
+    return MetricWatches(store, runs, turns=TenantTurns(), pause=lambda _: asyncio.sleep(0))
 
 
 async def save(store: MemoryMetricStore, run_id: str = 'ad-1', **steps: int) -> None:
@@ -231,7 +231,7 @@ async def test_many_watches_of_a_tenant_read_one_after_another() -> None:
     store = SlowStore()
     store.listed = {('alice', 'ad-1'), ('bob', 'ad-1')}
     runs: Any = ListedRuns(store)
-    watches = MetricWatches(store, runs, turns=ReadTurns())
+    watches = MetricWatches(store, runs, turns=TenantTurns())
     watchers = [watch(watches) for _ in range(5)]
     watchers.append(watches.watch(Caller(tenant_id='bob'), {'ad-1': None}, MetricFilter()))
     pending = [asyncio.ensure_future(anext(updates)) for updates in watchers]
@@ -278,7 +278,7 @@ async def test_damaged_run_ends_only_its_watches(store: MemoryMetricStore) -> No
     damaged = DamagedStore()
     damaged.listed = store.listed
     runs: Any = ListedRuns(damaged)
-    watches = MetricWatches(damaged, runs, turns=ReadTurns())
+    watches = MetricWatches(damaged, runs, turns=TenantTurns())
     first, other = watch(watches), watch(watches, 'ad-2')
     for updates in (first, other):
         await anext(updates)
@@ -296,7 +296,7 @@ async def test_repaired_run_is_watched_although_an_earlier_watcher_reads_nothing
     damaged = DamagedStore()
     damaged.listed = store.listed
     runs: Any = ListedRuns(damaged)
-    watches = MetricWatches(damaged, runs, turns=ReadTurns())
+    watches = MetricWatches(damaged, runs, turns=TenantTurns())
     stuck = watch(watches)
     await anext(stuck)
     await watches.poll()
@@ -321,7 +321,7 @@ async def test_poll_runs_only_with_watchers_and_survives_an_outage(store: Memory
         await pauses.acquire()
 
     runs: Any = ListedRuns(store)
-    watches = MetricWatches(store, runs, turns=ReadTurns(), pause=pause)
+    watches = MetricWatches(store, runs, turns=TenantTurns(), pause=pause)
     polling = asyncio.create_task(watches.run_forever())
     await asyncio.sleep(0)
     assert not is_paused.is_set()
