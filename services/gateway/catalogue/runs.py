@@ -1,6 +1,8 @@
-"""Operations on runs."""
+"""Operations on runs, and what operations on their metrics and rollouts share."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from weakref import WeakValueDictionary
 
 from services.gateway.catalogue.ports import RunStore
 from services.gateway.catalogue.rules import Run, RunFilter
@@ -33,6 +35,20 @@ class Runs:
         """Return one page of the caller's runs that match `wanted`, newest first."""
         found = await self._store.list_newest(caller.tenant_id, page, wanted)
         return list_page(found, page, cursor_of=lambda run: Cursor(run.create_time, run.run_id))
+
+
+class TenantTurns:
+    """Lets each tenant read or store the content of one run at a time, because it may take 100 MB and a second.
+
+    Concurrency: calls of a tenant wait in the order in which they arrived, and not for those of other tenants.
+    """
+
+    def __init__(self) -> None:
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def of(self, tenant_id: str) -> asyncio.Lock:
+        """Return the lock that a call of the tenant holds meanwhile."""
+        return self._locks.setdefault(tenant_id, asyncio.Lock())
 
 
 async def find_new_run(runs: Runs, caller: Caller, run_id: str, *, pause: Callable[[float], Awaitable[None]]) -> Run:

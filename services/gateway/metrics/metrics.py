@@ -2,27 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from weakref import WeakValueDictionary
 
-from services.gateway.catalogue.runs import Runs, find_new_run
+from services.gateway.catalogue.runs import Runs, TenantTurns, find_new_run
 from services.gateway.metrics.ports import MetricStore
 from services.gateway.metrics.rules import MetricFilter, Point, PointLimits, Series
 from services.kit.caller import Caller
 from services.kit.clock import Clock
-
-
-class TenantTurns:
-    """Lets each tenant read or store the points of one run at a time: they may take 24 MB and a second of a thread.
-
-    Concurrency: calls of a tenant wait in the order in which they arrived, and not for those of other tenants.
-    """
-
-    def __init__(self) -> None:
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-
-    def of(self, tenant_id: str) -> asyncio.Lock:
-        """Return the lock that a call of the tenant holds meanwhile."""
-        return self._locks.setdefault(tenant_id, asyncio.Lock())
 
 
 class Metrics:

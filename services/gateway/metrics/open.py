@@ -9,10 +9,10 @@ import grpc
 
 from services.gateway.catalogue.follow import FeedFollower
 from services.gateway.catalogue.grpc import GrpcAdapterFeed
-from services.gateway.catalogue.runs import Runs
+from services.gateway.catalogue.runs import Runs, TenantTurns
 from services.gateway.metrics.collector import MetricCollector
 from services.gateway.metrics.convert import reports_of
-from services.gateway.metrics.metrics import Metrics, TenantTurns
+from services.gateway.metrics.metrics import Metrics
 from services.gateway.metrics.rules import PointLimits
 from services.gateway.metrics.sql import SqlMetricStore
 from services.gateway.metrics.watches import MetricWatches

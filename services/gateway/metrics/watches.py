@@ -16,9 +16,8 @@ from typing import Never
 import structlog
 
 from services.gateway.catalogue.rules import EntryKey
-from services.gateway.catalogue.runs import Runs, find_new_run
+from services.gateway.catalogue.runs import Runs, TenantTurns, find_new_run
 from services.gateway.errors import RunDataDamaged, RunNotFound
-from services.gateway.metrics.metrics import TenantTurns
 from services.gateway.metrics.ports import MetricStore
 from services.gateway.metrics.rules import MAX_WATCHES, MetricFilter, MetricUpdate, Series, fits, selected_after
 from services.kit.caller import Caller

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from services.gateway.catalogue.runs import Runs, find_new_run
+from services.gateway.catalogue.runs import Runs, TenantTurns, find_new_run
 from services.gateway.errors import RolloutNotFound
 from services.gateway.rollouts.ports import RolloutStore
 from services.gateway.rollouts.rules import (
@@ -36,6 +36,7 @@ class Rollouts:
         self._clock = clock
         self._max_bytes = max_bytes
         self._pause = pause
+        self._turns, self._log_turns = TenantTurns(), TenantTurns()
 
     async def log(self, caller: Caller, run_id: str, step: int, groups: Groups) -> int:
         """Store rollouts of a run, and return the number of older groups that were removed for them.
@@ -48,7 +49,8 @@ class Rollouts:
         """
         await find_new_run(self._runs, caller, run_id, pause=self._pause)
         run = caller.tenant_id, run_id
-        return await self._store.save(run, step, groups, moment=self._clock.now(), max_bytes=self._max_bytes)
+        async with self._log_turns.of(caller.tenant_id):
+            return await self._store.save(run, step, groups, moment=self._clock.now(), max_bytes=self._max_bytes)
 
     async def list(
         self, caller: Caller, run_id: str, wanted: RolloutFilter, *, size: int, after: GroupKey | None
@@ -59,7 +61,8 @@ class Rollouts:
             RunNotFound: the caller has no such run.
         """
         await self._runs.get(caller, run_id)
-        return await self._store.list_page((caller.tenant_id, run_id), wanted, size=size, after=after)
+        async with self._turns.of(caller.tenant_id):
+            return await self._store.list_page((caller.tenant_id, run_id), wanted, size=size, after=after)
 
     async def get(self, caller: Caller, run_id: str, rollout_id: str) -> StoredRollout:
         """Return a rollout of a run.
@@ -70,7 +73,8 @@ class Rollouts:
         """
         await self._runs.get(caller, run_id)
         parsed = parse_rollout_id(rollout_id)
-        found = None if parsed is None else await self._store.get((caller.tenant_id, run_id), *parsed)
+        async with self._turns.of(caller.tenant_id):
+            found = None if parsed is None else await self._store.get((caller.tenant_id, run_id), *parsed)
         if found is None:
             raise RolloutNotFound(rollout_id)
         return found

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from services.gateway.catalogue.runs import TenantTurns
 from services.gateway.errors import RunNotFound
 from services.gateway.metrics.chunks import CHUNK_POINTS, chunks_of, count_of, joined, merge_all
-from services.gateway.metrics.metrics import Metrics, TenantTurns
+from services.gateway.metrics.metrics import Metrics
 from services.gateway.metrics.rules import MAX_STEP, MetricFilter, Point, PointLimits
 from services.kit.caller import Caller
 from services.kit.clock import FakeClock

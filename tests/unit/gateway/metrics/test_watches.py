@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fixtures.metric_store import MemoryMetricStore
+from services.gateway.catalogue.runs import TenantTurns
 from services.gateway.errors import RunDataDamaged, RunNotFound
-from services.gateway.metrics.metrics import TenantTurns
 from services.gateway.metrics.rules import MAX_WATCHES, MetricFilter, MetricUpdate, Point, PointLimits
 from services.gateway.metrics.watches import MAX_SHARED, MetricWatches
 from services.kit.caller import Caller

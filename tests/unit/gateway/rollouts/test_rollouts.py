@@ -1,7 +1,9 @@
 """Statistics of rewards, ids of rollouts, and runs that the gateway does not know yet."""
 
+import asyncio
 import math
 import random
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -129,3 +131,45 @@ async def test_unknown_rollouts_are_refused(rollout_id: str) -> None:
     rollouts, _, _ = _rollouts(0)
     with pytest.raises(RolloutNotFound, match=rollout_id):
         await rollouts.get(ALICE, 'ad-1', rollout_id)
+
+
+class _SlowStore:
+    """Store whose calls last until the test continues them; it counts the running calls of each tenant."""
+
+    def __init__(self) -> None:
+        self.running: Counter[str] = Counter()
+        self.continued = asyncio.Event()
+
+    async def call(self, run: tuple[str, str], *arguments: Any, **options: Any) -> Any:
+        del arguments, options
+        self.running[run[0]] += 1
+        await self.continued.wait()
+        self.running[run[0]] -= 1
+
+    save = list_page = get = call
+
+
+@pytest.mark.parametrize('name', ['log', 'list', 'get'])
+async def test_calls_of_a_tenant_take_turns(name: str) -> None:
+    """One call of a tenant stores or reads rollouts at a time, and another tenant's call does not wait for them."""
+    store, runs = _SlowStore(), _Runs(0)
+    slow: Any = store
+    known: Any = runs
+    rollouts = Rollouts(slow, known, clock=FakeClock(), max_bytes=9)
+
+    async def call(tenant_id: str) -> None:
+        caller = Caller(tenant_id=tenant_id)
+        if name == 'log':
+            await rollouts.log(caller, 'ad-1', 3, GROUPS)
+        elif name == 'list':
+            await rollouts.list(caller, 'ad-1', RolloutFilter(), size=1, after=None)
+        else:
+            with pytest.raises(RolloutNotFound):
+                await rollouts.get(caller, 'ad-1', '3/a/0')
+
+    calls = [asyncio.create_task(call(tenant_id)) for tenant_id in ('alice', 'alice', 'alice', 'bob')]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert store.running == {'alice': 1, 'bob': 1}
+    store.continued.set()
+    await asyncio.gather(*calls)
