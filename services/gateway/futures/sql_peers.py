@@ -9,9 +9,8 @@ rejects later writes of the previous owner.
 import json
 from collections.abc import AsyncGenerator, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import psycopg
 from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -21,6 +20,9 @@ from services.gateway.store.base import lock_key
 from services.gateway.store.database import KEEPALIVE_OPTIONS, Database
 from services.kit.errors import ServiceUnreachable
 from services.kit.ids import new_id
+
+if TYPE_CHECKING:
+    import psycopg
 
 _NOW = func.clock_timestamp()
 
@@ -111,7 +113,7 @@ class SqlPeers:
             yield Notification(kind=NotificationKind.MISSED)
             async for message in connection.notifies():
                 yield _notification_of(message.payload)
-        except psycopg.OperationalError as error:
+        except _driver().OperationalError as error:
             raise ServiceUnreachable('database') from error
         finally:
             await connection.close()
@@ -127,12 +129,12 @@ class SqlPeers:
             row = {'gateway_id': gateway_id, 'payload_store_id': self._payload_store_id, 'heartbeat_time': _NOW}
             await connection.execute(insert(GatewayRow).values(row))
 
-    async def _connect(self, gateway_id: str) -> psycopg.AsyncConnection[Any]:
+    async def _connect(self, gateway_id: str) -> 'psycopg.AsyncConnection[Any]':
         """Open a connection that holds the gateway's advisory lock."""
         try:
-            connection = await psycopg.AsyncConnection.connect(self._url, autocommit=True, **KEEPALIVE_OPTIONS)
+            connection = await _driver().AsyncConnection.connect(self._url, autocommit=True, **KEEPALIVE_OPTIONS)
             await connection.execute('SELECT pg_try_advisory_lock(%s)', [lock_key(gateway_id)])
-        except psycopg.OperationalError as error:
+        except _driver().OperationalError as error:
             raise ServiceUnreachable('database') from error
         return connection
 
@@ -151,3 +153,9 @@ class SqlPeers:
 def _notification_of(payload: str) -> Notification:
     facts: dict[str, Any] = json.loads(payload)
     return Notification(**{**facts, 'kind': NotificationKind(facts['kind'])})
+
+
+def _driver() -> Any:
+    import psycopg  # noqa: PLC0415 - takes 6 MB, and gateways on SQLite do not need it
+
+    return psycopg
