@@ -48,7 +48,8 @@ def struct_of(values: Mapping[str, Any]) -> Struct:
         InvalidField: See `value_to_proto`.
     """
     struct = Struct()
-    _set_fields(struct, values)
+    for name, value in values.items():
+        _set_value(struct.fields[name], value)
     return struct
 
 
@@ -61,11 +62,6 @@ def value_to_proto(value: Any) -> Value:
     message = Value()
     _set_value(message, value)
     return message
-
-
-def _set_fields(struct: Struct, values: Mapping[str, Any]) -> None:
-    for name, value in values.items():
-        _set_value(struct.fields[name], value)
 
 
 def _set_value(message: Value, value: Any) -> None:
@@ -83,7 +79,9 @@ def _set_value(message: Value, value: Any) -> None:
         message.string_value = value
     elif isinstance(value, Mapping):
         message.struct_value.SetInParent()
-        _set_fields(message.struct_value, cast('Mapping[str, Any]', value))
+        fields = message.struct_value.fields
+        for name, item in cast('Mapping[str, Any]', value).items():
+            _set_value(fields[name], item)
     else:
         message.list_value.SetInParent()
         values = message.list_value.values
