@@ -9,16 +9,22 @@ from services.gateway.catalogue.runs import Runs
 from services.gateway.config import GatewayConfig
 from services.gateway.http.body import read_json
 from services.gateway.http.call import EventResponse, HttpCall, JsonResponse, Response, Route
+from services.gateway.openai.anthropic_events import MessageErrors, MessageWriter
+from services.gateway.openai.anthropic_request import message_request
 from services.gateway.openai.chat_request import chat_request
 from services.gateway.openai.choices import ChoiceDelta, ChoiceReader, TokenTexts, TokenUsage
+from services.gateway.openai.completion_responses import (
+    ChatFormat,
+    ChoiceFormat,
+    CompletionFormat,
+    ResponseWriter,
+    Writer,
+)
 from services.gateway.openai.errors import BLOCK_PARAMS, ITEM_PARAMS, OpenAiErrors
-from services.gateway.openai.item_events import ItemWriter
-from services.gateway.openai.item_request import item_request
-from services.gateway.openai.message_events import MessageErrors, MessageWriter
-from services.gateway.openai.message_request import message_request
 from services.gateway.openai.models import FleetSamplers, ModelResolver, ResolvedModel, sample_all
 from services.gateway.openai.request import GenerationRequest, completion_request
-from services.gateway.openai.responses import ChatFormat, ChoiceFormat, CompletionFormat, ResponseWriter, Writer
+from services.gateway.openai.responses_events import ItemWriter
+from services.gateway.openai.responses_request import item_request
 from services.gateway.openai.tool_calls import ToolCallReader
 from services.gateway.openai.tools import ToolUse, explained
 from services.gateway.sampling.ports import WeightFacts

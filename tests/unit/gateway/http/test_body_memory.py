@@ -13,9 +13,9 @@ import zstandard
 from fixtures.tinker_api import TinkerApi, tinker_api
 from services.gateway.http.body import ClientDisconnected, Pace, parse_object, read_bytes
 from services.gateway.http.call import CallMemory, HttpCall, JsonResponse, MemoryGates, Route, json_work_bytes
+from services.gateway.openai.anthropic_request import message_request
 from services.gateway.openai.chat_request import chat_request
-from services.gateway.openai.item_request import item_request
-from services.gateway.openai.message_request import message_request
+from services.gateway.openai.responses_request import item_request
 from services.gateway.tinker.routes import TinkerErrors
 from services.gateway.tinker.sampling import sample_request
 from services.kit.byte_gate import ByteGate

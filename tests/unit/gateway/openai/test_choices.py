@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from services.gateway.openai.choices import ChoiceDelta, ChoiceReader, ScoredToken, TokenText, TokenTexts
+from services.gateway.openai.completion_responses import MAX_LOGPROBS, CompletionFormat, ResponseWriter
 from services.gateway.openai.models import ResolvedModel
 from services.gateway.openai.request import GenerationRequest, completion_request
-from services.gateway.openai.responses import MAX_LOGPROBS, CompletionFormat, ResponseWriter
 from services.kit.caller import Caller
 from services.kit.errors import Cancelled, InvalidField
 from services.kit.rpc.tensors import tensor_to_proto

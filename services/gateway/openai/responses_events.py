@@ -4,9 +4,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Any
 
 from services.gateway.openai.choices import CalledTool, ChoiceDelta, TokenUsage
+from services.gateway.openai.completion_responses import attribution
 from services.gateway.openai.models import ResolvedModel
 from services.gateway.openai.request import GenerationRequest
-from services.gateway.openai.responses import attribution
 from services.kit.ids import new_id
 
 _Event = dict[str, Any]
