@@ -79,6 +79,7 @@ async def test_tokens_are_coloured_by_advantage(logged_in: ConsolePage, console_
     await equal.first.click()
     await page.get_by_text('all rewards are equal: no signal').wait_for()
     await groups.get_by_role('option').filter(has_not_text='all equal').first.click()
+    await page.get_by_role('article', name=f'Rollout {COMPLETIONS - 1}').wait_for()
     await page.get_by_label('advantage', exact=True).check()
     responses = (await logged_in.json_twin())['rollouts']['rollouts']
     assert len(responses) == COMPLETIONS
