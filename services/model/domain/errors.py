@@ -93,8 +93,8 @@ class LossNotFinite(FailedPrecondition):
 
 @domain_error(
     'OPERATION_CRASHED',
-    'the model service crashed each time it ran operation {sequence_number} of adapter {adapter_id!r}, which was not '
-    'applied; continue with the next number, for example with a smaller batch',
+    'operation {sequence_number} of adapter {adapter_id!r} was not applied, because the model service crashed each '
+    'time it did this work; continue with the next number, for example with a smaller batch',
 )
 class OperationCrashed(FailedPrecondition):
     """The process ended during each attempt to run the operation, which is not attempted again."""

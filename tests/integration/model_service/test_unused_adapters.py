@@ -130,6 +130,8 @@ async def test_killed_sweeps_lose_nothing_and_are_completed(tiny_llama_dir, tmp_
                     await adapters.GetAdapter(request, wait_for_ready=True, timeout=60, metadata=as_tenant('alice'))
                 except grpc.aio.AioRpcError as error:
                     is_found = error.code() is not grpc.StatusCode.NOT_FOUND
+            # The service reports the adapter as removed before the removal is in the journal.
+            await service.finish()
         finally:
             await channel.close()
             await service.stop()
