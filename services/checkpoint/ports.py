@@ -6,6 +6,7 @@ Every store passes tests/contract/checkpoint. The store in memory is the referen
 from typing import Protocol
 
 from services.checkpoint.domain import CheckpointKey, DamagedState, NewestMark, Record, VersionKey
+from services.kit.upload_folder import UploadChunk, UploadHeader
 from services.kit.weights import SegmentRef, StateBytes
 from twinkle.checkpoint_engine import StateChunk, WeightManifest
 
@@ -153,14 +154,24 @@ class Upload(Protocol):
         """Number of received bytes."""
         ...
 
-    async def add(self, chunk: StateChunk) -> None:
+    async def add(self, chunk: UploadChunk) -> None:
         """Add a chunk; skip bytes that were received before.
 
         Raises:
-            ChunkCorrupt: The bytes do not match the checksum.
+            ChunkCorrupt: The bytes do not match a checksum.
             StreamOutOfOrder: The chunk leaves a gap.
-            InvalidField: The chunk exceeds the announced size.
+            InvalidField: The chunk exceeds the announced size, or the header has no digest and skipped bytes differ
+                from those that were received before.
             StoreUnavailable: The disk cannot be used at the moment; nothing was stored.
+        """
+        ...
+
+    async def verify(self) -> None:
+        """Check that the complete archive has the digest of the header, if it has one.
+
+        Raises:
+            DigestMismatch: The digest differs. The upload was removed.
+            StoreUnavailable: The disk cannot be used at the moment.
         """
         ...
 
@@ -187,12 +198,12 @@ class Upload(Protocol):
 class UploadStore(Protocol):
     """Stores archives until they are complete."""
 
-    async def open(self, tenant_id: str, upload_id: str, *, size_bytes: int) -> Upload:
+    async def open(self, tenant_id: str, header: UploadHeader) -> Upload:
         """Create an upload or continue an existing one.
 
         Raises:
             InUse: Another stream is sending this upload.
-            InvalidField: Earlier streams have sent more than `size_bytes` bytes.
+            InvalidField: Earlier streams have sent more bytes than the header announces.
             QuotaExceeded: The tenant has too many unfinished uploads, or too many bytes in them.
             DiskFull, StoreUnavailable: The disk has too little space, or cannot be used at the moment.
         """

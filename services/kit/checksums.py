@@ -3,6 +3,7 @@
 Files and folders that an earlier release wrote without a checksum are accepted.
 """
 
+import hashlib
 import os
 import re
 from contextlib import suppress
@@ -75,6 +76,12 @@ def digest_of(path: Path, size_bytes: int | None = None) -> str:
             hasher.update(piece)
             remaining = None if remaining is None else remaining - len(piece)
     return hasher.hexdigest()
+
+
+def sha256_of(path: Path) -> str:
+    """Return the hexadecimal SHA-256 digest of a file."""
+    with path.open('rb') as file:
+        return hashlib.file_digest(file, 'sha256').hexdigest()
 
 
 def write_prefix_sum(path: Path) -> None:

@@ -17,7 +17,7 @@ from hashlib import blake2s
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from services.kit.checksums import digest_of, is_prefix_intact, write_prefix_sum
+from services.kit.checksums import is_prefix_intact, write_prefix_sum
 from services.kit.clock import Clock
 from services.kit.disk_space import check_free_space
 from services.kit.errors import (
@@ -36,6 +36,7 @@ from services.kit.upload_folder import (
     UploadStatus,
     append,
     create_folder,
+    holds,
     intact_status,
     modified,
     remove_folder,
@@ -181,9 +182,11 @@ class UploadStore:
 
     def _check_header(self, header: UploadHeader, known: UploadStatus) -> None:
         if self._rules.is_header_binding and header != known.header:
-            changed = 'digest' if header.size_bytes == known.header.size_bytes else 'size_bytes'
-            was = getattr(known.header, changed)
-            raise InvalidField(f'header.{changed}', f'must be {was}, as in the first stream of this upload')
+            names = ('size_bytes', 'digest', 'sha256')
+            changed = next(name for name in names if getattr(header, name) != getattr(known.header, name))
+            was = getattr(known.header, changed) or 'empty'
+            problem = f'must be {was}, as in the first stream of this upload; other bytes need another upload_id'
+            raise InvalidField(f'header.{changed}', problem)
         if header.size_bytes < known.committed_bytes:
             problem = f'must be at least {known.committed_bytes}, the number of stored bytes, got {header.size_bytes}'
             raise InvalidField('header.size_bytes', problem)
@@ -269,27 +272,26 @@ class Upload:
 
         Raises:
             StreamOutOfOrder, InvalidField: See `check`; nothing was stored.
+            ChunkCorrupt: The chunk does not match a checksum; nothing was stored.
+            InvalidField: The header has no digest, and skipped bytes differ from the stored ones; nothing was stored.
             StoreUnavailable: The disk cannot be used; nothing was stored.
         """
         self.check(chunk.offset, len(chunk.data))
-        new = memoryview(chunk.data)[self._committed_bytes - chunk.offset :]
-        if new:
-            await self.run(append, self.status.path, new)
-            self._committed_bytes += len(new)
+        await self.run(self._store_new, chunk)
+        self._committed_bytes = max(self._committed_bytes, chunk.offset + len(chunk.data))
 
     async def verify(self) -> None:
-        """Check that a complete upload has the digest of its header; do nothing if the header has no digest.
+        """Check that a complete upload has the digests of its header; do nothing if the header has no digest.
 
         Raises:
-            DigestMismatch: The digests differ. The upload was removed.
+            DigestMismatch: A digest differs. The upload was removed.
             StoreUnavailable: The disk cannot be used.
         """
-        if not self._header.digest:
-            return
-        actual = await self.run(digest_of, self.status.path)
-        if actual != self._header.digest:
+        try:
+            await self.run(self._header.check_digests, self.status.path)
+        except DigestMismatch:
             await self.discard()
-            raise DigestMismatch(expected=self._header.digest, actual=actual)
+            raise
 
     async def discard(self) -> None:
         """Remove the upload and its bytes."""
@@ -314,6 +316,17 @@ class Upload:
         Cancellation: the upload is still closed once the function of a cancelled call has returned.
         """
         await asyncio.shield(asyncio.ensure_future(self._close()))
+
+    def _store_new(self, chunk: UploadChunk) -> None:
+        chunk.check()
+        path, repeated_bytes = self.status.path, self._committed_bytes - chunk.offset
+        # Without a digest, nothing else would show that the upload id was used for other bytes before.
+        is_comparison_needed = repeated_bytes and not self._header.has_digest
+        if is_comparison_needed and not holds(path, chunk):
+            problem = f'differs from the bytes that this upload has stored at offset {chunk.offset}'
+            raise InvalidField(self._chunk_field, f'{problem}; upload other bytes under another upload_id')
+        if new := memoryview(chunk.data)[repeated_bytes:]:
+            append(path, new)
 
     async def _close(self) -> None:
         try:

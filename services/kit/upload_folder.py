@@ -1,5 +1,6 @@
 """The folder of one upload: a header, and a file with the received bytes. The file's size is the committed offset."""
 
+import hashlib
 import os
 import shutil
 from contextlib import suppress
@@ -8,8 +9,9 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from services.kit.checksums import checked, digest_of, is_prefix_intact, with_checksum
-from services.kit.errors import StoredDataDamaged
+from services.kit.checksums import checked, digest_of, is_prefix_intact, sha256_of, with_checksum
+from services.kit.errors import ChunkCorrupt, DigestMismatch, StoredDataDamaged
+from twinkle.checkpoint_engine import chunk_checksum
 
 BYTES_FILE = 'bytes'
 _HEADER_FILE = 'header.json'
@@ -25,6 +27,23 @@ class UploadHeader:
     """Size of the complete file."""
     digest: str = ''
     """blake3 digest of the complete file, hexadecimal; empty if the client sends none."""
+    sha256: str = ''
+    """SHA-256 digest of the complete file, hexadecimal; empty if the client sends none."""
+
+    @property
+    def has_digest(self) -> bool:
+        """Whether the client sends a digest of the complete file."""
+        return bool(self.digest or self.sha256)
+
+    def check_digests(self, path: Path) -> None:
+        """Compare a complete file with the digests that the client sent.
+
+        Raises:
+            DigestMismatch: A digest differs.
+        """
+        for field, expected, compute in (('digest', self.digest, digest_of), ('sha256', self.sha256, sha256_of)):
+            if expected and (actual := compute(path)) != expected:
+                raise DigestMismatch(expected=expected, actual=actual, field=f'header.{field}')
 
 
 _HEADERS = TypeAdapter(UploadHeader)
@@ -32,11 +51,26 @@ _HEADERS = TypeAdapter(UploadHeader)
 
 @dataclass(frozen=True, kw_only=True)
 class UploadChunk:
-    """Bytes of an upload, with a verified checksum."""
+    """Bytes of an upload, with the checksums that the client sent."""
 
     offset: int
     """Offset of the first byte in the file."""
     data: bytes | memoryview
+    checksum: int | None = None
+    """xxh3-64 of `data` as a signed integer; None if the client sends none."""
+    sha256: bytes = b''
+    """SHA-256 digest of `data`; empty if the client sends none."""
+
+    def check(self) -> None:
+        """Compare the bytes with the checksums.
+
+        Raises:
+            ChunkCorrupt: A checksum differs.
+        """
+        if self.checksum is not None and chunk_checksum(self.data) != self.checksum:
+            raise ChunkCorrupt(self.offset)
+        if self.sha256 and hashlib.sha256(self.data).digest() != self.sha256:
+            raise ChunkCorrupt(self.offset, field='chunk.sha256')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +104,13 @@ def intact_status(folder: Path, upload_id: str, *, is_content_read: bool = False
     """
     if (status := status_in(folder)) is None and not (folder / _HEADER_FILE).exists():
         return None
-    is_intact = status is not None and is_prefix_intact(status.path, is_content_read=is_content_read)
-    if status is not None and is_content_read and status.is_complete and status.header.digest:
-        is_intact = is_intact and digest_of(status.path) == status.header.digest
-    if not is_intact:
+    if status is None or not is_prefix_intact(status.path, is_content_read=is_content_read):
         raise StoredDataDamaged('upload', upload_id)
+    if is_content_read and status.is_complete:
+        try:
+            status.header.check_digests(status.path)
+        except DigestMismatch as error:
+            raise StoredDataDamaged('upload', upload_id) from error
     return status
 
 
@@ -107,6 +143,14 @@ def write_header(folder: Path, header: UploadHeader) -> None:
     staging = folder / f'{_HEADER_FILE}.new'
     staging.write_bytes(with_checksum(_HEADERS.dump_json(header)))
     staging.replace(folder / _HEADER_FILE)
+
+
+def holds(path: Path, chunk: UploadChunk) -> bool:
+    """Return whether a file has the bytes of `chunk`, as far as the file extends."""
+    with path.open('rb') as file:
+        file.seek(chunk.offset)
+        stored = file.read(len(chunk.data))
+    return stored == chunk.data[: len(stored)]
 
 
 def append(path: Path, data: memoryview) -> None:

@@ -15,13 +15,13 @@ from services.kit.rpc.fields import (
     base_model_from_proto,
     labels_from_proto,
     name_from_proto,
-    not_negative,
     timestamp_to_proto,
     ttl_from_proto,
 )
-from services.kit.weights.wire import chunk_from_proto, chunk_to_proto
+from services.kit.rpc.uploads import sha256_from_proto, upload_chunk_from_proto
+from services.kit.upload_folder import UploadChunk
+from services.kit.weights.wire import chunk_to_proto
 from twinkle.api.checkpoint.v1 import checkpoint_pb2, checkpoint_service_pb2, version_service_pb2, weights_pb2
-from twinkle.checkpoint_engine import StateChunk
 
 
 def version_to_proto(version: AdapterVersion) -> weights_pb2.AdapterVersion:
@@ -144,7 +144,7 @@ def piece_to_proto(piece: ArchivePiece) -> checkpoint_service_pb2.DownloadCheckp
 
 async def upload_from_proto(
     requests: AsyncIterator[checkpoint_service_pb2.UploadCheckpointRequest],
-) -> AsyncIterator[UploadHeader | StateChunk]:
+) -> AsyncIterator[UploadHeader | UploadChunk]:
     """Yield the parts of an UploadCheckpoint stream as they arrive.
 
     Raises:
@@ -154,7 +154,7 @@ async def upload_from_proto(
         kind = request.WhichOneof('part')
         if kind is None:
             raise InvalidField('part', 'must contain a header or a chunk')
-        yield _upload_header(request.header) if kind == 'header' else _upload_chunk(request)
+        yield _upload_header(request.header) if kind == 'header' else upload_chunk_from_proto(request.chunk)
 
 
 def event_to_proto(event: CheckpointEvent) -> checkpoint_service_pb2.WatchCheckpointsResponse:
@@ -181,12 +181,8 @@ def _upload_header(header: checkpoint_service_pb2.CheckpointUploadHeader) -> Upl
         base_model=base_model_from_proto(header.base_model, 'header.base_model'),
         size_bytes=header.size_bytes,
         user_metadata=labels_from_proto(header.user_metadata, 'header.user_metadata'),
+        sha256=sha256_from_proto(header.sha256, 'header.sha256'),
     )
-
-
-def _upload_chunk(request: checkpoint_service_pb2.UploadCheckpointRequest) -> StateChunk:
-    not_negative(request.chunk.offset, 'chunk.offset')
-    return chunk_from_proto(request.chunk)
 
 
 def _versions_query(adapter_id: str) -> str:

@@ -71,4 +71,4 @@ async def _receive(transfer: Transfer, frame: Frame, header: Header, writer: Sta
     if isinstance(frame, StateChunk):
         await writer.add(frame)
     elif isinstance(frame, Commit) and frame.digest != header.manifest.digest:
-        raise DigestMismatch(header.manifest.digest, frame.digest)
+        raise DigestMismatch(header.manifest.digest, frame.digest, field='frame.header.manifest.digest')

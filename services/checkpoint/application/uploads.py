@@ -10,8 +10,9 @@ from services.checkpoint.ports import BaseModels, Upload, UploadStore
 from services.kit.authority import require_scope
 from services.kit.caller import Caller
 from services.kit.errors import InvalidArgument, InvalidField, StreamOutOfOrder
+from services.kit.upload_folder import UploadChunk
+from services.kit.upload_folder import UploadHeader as StoredHeader
 from services.kit.weights import CheckpointTarget, Header
-from twinkle.checkpoint_engine import StateChunk
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class UploadHeader:
     """Size of the tar archive as it is sent, possibly compressed."""
     user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
     """Labels that the caller attaches to the checkpoint."""
+    sha256: str = ''
+    """SHA-256 digest of the archive as it is sent, hexadecimal; empty if the caller sends none."""
 
 
 class Uploads:
@@ -46,7 +49,7 @@ class Uploads:
         self._base_models = base_models
         self._state_limit_bytes = state_limit_bytes
 
-    async def receive(self, caller: Caller, parts: AsyncIterator[UploadHeader | StateChunk]) -> Checkpoint:
+    async def receive(self, caller: Caller, parts: AsyncIterator[UploadHeader | UploadChunk]) -> Checkpoint:
         """Receive an upload and return the checkpoint created from it.
 
         The run's id is derived from tenant and upload id, so that a repeated upload yields the same checkpoint. A
@@ -55,9 +58,11 @@ class Uploads:
         Raises:
             ScopeMissing: The API key lacks the scope `train`.
             BaseModelNotFound: Adapters of that base model are not accepted.
-            InvalidField: The archive is too large, is not a PEFT folder of safetensors, or does not fit the base model.
+            InvalidField: The archive is too large, is not a PEFT folder of safetensors, or does not fit the base model,
+                or an upload without a digest repeats an offset with other bytes.
             QuotaExceeded: The tenant has too many unfinished uploads, or their total size is too large.
             ChunkCorrupt: A chunk does not match its checksum.
+            DigestMismatch: The complete archive does not match the header's digest. The upload was removed.
             StreamOutOfOrder: The header is missing or repeated, a chunk leaves a gap, or the stream ended before the
                 last byte.
             InUse: Another stream is sending this upload.
@@ -74,7 +79,8 @@ class Uploads:
             problem = f'is {header.size_bytes}, must be at most {self._state_limit_bytes}'
             raise InvalidField('header.size_bytes', problem)
         self._base_models.check_known(header.base_model)
-        upload = await self._store.open(caller.tenant_id, header.upload_id, size_bytes=header.size_bytes)
+        announced = StoredHeader(upload_id=header.upload_id, size_bytes=header.size_bytes, sha256=header.sha256)
+        upload = await self._store.open(caller.tenant_id, announced)
         try:
             await _receive(upload, header, parts)
             try:
@@ -99,13 +105,14 @@ class Uploads:
             await source.close()
 
 
-async def _receive(upload: Upload, header: UploadHeader, parts: AsyncIterator[UploadHeader | StateChunk]) -> None:
+async def _receive(upload: Upload, header: UploadHeader, parts: AsyncIterator[UploadHeader | UploadChunk]) -> None:
     async for part in parts:
         if isinstance(part, UploadHeader):
             raise StreamOutOfOrder('a chunk')
         await upload.add(part)
     if upload.received_bytes < header.size_bytes:
         raise StreamOutOfOrder.at_byte(upload.received_bytes)
+    await upload.verify()
 
 
 def _run_id(tenant_id: str, upload_id: str) -> str:

@@ -7,11 +7,9 @@ from pathlib import Path
 from services.checkpoint.backends.peft_archive import OpenAdapter, open_adapter
 from services.checkpoint.backends.pieces import StatePieceSource
 from services.kit.clock import Clock
-from services.kit.errors import ChunkCorrupt
 from services.kit.resumable_uploads import Upload, UploadQuota, UploadRules, UploadStore
 from services.kit.upload_folder import UploadChunk, UploadHeader
 from services.kit.worker import Threads
-from twinkle.checkpoint_engine import StateChunk, chunk_checksum
 
 MAX_UNFINISHED = 16
 """Maximum number of unfinished uploads of one tenant."""
@@ -44,8 +42,8 @@ class ArchiveUploads:
         )
         self._store = UploadStore(folder, clock=clock, rules=rules)
 
-    async def open(self, tenant_id: str, upload_id: str, *, size_bytes: int) -> 'ArchiveUpload':
-        upload = await self._store.open(tenant_id, UploadHeader(upload_id=upload_id, size_bytes=size_bytes))
+    async def open(self, tenant_id: str, header: UploadHeader) -> 'ArchiveUpload':
+        upload = await self._store.open(tenant_id, header)
         return ArchiveUpload(upload, self._threads, limit_bytes=self._limit_bytes)
 
     async def discard_expired(self) -> None:
@@ -65,11 +63,11 @@ class ArchiveUpload:
     def received_bytes(self) -> int:
         return self._upload.status.committed_bytes
 
-    async def add(self, chunk: StateChunk) -> None:
-        self._upload.check(chunk.offset, len(chunk.data))
-        if chunk_checksum(chunk.data) != chunk.checksum:
-            raise ChunkCorrupt(chunk.offset)
-        await self._upload.add(UploadChunk(offset=chunk.offset, data=chunk.data))
+    async def add(self, chunk: UploadChunk) -> None:
+        await self._upload.add(chunk)
+
+    async def verify(self) -> None:
+        await self._upload.verify()
 
     async def open_adapter(self, base_model: str) -> tuple[StatePieceSource, str]:
         opened = await self._upload.run(self._open_adapter, base_model)

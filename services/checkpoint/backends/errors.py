@@ -22,7 +22,7 @@ def domain_errors() -> Iterator[None]:
     try:
         yield
     except engine.ChunkCorrupt as error:
-        raise ChunkCorrupt(error.offset) from error
+        raise ChunkCorrupt(error.offset, field='frame.chunk.checksum') from error
     except engine.ChunkOutOfOrder as error:
         raise StreamOutOfOrder.at_byte(error.expected) from error
     except engine.ChunkOutOfRange as error:
@@ -31,7 +31,7 @@ def domain_errors() -> Iterator[None]:
     except engine.StateIncomplete as error:
         raise StreamOutOfOrder.at_byte(error.next_offset) from error
     except engine.DigestMismatch as error:
-        raise DigestMismatch(error.expected, error.actual) from error
+        raise DigestMismatch(error.expected, error.actual, field='frame.header.manifest.digest') from error
 
 
 def not_found(key: VersionKey | CheckpointKey) -> NotFound:

@@ -174,7 +174,7 @@ class _Receiver:
                 return
             actual = state_digest(self.segment.data)
             if actual != self._manifest.digest:
-                raise DigestMismatch(self._manifest.digest, actual)
+                raise DigestMismatch(self._manifest.digest, actual, field='frame.header.manifest.digest')
 
     def discard(self) -> None:
         with self._lock:

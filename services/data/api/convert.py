@@ -8,11 +8,12 @@ from services.data.api.convert_steps import step_to_proto, steps_from_proto
 from services.data.application.datasets import ApplyRequest, CreateRequest, Piece
 from services.data.domain import Dataset, HubSource, MixtureSource, RowSource, Source, UploadSource
 from services.kit.caller import Caller
-from services.kit.errors import ChunkCorrupt, InvalidField
+from services.kit.errors import InvalidField
 from services.kit.paging import Page, SortKey, page_token_after, parse_page
 from services.kit.rpc.fields import fingerprint_of, id_from_proto, not_negative, timestamp_to_proto
 from services.kit.rpc.json_values import dict_from_struct
 from services.kit.rpc.message_bounds import MAX_LIST_ITEMS
+from services.kit.rpc.uploads import sha256_from_proto, upload_chunk_from_proto
 from services.kit.upload_folder import UploadChunk, UploadHeader, UploadStatus
 from services.kit.weights.wire import chunk_to_proto
 from twinkle.api.data.v1 import dataset_pb2
@@ -81,14 +82,11 @@ async def upload_parts_from_proto(
 
     Raises:
         InvalidField: A part is empty or malformed.
-        ChunkCorrupt: A chunk does not match its checksum.
     """
     async for request in requests:
         match request.WhichOneof('part'):
             case 'header':
-                upload_id = id_from_proto(request.header.upload_id, 'header.upload_id')
-                size_bytes = not_negative(request.header.size_bytes, 'header.size_bytes')
-                yield UploadHeader(upload_id=upload_id, size_bytes=size_bytes)
+                yield _upload_header_from_proto(request.header)
             case 'chunk':
                 yield _chunk_from_proto(request.chunk)
             case _:
@@ -145,12 +143,18 @@ def piece_to_proto(piece: Piece) -> wire.ExportDatasetResponse:
     return wire.ExportDatasetResponse(chunk=chunk_to_proto(chunk))
 
 
+def _upload_header_from_proto(header: wire.UploadHeader) -> UploadHeader:
+    return UploadHeader(
+        upload_id=id_from_proto(header.upload_id, 'header.upload_id'),
+        size_bytes=not_negative(header.size_bytes, 'header.size_bytes'),
+        sha256=sha256_from_proto(header.sha256, 'header.sha256'),
+    )
+
+
 def _chunk_from_proto(chunk: tensor_pb2.TensorChunk) -> UploadChunk:
     if not 1 <= len(chunk.data) <= _CHUNK_LIMIT_BYTES:
         raise InvalidField('chunk.data', f'must have 1 to {_CHUNK_LIMIT_BYTES} bytes, got {len(chunk.data)}')
-    if chunk_checksum(chunk.data) != chunk.checksum:
-        raise ChunkCorrupt(chunk.offset)
-    return UploadChunk(offset=not_negative(chunk.offset, 'chunk.offset'), data=chunk.data)
+    return upload_chunk_from_proto(chunk)
 
 
 def _query(caller: Caller) -> str:

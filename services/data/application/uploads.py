@@ -24,6 +24,8 @@ class Uploads:
                 committed offset.
             InvalidField: The file is too large, a chunk exceeds the size in the header, or the header differs from that
                 of an earlier stream.
+            ChunkCorrupt: A chunk does not match its checksum.
+            DigestMismatch: The complete file does not match the header's digest. The upload was removed.
             QuotaExceeded: The total size of the tenant's uploads is too large.
             InUse: Another stream is sending this upload.
             DiskFull, StoreUnavailable: The disk has too little space, or cannot be used at the moment.
@@ -41,6 +43,8 @@ class Uploads:
                 if not isinstance(part, UploadChunk) or part.offset != committed_bytes:
                     raise StreamOutOfOrder.at_byte(committed_bytes)
                 await upload.add(part)
+            if upload.status.is_complete:
+                await upload.verify()
             return upload.status
         finally:
             await upload.close()

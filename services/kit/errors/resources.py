@@ -76,18 +76,21 @@ class InUse(FailedPrecondition):
 
 @domain_error(
     'CHUNK_CORRUPT',
-    'the chunk at offset {offset} does not match its checksum; send it again',
+    '{field} does not match the data at offset {offset}; send the chunk again, with the checksum that the contract '
+    'defines for this field',
     disposition=Disposition.INTERRUPTED,
 )
 class ChunkCorrupt(DataLoss):
     """A chunk does not match its checksum."""
 
     offset: int
+    field: str = 'chunk.checksum'
+    """Field with the checksum."""
 
 
 @domain_error(
     'DIGEST_MISMATCH',
-    'the bytes have digest {actual}, expected {expected}; nothing was stored',
+    'the bytes have digest {actual}, but {field} is {expected}; nothing was stored, so send all bytes again',
     disposition=Disposition.INTERRUPTED,
 )
 class DigestMismatch(DataLoss):
@@ -95,6 +98,8 @@ class DigestMismatch(DataLoss):
 
     expected: str
     actual: str
+    field: str = 'digest'
+    """Field with the expected digest."""
 
 
 @domain_error(

@@ -21,11 +21,13 @@ class UploadBatch:
         Raises:
             ScopeMissing: The API key lacks the scope `train`.
             StreamOutOfOrder: The first message is not a header, or a chunk leaves a gap.
-            InvalidField: A chunk exceeds the announced size, or the header differs from an earlier stream's header.
+            InvalidField: A chunk exceeds the announced size, the header differs from an earlier stream's header, or an
+                upload without a digest repeats an offset with other bytes.
+            ChunkCorrupt: A chunk does not match its checksum.
             QuotaExceeded: The tenant has too many uploads, or their total size is too large.
             InUse: Another stream is sending this upload.
             DiskFull, StoreUnavailable: The disk has too little space or cannot be used.
-            DigestMismatch: The complete upload does not match the header's digest. The upload was removed.
+            DigestMismatch: The complete upload does not match a digest of the header. The upload was removed.
         """
         require_scope(caller, 'train')
         header = await anext(parts, None)

@@ -6,6 +6,7 @@ import json
 import random
 import tarfile
 from collections.abc import AsyncIterator, Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,31 @@ async def test_uploaded_folder_becomes_a_checkpoint(service: Running, tmp_path: 
     assert received.state.manifest.lora_config == state.manifest.lora_config
     assert (await _upload(service, _header(len(data)), *_chunks(data))).checkpoint == uploaded
     assert not list((service.state_dir / 'checkpoint-uploads').iterdir())
+
+
+async def test_an_archive_may_be_sent_with_sha256(service: Running, tmp_path: Path) -> None:
+    """An archive without xxh3 checksums and with SHA-256 becomes a checkpoint; a wrong digest discards it."""
+    data = _tar(_peft_files(tmp_path))
+    chunks = [wire.UploadCheckpointRequest(chunk={'data': data, 'sha256': sha256(data).digest()})]
+    failure = await failure_of(_upload(service, _header(len(data), sha256=bytes(32)), *chunks))
+    assert (failure.reason, failure.metadata['field']) == ('DIGEST_MISMATCH', 'header.sha256')
+    assert not list((service.state_dir / 'checkpoint-uploads').iterdir())
+    uploaded = await _upload(service, _header(len(data), sha256=sha256(data).digest()), *chunks)
+    received = (await service.weights.fetch_checkpoint(uploaded.checkpoint.path)).state
+    assert received.manifest.digest == uploaded.checkpoint.digest
+
+
+async def test_an_archive_may_be_sent_without_checksums(service: Running, tmp_path: Path) -> None:
+    """An archive without checksums becomes a checkpoint; other bytes at a stored offset are refused."""
+    data = _tar(_peft_files(tmp_path))
+    first, other, rest = (
+        wire.UploadCheckpointRequest(chunk={'offset': offset, 'data': piece})
+        for offset, piece in ((0, data[:900]), (0, b'x' * 900), (900, data[900:]))
+    )
+    assert (await failure_of(_upload(service, _header(len(data)), first))).metadata['offset'] == '900'
+    refused = await failure_of(_upload(service, _header(len(data)), other))
+    assert (refused.reason, refused.field) == ('INVALID_FIELD', 'chunk')
+    assert (await _upload(service, _header(len(data)), first, rest)).checkpoint.name == 'final'
 
 
 async def test_names_of_other_tools_are_converted_to_peft_names(service: Running, tmp_path: Path) -> None:
@@ -186,10 +212,11 @@ async def test_random_bytes_are_refused(service: Running) -> None:
         ([_header(3, upload_id='')], 'INVALID_FIELD', 'header.upload_id'),
         ([_header(3, name='a/b')], 'INVALID_FIELD', 'header.name'),
         ([_header(3, base_model='')], 'INVALID_FIELD', 'header.base_model'),
+        ([_header(3, sha256=bytes(31))], 'INVALID_FIELD', 'header.sha256'),
         (
             [_header(3), wire.UploadCheckpointRequest(chunk=chunk_to_proto(StateChunk(0, b'abc', 5)))],
             'CHUNK_CORRUPT',
-            '',
+            'chunk.checksum',
         ),
         (
             [_header(3), wire.UploadCheckpointRequest(chunk=chunk_to_proto(StateChunk(-1, b'abc', 5)))],

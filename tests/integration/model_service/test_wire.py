@@ -1,7 +1,9 @@
 """Uploads, extra tensors, parameter groups, health, undo, watches and estimates over a real socket."""
 
 import asyncio
+from collections.abc import Iterator
 from contextlib import suppress
+from hashlib import sha256
 
 import grpc
 import numpy as np
@@ -35,6 +37,27 @@ def parts(data: bytes, *, begin: int = 0, end: int | None = None, upload_id: str
         yield training_service_pb2.UploadBatchRequest(chunk=chunk)
 
 
+def bare_parts(data: bytes, *, has_sha256: bool) -> Iterator[training_service_pb2.UploadBatchRequest]:
+    """Yield the messages of an upload without blake3 and xxh3, with SHA-256 digests or without any."""
+    for message in parts(data):
+        if message.HasField('header'):
+            message.header.digest, message.header.sha256 = '', sha256(data).digest() if has_sha256 else b''
+        else:
+            message.chunk.ClearField('checksum')
+            message.chunk.sha256 = sha256(message.chunk.data).digest() if has_sha256 else b''
+        yield message
+
+
+def edited(data: bytes, **fields: bytes) -> list[training_service_pb2.UploadBatchRequest]:
+    """Return the messages of an upload without digests, in which a header or the first chunk has other fields."""
+    messages = list(bare_parts(data, has_sha256=False))
+    if 'header' in fields:
+        messages[0].header.sha256 = fields['header']
+    if 'chunk' in fields:
+        messages[1].chunk.sha256 = fields['chunk']
+    return messages
+
+
 async def logprobs_of(service, adapter_id: str, number: int) -> list[bytes]:
     """Return the adapter's log-probabilities of the batch."""
     verb = operation_pb2.ForwardOnly(batch=batch_of(BATCH))
@@ -55,6 +78,35 @@ async def test_uploaded_batch_trains_like_an_inline_one(service):
     uploaded = await service.result(adapter_id, 1, forward_backward=verb)
     repeated = await service.result(adapter_id, 1, forward_backward=forward_backward(BATCH))
     assert (repeated.is_replayed, repeated.forward.loss) == (True, uploaded.forward.loss)
+
+
+@pytest.mark.parametrize('has_sha256', [True, False])
+async def test_upload_needs_neither_blake3_nor_xxh3(service, has_sha256):
+    """An upload with SHA-256, or without checksums, is the same batch as an inline one."""
+    adapter_id = (await service.create()).adapter_id
+    data = batch_of(BATCH).features.SerializeToString(deterministic=True)
+    response = await service.training.UploadBatch(bare_parts(data, has_sha256=has_sha256), metadata=ALICE)
+    assert response.committed_bytes == len(data)
+    verb = operation_pb2.ForwardBackward(batch=operation_pb2.Batch(upload_id='up'))
+    await service.result(adapter_id, 1, forward_backward=verb)
+    repeated = await service.result(adapter_id, 1, forward_backward=forward_backward(BATCH))
+    assert repeated.is_replayed
+
+
+@pytest.mark.parametrize(
+    ('fields', 'reason', 'field'),
+    [
+        ({'header': bytes(32)}, 'DIGEST_MISMATCH', 'header.sha256'),
+        ({'header': b'a' * 64}, 'INVALID_FIELD', 'header.sha256'),
+        ({'chunk': bytes(32)}, 'CHUNK_CORRUPT', 'chunk.sha256'),
+        ({'chunk': b'a' * 64}, 'INVALID_FIELD', 'chunk.sha256'),
+    ],
+)
+async def test_wrong_sha256_is_refused_with_its_field(service, fields, reason, field):
+    """A SHA-256 digest that does not match or is malformed is refused, and the error names the field."""
+    data = batch_of(BATCH).features.SerializeToString()
+    failure = await failure_of(service.training.UploadBatch(iter(edited(data, **fields)), metadata=ALICE))
+    assert (failure.reason, failure.metadata['field']) == (reason, field)
 
 
 async def test_upload_is_private_to_its_tenant(service):

@@ -111,8 +111,8 @@ def test_bytes_of_a_chunk_are_a_view_of_the_message() -> None:
 
 
 def test_chunk_message_has_only_the_known_fields() -> None:
-    """The fields and numbers that the codec relies on are those of the contract."""
+    """The fields and numbers that the codec relies on are those of the contract; `sha256` is only sent in uploads."""
     fields = [(field.name, field.number) for field in tensor_pb2.TensorChunk.DESCRIPTOR.fields]
-    assert fields == [('offset', 1), ('data', 2), ('checksum', 3)]
+    assert fields == [('offset', 1), ('data', 2), ('checksum', 3), ('sha256', 4)]
     assert weights_pb2.WeightFrame.DESCRIPTOR.fields_by_name['chunk'].number == 2
     assert {message.DESCRIPTOR.fields_by_name['frame'].number for message, _, _ in _MESSAGES} == {1}

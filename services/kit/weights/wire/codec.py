@@ -71,7 +71,7 @@ def encode_chunk(chunk: StateChunk) -> bytes:
         head += b'\x08' + _varint(chunk.offset)
     if len(chunk.data):
         head += b'\x12' + _varint(len(chunk.data))
-    tail = b'\x18' + _varint(chunk.checksum) if chunk.checksum else b''
+    tail = b'\x18' + _varint(chunk.checksum)
     size = len(head) + len(chunk.data) + len(tail)
     inner = _CHUNK + _varint(size)
     return b''.join((_FRAME, _varint(len(inner) + size), inner, head, chunk.data, tail))

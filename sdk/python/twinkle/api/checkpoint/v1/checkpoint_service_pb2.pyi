@@ -469,6 +469,7 @@ class CheckpointUploadHeader(_message.Message):
     BASE_MODEL_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     USER_METADATA_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
     upload_id: _builtins.str
     """Id of the upload, chosen by the caller: 1 to 128 letters, digits, '.', '_' and '-', beginning with a letter or
     digit. An upload that was interrupted resumes under the same id. Required.
@@ -480,6 +481,10 @@ class CheckpointUploadHeader(_message.Message):
     size_bytes: _builtins.int
     """Number of bytes to send, at least 1: the size of the tar archive, or of the compressed archive if it is compressed
     with gzip. Required.
+    """
+    sha256: _builtins.bytes
+    """SHA-256 digest of the bytes to send, 32 bytes. If empty, it is not verified. If the complete archive does not match,
+    it is discarded, and the call fails with DATA_LOSS (ERROR_REASON_DIGEST_MISMATCH).
     """
     @_builtins.property
     def user_metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -493,10 +498,11 @@ class CheckpointUploadHeader(_message.Message):
         base_model: _builtins.str = ...,
         size_bytes: _builtins.int = ...,
         user_metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        sha256: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "name", b"name", "size_bytes", b"size_bytes", "upload_id", b"upload_id", "user_metadata", b"user_metadata"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "name", b"name", "sha256", b"sha256", "size_bytes", b"size_bytes", "upload_id", b"upload_id", "user_metadata", b"user_metadata"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

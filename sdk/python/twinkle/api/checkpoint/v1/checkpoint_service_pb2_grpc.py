@@ -168,12 +168,13 @@ class CheckpointServiceServicer:
         that a repeated upload returns the same checkpoint. If the stream ends before the last byte, the call fails with
         ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER), and the error's metadata contains the offset at which to resume.
         Errors: INVALID_ARGUMENT if the archive is too large or is not a PEFT folder of safetensors, or if a tensor does
-        not belong to the base model, has the wrong shape, or has values that are not finite; NOT_FOUND
-        (ERROR_REASON_BASE_MODEL_NOT_FOUND); ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS) if the upload has created a
-        different checkpoint before; FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends the upload;
-        RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many unfinished uploads or too many bytes in
-        them, or its quota of stored bytes is used up; DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT) for a damaged chunk;
-        UNAVAILABLE (ERROR_REASON_SERVICE_UNREACHABLE) if the base model cannot be read.
+        not belong to the base model, has the wrong shape, or has values that are not finite, or if a chunk repeats an
+        offset with other bytes; NOT_FOUND (ERROR_REASON_BASE_MODEL_NOT_FOUND); ALREADY_EXISTS
+        (ERROR_REASON_CHECKPOINT_EXISTS) if the upload has created a different checkpoint before; FAILED_PRECONDITION
+        (ERROR_REASON_IN_USE) while another stream sends the upload; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if
+        the tenant has too many unfinished uploads or too many bytes in them, or its quota of stored bytes is used up;
+        DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT, ERROR_REASON_DIGEST_MISMATCH) for damaged bytes; UNAVAILABLE
+        (ERROR_REASON_SERVICE_UNREACHABLE) if the base model cannot be read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

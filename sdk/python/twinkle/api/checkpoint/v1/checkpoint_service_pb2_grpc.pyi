@@ -54,12 +54,13 @@ class CheckpointServiceStub:
     that a repeated upload returns the same checkpoint. If the stream ends before the last byte, the call fails with
     ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER), and the error's metadata contains the offset at which to resume.
     Errors: INVALID_ARGUMENT if the archive is too large or is not a PEFT folder of safetensors, or if a tensor does
-    not belong to the base model, has the wrong shape, or has values that are not finite; NOT_FOUND
-    (ERROR_REASON_BASE_MODEL_NOT_FOUND); ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS) if the upload has created a
-    different checkpoint before; FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends the upload;
-    RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many unfinished uploads or too many bytes in
-    them, or its quota of stored bytes is used up; DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT) for a damaged chunk;
-    UNAVAILABLE (ERROR_REASON_SERVICE_UNREACHABLE) if the base model cannot be read.
+    not belong to the base model, has the wrong shape, or has values that are not finite, or if a chunk repeats an
+    offset with other bytes; NOT_FOUND (ERROR_REASON_BASE_MODEL_NOT_FOUND); ALREADY_EXISTS
+    (ERROR_REASON_CHECKPOINT_EXISTS) if the upload has created a different checkpoint before; FAILED_PRECONDITION
+    (ERROR_REASON_IN_USE) while another stream sends the upload; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if
+    the tenant has too many unfinished uploads or too many bytes in them, or its quota of stored bytes is used up;
+    DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT, ERROR_REASON_DIGEST_MISMATCH) for damaged bytes; UNAVAILABLE
+    (ERROR_REASON_SERVICE_UNREACHABLE) if the base model cannot be read.
     """
     WatchCheckpoints: _aio.UnaryStreamMultiCallable[_checkpoint_service_pb2.WatchCheckpointsRequest, _checkpoint_service_pb2.WatchCheckpointsResponse]
     """Follows the checkpoints of all tenants: a snapshot, `is_synced`, then changes. A slow reader receives only the
@@ -162,12 +163,13 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         that a repeated upload returns the same checkpoint. If the stream ends before the last byte, the call fails with
         ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER), and the error's metadata contains the offset at which to resume.
         Errors: INVALID_ARGUMENT if the archive is too large or is not a PEFT folder of safetensors, or if a tensor does
-        not belong to the base model, has the wrong shape, or has values that are not finite; NOT_FOUND
-        (ERROR_REASON_BASE_MODEL_NOT_FOUND); ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS) if the upload has created a
-        different checkpoint before; FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends the upload;
-        RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many unfinished uploads or too many bytes in
-        them, or its quota of stored bytes is used up; DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT) for a damaged chunk;
-        UNAVAILABLE (ERROR_REASON_SERVICE_UNREACHABLE) if the base model cannot be read.
+        not belong to the base model, has the wrong shape, or has values that are not finite, or if a chunk repeats an
+        offset with other bytes; NOT_FOUND (ERROR_REASON_BASE_MODEL_NOT_FOUND); ALREADY_EXISTS
+        (ERROR_REASON_CHECKPOINT_EXISTS) if the upload has created a different checkpoint before; FAILED_PRECONDITION
+        (ERROR_REASON_IN_USE) while another stream sends the upload; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if
+        the tenant has too many unfinished uploads or too many bytes in them, or its quota of stored bytes is used up;
+        DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT, ERROR_REASON_DIGEST_MISMATCH) for damaged bytes; UNAVAILABLE
+        (ERROR_REASON_SERVICE_UNREACHABLE) if the base model cannot be read.
         """
 
     @_abc_1.abstractmethod

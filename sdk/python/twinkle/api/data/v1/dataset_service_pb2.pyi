@@ -99,21 +99,27 @@ class UploadHeader(_message.Message):
 
     UPLOAD_ID_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
     upload_id: _builtins.str
     """Id of the upload, chosen by the caller: at most 256 characters. An interrupted upload resumes under the same id.
     Required.
     """
     size_bytes: _builtins.int
     """Size of the complete file in bytes, equal in every stream of an upload."""
+    sha256: _builtins.bytes
+    """SHA-256 digest of the complete file, 32 bytes, equal in every stream of an upload. If empty, it is not verified. If
+    the complete file does not match, it is discarded, and the call fails with DATA_LOSS (ERROR_REASON_DIGEST_MISMATCH).
+    """
     def __init__(
         self,
         *,
         upload_id: _builtins.str = ...,
         size_bytes: _builtins.int = ...,
+        sha256: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["size_bytes", b"size_bytes", "upload_id", b"upload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sha256", b"sha256", "size_bytes", b"size_bytes", "upload_id", b"upload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -114,8 +114,9 @@ class DatasetServiceServicer:
 
     def Upload(self, request_iterator, context):
         """Uploads a file in chunks. An interrupted upload can be resumed at the committed offset. Errors: INVALID_ARGUMENT if
-        the file is too large, or the header differs from that of an earlier stream; DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT)
-        for a damaged chunk; ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) for a chunk that does not follow the stored bytes;
+        the file is too large, or the header differs from that of an earlier stream; DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT,
+        ERROR_REASON_DIGEST_MISMATCH) for damaged bytes; ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) for a chunk that does
+        not follow the stored bytes;
         FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends the same upload; RESOURCE_EXHAUSTED
         (ERROR_REASON_QUOTA_EXCEEDED) if the tenant's uploads have too many bytes, or its quota of stored bytes is used up;
         UNAVAILABLE (ERROR_REASON_DISK_FULL).

@@ -188,9 +188,11 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     which was checked before anything was stored. Metadata: freeBytes, neededBytes.
     """
     ERROR_REASON_CHUNK_CORRUPT: _ErrorReason.ValueType  # 100
-    """DATA_LOSS. A chunk does not match its checksum. Send it again. Metadata: offset."""
+    """DATA_LOSS. A chunk does not match the checksum in the named field. Send it again. Metadata: offset, field."""
     ERROR_REASON_DIGEST_MISMATCH: _ErrorReason.ValueType  # 101
-    """DATA_LOSS. The received state does not match its digest and was discarded. Metadata: expected, actual."""
+    """DATA_LOSS. The received bytes do not match the digest in the named field and were discarded. Metadata: expected,
+    actual, field.
+    """
     ERROR_REASON_ADAPTER_DAMAGED: _ErrorReason.ValueType  # 102
     """DATA_LOSS. The stored state of the adapter is damaged or missing. Other adapters are not affected. Metadata:
     adapterId.
@@ -435,9 +437,11 @@ ERROR_REASON_DISK_FULL: ErrorReason.ValueType  # 99
 which was checked before anything was stored. Metadata: freeBytes, neededBytes.
 """
 ERROR_REASON_CHUNK_CORRUPT: ErrorReason.ValueType  # 100
-"""DATA_LOSS. A chunk does not match its checksum. Send it again. Metadata: offset."""
+"""DATA_LOSS. A chunk does not match the checksum in the named field. Send it again. Metadata: offset, field."""
 ERROR_REASON_DIGEST_MISMATCH: ErrorReason.ValueType  # 101
-"""DATA_LOSS. The received state does not match its digest and was discarded. Metadata: expected, actual."""
+"""DATA_LOSS. The received bytes do not match the digest in the named field and were discarded. Metadata: expected,
+actual, field.
+"""
 ERROR_REASON_ADAPTER_DAMAGED: ErrorReason.ValueType  # 102
 """DATA_LOSS. The stored state of the adapter is damaged or missing. Other adapters are not affected. Metadata:
 adapterId.

@@ -399,15 +399,20 @@ class BatchHeader(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     ADAPTER_ID_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
     upload_id: _builtins.str
     """Id of the upload, chosen by the caller: at most 256 characters, unique within the tenant. Required."""
     size_bytes: _builtins.int
     """Size of the serialized twinkle.api.data.v1.FeatureBatch in bytes, at least 1. Required."""
     digest: _builtins.str
-    """blake3 digest of the serialized batch, as 64 lower-case hexadecimal characters. Required."""
+    """blake3 digest of the serialized batch, as 64 lower-case hexadecimal characters. If empty, it is not verified."""
     adapter_id: _builtins.str
     """Adapter that will use the batch. Required if the gateway has several model services, because each of them stores
     its uploads separately. Otherwise it has no effect.
+    """
+    sha256: _builtins.bytes
+    """SHA-256 digest of the serialized batch, 32 bytes, which may be sent instead of `digest` or beside it. If empty, it
+    is not verified. An upload without any digest needs an id that is never used for other bytes.
     """
     def __init__(
         self,
@@ -416,10 +421,11 @@ class BatchHeader(_message.Message):
         size_bytes: _builtins.int = ...,
         digest: _builtins.str = ...,
         adapter_id: _builtins.str = ...,
+        sha256: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id", "digest", b"digest", "size_bytes", b"size_bytes", "upload_id", b"upload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id", "digest", b"digest", "sha256", b"sha256", "size_bytes", b"size_bytes", "upload_id", b"upload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

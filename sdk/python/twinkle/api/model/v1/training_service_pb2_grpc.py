@@ -111,12 +111,13 @@ class TrainingServiceServicer:
     def UploadBatch(self, request_iterator, context):
         """Uploads a batch that is too large for one message. If a stream is interrupted, the received bytes remain stored; a
         stream with only the header returns the offset at which to resume. By default, an upload is deleted about an hour
-        after it was last sent or used. An accepted operation no longer needs its upload. Errors: INVALID_ARGUMENT if the
-        header differs from that of an earlier stream, or a chunk exceeds the announced size; ABORTED
-        (ERROR_REASON_STREAM_OUT_OF_ORDER) for a gap; FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends
-        the upload; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many uploads or bytes; DATA_LOSS
-        (ERROR_REASON_CHUNK_CORRUPT, ERROR_REASON_DIGEST_MISMATCH) for damaged bytes; UNAVAILABLE with a retry time
-        (ERROR_REASON_DISK_FULL, ERROR_REASON_STORE_UNAVAILABLE).
+        after it was last sent or used. An accepted operation no longer needs its upload. Checksums and digests are
+        optional, and those that are sent are verified. Errors: INVALID_ARGUMENT if the header differs from that of an
+        earlier stream, a chunk exceeds the announced size, or an upload without a digest repeats an offset with other
+        bytes; ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) for a gap; FAILED_PRECONDITION (ERROR_REASON_IN_USE) while
+        another stream sends the upload; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many
+        uploads or bytes; DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT, ERROR_REASON_DIGEST_MISMATCH) for damaged bytes;
+        UNAVAILABLE with a retry time (ERROR_REASON_DISK_FULL, ERROR_REASON_STORE_UNAVAILABLE).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

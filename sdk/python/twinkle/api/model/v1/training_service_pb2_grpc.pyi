@@ -40,12 +40,13 @@ class TrainingServiceStub:
     UploadBatch: _aio.StreamUnaryMultiCallable[_training_service_pb2.UploadBatchRequest, _training_service_pb2.UploadBatchResponse]
     """Uploads a batch that is too large for one message. If a stream is interrupted, the received bytes remain stored; a
     stream with only the header returns the offset at which to resume. By default, an upload is deleted about an hour
-    after it was last sent or used. An accepted operation no longer needs its upload. Errors: INVALID_ARGUMENT if the
-    header differs from that of an earlier stream, or a chunk exceeds the announced size; ABORTED
-    (ERROR_REASON_STREAM_OUT_OF_ORDER) for a gap; FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends
-    the upload; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many uploads or bytes; DATA_LOSS
-    (ERROR_REASON_CHUNK_CORRUPT, ERROR_REASON_DIGEST_MISMATCH) for damaged bytes; UNAVAILABLE with a retry time
-    (ERROR_REASON_DISK_FULL, ERROR_REASON_STORE_UNAVAILABLE).
+    after it was last sent or used. An accepted operation no longer needs its upload. Checksums and digests are
+    optional, and those that are sent are verified. Errors: INVALID_ARGUMENT if the header differs from that of an
+    earlier stream, a chunk exceeds the announced size, or an upload without a digest repeats an offset with other
+    bytes; ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) for a gap; FAILED_PRECONDITION (ERROR_REASON_IN_USE) while
+    another stream sends the upload; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many
+    uploads or bytes; DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT, ERROR_REASON_DIGEST_MISMATCH) for damaged bytes;
+    UNAVAILABLE with a retry time (ERROR_REASON_DISK_FULL, ERROR_REASON_STORE_UNAVAILABLE).
     """
     GetOperation: _aio.UnaryUnaryMultiCallable[_training_service_pb2.GetOperationRequest, _training_service_pb2.GetOperationResponse]
     """Gets an accepted operation. Errors: NOT_FOUND (ERROR_REASON_OPERATION_NOT_FOUND) if the operation was never
@@ -106,12 +107,13 @@ class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _abc.Awaitable[_training_service_pb2.UploadBatchResponse]:
         """Uploads a batch that is too large for one message. If a stream is interrupted, the received bytes remain stored; a
         stream with only the header returns the offset at which to resume. By default, an upload is deleted about an hour
-        after it was last sent or used. An accepted operation no longer needs its upload. Errors: INVALID_ARGUMENT if the
-        header differs from that of an earlier stream, or a chunk exceeds the announced size; ABORTED
-        (ERROR_REASON_STREAM_OUT_OF_ORDER) for a gap; FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends
-        the upload; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many uploads or bytes; DATA_LOSS
-        (ERROR_REASON_CHUNK_CORRUPT, ERROR_REASON_DIGEST_MISMATCH) for damaged bytes; UNAVAILABLE with a retry time
-        (ERROR_REASON_DISK_FULL, ERROR_REASON_STORE_UNAVAILABLE).
+        after it was last sent or used. An accepted operation no longer needs its upload. Checksums and digests are
+        optional, and those that are sent are verified. Errors: INVALID_ARGUMENT if the header differs from that of an
+        earlier stream, a chunk exceeds the announced size, or an upload without a digest repeats an offset with other
+        bytes; ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) for a gap; FAILED_PRECONDITION (ERROR_REASON_IN_USE) while
+        another stream sends the upload; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many
+        uploads or bytes; DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT, ERROR_REASON_DIGEST_MISMATCH) for damaged bytes;
+        UNAVAILABLE with a retry time (ERROR_REASON_DISK_FULL, ERROR_REASON_STORE_UNAVAILABLE).
         """
 
     @_abc_1.abstractmethod

@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"twinkle/api/tensor/v1/tensor.proto\x12\x15twinkle.api.tensor.v1\"R\n\x06Tensor\x12+\n\x05\x64type\x18\x01 \x01(\x0e\x32\x1c.twinkle.api.tensor.v1.Dtype\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"=\n\x0bTensorChunk\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x03 \x01(\x03*\xae\x01\n\x05\x44type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x0e\n\nDTYPE_BOOL\x10\x01\x12\x0f\n\x0b\x44TYPE_UINT8\x10\x02\x12\x0f\n\x0b\x44TYPE_INT32\x10\x03\x12\x0f\n\x0b\x44TYPE_INT64\x10\x04\x12\x11\n\rDTYPE_FLOAT16\x10\x05\x12\x12\n\x0e\x44TYPE_BFLOAT16\x10\x06\x12\x11\n\rDTYPE_FLOAT32\x10\x07\x12\x11\n\rDTYPE_FLOAT64\x10\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"twinkle/api/tensor/v1/tensor.proto\x12\x15twinkle.api.tensor.v1\"R\n\x06Tensor\x12+\n\x05\x64type\x18\x01 \x01(\x0e\x32\x1c.twinkle.api.tensor.v1.Dtype\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"_\n\x0bTensorChunk\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x15\n\x08\x63hecksum\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x0e\n\x06sha256\x18\x04 \x01(\x0c\x42\x0b\n\t_checksum*\xae\x01\n\x05\x44type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x0e\n\nDTYPE_BOOL\x10\x01\x12\x0f\n\x0b\x44TYPE_UINT8\x10\x02\x12\x0f\n\x0b\x44TYPE_INT32\x10\x03\x12\x0f\n\x0b\x44TYPE_INT64\x10\x04\x12\x11\n\rDTYPE_FLOAT16\x10\x05\x12\x12\n\x0e\x44TYPE_BFLOAT16\x10\x06\x12\x11\n\rDTYPE_FLOAT32\x10\x07\x12\x11\n\rDTYPE_FLOAT64\x10\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'twinkle.api.tensor.v1.tensor_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DTYPE']._serialized_start=209
-  _globals['_DTYPE']._serialized_end=383
+  _globals['_DTYPE']._serialized_start=243
+  _globals['_DTYPE']._serialized_end=417
   _globals['_TENSOR']._serialized_start=61
   _globals['_TENSOR']._serialized_end=143
   _globals['_TENSORCHUNK']._serialized_start=145
-  _globals['_TENSORCHUNK']._serialized_end=206
+  _globals['_TENSORCHUNK']._serialized_end=240
 # @@protoc_insertion_point(module_scope)

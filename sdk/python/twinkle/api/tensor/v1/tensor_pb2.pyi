@@ -112,25 +112,34 @@ class TensorChunk(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
     """Position of the first byte of `data` in the whole sequence."""
     data: _builtins.bytes
     """The bytes, at most 4 MiB. 1 MiB is recommended."""
     checksum: _builtins.int
     """xxh3-64 checksum of `data`, as a signed integer with the same bits. If it does not match, the chunk is discarded
-    and the call fails with DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT).
+    and the call fails with DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT). Servers set it in every chunk that they send. In
+    uploads it is optional, and an unset checksum is not verified. In a WeightFrame it is required.
+    """
+    sha256: _builtins.bytes
+    """SHA-256 digest of `data`, 32 bytes, for uploads from languages without xxh3. It is verified as `checksum` is, and
+    may be sent instead of it or beside it. If empty, it is not verified. Servers do not send it.
     """
     def __init__(
         self,
         *,
         offset: _builtins.int = ...,
         data: _builtins.bytes = ...,
-        checksum: _builtins.int = ...,
+        checksum: _builtins.int | None = ...,
+        sha256: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "data", b"data", "offset", b"offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum", "data", b"data", "offset", b"offset", "sha256", b"sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__checksum: _TypeAlias = _typing.Literal["checksum"]  # noqa: Y015
+    _WhichOneofArgType__checksum: _TypeAlias = _typing.Literal["_checksum", b"_checksum"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__checksum) -> _WhichOneofReturnType__checksum | None: ...
 
 Global___TensorChunk: _TypeAlias = TensorChunk  # noqa: Y015
