@@ -17,8 +17,6 @@ from typing import Any
 import grpc
 import structlog
 from google.protobuf.descriptor import ServiceDescriptor
-from grpc_health.v1 import health
-from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from services.kit.byte_gate import ByteGate
 from services.kit.config import LimitsConfig, ServiceConfig
@@ -26,6 +24,7 @@ from services.kit.rpc.auth import Authenticator
 from services.kit.rpc.call import Call
 from services.kit.rpc.channel import service_config_json
 from services.kit.rpc.layers import Layer, count_bytes, server_layers
+from services.kit.rpc.reflection import add_reflection
 from services.kit.rpc.server_info import ServerInfoServicer
 from services.kit.rpc.service_ports import MAX_CONCURRENT_CALLS, ListenError, ServicePorts
 from services.kit.server_facts import ServerFacts
@@ -152,7 +151,7 @@ class RpcServer:
         """
         await self._service_ports.open()
         names = [endpoint.descriptor.full_name for endpoint in self._endpoints]
-        self._add_handlers(names)
+        self._add_handlers()
         if isinstance(loop := asyncio.get_running_loop(), ServiceLoop):
             loop.measure_stalls()
         await self._service_ports.serve(self._layers, names, sockets=self._sockets)
@@ -195,16 +194,14 @@ class RpcServer:
             count_bytes(_gate(self._config.limits)),
         ]
 
-    def _add_handlers(self, names: Sequence[str]) -> None:
+    def _add_handlers(self) -> None:
         # The generated functions need only the methods that add handlers.
         handlers: Any = self._service_ports.handlers
         for endpoint in self._endpoints:
             endpoint.register(endpoint.servicer, handlers)
         if self._generic_handlers:
             handlers.add_generic_rpc_handlers(tuple(self._generic_handlers))
-        # `enable_server_reflection` would add the synchronous servicer, because `handlers` is no server of grpc.aio.
-        reflected = reflection.aio.ReflectionServicer([*names, health.SERVICE_NAME, reflection.SERVICE_NAME])
-        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflected, handlers)
+        add_reflection({method.rpartition('/')[0] for method in self.methods}, handlers)
 
 
 async def serve_until_stopped(
