@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
     parser.add_argument(
         '--many', type=int, default=1000, help='number of adapters with rank 1 that are parked; 0 skips this part'
     )
-    parser.add_argument('--resident', type=int, default=16, help='maximum number of --many adapters in memory at once')
+    parser.add_argument('--resident', type=int, default=16, help='maximum number of adapters in memory, with --many')
     options = parser.parse_args(arguments)
     base_model = str(resolve_model(options.model))
     figures: dict[str, Any] = {'options': vars(options), 'held': _memory_growth(base_model, options)}
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _memory_growth(base_model: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Compare the growth of the process with the size of parameters and optimizer moments."""
+    """Compare the growth of the service's memory with the size of parameters and optimizer moments."""
     batch = random_batch(examples=1, length=16, vocabulary=300)
     idle_seconds = 3600.0
     with running_model(base_model, idle_seconds=idle_seconds, max_resident_adapters=options.adapters + 1) as model:

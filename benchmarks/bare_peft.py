@@ -16,7 +16,7 @@ from twinkle.hub import resolve_model
 class BarePeft:
     """A base model with one LoRA adapter on every linear layer except the output head.
 
-    The options select the model, its device and dtype, and the rank.
+    The options select the model, its device and dtype, and the LoRA rank.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -35,7 +35,7 @@ class BarePeft:
         self.model.zero_grad()
 
     def backward(self, features: Sequence[Any]) -> None:
-        """Add the gradient of examples of equal length, whose labels are shifted and may be masked."""
+        """Add the gradient of examples of equal length. Their labels are shifted and may be masked."""
         ids, labels = (
             torch.as_tensor(np.stack([feature[name] for feature in features]), device=self._device, dtype=torch.int64)
             for name in ('input_ids', 'labels')

@@ -1,4 +1,4 @@
-"""Time from a publish to its response and to its arrival at a subscriber, through shared memory and as bytes.
+"""Time until a publish returns and until a subscriber has the version, through shared memory and as bytes.
 
 The weights are bfloat16. Consecutive versions differ by a small update, as in training.
 """
@@ -84,7 +84,7 @@ async def _transfer(client: WeightClient, states: Sequence[PackedState], kind: s
 
 
 def _write_folder(folder: Path, size_mib: int) -> float:
-    """Return the time in seconds for writing the same weights as a synced peft folder."""
+    """Write weights of the same size as a peft folder with fsync; return the shortest time in seconds."""
     tensors = _tensors(size_mib, seed=0)
     seconds: list[float] = []
     for _ in range(ROUNDS):
@@ -140,7 +140,7 @@ async def running_service(folder: Path, memory: Path, *settings: str) -> AsyncIt
 
 
 def memory_folder() -> str | None:
-    """Return the folder of shared memory, or None if the system has none and a disk is used."""
+    """Return the folder of shared memory, or None if the system has no such folder."""
     folder = Path('/dev/shm')  # noqa: S108 (the mount point of the kernel)
     return str(folder) if folder.is_dir() else None
 

@@ -1,8 +1,7 @@
-"""Memory, threads, descriptors and disk of every service under a mixed load in which adapters and clients come and go.
+"""Memory, threads, descriptors and disk of every service while adapters and clients start and end.
 
 Each tenant has a client process that creates, trains, publishes, samples, saves and deletes adapters without a pause.
-At regular intervals a random client is killed, so that its session ends without a request, and a new client replaces
-it.
+At regular intervals a random client is killed without ending its session, and a new client replaces it.
 """
 
 import argparse
@@ -32,7 +31,7 @@ from twinkle_client.stack.options import DEFAULT_MODEL
 QUANTITIES = {'memory': 'MiB', 'threads': '', 'descriptors': '', 'disk': 'MiB'}
 """Measured quantities and their units."""
 _MIB = 1 << 20
-_SHARED_MEMORY = '/dev/shm'  # noqa: S108 (only its use is measured)
+_SHARED_MEMORY = '/dev/shm'  # noqa: S108 (only its usage is measured)
 
 
 @dataclass
@@ -96,8 +95,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument('--engine', default='auto', help='sampling engine: auto, vllm or torch')
     parser.add_argument('--minutes', type=float, default=5.0, help='duration of the load')
     parser.add_argument('--tenants', type=int, default=3, help='number of tenants, with one client each')
-    parser.add_argument('--kill-seconds', type=float, default=60.0, help='time between two kills of a client')
-    parser.add_argument('--interval', type=float, default=10.0, help='time in seconds between two measurements')
+    parser.add_argument('--kill-seconds', type=float, default=60.0, help='seconds between two kills of a client')
+    parser.add_argument('--interval', type=float, default=10.0, help='seconds between two measurements')
     parser.add_argument('--plot', default='', help='path of a PNG with the measurements')
     return parser.parse_args(arguments)
 

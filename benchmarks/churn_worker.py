@@ -19,7 +19,7 @@ from twinkle_client.sampler import Sampler
 _LARGEST_TOKEN = 4000
 """Upper bound of the random token ids, exclusive."""
 _SAVE_EVERY = 3
-"""A cycle saves a checkpoint with a probability of one in this number."""
+"""A cycle saves a checkpoint with probability 1 / `_SAVE_EVERY`."""
 
 
 def main() -> None:

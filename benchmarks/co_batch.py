@@ -1,8 +1,8 @@
 """Compare shared passes of several adapters with separate passes in the engine, and optionally through the services.
 
 `./run bench co_batch --help` lists options for other models, devices and numbers of adapters. On an accelerator, use
-the random models of `benchmarks.random_model`. The figures include tokens per second and, if the machine's peak is
-given, the fraction of the peak.
+the random models of `benchmarks.random_model`. The figures include tokens per second and, with `--peak-flops`, the
+utilization of the machine's peak.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def packed_model(options: argparse.Namespace) -> PackedCausalLM:
-    """Return the model of the options `model`, `device` and `dtype`."""
+    """Return the model that the options `model`, `device` and `dtype` select."""
     if options.model in SIZES:
         built = build_random_model(options.model, device=options.device, dtype=options.dtype, attention=IMPLEMENTATION)
         return PackedCausalLM(built)
@@ -121,7 +121,7 @@ def _train(engine: TrainerEngine, items: Sequence[BatchItem]) -> None:
 
 
 def random_feature(vocabulary: int, length: int, seed: int) -> dict[str, Any]:
-    """Return an example of random tokens with a label at every position."""
+    """Return an example of random tokens, int64 [length], with a label at every position."""
     ids = np.random.default_rng(seed).integers(3, vocabulary, length + 1)
     return {'input_ids': ids[:-1], 'labels': ids[1:]}
 

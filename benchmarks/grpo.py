@@ -1,7 +1,7 @@
 """Time of a whole GRPO iteration (publish, sample, reward, learn) through the Tinker SDK, against TRL's GRPOTrainer.
 
 Both programs train a LoRA adapter of the same base model on the same prompts, without a KL term. TRL runs in a separate
-process, samples with transformers, and waits between its iterations, which alternate with those of the stack.
+process and samples with transformers. Iterations of TRL and of the stack alternate.
 `./run bench grpo --help` lists the options.
 """
 
@@ -87,7 +87,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         '--cpu-seconds',
         action='store_true',
-        help='compare CPU time, for a machine with other work',
+        help='compare CPU time instead of wall time, for a machine with other work',
     )
     return parser.parse_args(arguments)
 
@@ -203,7 +203,7 @@ def _running_trl(settings: dict[str, Any]) -> Iterator[_Trl]:
         raise RuntimeError(f'{_TRL} does not exist: start this benchmark with ./run bench grpo, which installs TRL')
     paths = os.pathsep.join(map(str, (_TRL, _ROOT / 'sdk/python', _ROOT)))
     process = subprocess.Popen(
-        # TRL warns about the version of vLLM, which it does not use here.
+        # TRL warns about the version of vLLM, although it does not use vLLM here.
         [sys.executable, '-W', 'ignore', '-m', 'benchmarks.trl_worker', json.dumps(settings)],
         cwd=_ROOT,
         env={**os.environ, 'PYTHONPATH': paths, 'OMP_NUM_THREADS': str(settings['threads'])},
@@ -219,7 +219,7 @@ def _running_trl(settings: dict[str, Any]) -> Iterator[_Trl]:
 
 
 def _cpu_seconds(processes: Mapping[str, int]) -> dict[str, float]:
-    """Return the CPU time of each process and its descendants; for the client, only that of the client itself."""
+    """Return the CPU time in seconds of each process and its descendants. The client's descendants are excluded."""
     return {
         name: busy_seconds([psutil.Process(pid)] if name == 'client' else with_children(pid))
         for name, pid in processes.items()

@@ -38,7 +38,7 @@ def running_stack(
         base_model: Hub id, alias or folder of the base model.
         engine: Sampling engine, 'torch', 'vllm' or 'auto'.
         sampler_count: Number of samplers at the start.
-        dtype: Data type of the base model; 'float32' by default, as in the programs that it is compared with.
+        dtype: Data type of the base model; 'float32' by default, as in the programs with which the stack is compared.
         threads: Number of threads of the model service and of each sampling engine; None for the defaults of `up`.
         services: Configuration fields by service, added to those that set the threads.
     """
@@ -77,7 +77,7 @@ def stopwatch() -> Iterator[list[float]]:
 
 
 def _merged(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the defaults with `own` values, which replace them field by field at every level."""
+    """Return the defaults with the values of `own` instead, field by field at every level."""
     nested = {
         name: _merged(value, own[name])
         for name, value in defaults.items()

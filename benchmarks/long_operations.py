@@ -1,4 +1,4 @@
-"""Delay of a tenant, in passes of the trainer, while another client runs operations of thousands of tokens."""
+"""Delay of a tenant while another client runs operations of thousands of tokens, measured in passes of the trainer."""
 
 import argparse
 import threading
@@ -18,7 +18,7 @@ from twinkle_client.stack.options import DEFAULT_MODEL
 
 
 def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
-    """Measure a tenant alone, and beside a client with long operations; return the figures."""
+    """Measure a tenant alone, and while another client runs long operations; return the figures."""
     parser = argparse.ArgumentParser(prog='./run bench long_operations')
     parser.add_argument('--model', default=DEFAULT_MODEL, help='hub id, alias or folder')
     parser.add_argument('--tokens', type=int, default=12000, help='tokens of each long operation')
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _pass_seconds(model: MultiLoraTransformersModel, examples: Sequence[InputFeature]) -> float:
-    """Return the mean duration of a pass of a long operation that runs alone."""
+    """Return the mean duration in seconds of a pass of a long operation that runs alone."""
     model.forward_backward(examples[:10], adapter_name='long', return_logps=False)
     begin = time.perf_counter()
     result = model.forward_backward(examples, adapter_name='long', return_logps=False)
@@ -73,7 +73,7 @@ def _repeated(model: MultiLoraTransformersModel, examples: Sequence[InputFeature
 
 
 def _delays(client: TwinkleClient, base_model: str, *, rounds: int) -> dict[str, Spread]:
-    """Return the durations, one per round, of the creation of an adapter and of its first step on 64 tokens."""
+    """Return the durations of creating an adapter and of its first step on 64 tokens, one per round."""
     model = MultiLoraTransformersModel(base_model, client=client)
     creations, steps = list[float](), list[float]()
     for index in range(rounds):

@@ -1,8 +1,8 @@
 """Compare one shared training pass of several adapters with sequential passes and with transformers + peft.
 
 Everything runs on one thread and is measured in CPU time. The variants alternate within one run, so that other work on
-the machine affects all of them equally. A pass consists of the forward pass, the head, and the backward pass. This
-library computes the head only at the labels, and transformers computes it at all tokens.
+the machine affects all of them equally. A pass consists of the forward pass, the head, and the backward pass. Twinkle
+computes the head only at the labels, and transformers computes the head at all tokens.
 
 Shape letters: N sequences of L tokens each, T = N * L tokens of the flattened batch, D the hidden size, and R tokens
 with labels.

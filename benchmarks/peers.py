@@ -1,7 +1,7 @@
 """Compares the Tinker SDK with a plain program on the same work: training with peft, and sampling with HF generate.
 
 The stack uses the number of threads that `twinkle up` chooses, and the plain program uses all cores. The plain program
-loads the base model in float32; the stack does so too, or selects the type itself with `--dtype auto`.
+loads the base model in float32. The stack also uses float32, or selects the type itself with `--dtype auto`.
 `./run bench peers --help` lists the options.
 """
 
@@ -132,7 +132,7 @@ class _Ours:
         _train(self._model, tokens, weights)
 
     def samplers(self, count: int) -> list[tinker.SamplingClient]:
-        """Return sampling clients of `count` adapters, each trained for one step so that it changes the model."""
+        """Return sampling clients of `count` adapters, each trained for one step, so that no adapter is zero."""
         models = [self._new_model(seed=seed).result() for seed in range(count)]
         tokens = np.random.default_rng(2).integers(100, 40_000, (1, PROMPT_TOKENS + 1))
         for model in models:

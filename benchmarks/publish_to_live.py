@@ -3,10 +3,10 @@
 Both engines are vLLM with the same arguments, and the two methods alternate within one run. The second method, which
 other systems use, writes safetensors and a configuration to a folder without fsync; the engine then loads the folder.
 
-Both methods are warmed up by the same number of rounds: the system allocates unused memory slowly, and the ring of
-versions releases memory only once it is full. The figures are medians over the measured rounds: elapsed times, and CPU
-times, which depend less on other load. For publishing, the CPU time is that of the client, the checkpoint service, the
-sampler and its engine. For the folder, the CPU time is that of the client and its engine.
+Both methods are warmed up by the same number of rounds, because the first allocations of memory are slow. The figures
+are medians over the measured rounds: elapsed times, and CPU times, which depend less on other load. For publishing, the
+CPU time is that of the client, the checkpoint service, the sampler and its engine. For the folder, the CPU time is that
+of the client and its engine.
 """
 
 import asyncio

@@ -1,10 +1,10 @@
 """Effect of published versions on running streams, measured at the client and in the steps of the engine.
 
-A real stack serves streams that sample completions from the newest version, one after the other. The run has three
-phases: without publishes, with publishes at a steady rate, and again without publishes. The gaps between two tokens of
-a completion are compared within the run. The engine core logs each of its steps. The log shows the number of steps
-between two tokens of a sequence, which does not depend on other load of the machine. The log also shows the gaps in
-the engine, which exclude the time of services and client.
+A real stack serves concurrent streams. Each stream samples one completion after the other from the newest version. The
+run has three phases: without publishes, with publishes at a steady rate, and again without publishes. The gaps between
+two tokens of a completion are compared within the run. The engine core logs each of its steps. The log shows the number
+of steps between two tokens of a sequence, which does not depend on other load of the machine. The log also shows the
+gaps in the engine, which exclude the time of services and client.
 """
 
 import argparse
@@ -44,7 +44,7 @@ ADAPTER_ID = 'ad-bench'
 TENANT = Caller(tenant_id='default', is_internal=True, scopes=frozenset({'sample', 'train'}))
 PROMPT_TOKENS = 16
 SLOTS = 32
-"""Number of LoRA slots: the number of versions that streams may use at the same time, so that no stream waits."""
+"""Number of LoRA slots, and so of versions in use at the same time. It is large enough that no stream waits."""
 _MIN_VALUES = 2
 """Minimum number of values for which quantiles are defined."""
 

@@ -1,7 +1,7 @@
 """Times of control operations, and memory of the services, with a growing number of adapters of a real model.
 
 Each adapter is trained for one step and then idle, so that the model service writes its state to disk. The control
-operations are measured after the idle adapters have left the memory. `adapter_memory` measures the adapters in memory.
+operations are measured after all states are on disk. The benchmark `adapter_memory` measures the adapters in memory.
 """
 
 import argparse
@@ -105,7 +105,7 @@ def _least_memory(state: StackState) -> dict[str, float]:
 def _control_operations(
     model: MultiLoraTransformersModel, client: TwinkleClient, options: argparse.Namespace
 ) -> dict[str, dict[str, float]]:
-    """Call methods that compute nothing, in turn, and return their times; each turn creates and deletes an adapter."""
+    """Call methods without computation in turn; return their times by name. A turn creates and deletes an adapter."""
     run_id = model.adapter_id('adapter-0')
     config = LoraConfig(r=options.lora_rank)
     operations: dict[str, Callable[[], Any]] = {

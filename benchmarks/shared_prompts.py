@@ -1,4 +1,4 @@
-"""Compare training with common prompts that are computed once, and with separate rows for each sample.
+"""Compare training that computes a common prompt once with training that computes the prompt for each sample.
 
 `./run bench shared_prompts --help` lists options for other models and devices. Both variants train the same batches on
 the same model, alternately. The clock is CPU time on a CPU, and wall time on an accelerator. The figures state whether
@@ -53,7 +53,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument('--threads', type=int, default=1)
     parser.add_argument('--pass-tokens', type=int, default=1024, help='maximum number of rows of a pass')
     parser.add_argument('--rounds', type=int, default=3)
-    parser.add_argument('--cases', type=int, default=len(CASES), help='number of cases, of prompts and samples')
+    parser.add_argument('--cases', type=int, default=len(CASES), help='number of cases to run, from the first one')
     return parser.parse_args(arguments)
 
 

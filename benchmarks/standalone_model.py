@@ -91,7 +91,7 @@ def random_batch(*, examples: int, length: int, vocabulary: int, seed: int = 0) 
 
 @contextmanager
 def running_model(base_model: str, **settings: object) -> Iterator[StandaloneModel]:
-    """Run a model service and yield a client. There is no checkpoint service, so the service cannot save or publish."""
+    """Run a model service without a checkpoint service, so that it cannot save or publish; yield a client."""
     with tempfile.TemporaryDirectory(prefix='twinkle-bench-') as folder:
         address_file = Path(folder) / 'address.json'
         fixed = {

@@ -1,8 +1,8 @@
 """The performance table in the documentation: ratios to other programs, and to the same work without an optimization.
 
 `./run bench table` measures every row, and writes `benchmarks/recorded.json` and `docs/performance.md`. With `--check`,
-it writes nothing, and reports the ratios that are more than 5 % below the recorded ones. If the record is from a
-different machine, it compares nothing.
+the command writes nothing, and reports the ratios that are more than 5 % below the recorded ratios. If the record is
+from a different machine, the command compares nothing.
 """
 
 import argparse
@@ -24,9 +24,9 @@ _ROOT = Path(__file__).parents[1]
 RECORD = _ROOT / 'benchmarks' / 'recorded.json'
 """Ratios and hardware of the last complete run."""
 PAGE = _ROOT / 'docs' / 'performance.md'
-"""The page that is made from `RECORD`."""
+"""The page that `render` writes from `RECORD`."""
 LARGEST_FALL = 0.05
-"""Fall of a ratio, relative to the recorded one, above which it is reported."""
+"""Relative decrease since the record above which a ratio is reported."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _spread(ratio: Any) -> dict[str, float]:
 
 
 def difference_of_machines(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> str:
-    """Return why the ratios of two machines cannot be compared; empty if processors and accelerators are equal."""
+    """Return why the ratios of two machines cannot be compared, or '' if the machines have the same hardware."""
     for fact in ('processor', 'cores', 'accelerators'):
         if recorded[fact] != current[fact]:
             values = f'{recorded[fact] or "none"} in the record, and {current[fact] or "none"} here'
@@ -148,10 +148,10 @@ def render(record: Mapping[str, Any]) -> str:
         f'- Machine: {hardware["cores"]} cores of {hardware["processor"]}, {hardware["memory_gib"]} GiB of memory,',
         f'  {", ".join(hardware["accelerators"]) or "no GPU"}; torch {hardware["libraries"]["torch"]}.',
         '- Model: SmolLM2-135M.',
-        '- A ratio of 2 means twice as fast. Both sides alternate in one run; its spread is in parentheses.',
-        '- Each side has one thread, except in `peers`: there, both sides use as many as they do by default.',
+        '- A ratio of 2 means twice as fast. Both sides alternate in one run. Parentheses show the range over rounds.',
+        '- Each side has one thread, except in `peers`, where both sides use their default number of threads.',
         '',
-        '[LOG.md](LOG.md) has older measurements, and those that have no peer.',
+        '[LOG.md](LOG.md) has older measurements, and measurements without a comparison.',
         '',
         '| work | compared with | ratio | goal | benchmark | date |',
         '| --- | --- | --- | --- | --- | --- |',

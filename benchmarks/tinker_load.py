@@ -1,8 +1,8 @@
 """The Tinker API under load: several tenants with unequal numbers of clients sample and train.
 
 A real stack serves clients that send JSON over HTTP. All clients run in one process, which shares the cores with the
-stack. The demands of the tenants are unequal, and all exceed the capacity, so equal shares result from the gateway's
-scheduler. The memory of the gateway's process is measured during the run and for a few seconds after it.
+stack. Each tenant has more clients than its fair share of the capacity can serve, so equal shares show that the
+gateway's scheduler works. The memory of the gateway's process is measured during the run and for some seconds after it.
 """
 
 import argparse
@@ -79,7 +79,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         '--seconds',
         type=float,
         default=120.0,
-        help='duration of the measured period; the warm-up before it takes another quarter of this time',
+        help='duration of the measured period; the warm-up takes a quarter of this time in addition',
     )
     parser.add_argument('--new-tokens', type=int, default=8, help='tokens per sample')
     parser.add_argument('--tokens', type=int, default=16, help='tokens per prompt and example')

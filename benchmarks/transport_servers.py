@@ -16,7 +16,7 @@ import zmq.asyncio
 
 CHUNK_BYTES = 1 << 20
 ZMQ_WINDOW = 8
-"""Number of chunks in flight; the reader requests another one after it has received one."""
+"""Number of chunks in flight. The reader requests one more chunk for each received chunk."""
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def random_bytes(count: int) -> bytes:
-    """Return a repeated block of pseudo-random bytes."""
+    """Return `count` bytes, which repeat one pseudo-random block."""
     block = bytes((index * 2_654_435_761 >> 7) & 0xFF for index in range(CHUNK_BYTES))
     return (block * (count // CHUNK_BYTES + 1))[:count]
 

@@ -1,6 +1,6 @@
 """GRPO iterations of TRL in a separate process: `python -m benchmarks.trl_worker OPTIONS`, where OPTIONS is JSON.
 
-The process prints a line of JSON when it is ready and after each iteration, and waits for a line of input before each.
+The process prints a line of JSON before each iteration, and then waits for a line of input.
 """
 
 import importlib
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _arguments(options: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Return the arguments of TRL's configuration: one optimizer step per batch of samples, and nothing is logged."""
+    """Return the arguments of TRL's configuration, with one optimizer step per batch of samples and without logging."""
     return {
         'output_dir': folder,
         'per_device_train_batch_size': options['prompts'] * options['completions'],
