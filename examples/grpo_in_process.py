@@ -42,7 +42,7 @@ class Step:
     ratio: float
     """Mean ratio of the trained model's probability of a sampled token to the sampler's; 1 means on policy."""
     largest_difference: float
-    """Largest absolute difference between a sampled token's log-probabilities in trained model and sampler, in nats."""
+    """Largest absolute difference in nats between a token's log-probabilities in the trained model and the sampler."""
 
 
 class LetterReward(TextReward):

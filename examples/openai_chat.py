@@ -2,7 +2,7 @@
 
     python examples/openai_chat.py http://127.0.0.1:8080/v1 MODEL "Why is the sky blue?"
 
-This requires `pip install openai`, and the API key in TWINKLE_API_KEY. MODEL is a base model, a run's id,
+The program requires `pip install openai`, and the API key in TWINKLE_API_KEY. MODEL is a base model, a run's id,
 `<run>@<version>`, or the path of a checkpoint.
 """
 

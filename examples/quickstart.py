@@ -1,7 +1,7 @@
 """Teach a small chat model its name, through all five services, in about a minute.
 
 Run the program with `./run quickstart`. It starts separate services, and stops them at the end, even after an error or
-an interrupt. In a terminal, it shows a link to the console and waits for Ctrl-C before it stops them.
+an interrupt. In a terminal, it first shows a link to the console and waits for Ctrl-C.
 """
 
 import argparse

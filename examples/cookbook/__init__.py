@@ -2,5 +2,5 @@
 
 `python -m examples.cookbook.<recipe> --help` describes a recipe and its options. Every recipe shows its progress,
 writes the numbers of each step to `curves.jsonl` in its output folder, and plots them in `curves.png`. `four_tenants`
-does so in a subfolder for each of its runs.
+writes these files to one subfolder per run.
 """

@@ -25,10 +25,10 @@ class Curves:
     Args:
         recipe: Options of the run. Files of an earlier run in its output folder are replaced; the folder is created if
             necessary. Other trackers keep the earlier runs.
-        title: Title of the plot and the bar.
+        title: Title of the plot and of the progress bar.
         total_steps: Number of calls to `record`.
         plotted: Names of the metrics to plot, one panel each.
-        metrics: Store of the run's metrics, if it trains on services.
+        metrics: Store for the metrics of a run that trains on services; None for other runs.
     """
 
     def __init__(

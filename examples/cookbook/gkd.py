@@ -4,7 +4,7 @@ The method is Generalized Knowledge Distillation (arXiv 2306.13649, algorithm 1)
 teacher computes its most likely tokens at each position of the answers. Training reduces the generalized Jensen-Shannon
 divergence of the two distributions (equation 1). The teacher can be any model with the same tokenizer. With
 `--setting gpu`, it is a larger model. With `--setting cpu`, it is the same model with an instruction to talk like a
-pirate, which the student does not get.
+pirate, which the student does not receive.
 
 `divergence` is the mean over the tokens of the teacher's own answers to held-out questions. With `--setting cpu` and
 seeds 0, 1 and 2 it falls to less than 0.6 of its initial value; docs/learning.md has the curves.
@@ -56,7 +56,7 @@ class Setting:
     beta: float = 0.5
     """Weight of the teacher in the mixture of the divergence. 0: KL(teacher, student), 1: KL(student, teacher)."""
     on_policy: float = 1.0
-    """Probability that the student gives the answers of a step; otherwise the teacher gives them."""
+    """Probability that a step samples its answers from the student instead of the teacher."""
 
 
 CPU = Setting()

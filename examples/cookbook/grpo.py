@@ -37,7 +37,7 @@ def build_sampler(model: TransformersModel, engine: str, *, lora_rank: int, stac
 def held_out_answers(
     sampler: Sampler, held_out: Dataset, params: SamplingParams, *, completions: int
 ) -> tuple[list[InputFeature], list[InputFeature]]:
-    """Answer the held-out prompts by sampling with fixed seeds and by greedy decoding; return the features of each.
+    """Answer the held-out prompts by sampling with fixed seeds and by greedy decoding; return the features of both.
 
     Args:
         sampler: Sampler with the weights to evaluate.

@@ -1,4 +1,4 @@
-"""Plots of curves."""
+"""Plots of the numbers that recipes record."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -89,7 +89,7 @@ def train(recipe: Recipe[Setting]) -> None:
 
 
 def paragraphs(folder: Path, *, shortest: int = 80) -> list[str]:
-    """Return, from text files, the paragraphs that begin with a letter and have at least `shortest` characters."""
+    """Return the paragraphs of a folder's files that begin with a letter and have at least `shortest` characters."""
     files = sorted(path for path in folder.rglob('*') if path.suffix in {'.md', '.txt'})
     blocks = [block.strip() for path in files for block in path.read_text(encoding='utf-8').split('\n\n')]
     return [' '.join(block.split()) for block in blocks if len(block) >= shortest and block[0].isalpha()]

@@ -15,7 +15,7 @@ from twinkle.tracking import TRACKERS, check_trackers
 Setting = TypeVar('Setting')
 Batch = TypeVar('Batch')
 TRACKED = tuple(name for name in TRACKERS if name != 'service')
-"""Trackers that `--track` accepts. Recipes on services always use their store."""
+"""Trackers that `--track` accepts. Recipes on services always use the services' store."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def read_recipe(name: str, about: str, settings: Mapping[str, Setting]) -> Recip
         about: Description for `--help`.
         settings: The settings 'cpu' and 'gpu', dataclasses of the same type. Each field is an option that overrides
             the setting. A field of type `Literal` lists the choices of its option. Numbers must not be negative. A
-            dataclass may raise ValueError for other values; the message is shown like that of a wrong option.
+            dataclass may raise ValueError for other values; the message is shown as an error of the command line.
     """
     parser = argparse.ArgumentParser(
         prog=f'python -m examples.cookbook.{name}',
@@ -77,8 +77,8 @@ def read_recipe(name: str, about: str, settings: Mapping[str, Setting]) -> Recip
         type=trackers,
         default=(),
         metavar='NAMES',
-        help=f'trackers of the curves, with commas between them: {", ".join(TRACKED)} (default: only curves.jsonl and,'
-        ' with the services, their store)',
+        help=f'comma-separated trackers of the curves: {", ".join(TRACKED)} (default: only curves.jsonl and, on'
+        " services, the services' store)",
     )
     any_setting: Any = next(iter(settings.values()))
     hints = get_type_hints(type(any_setting))
@@ -136,7 +136,7 @@ def trackers(text: str) -> list[str]:
     except (ValueError, ImportError) as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     if 'service' in names:
-        raise argparse.ArgumentTypeError("recipes on services always use their store; leave out 'service'")
+        raise argparse.ArgumentTypeError("recipes on services always use the services' store; leave out 'service'")
     return names
 
 

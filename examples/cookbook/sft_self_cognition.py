@@ -1,11 +1,11 @@
 """Supervised fine-tuning: teach a chat model its name, in process or with the services.
 
 The data are questions about the model's identity, in examples/data/self_cognition.jsonl. The recipe measures the
-fraction of answers with the name, for other questions, before and after the training.
+fraction of answers with the name before and after the training, on other questions.
 
-`--where services` runs the same loop on running services (TWINKLE_SERVER_URL or `twinkle up`), or on services that it
-starts. `teach` is the same in both cases: `in_process` and `services` create its components from different packages.
-On the same device with the same data type, both give bitwise the same losses.
+`--where services` runs the same loop on running services (TWINKLE_SERVER_URL or `twinkle up`), or starts services.
+`teach` is the same in both cases: `in_process` and `services` create its components from different packages. On the
+same device with the same data type, both give bitwise the same losses.
 """
 
 from collections.abc import Iterator

@@ -78,7 +78,7 @@ def run_tenants(
     """Run tenants at the same time, record their curves, and return their logs by name.
 
     The logs are also written to `bits.json` in the output folder. The services store the numbers of each tenant with
-    its run.
+    the tenant's run.
 
     Args:
         admin: Client whose key may create other keys.
@@ -126,7 +126,7 @@ def client_of(tenant: Tenant, admin: TwinkleClient, keys: ExitStack) -> TwinkleC
 
 
 def work(tenant: Tenant, client: TwinkleClient, log: Log) -> None:
-    """Run the work of a tenant in its thread, and report its end. A failure breaks the barrier, so that none waits."""
+    """Run the work of a tenant in its thread, and report the end. A failure breaks the barrier for all tenants."""
     try:
         with client:
             tenant.work(client, log)

@@ -1,8 +1,8 @@
 """Vision-language fine-tuning: answer questions about pictures.
 
-Each picture shows one coloured shape at a random position on a grey background, and the questions ask for its colour or
-its size. The recipe draws the pictures itself. It measures the accuracy on held-out questions, and as a baseline the
-accuracy on the same questions with an empty picture.
+Each picture shows one coloured shape at a random position on a grey background, and the questions ask for the shape's
+colour or size. The recipe draws the pictures itself. It measures the accuracy on held-out questions, and as a baseline
+the accuracy on the same questions with an empty picture.
 
 With `--setting cpu`, the model is tiny and has random weights (`examples/cookbook/tiny_vision.py`). In both settings
 the vision tower is frozen, so only the text layers learn.
