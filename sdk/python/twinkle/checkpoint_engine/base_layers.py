@@ -1,4 +1,4 @@
-"""Checks that an adapter fits a base model. They compare shapes and do not read weights."""
+"""Checks that an adapter fits a base model. The checks compare shapes and do not read weights."""
 
 from collections.abc import Container
 

@@ -49,7 +49,7 @@ class DeltaBlock:
 def is_delta_possible(manifest: WeightManifest, base: WeightManifest) -> bool:
     """Return whether the state of `manifest` can be encoded as a delta against the state of `base`.
 
-    Both must belong to the same base model and have the same tensors at the same offsets.
+    Both states must belong to the same base model and have the same tensors at the same offsets.
     """
     return manifest.base_model == base.base_model and manifest.tensors == base.tensors
 

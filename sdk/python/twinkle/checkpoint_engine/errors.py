@@ -78,7 +78,7 @@ class InvalidPeftFolder(StateError):
 
 @error_class('{file_name}: {problem}')
 class InvalidModelFolder(StateError):
-    """The files are not a model in safetensors that an adapter can be merged into."""
+    """The files are not a model in safetensors format that an adapter can be merged into."""
 
     file_name: str
     """Invalid file, without its folder."""

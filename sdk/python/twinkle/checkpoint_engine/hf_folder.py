@@ -51,7 +51,7 @@ class ModelFolder:
     shards: tuple[Shard, ...]
     """Weights files, sorted by name."""
     companions: tuple[Path, ...]
-    """Tokenizer and other configuration files, which are copied unchanged; neither `config.json` nor code."""
+    """Tokenizer and other configuration files, which are copied unchanged. `config.json` and code are excluded."""
     is_indexed: bool
     """Whether the folder has an index file."""
 

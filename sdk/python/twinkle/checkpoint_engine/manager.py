@@ -85,7 +85,7 @@ class CheckpointEngineManager:
     Raises:
         ValueError: the platform is unknown.
 
-    Concurrency: call it from the thread that uses the trainer and the sampler.
+    Concurrency: use the manager only in the thread that uses the trainer and the sampler.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Merges an adapter into its base model and writes a model folder that tools without LoRA support can load.
 
 For each adapted layer, `W + scaling B A` is computed in float32, one block of rows at a time. All other tensors are
-copied, or converted to the requested dtype. Memory use is a few blocks and the weights to merge in float32, independent
-of the size of the model.
+copied, or converted to the requested dtype. Memory use is independent of the size of the model: a few blocks, and the
+weights to merge in float32.
 
 The output is written to a temporary folder beside the target and renamed when it is complete. An interrupted merge
 resumes after the last complete file, and repeating a finished merge has no effect.
