@@ -62,11 +62,11 @@ class Trajectory(TypedDict, total=False):
     message of the assistant. Default: True."""
     user_data: list[tuple[str, str]]
     """`(key, JSON)` pairs, which `pack_user_data` and `pack_value` create and `user_data_get` reads. A list of mappings
-    is accepted, too."""
+    is also accepted."""
 
 
 class UserDatum(tuple[str, str]):  # noqa: SLOT001 - a subclass of tuple cannot have slots
-    """A `(key, JSON)` pair that also refers to the user data that it belongs to.
+    """A `(key, JSON)` pair with a reference to the complete user data.
 
     User data can be read as pairs, or with `user_data[0].get(key)`; a list of `UserDatum` supports both. In JSON, each
     element is a plain pair.
