@@ -1,4 +1,4 @@
-"""Read datasets in batches, with exact resumption. Does not import torch."""
+"""Loaders that read datasets in batches and resume exactly. This package does not import torch."""
 
 from twinkle.dataloader.dataloader import DataLoader, LoaderOptions, LoaderState
 from twinkle.dataloader.order import count_batches, epoch_order

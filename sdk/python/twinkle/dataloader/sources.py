@@ -157,7 +157,7 @@ class IndexedBatches:
 class StreamedBatches:
     """Batches of a stream.
 
-    To start at a position, the stream is read up to this position; this is exact for any transformation of the rows.
+    To start at a position, the stream is read up to this position, which is exact for any transformation of the rows.
     Every rank reads the whole stream and keeps its part.
     """
 
