@@ -121,7 +121,7 @@ def resolve_plugin(plugin_id: str) -> Path:
 def resolve_files(model_id: str, patterns: tuple[str, ...]) -> Path:
     """Return a local folder with the files of a model repository that match `patterns`.
 
-    The folder may also contain other files, and possibly no matching one. The caches of the hubs' clients are not
+    The folder may also contain other files, and may contain no matching file. The caches of the hubs' clients are not
     searched, because only the clients can tell which files are complete.
 
     Raises:

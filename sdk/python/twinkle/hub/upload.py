@@ -88,7 +88,7 @@ def upload_later(
     is_private: bool = True,
     ignore: tuple[str, ...] = (),
 ) -> Future[Uploaded]:
-    """Start an `upload` in a background thread and return its future; the program waits for it before it exits.
+    """Start an `upload` in a background thread and return its future. The program waits for the upload at its exit.
 
     The folder must not change until the future is done. The arguments are checked immediately.
 
@@ -158,7 +158,7 @@ def _upload_hugging_face(request: _UploadRequest, *, token: str, is_private: boo
         client: Any = importlib.import_module('huggingface_hub')
     except ImportError as error:
         raise HubUnreachable(
-            f'uploading to {target} needs its client, which is not installed (pip install huggingface_hub)'
+            f"uploading to {target} needs the hub's client, which is not installed (pip install huggingface_hub)"
         ) from error
     api = client.HfApi(endpoint=os.environ.get('HF_ENDPOINT') or None, token=token)
     files = [client.CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(request.folder / name)) for name in names]
