@@ -11,7 +11,7 @@ class TinkerDRO(TinkerPolicyLoss):
     """`- sum of (A log p - beta / 2 (log r)^2)`, where A is the advantage and r is `exp(log p - old_logps)`.
 
     Args:
-        beta: at least 0. Tinker publishes no default; this is the example of its documentation.
+        beta: at least 0. Tinker publishes no default; its documentation uses 0.05 in an example.
 
     Raises:
         ValueError: beta is out of range.

@@ -16,7 +16,7 @@ class TinkerGSPO(TinkerClippedLoss):
     the stream `sequence_ratio_mask` is not 0.
 
     Args:
-        clip_low_threshold: see `TinkerClippedLoss`. Tinker publishes no defaults; these are the bounds of `GSPOLoss`.
+        clip_low_threshold: see `TinkerClippedLoss`. Tinker publishes no default; the default is that of `GSPOLoss`.
         clip_high_threshold: see `clip_low_threshold`.
 
     Raises:

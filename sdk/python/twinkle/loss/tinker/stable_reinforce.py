@@ -15,7 +15,7 @@ class TinkerStableReinforce(TinkerLoss):
     """`- sum of (sg(min(r, 2)) A log p - kl_coeff / 2 (log r)^2)`: REINFORCE with truncated importance weights.
 
     r is `exp(log p - old_logps)`; without the stream `old_logps`, the batch is treated as on policy, with r = 1. `sg`
-    stops the gradient. The bound of 2 keeps labels with large ratios from dominating, and labels with small ratios have
+    stops the gradient. The bound of 2 limits the effect of labels with large ratios, and labels with small ratios have
     little effect. The penalty estimates the divergence from the sampling policy; its gradient is 0 where both policies
     agree. An old log-probability of 0 marks a label that was not sampled: it has weight 1 and no penalty.
 
