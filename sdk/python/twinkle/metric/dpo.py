@@ -12,8 +12,8 @@ from twinkle.metric.grpo import checked_range
 class DPOMetric(CountingMetric):
     """Reports preferences in pairs of features, the chosen one first: features 0 and 1, 2 and 3, and so on.
 
-    The values are means over pairs. A pair is skipped if one of its features has no label, and so is a last feature
-    without a partner.
+    The values are means over pairs. A pair is skipped if one of its features has no label or if its second feature is
+    missing.
 
     - Always: `logps/chosen` and `logps/rejected`, the log-probabilities of whole responses.
     - With `ref_logps`: `logps/ref_chosen` and `logps/ref_rejected`, the log-probabilities under the reference model;
