@@ -174,7 +174,7 @@ class TwinkleModel(ABC):
 
     @abstractmethod
     def get_state_dict(self, *, adapter_name: str | None = None) -> dict[str, Any]:
-        """Return the adapter's weights under peft's names, or a full-parameter run's under the model's names."""
+        """Return the adapter's weights by peft's names, or a full-parameter run's weights by the model's names."""
 
     @abstractmethod
     def get_train_configs(self, *, adapter_name: str | None = None) -> str:

@@ -178,7 +178,7 @@ def _check(folder: Path, base_folder: Path, parameters: Mapping[str, Tensor]) ->
     changed = [name for name in own if name in others and not torch.equal(own[name], others[name])]
     if changed:
         raise SnapshotMismatch(
-            f'{folder} has a trained weight {changed[0]}, which this run does not train; train it, too'
+            f'{folder} has a trained weight {changed[0]}, which this run does not train; train this weight, too'
         )
 
 

@@ -48,6 +48,6 @@ class MultiLoraTransformersModel(TransformersModel):
             length = len(feature.get('input_ids', ()))
             if self._max_length is not None and length > self._max_length:
                 raise InvalidArgument(
-                    f'features[{index}] has {length} tokens; max_length is {self._max_length}, so shorten it'
+                    f'features[{index}] has {length} tokens; max_length is {self._max_length}; shorten the example'
                 )
         return features

@@ -15,7 +15,7 @@ def available_bytes(device_type: str = 'cpu') -> int:
         device_type: torch's name of the device type. 'cuda' is the current GPU; all other names mean the host's memory.
 
     Raises:
-        OSError: the operating system does not report it.
+        OSError: the operating system does not report the available memory.
     """
     if device_type == 'cuda':
         free, _ = torch.cuda.mem_get_info()
@@ -32,7 +32,7 @@ def _host_bytes() -> int:
 
 
 def _container_bytes() -> int:
-    """Return the memory left within the container's limit; if it has none, a number above any machine's memory."""
+    """Return the memory left within the container's limit; without a limit, a number above any machine's memory."""
     unlimited = 1 << 62
     try:
         limit = (_CGROUP / 'memory.max').read_text().strip()

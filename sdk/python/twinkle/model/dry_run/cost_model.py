@@ -93,7 +93,7 @@ class CostModel:
     time: Coefficients
     memory: Coefficients
     memory_by_parameter: float
-    """Bytes of a pass per adapter parameter: its gradient and copies of it."""
+    """Bytes of a pass per adapter parameter, for the gradient and its copies."""
     step_seconds_by_parameter: float
     """Seconds of the optimizer step per parameter."""
     max_pass_tokens: int

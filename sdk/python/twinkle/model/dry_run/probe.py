@@ -22,7 +22,7 @@ _PROBES = ((_SHORT, _LOW_RANK), (_MANY, _LOW_RANK), (_LONG, _LOW_RANK), (_FEW_LA
 PROBE_COUNT = len(_PROBES)
 """Number of steps of a `Probe`."""
 _REPEATS = 2
-"""Number of timings per probe; the minimum counts, because other load on the machine only adds time."""
+"""Number of timings per probe. The minimum is used, because other load on the machine only adds time."""
 
 
 class Probe:
@@ -134,7 +134,7 @@ def _split_by_parameter(low: float, high: float, *, extra: int) -> tuple[float, 
 def _fitted(
     values: list[float], parameter_counts: list[int], *, label_term: str, adapted: float | None = None
 ) -> Coefficients:
-    """Return the coefficients, each from two probes that differ in its term; negative results become 0."""
+    """Compute each coefficient from two probes that differ in its term; negative results become 0."""
     short, many, long, few, high = values
     rows = _MANY.terms['rows']
     if adapted is None:

@@ -1,4 +1,4 @@
-"""Trainer for many adapters on one frozen model. Synchronous; call it from one thread."""
+"""Trainer for many adapters on one frozen model. Its methods are synchronous and must be called from one thread."""
 
 from twinkle.data_format import ForwardResult, StepResult
 from twinkle.model.engine.adapter_state import AdapterState

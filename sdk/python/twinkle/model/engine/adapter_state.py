@@ -1,4 +1,4 @@
-"""State of one adapter in training: its weights, optimizer, loss and everything else specific to it."""
+"""State of one adapter in training: its weights, optimizer, schedule, loss, input processor and metrics."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -38,7 +38,7 @@ class PendingForward:
     outputs: SegmentOutputs
     """Outputs that are connected to the autograd graph of the pass."""
     shared_token_count: int = 0
-    """Number of the tokens whose results were taken from an equal prefix of another sequence in the same pass."""
+    """Number of tokens whose results were taken from an equal prefix of another sequence in the same pass."""
     output: LossOutput | None = None
     """Output of the loss; None until `calculate_loss` is called."""
 
@@ -67,7 +67,7 @@ class AdapterState:
     weights: LoraWeights | FullWeights
     optimization: Optimization
     owner: AdapterOwner | None = None
-    """Rank that holds the gradient and the optimizer's state; None if every rank does."""
+    """Rank that holds the gradient and the optimizer's state; None if every rank holds them."""
     value_head: ValueHead | None = None
     """Value head; None until a loss that learns values is set."""
     loss: Loss = field(default_factory=CrossEntropyLoss)

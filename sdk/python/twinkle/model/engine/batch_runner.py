@@ -33,7 +33,7 @@ class BatchRunner:
         self.cutter = BatchCutter(model, max_pass_tokens=max_pass_tokens)
 
     def advance(self, runs: Sequence[ItemRun]) -> None:
-        """Run one round of the training batches among `runs`, and one round of the forward-only ones.
+        """Run one round of the training batches among `runs`, and one round of the forward-only batches.
 
         `runs` are unfinished batches of different adapters. The `ItemRun` objects store the results. A batch of a
         full-parameter run over sharded weights runs to completion. Gradients are not yet added to the adapters. An
@@ -56,7 +56,7 @@ class BatchRunner:
         """Run a batch of a full-parameter run over sharded weights.
 
         Raises:
-            RuntimeError: a weight got no gradient, which would be a defect.
+            RuntimeError: a weight received no gradient, which is a bug.
         """
         with weights.collecting() as found:
             while not run.is_done:
@@ -84,7 +84,7 @@ class BatchRunner:
             if rank < len(passes):
                 mine = self._attempt(segments[rank])
             elif self._model.sharding is not None and self._model.sharding.needs_every_rank:
-                # The other ranks wait for this one in each layer, so it repeats a pass.
+                # The other ranks wait for this rank in each layer, so this rank repeats one of their passes.
                 self._attempt(segments[0], is_repeated=True)
             finished = list(zip(passes, self._group.exchange(mine, segments), strict=True))
             # Iterate from the last pass to the first, because `divide` puts its passes in front of the others.

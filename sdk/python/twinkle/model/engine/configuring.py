@@ -30,7 +30,7 @@ class Configuring(AdapterTable):
         state.replace_optimization(Optimization.begin(choice, state.named_parameters()))
 
     def set_lr_scheduler(self, adapter_id: str, scheduler: Any, /, **options: Any) -> None:
-        """Replace the schedule, given by name or class; raises like `set_optimizer`."""
+        """Replace the schedule, given by name or class; for errors see `set_optimizer`."""
         state = self.adapter(adapter_id)
         choice = ComponentChoice(scheduler, options)
         state.optimization = state.optimization.scheduled(choice, state.named_parameters())

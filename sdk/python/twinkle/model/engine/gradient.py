@@ -26,9 +26,9 @@ def sum_gradients(first: Sequence[Tensor] | None, second: Sequence[Tensor] | Non
 class GradientSum:
     """The sum of the gradients of a batch's parts.
 
-    The gradients are added in pairs of neighbours, the sums again in pairs, and so on; the last one of an odd number is
-    passed to the next level. This binary tree depends only on the number of parts, so several processes can each add
-    complete subtrees and still compute bitwise the same sum. Memory: up to `log2(parts) + 1` gradients.
+    The gradients are added in pairs of neighbours, then the sums of these pairs, and so on. If the number of sums is
+    odd, the last one is added later. This binary tree depends only on the number of parts, so several processes can
+    each add complete subtrees and still compute bitwise the same sum. Memory: up to `log2(parts) + 1` gradients.
 
     Args:
         is_folded: whether the gradients are added one after the other instead, with memory for one gradient.

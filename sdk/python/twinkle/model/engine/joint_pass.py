@@ -51,21 +51,21 @@ class PassResult:
     gradient: Sequence[Tensor] | None = None
     """Gradient, in the order of the adapter's parameters.
 
-    None if the pass computed none (no training, no loss, or sharded weights, which hold it), and on ranks that do not
-    own the adapter.
+    None if the pass computed no gradient, because it was not for training or had no loss; if the weights are sharded
+    and store the gradient; and on ranks that do not own the adapter.
     """
     seconds: float = 0.0
     """The adapter's share of the pass's duration, by rows."""
     padding_token_count: int = 0
     """Number of padding rows of the pass, reported for its first adapter only."""
     shared_token_count: int = 0
-    """Number of the tokens whose results were taken from an equal prefix of another sequence in the same pass."""
+    """Number of tokens whose results were taken from an equal prefix of another sequence in the same pass."""
     adapter_count: int = 1
     """Number of adapters in the pass."""
 
 
 class BackwardFailed(Exception):
-    """The joint backward pass of several adapters raised; the adapter at fault is unknown."""
+    """The joint backward pass of several adapters raised an exception; the adapter that caused it is unknown."""
 
 
 @dataclass
@@ -87,10 +87,10 @@ def run_joint_pass(
     Args:
         model: model of all segments.
         segments: segments of different adapters.
-        is_repeated: whether another rank runs the same pass, so this one must not add a gradient.
+        is_repeated: whether another rank runs the same pass, so that this rank must not compute a gradient.
 
     Raises:
-        BackwardFailed: the backward pass of several losses raised; run them separately.
+        BackwardFailed: the backward pass of several losses raised an exception; run the adapters separately.
         RuntimeError: the pass failed, for example because memory ran out.
         MemoryError: memory ran out.
     """
@@ -144,7 +144,7 @@ def loss_of(purpose: Purpose, batch: LossBatch) -> LossOutput:
     Raises:
         LossNotFinite: the loss is not finite; the error names the first feature with a log-probability that is not
             finite, if there is one.
-        LossFailed: the loss raised, or its output is not a valid `LossOutput`.
+        LossFailed: the loss raised an exception, or its output is not a valid `LossOutput`.
         InvalidLossInput, InvalidFeatures: the loss refused its batch.
     """
     try:
@@ -268,7 +268,7 @@ def _differentiate(model: PackedModel, runs: Sequence[_SegmentRun]) -> Exception
         purpose = runs[0].segment.purpose
         runs[0].refusal = LossFailed(purpose.state.adapter_id, purpose.loss_name, str(error))
         return None
-    # Outside of the try statement, because an error here means that a rank is gone, not that a loss function failed.
+    # Outside of the try statement, because an error here means that a rank was lost, not that a loss failed.
     gradients = partial if model.sharding is None else completed_gradients(states, partial, model.sharding)
     for run, gradient in zip(runs, gradients, strict=True):
         run.gradient = gradient

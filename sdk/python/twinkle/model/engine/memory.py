@@ -9,7 +9,8 @@ _ALLOCATOR = 'DefaultCPUAllocator'
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether the error is a failed allocation, on any device, after which the process can continue."""
     if isinstance(error, OutOfMemoryInShardedPass):
-        # Its message may contain that of the allocator, but the process cannot continue: other ranks may wait for it.
+        # The message may contain the allocator's message, but the process cannot continue, because other ranks may wait
+        # for it.
         return False
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and _ALLOCATOR in str(error)

@@ -128,7 +128,7 @@ class Optimization:
         return [_values(group) for group in self.optimizer.param_groups]
 
     def replace_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Set all values of the parameter groups to those of copies."""
+        """Set all values of the parameter groups to those of `groups`, which `copy_groups` returned."""
         for group, values in zip(self.optimizer.param_groups, groups, strict=True):
             parameters = group['params']
             group.clear()

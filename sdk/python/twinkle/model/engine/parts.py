@@ -1,6 +1,6 @@
 """Validation of a batch and its division into parts.
 
-The division depends on the batch, its loss and options, the adapter, the model and the size of a pass, and not on the
+The division depends on the batch, its loss and options, the adapter, the model and the size of a pass, but not on the
 other adapters in the passes. Gradients are therefore summed in the same order, unless memory runs out and a part is
 divided in two.
 """

@@ -41,7 +41,7 @@ def forward_result(
     """Combine the passes of one batch and update the metrics.
 
     Raises:
-        MetricFailed: a metric raised; no metric was updated.
+        MetricFailed: a metric raised an exception; no metric was updated.
     """
     loss_sum = sum(result.output['loss'] for result in results)
     divisor = sum(result.output['num_tokens'] for result in results)

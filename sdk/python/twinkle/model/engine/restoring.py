@@ -219,7 +219,7 @@ def _value_head(state: AdapterState, tensors: Mapping[str, TensorData], hidden_s
 
 
 def _value_head_only(state: AdapterState, snapshot: AdapterSnapshot, hidden_size: int) -> ValueHead | None:
-    """Return the value head of a checkpoint that is loaded without optimizer, or None if it has none."""
+    """Return the value head of a checkpoint that is loaded without optimizer, or None if there is no value head."""
     try:
         return _value_head(state, snapshot.value_head or {}, hidden_size)
     except _MALFORMED as error:
@@ -269,6 +269,6 @@ def _optimization(
 
 
 def _choice(saved: Mapping[str, Any], present: ComponentChoice | None = None) -> ComponentChoice:
-    # A custom class has no registered name; if the adapter already uses a class of that name, it is reused.
+    # A custom class has no registered name. If the adapter already uses a class with the saved name, use that class.
     component = present.component if present is not None and present.name == saved['name'] else saved['name']
     return ComponentChoice(component, dict(saved['options']))

@@ -71,7 +71,7 @@ class BatchResult(ForwardResult):
     padding_token_count: int = 0
     """Number of rows that were added because kernels require them."""
     shared_token_count: int = 0
-    """Number of the tokens whose results were taken from an equal prefix of another sequence in the same pass."""
+    """Number of tokens whose results were taken from an equal prefix of another sequence in the same pass."""
     pass_count: int = 1
     """Number of passes with a part of the batch."""
     pass_adapter_count: int = 1

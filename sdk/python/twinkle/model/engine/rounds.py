@@ -27,7 +27,7 @@ class Piece:
     part: Part
     dropout: SegmentDropout
     result: PassResult | None = None
-    """Result of its pass; None until it has run."""
+    """Result of the pass; None until the piece has run."""
 
 
 @dataclass(eq=False)

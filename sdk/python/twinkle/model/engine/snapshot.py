@@ -29,7 +29,7 @@ RANDOM_STATE = 'dropout_generator'
 GRADIENT, OPTIMIZER = 'gradient.', 'optimizer.'
 """Name prefixes of the accumulated gradient's and the optimizer's tensors."""
 FORMAT = 2
-"""Version of the written format; version 1 can be read too."""
+"""Version of the written format; version 1 can also be read."""
 
 
 @dataclass(frozen=True)

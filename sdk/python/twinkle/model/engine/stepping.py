@@ -48,7 +48,7 @@ class Stepping(AdapterTable):
             max_grad_value: limit of each element's magnitude, applied first; None disables it.
 
         Returns:
-            The norm before scaling of the gradient, divided as for the step; None while accumulating.
+            The norm of the gradient before clipping, divided as in the step; None while accumulating.
 
         Raises:
             InvalidArgument: a limit is not positive, or `norm_type` is below 1.

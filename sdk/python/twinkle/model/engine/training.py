@@ -113,7 +113,7 @@ class Training(AdapterTable):
         self._runner.advance(runs)
 
     def abandon_batch(self, run: ItemRun) -> None:
-        """End a batch; the adapter is as before `begin_batch`, including its random state."""
+        """End a batch without a result; the adapter keeps its state from before `begin_batch`."""
         run.refuse(InvalidArgument('the batch was abandoned'))
 
     def finish_batch(self, run: ItemRun) -> BatchResult | Exception:
@@ -157,7 +157,7 @@ class Training(AdapterTable):
         """Return losses and log-probabilities; only the evaluation metrics are changed.
 
         If the features lack a stream that the loss requires, the loss is 0, metrics are not updated, and the result has
-        a warning. This is normal for a call that computes this stream, such as reference log-probabilities.
+        a warning. A call that computes the missing stream, such as reference log-probabilities, can ignore the warning.
 
         Args:
             adapter_id: id of the adapter.
@@ -171,7 +171,7 @@ class Training(AdapterTable):
             InvalidArgument: the adapter or the model does not have an output that the loss or the options need, or
                 `micro_batch_size` is less than the batch and the loss needs the whole batch in one pass.
             LossNotFinite: the loss is not finite.
-            LossFailed, MetricFailed: the loss or a metric raised.
+            LossFailed, MetricFailed: the loss or a metric raised an exception.
             BatchTooLarge: memory ran out.
         """
         item = BatchItem(
@@ -244,7 +244,7 @@ class Training(AdapterTable):
         Raises:
             AdapterNotReady: there is no pending forward pass.
             LossNotFinite: the loss is not finite.
-            InvalidLossInput, LossFailed: the loss refused the batch, or raised.
+            InvalidLossInput, LossFailed: the loss refused the batch, or raised another exception.
             BatchTooLarge: memory ran out.
         """
         purpose = Purpose(self.adapter(adapter_id), ForwardOptions(), is_training=True)
@@ -267,8 +267,8 @@ class Training(AdapterTable):
             AdapterNotReady: `forward` was not called; or no gradients are given and `calculate_loss` was not called.
             InvalidFeatures: the given gradients do not match the batch, or are not finite; nothing was changed.
             LossNotFinite: the gradient is not finite and was not accumulated; the activations are discarded.
-            BatchTooLarge, MetricFailed: memory ran out, or a metric raised; the gradient was not accumulated, and the
-                activations are discarded.
+            BatchTooLarge, MetricFailed: memory ran out, or a metric raised an exception; the gradient was not
+                accumulated, and the activations are discarded.
         """
         state = self.adapter(adapter_id)
         pending = self._pending(state)

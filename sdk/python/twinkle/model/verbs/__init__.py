@@ -1,4 +1,4 @@
-"""Methods of `TransformersModel`, grouped by purpose. They have public names and call `twinkle.model.engine`."""
+"""Methods of `TransformersModel`, grouped by purpose. The methods call `twinkle.model.engine`."""
 
 from twinkle.model.verbs.configuring import ConfiguringVerbs
 from twinkle.model.verbs.saving import SavingVerbs

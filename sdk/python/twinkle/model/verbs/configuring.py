@@ -200,7 +200,7 @@ class ConfiguringVerbs(ModelHandle):
 
 
 def _weights_lines(config: LoraConfig | None) -> list[str]:
-    """Return the lines about the trained weights; without a configuration they are the base model's."""
+    """Return the lines about the trained weights; without a configuration, the run trains the base model's weights."""
     if config is None:
         return ["weights: the base model's own"]
     return [
