@@ -34,7 +34,7 @@ class PackedCausalLM(PackedModel):
     Args:
         model: model to wrap; it is changed in place and must not be used elsewhere afterwards.
         is_checkpointed: whether the backward pass recomputes each layer's activations instead of storing them.
-        sharding: division of the model's weights among ranks; it has already divided them.
+        sharding: division of the model's weights among ranks, which has already been applied.
     """
 
     def __init__(

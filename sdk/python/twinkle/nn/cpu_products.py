@@ -26,7 +26,7 @@ _SHAPE = (1536, 576)
 
 
 def choose_reproducible_kernels() -> None:
-    """Select kernels whose rows are independent, and log a warning if rows of float32 products still are not.
+    """Select kernels whose rows are independent, and log a warning if rows of float32 products remain dependent.
 
     The variable MKL_CBWR is respected if it is set. Otherwise it is set only while the library reads it, so child
     processes do not inherit it.

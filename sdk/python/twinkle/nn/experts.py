@@ -87,7 +87,7 @@ class PackedExperts(nn.Module):
             top_k_weights: float [T, A], their weights.
         """
         rows, choices = top_k_index.shape
-        # Each pair reads its own copy of the token, so that gradients are added in the order of the choices, too.
+        # Each pair reads a separate copy of the token, so that gradients are also added in the order of the choices.
         pairs_SD = hidden_states[:, None].expand(rows, choices, -1).reshape(rows * choices, -1)
         order_S = top_k_index.flatten().argsort(stable=True)
         counts, spans = self._divide(top_k_index)

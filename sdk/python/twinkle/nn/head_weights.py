@@ -23,7 +23,7 @@ class HeadAdapter:
 
     update: LayerUpdate
     dropout: RowDropout | None = None
-    """Dropout of the adapter; None if it has none or the pass is not for training."""
+    """Dropout of the adapter; None without dropout, or if the pass is not for training."""
     first_layer: int = 0
     """Layer index of the first block of rows; block i uses the dropout mask of layer `first_layer + i`."""
 

@@ -73,5 +73,5 @@ class AdapterWeights(Protocol):
         ...
 
     def sample_dropout(self) -> RowDropout | None:
-        """Sample the dropout of one training pass, or return None if the adapter has none."""
+        """Sample the dropout of one training pass, or return None if the adapter has no dropout."""
         ...

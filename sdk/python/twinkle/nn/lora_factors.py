@@ -52,7 +52,7 @@ class LoraFactors:
         """Add the update's gradient to `dx_SI` in place, if given; return the gradients of A and B."""
         (z_SR,) = saved
         # Products with few rows are up to three times as fast on CPUs as products with few columns. The forward
-        # product keeps its orientation: transposed, the rounding of a pack row would depend on the other rows.
+        # product is not transposed, because the rounding of a pack row would then depend on the other rows.
         dz_RS = (self.b.to(dy_SO.dtype).t() @ dy_SO.t()).mul_(self.scaling)
         mask_SI = None if dropout is None else dropout.mask(x_SI)
         da_RI = db_OR = None

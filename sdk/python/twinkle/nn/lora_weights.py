@@ -93,7 +93,7 @@ class LoraWeights:
         return weights.requires_grad_(is_trainable=is_trainable)
 
     def peft_state(self) -> dict[str, Tensor]:
-        """Return the weights under the names that peft saves them by, without copying."""
+        """Return the weights under peft's names, without copying."""
         state: dict[str, Tensor] = {}
         for path, factors in self.factors.items():
             name = f'{PREFIX}{self._tensor_paths.get(path, path)}'

@@ -52,7 +52,7 @@ class PackedModel(ABC):
     is_quantized: bool = False
     """Whether the weights of linear layers are stored in four bits, and are not among `base_parameters`."""
     routing: RoutingShape | None = None
-    """Sizes of the routing of tokens to experts; None if it can be neither recorded nor replaced."""
+    """Sizes of the routing of tokens to experts; None if the routing can be neither recorded nor replaced."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class PackedModel(ABC):
     ) -> None:
         self.config = config
         self.sharding: BaseSharding | None = None
-        """Division of the model among several ranks; None if this process has all of it."""
+        """Division of the model among several ranks; None if this process has the whole model."""
         self.row_ranks: RowRanks | None = None
         """Ranks that divide the rows of each pass; None if this process runs all rows."""
         self.head_layer, self.head_path = head, head_path

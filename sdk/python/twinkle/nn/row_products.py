@@ -1,7 +1,7 @@
 """Matrix products in which each row is bitwise independent of the other rows.
 
 On CPUs with AMX, the order in which oneDNN adds the terms of a half-precision product depends on the number of rows.
-There, these products run in blocks of rows, all of whose sizes give the same order (docs/LOG.md).
+On these CPUs, such products run in blocks of rows, with sizes that all give the same order (docs/LOG.md).
 
 Legend: R rows, B rows of a block, K terms of a sum, N columns.
 """

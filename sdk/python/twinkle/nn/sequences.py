@@ -1,9 +1,9 @@
 """Sequences of a pack, and the kernel calls in which they attend.
 
 Two sequences with a common prefix can share its rows (`SequenceSpan.parent`) and still get, bitwise, the results of
-separate sequences. For this, the results of a row must not depend on the number of later keys. On a CPU, that holds for
-calls whose shapes are padded as here. The constants were measured (docs/LOG.md, 2026-11-29 and 2026-11-30), and
-`twinkle.nn.probe` checks them when a model is loaded. On accelerators, nothing is padded.
+separate sequences. For this, the results of a row must not depend on the number of later keys. On a CPU, this is true
+for calls with the padded shapes of this module. The constants were measured (docs/LOG.md, 2026-11-29 and 2026-11-30),
+and `twinkle.nn.probe` checks them when a model is loaded. On accelerators, nothing is padded.
 """
 
 from collections.abc import Sequence

@@ -22,9 +22,8 @@ class SequenceSpan:
     cache: 'KVCache | None' = None
     """Keys and values of the tokens before these rows; the forward pass appends to it in place."""
     parent: int | None = None
-    """Index of an earlier span of the pack, whose sequence these rows continue: they read its rows and those of its
-    parents as if they came directly before. Several spans may continue the same one. None for the first rows of a
-    sequence."""
+    """Index of an earlier span of the pack. These rows continue the sequence of that span, so they attend to its rows
+    and to the rows of its parents. Several spans may have the same parent. None for the first rows of a sequence."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class AdapterSpan:
     end_row: int
     adapter: 'AdapterWeights | None'
     dropout: 'RowDropout | None' = None
-    """Dropout of the adapter in this pass; None if it has none or the pass is not for training."""
+    """Dropout of the adapter in this pass; None without dropout, or if the pass is not for training."""
 
 
 def check_spans(row_count: int, sequences: Sequence[SequenceSpan], adapters: Sequence[AdapterSpan]) -> None:
@@ -51,7 +50,7 @@ def check_spans(row_count: int, sequences: Sequence[SequenceSpan], adapters: Seq
             raise PackError(f'sequences[{index}] must begin at row {row} and not be empty, got {span}')
         row = span.end_row
     if row != row_count:
-        raise PackError(f'sequences cover {row} of {row_count} rows; they must cover all')
+        raise PackError(f'sequences cover {row} of {row_count} rows; they must cover all rows')
     row = 0
     for index, span in enumerate(adapters):
         if span.begin_row < row or span.end_row <= span.begin_row:
