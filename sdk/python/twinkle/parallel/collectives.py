@@ -95,7 +95,7 @@ def run_on_rank(
 
 
 def outcome_of(work: Callable[[], Any], failures: tuple[type[Exception], ...]) -> tuple[Any, Exception | None]:
-    """Call `work`, and return its result and None, or None and one of the given exceptions, made picklable."""
+    """Call `work`; return `(result, None)`, or `(None, error)` if it raised one of `failures`, made picklable."""
     try:
         return work(), None
     except failures as error:

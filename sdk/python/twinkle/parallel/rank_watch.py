@@ -60,7 +60,7 @@ class RankWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop, and tell the other ranks that this rank ends on purpose."""
+        """Stop the watch, and tell the other ranks that this rank ends on purpose."""
         self._is_closing.set()
         self._thread.join()
 
@@ -77,7 +77,7 @@ class RankWatch:
         previous_seconds, now = self._checked_seconds, self._clock()
         self._checked_seconds = now
         if now - previous_seconds > _LATE_FACTOR * self._interval_seconds:
-            # This process was stopped, probably together with the others, so their silence means nothing.
+            # This process was stopped, probably together with the others, so missing heartbeats are no sign of a loss.
             self._changed_seconds = dict.fromkeys(self._changed_seconds, now)
         for other, changed_seconds in self._changed_seconds.items():
             heartbeat = self._store.get(self._key(other)) if self._store.check([self._key(other)]) else b''

@@ -169,7 +169,7 @@ class MegatronCausalLM(PackedModel):
         if is_pipeline:
             hidden = cast('Tensor', ToAllStages.apply(hidden, self._anchor, ranks.pipeline))
         if ranks.is_sequence_parallel:
-            # Every rank computes the whole gradient of all rows, so each takes its rows in the backward pass.
+            # Every rank computes the whole gradient of all rows, so the backward pass of a rank uses its own rows only.
             hidden = gathered_rows(hidden, ranks.tensor, is_gradient_partial=False)
         return hidden[:, 0]
 

@@ -53,7 +53,7 @@ def expert_shapes(config: PreTrainedConfig) -> dict[str, tuple[int, int, int]]:
 
 
 def padded_vocabulary(size: int, rank_count: int) -> int:
-    """Return the number of token ids, padded so that all `tp` ranks have equal numbers of them."""
+    """Return the number of token ids, padded so that all `tp` ranks have the same number of token ids."""
     return -(-size // rank_count) * rank_count
 
 
