@@ -48,9 +48,9 @@ def undo_patches(patches: Sequence[Patch]) -> None:
 
 @contextmanager
 def apply_context(model: Any, patch: 'str | type[Patch] | Patch', /, **options: Any) -> Generator[Patch]:
-    """Apply a patch for the duration of the block; raises like `apply_patch`.
+    """Apply a patch for the duration of the block; for errors see `apply_patch`.
 
-    Patches that the block applied to the model and did not undo are undone too, in reverse order.
+    Patches that the block applied to the model and did not undo are also undone, in reverse order.
     """
     before = len(patches_of(model))
     applied = apply_patch(model, patch, **options)
