@@ -1,4 +1,4 @@
-"""Preprocessors and filters for `Dataset.map` and `Dataset.filter`. Does not import torch."""
+"""Preprocessors and filters for `Dataset.map` and `Dataset.filter`. This package does not import torch."""
 
 from twinkle.preprocessor.alpaca import AlpacaProcessor
 from twinkle.preprocessor.base import Columns, DataFilter, Filter, Preprocessor, Row, RowPreprocessor, report_of

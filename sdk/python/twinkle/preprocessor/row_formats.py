@@ -49,7 +49,7 @@ def _chat(messages: Sequence[Mapping[str, Any]], *, is_text: bool = False, **use
 
 
 def _turns(prompt: Any, completion: Any, **user_data: Any) -> Row:
-    """Return the chat of a prompt and a completion, which are both texts or both lists; only the latter has labels."""
+    """Return the chat of a prompt and a completion, both texts or both lists; only the completion has labels."""
     if isinstance(prompt, str):
         turns = [{'role': 'user', 'content': prompt}] if prompt else []
         return _chat([*turns, {'role': 'assistant', 'content': completion}], is_text=True, **user_data)
@@ -64,7 +64,7 @@ def _value(row: Row, column: str) -> Any:
     """Return a text or a list of messages; text with the JSON of such a list is read, because CSV has only text.
 
     Raises:
-        InvalidRow: the value is neither.
+        InvalidRow: the value is neither text nor a list of messages.
     """
     value = row[column]
     if isinstance(value, str):
@@ -252,10 +252,10 @@ def _is_part(item: RowFormat, fitting: Sequence[RowFormat]) -> bool:
 
 
 class FormatReader:
-    """Converts rows of one format to chats. The first row determines the format, unless it is named.
+    """Converts rows of one format to chats.
 
     Args:
-        name: name of the format. Default: it is recognized.
+        name: name of the format. Default: the format that fits the first row.
         is_prompt: whether to return prompts for sampling, without their completions. Default: False.
 
     Raises:
@@ -314,7 +314,7 @@ def _joined_data(row: Row, chat: Row) -> Row:
 class FormatProcessor(Preprocessor):
     """Converts rows of a known format to `messages`, as `Dataset.encode` does by itself; see docs/datasets.md.
 
-    Use it before filters and preprocessors that need chats, or for one of several datasets.
+    Use the processor before filters and preprocessors that need chats, or for one of several datasets.
     """
 
     def __init__(self, format: str | None = None, *, is_prompt: bool = False) -> None:  # noqa: A002 - public name

@@ -111,7 +111,7 @@ def _problem_of_calls(message: Mapping[str, Any], calls: list[Mapping[str, Any]]
 def _resolve_call(message: Mapping[str, Any], pending: list[str | None]) -> bool:
     """Remove from `pending` the call that a result answers, and return whether there is such a call.
 
-    A result answers the call with the same id. If the result or all calls lack ids, it answers the first call.
+    A result answers the call with the same id, or the first call if the result or all calls have no id.
     """
     if not pending:
         return False
