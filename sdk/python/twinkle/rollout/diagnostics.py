@@ -47,7 +47,7 @@ def as_sampler_logps(feature: InputFeature) -> InputFeature:
     """Return a copy with `old_logps` renamed to `sampler_logps`, for losses with a `correction`.
 
     `old_logps` can then be set to the trainer's log-probabilities of the same tokens. Without `old_logps`, the loss
-    uses the current policy in its place. The policy ratio is then 1, and the loss corrects for the difference between
+    uses the current policy instead. The policy ratio is then 1, and the loss corrects for the difference between
     the current policy and the sampler's.
 
     Raises:

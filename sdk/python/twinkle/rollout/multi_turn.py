@@ -79,7 +79,7 @@ class MultiTurnRollout:
         options: see `RolloutOptions`.
 
     Raises:
-        ValueError: an option is out of range, or two options conflict. The message names them.
+        ValueError: an option is out of range, or two options conflict. The message names the options.
         TypeError: an option is unknown.
 
     Concurrency: the same as the sampler's.
@@ -312,7 +312,7 @@ def _run_sequentially(function: Callable[[Any], None], items: Sequence[Any]) -> 
 
 
 def _derived_seed(seed: int | None, *indices: int) -> int | None:
-    """Return a seed that depends on `seed` and all indices; None stays None."""
+    """Return a seed that depends on `seed` and all indices; without a seed, return None."""
     if seed is None:
         return None
     return int(np.random.SeedSequence([abs(seed), int(seed < 0), *indices]).generate_state(1)[0])

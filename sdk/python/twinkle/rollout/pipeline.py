@@ -31,15 +31,15 @@ class AsyncPipeline(Generic[_Prompts, _Samples]):
     """Iterates over sampled batches in order, and samples the next one in a thread while the caller trains.
 
     A request for the next batch marks the current one as trained. The pipeline then calls `sync` in the caller's
-    thread, never at the same time as `sample`, so the sampler need not be thread-safe. It also calls `sync` before the
-    first batch and after the last.
+    thread, never at the same time as `sample`, so the sampler need not be thread-safe. `sync` is also
+    called before the first batch and after the last.
 
     By default, batch `n` is sampled with the weights after exactly `max(0, n - max_staleness)` trained batches,
     independent of timing, so a seeded loop is reproducible. A sync waits until the sampling in progress has ended. With
     `max_staleness` 0, nothing runs in parallel. With 1, a step takes as long as the slower of sampling and training.
     Higher values only make samples older, unless `is_ordered` is False.
 
-    Use it as a context manager, or call `close`.
+    Use the pipeline as a context manager, or call `close`.
 
     Args:
         sample: returns the samples of a batch: `sample(index, prompts)`. Runs in the pipeline's thread.

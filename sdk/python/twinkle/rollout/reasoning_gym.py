@@ -43,7 +43,7 @@ def load_tasks(name: str, *, size: int, seed: int, **options: Any) -> TaskSet:
 
 
 def task_chats(tasks: TaskSet, *, system: str = _ANSWER_FORMAT) -> Iterator[Trajectory]:
-    """Yield one chat per task, in order; `user_data` contains the task's index and its `ground_truth` if it has one.
+    """Yield one chat per task, in order; `user_data` contains the task's index and, if known, its `ground_truth`.
 
     Args:
         tasks: a reasoning-gym dataset.
