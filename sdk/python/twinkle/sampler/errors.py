@@ -77,7 +77,7 @@ class AdapterDoesNotFit(SamplerError, ValueError):
 
 
 class BaseDoesNotFit(SamplerError, ValueError):
-    """The weights do not belong to this base model; the previous ones stay in use."""
+    """The weights do not belong to this base model; the previous weights stay in use."""
 
 
 class EngineFailed(SamplerError, RuntimeError):

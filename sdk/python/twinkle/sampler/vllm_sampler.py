@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class vLLMSampler(Sampler):  # noqa: N801 - public name
     """Samples with a vLLM engine in separate processes.
 
-    Use it as a context manager, or call `shutdown`. A script that creates a sampler needs
+    Use the sampler as a context manager, or call `shutdown`. A script that creates a sampler needs
     `if __name__ == '__main__':`, because the engine's processes import the script. The constructor takes many seconds.
 
     Args:
@@ -82,7 +82,7 @@ class vLLMSampler(Sampler):  # noqa: N801 - public name
         self.shutdown()
 
     def add_adapter_to_sampler(self, adapter_name: str, config_or_dir: LoraConfig | str | PathLike[str]) -> None:
-        """Add an adapter, or replace it with a new version. Running requests keep their version.
+        """Add an adapter, or a new version of an existing adapter. Running requests keep their version.
 
         Args:
             adapter_name: name of the adapter for `sample`; not empty.
@@ -157,7 +157,7 @@ class vLLMSampler(Sampler):  # noqa: N801 - public name
     ) -> Iterator[TokenEvent]:
         """Yield the tokens of one input as they are sampled. Closing the iterator aborts the request.
 
-        Errors are the same as those of `sample`, raised when the first event is requested.
+        The errors are those of `sample`. The iterator raises them when the first event is requested.
         """
         params = sampling_params_of(sampling_params, num_samples)
         (item,) = split_inputs(inputs)
@@ -218,7 +218,7 @@ class vLLMSampler(Sampler):  # noqa: N801 - public name
             self._engine = None
 
     def _add(self, name: str, source: 'AdapterSource') -> None:
-        """Add a version as the newest of its name. The previous one is removed after its last request."""
+        """Add a version as the newest of its name. The previous version is removed after its last request."""
         if not name:
             raise ValueError('adapter_name must not be empty, because the empty name means the base model')
         adapter = self._loop.run(self._engine.add_adapter(name, self._versions[name] + 1, source))
@@ -247,7 +247,7 @@ class vLLMSampler(Sampler):  # noqa: N801 - public name
     async def _gather(
         self, features: Sequence[InputFeature], params: SamplingParams, adapter: 'VllmAdapter | None'
     ) -> list[ResponseBuilder]:
-        """Run all inputs concurrently. An error of one cancels the others."""
+        """Run all inputs concurrently. If one input fails, the others are cancelled."""
         builders = [ResponseBuilder(feature, params.num_samples) for feature in features]
 
         async def fill(builder: ResponseBuilder, feature: InputFeature) -> None:

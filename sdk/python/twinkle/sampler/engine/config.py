@@ -14,7 +14,7 @@ class EngineConfig:
     prefill_chunk_tokens: int = 512
     """Maximum number of prompt tokens in one chunk."""
     kv_cache_memory_bytes: int = 1 << 29
-    """Memory for keys, values and the state of recurrent layers. Requests wait until enough is free."""
+    """Memory for keys, values and the state of recurrent layers. Requests wait until enough memory is free."""
     max_model_len: int | None = None
     """Maximum number of tokens of one sequence; less if the model's context or the cache is smaller. None: the model's
     context length."""

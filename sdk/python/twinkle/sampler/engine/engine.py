@@ -51,7 +51,7 @@ class SamplerEngine:
         new_seed: returns seeds for requests without one. None: random seeds of the operating system.
 
     Raises:
-        ValueError: a limit is too small. The message names it and the minimum.
+        ValueError: a limit is too small. The message names the limit and its minimum.
 
     Concurrency: not thread-safe; call all methods from the thread that calls `step`.
     """
@@ -193,7 +193,7 @@ class SamplerEngine:
         return ended
 
     def set_parked(self, request_id: str, *, is_parked: bool) -> None:
-        """Pause or resume a request. Its sequences keep their memory; one that has not started gets a token first.
+        """Pause or resume a request. Its sequences keep their memory; unstarted ones sample a token first.
 
         Raises:
             UnknownRequest: no request with this id is running.

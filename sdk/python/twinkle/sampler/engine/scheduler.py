@@ -30,7 +30,7 @@ class SchedulerLimits:
         """Check that every prompt can be scheduled.
 
         Raises:
-            ValueError: a limit is too small. The message names it and the minimum.
+            ValueError: a limit is too small. The message names the limit and its minimum.
         """
         for name in ('max_sequences', 'prefill_chunk_rows', 'cache_budget_bytes'):
             if getattr(self, name) < 1:

@@ -1,11 +1,11 @@
 """LoRA in vLLM's layers on a CPU, for vLLM 0.32. `patches` replaces vLLM's methods with those of this module.
 
 While every slot is in use, vLLM's own methods apply the last slot's adapter to rows of the base model. They also
-multiply each row separately, at the maximum rank. Here, the rows of an adapter are multiplied together, at the
-adapter's own rank. For few rows, as in a step that samples, one product covers all parts of a layer, such as the
-projections of queries, keys and values; it uses float32 copies of the first factors. Adapters then share products.
-Float32 is used, because torch multiplies few bfloat16 rows slowly. In bfloat16, the results of few rows therefore
-differ by rounding from those of many.
+multiply each row separately, at the maximum rank. This module multiplies the rows of an adapter together, at the
+adapter's rank. For few rows, as in a step that samples, one product covers all parts of a layer, such as the
+projections of queries, keys and values. The product uses float32 copies of the first factors, and adapters share
+products. Float32 is used because torch multiplies few bfloat16 rows slowly. In bfloat16, the results for few rows
+therefore differ by rounding from the results for many rows.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class LayerFactors:
-    """Float32 copies of an adapter's factors in one layer, without the parts that it does not change.
+    """Float32 copies of an adapter's factors in one layer, without the parts that the adapter does not change.
 
     Legend: I inputs of the layer, K sum of the ranks of all parts.
     """

@@ -1,7 +1,7 @@
 """Detection of an engine core that hangs: a process that is stopped or in a call that never returns.
 
 vLLM detects only a core that has exited. Requests to a hanging core would wait indefinitely, and the sampler would
-continue to receive new ones.
+continue to receive new requests.
 """
 
 import asyncio

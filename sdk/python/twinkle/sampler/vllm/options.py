@@ -1,4 +1,4 @@
-"""The arguments of vLLM's engine: the user's, the defaults of each platform, and fixed ones."""
+"""The arguments of vLLM's engine: arguments of the user, defaults of each platform, and fixed arguments."""
 
 import os
 import random

@@ -4,10 +4,10 @@
   embeddings have no LoRA.
 * On a CPU, a reload leaves a tied head with a packed copy of the old embeddings. The patch packs the head again.
 * On a CPU, blocks of keys and values are cleared before use, and states of generators are restored after steps of
-  incomplete prompts. vLLM would set back their offset, which they do not have.
+  incomplete prompts. vLLM would reset an offset that these generators do not have.
 * Mapped adapters are copied into slots by one batched copy. Structured output has time limits and can be continued.
 * If one request in a step selects the tokens whose log-probabilities are returned, the sampler omits the most likely
-  tokens of all other requests. The patch keeps them.
+  tokens of all other requests. The patch keeps these tokens.
 """
 
 from collections.abc import Callable

@@ -43,7 +43,7 @@ class Sequence:
     sampled_ids: tuple[int, ...] = ()
     """Tokens sampled by another engine, which the client already received."""
     reason: StopReason | None = None
-    """Stop reason, if the last of these tokens ended the sequence and the client has not received the end."""
+    """Stop reason, if the last of `sampled_ids` ended the sequence and the client has not received the end."""
     top_count: int = 0
     """Number of most likely tokens to report for each sampled token."""
     is_structured: bool = False
@@ -136,7 +136,7 @@ class Run:
 
 
 def prompt_event(request: VllmRequest, output: Any, probe: ProbeResult | None) -> PromptEvent:
-    """Return the event that reports the computed prompt, from the first output of the first sequence and the probe."""
+    """Return the event for the computed prompt, made from the first output of the first sequence and the probe."""
     found = output.prompt_logprobs
     wanted = request.params.prompt_logprobs
     cached = output.num_cached_tokens or 0

@@ -25,8 +25,8 @@ class Step:
     """Time at which the tokens of the step were known, in seconds of `time.monotonic`. All processes of a machine share
     this clock."""
     steps_since: Mapping[str, int]
-    """Number of steps since the previous token, for the id of each sequence with a new token. It is 0 for the first
-    token of a sequence and for the first one after a preemption."""
+    """Number of steps since the previous token, by id of each sequence with a new token. It is 0 for the first
+    token of a sequence and for the first token after a preemption."""
     preempted: tuple[str, ...]
     """Ids of the sequences that were preempted in this step: vLLM freed their caches, and will compute them again."""
 

@@ -1,7 +1,7 @@
 """The extension of vLLM's workers: methods that the engine calls in every worker between two steps.
 
-vLLM mixes the class into its worker. Problems are returned as text instead of raised, because an exception in a worker
-may stop the engine.
+vLLM adds the class to the base classes of its worker. Methods return problems as text instead of raising them, because
+an exception in a worker may stop the engine.
 """
 
 from collections.abc import Iterator
@@ -99,7 +99,7 @@ class TwinkleWorker:
         return gpu_memory(torch.cuda, str(worker.device))
 
     def _twinkle_reload(self, **given: Any) -> None:
-        """Reload the base weights and recompute everything that vLLM derived from the old ones. Adapters are kept."""
+        """Reload the base weights and recompute everything that vLLM derives from them. Adapters are kept."""
         worker: Any = self
         adapters = list(self._twinkle_manager().list_adapters().items())
         worker.reload_weights(**given)
