@@ -1,4 +1,4 @@
-"""Convert chats to tokens and back with the model's own tokenizer and chat template. Does not import torch."""
+"""Convert chats to tokens and back with the model's own tokenizer and chat template, without importing torch."""
 
 from twinkle.template.base import EncodedChat, Template, TemplateOptions, TruncationStrategy
 from twinkle.template.continuation import extend_positions

@@ -24,7 +24,7 @@ from twinkle.tool_calls import FoundCall, ToolCallParser, calls_of, text_without
 
 TruncationStrategy = Literal['raise', 'left', 'right', 'split', 'delete']
 """How an example longer than `max_length` is handled: raise an error, drop tokens at the beginning or at the end, split
-it into several examples, or leave it out."""
+the example, or omit the example."""
 
 
 class TemplateOptions(TypedDict, total=False):
@@ -141,7 +141,7 @@ class Template(ReadsMedia):
         """
         given = trajectory
         if self._media is not None:
-            # The formatted chat contains special tokens for media; special texts are searched in the given chat.
+            # The formatted chat contains special tokens for media, so `given` is searched for special texts.
             trajectory = self._media.formatted(trajectory)
         messages = check_trajectory(trajectory, is_media_read=self.is_mm)
         is_plain = is_text(trajectory)
@@ -239,7 +239,7 @@ class Template(ReadsMedia):
         return encoded
 
     def check(self, trajectory: Mapping[str, Any]) -> str | None:
-        """Return the reason why a chat would not be trained on, or None if the chat is usable."""
+        """Return the reason why a chat is not usable for training, or None if the chat is usable."""
         try:
             features = self.batch_encode([trajectory])
         except TemplateError as error:

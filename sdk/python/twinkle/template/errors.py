@@ -30,7 +30,7 @@ class InvalidTrajectory(TemplateError):
     """A field of the chat is missing, malformed or not supported by the model."""
 
     field: str
-    """Path of the invalid field, such as `messages[1].role`; empty if it is the chat itself."""
+    """Path of the invalid field, such as `messages[1].role`; empty if the error concerns the whole chat."""
     problem: str
     """Description of the problem and its fix."""
 

@@ -30,7 +30,7 @@ class TokenAlphabet:
 
     @classmethod
     def of_decoder(cls, decoder: Any) -> 'TokenAlphabet':
-        """Return the alphabet of a `tokenizers` decoder. None (a tokenizer without one) means that names are text."""
+        """Return the alphabet of a `tokenizers` decoder. For None (no decoder), names are text."""
         return cls(is_byte_level=decoder is not None and b'"ByteLevel"' in decoder.__getstate__())
 
     def to_bytes(self, name: str) -> bytes:

@@ -57,19 +57,19 @@ class ChatTokenizer:
 
     @property
     def eos_token_id(self) -> int | None:
-        """Id of the end-of-sequence token, or None if the tokenizer has none."""
+        """Id of the end-of-sequence token, or None if the tokenizer has no such token."""
         return self.token_id(self.special_tokens.get('eos_token', ''))
 
     @cached_property
     def text_opening(self) -> str:
-        """Text of the token that begins a plain text, such as `<s>`; empty for models without one."""
+        """Text of the token that begins a plain text, such as `<s>`; empty for models without such a token."""
         token = self.special_tokens.get('bos_token', '')
         begin = self._tokenizer.encode('').ids[:1]
         return token if token and begin == [self.token_id(token)] else ''
 
     @property
     def text_end(self) -> str:
-        """Text of the end-of-sequence token; empty if the tokenizer has none."""
+        """Text of the end-of-sequence token; empty if the tokenizer has no such token."""
         return self.special_tokens.get('eos_token', '')
 
     @property

@@ -39,7 +39,7 @@ class _Search:
     given: Mapping[str, Sequence[Any]]
     """The items in the trajectory's media fields, by kind."""
     used: dict[str, int] = field(default_factory=dict[str, int])
-    """Number of those items that placeholders have used so far, by kind."""
+    """Number of items of `given` that placeholders have used so far, by kind."""
     found: list[FoundMedia] = field(default_factory=list[FoundMedia])
 
     def use_next(self, kind: str, field_path: str) -> None:

@@ -18,7 +18,7 @@ from twinkle.template.media.read_media import ReadMedia
 from twinkle.template.tokenizer import ChatTokenizer
 
 _PROCESSORS = ('Qwen2VLImageProcessor', 'Qwen2VLImageProcessorFast', 'Qwen2VLImageProcessorPil')
-"""Names of the same processor in `preprocessor_config.json`."""
+"""Names of the supported image processor in `preprocessor_config.json`; all mean the same processor."""
 _ARGUMENTS = (
     'do_convert_rgb', 'do_normalize', 'do_rescale', 'do_resize', 'image_mean', 'image_std', 'max_pixels', 'merge_size',
     'min_pixels', 'patch_size', 'resample', 'rescale_factor', 'size', 'temporal_patch_size',
@@ -113,9 +113,10 @@ class VisionReader:
     def read_video(self, video: Video, field_path: str) -> ReadMedia:
         """Convert a video to patches; the last frame is repeated to fill the last temporal step.
 
-        The video processors of transformers need torchvision, so the image processor is used for each frame. It repeats
-        the pixels of an image in every temporal slot of a patch, but in a patch of a video each slot contains a
-        different frame. One slot is therefore taken from each frame's patches, and the slots of a step are stacked.
+        The video processors of transformers need torchvision, so this method runs the image processor on each frame.
+        The image processor repeats the pixels of an image in every temporal slot of a patch, but in a patch of a video
+        each slot contains a different frame. This method therefore takes one slot from each frame's patches, and stacks
+        the slots of a step.
 
         Raises:
             InvalidTrajectory: the image processor refuses a frame.
