@@ -51,13 +51,13 @@ class StreamedParser(ToolCallParser, Protocol):
     def pending(self, text: str) -> int:
         """Return the index of the first character that may belong to a call that later text completes.
 
-        It is the length of the text if there is no such character. Accepts any text and takes linear time.
+        The result is the length of the text if there is no such character. Accepts any text and takes linear time.
         """
         ...
 
 
 def partial_marker(text: str, marker: str) -> int:
-    """Return the index at which `text` ends with a proper beginning of `marker`; the text's length if it does not."""
+    """Return the index of an incomplete `marker` at the end of `text`; otherwise the length of `text`."""
     for length in range(min(len(marker) - 1, len(text)), 0, -1):
         if text.endswith(marker[:length]):
             return len(text) - length

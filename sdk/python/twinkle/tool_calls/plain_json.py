@@ -20,7 +20,7 @@ _FIELDS = {'id', 'type', 'name', 'arguments', 'parameters'}
 
 
 class JsonParser:
-    """Parser of `{"name": ..., "arguments": {...}}` (or `parameters`) or a list of them, with or without a code fence.
+    """Parser of `{"name": ..., "arguments": {...}}` (or `parameters`) or a list of such objects, also in a code fence.
 
     An object with other fields is not a call, because models also answer in JSON.
     """
@@ -45,7 +45,7 @@ class JsonParser:
     def pending(self, text: str) -> int:
         """Return the index of the first JSON value, or of its fence, that may still become a call.
 
-        A value whose first field is not one of a call never does; see `StreamedParser`.
+        A value never becomes a call if its first field is not a field of calls. See `StreamedParser`.
         """
         position = 0
         while bracket := _BRACKET.search(text, position):

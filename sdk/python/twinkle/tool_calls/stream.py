@@ -1,4 +1,4 @@
-"""Separates a growing text into ordinary text and tool calls. Concatenated, the parts equal those of the whole text."""
+"""Separates a growing text into ordinary text and tool calls. The joined result does not depend on the pieces."""
 
 from collections.abc import Collection, Iterator, Sequence
 
