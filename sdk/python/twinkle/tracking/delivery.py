@@ -18,7 +18,7 @@ Status = Literal['finished', 'failed', 'interrupted']
 
 
 class TrackerBackend(Protocol):
-    """Stores the numbers of one run. Implement it to add another tracker, and pass an instance to `open_tracker`.
+    """Stores the numbers of one run. To add another tracker, pass an object with these methods to `open_tracker`.
 
     Concurrency: `start` runs in the caller's thread; `log` and `finish` run one at a time in another thread.
     """
@@ -64,7 +64,7 @@ class Delivery:
 
     Args:
         backend: Backend whose run was started.
-        capacity: Maximum number of log calls that wait. Further ones are lost.
+        capacity: Maximum number of log calls that wait. Further calls are lost.
         rollout_capacity: Maximum number of these calls that log rollouts, which are larger than numbers.
     """
 
@@ -154,7 +154,7 @@ class Delivery:
             return self._running
 
     def _lose(self, call: _Call, problem: str) -> None:
-        """Count a lost log call. Only the first one is a warning, because a backend often fails at every step."""
+        """Count a lost log call. Only the first lost call is a warning, because a backend often fails at every step."""
         with self._changed:
             if self._is_abandoned:
                 return

@@ -64,7 +64,7 @@ class FinishedChat(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedRollout:
-    """A completion in a group of a step. None and empty values mean that a fact is not known."""
+    """A completion in a group of a step. An unknown value is empty or None."""
 
     group_id: str = ''
     """Id of the group within the step."""
@@ -80,7 +80,7 @@ class TrackedRollout:
     token_ids: npt.NDArray[np.int32] | None = None
     """int32 [T]. Tokens after the prompt, also those that were not sampled."""
     logprobs: npt.NDArray[np.float32] | None = None
-    """float32 [T]. Natural log-probability of each token when it was sampled; NaN where it is not known."""
+    """float32 [T]. Natural log-probability of each token when it was sampled; NaN if unknown."""
     reward: float | None = None
     reward_parts: Mapping[str, float] = field(default_factory=dict[str, float])
     advantage: float | None = None
@@ -91,7 +91,7 @@ class TrackedRollout:
     """Ranges of `token_ids` with the version that sampled them."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the known facts as JSON values. A log-probability that is not known is null.
+        """Return the known values as JSON values. An unknown log-probability is null.
 
         `user_data` may still contain values without a JSON form.
         """
@@ -362,7 +362,7 @@ def _number(value: Any, name: str) -> float:
 
 
 def _listed(values: npt.NDArray[Any] | None) -> list[Any] | None:
-    """Return numbers as JSON values; float32 numbers have as few digits as identify them, and NaN becomes None."""
+    """Return numbers as JSON values; float32 numbers have no more digits than necessary, and NaN becomes None."""
     if values is None or values.dtype.kind != 'f':
         return None if values is None else values.tolist()
     return [None if value != value else float(str(value)) for value in values]  # noqa: PLR0124 - true for NaN only

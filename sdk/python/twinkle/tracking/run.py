@@ -19,12 +19,12 @@ class RunOptions(TypedDict, total=False):
     project: str
     """Group of runs that belong together; the name of a folder in some backends. Default: 'twinkle'."""
     name: str
-    """Name that people read. Default: the id."""
+    """Display name. Default: the id."""
     run_id: str
     """Id of the run within the project. An existing run with this id is continued. Default: a new id, or the id of the
     run in the services."""
     tags: Sequence[str]
-    """Words that people use to find the run, each of at most 64 characters. Default: none."""
+    """Labels for finding the run, at most 64 characters each. Default: none."""
     config: Mapping[str, Any]
     """Settings of the run: text, numbers, truth values, None, and lists or mappings of these. Default: empty."""
 

@@ -17,14 +17,14 @@ _INTERRUPTED_SECONDS = 10.0
 class Tracker:
     """Logs the numbers and rollouts of a run in several backends. `open_tracker` creates it.
 
-    A log call never waits for a backend. A backend that fails, or that is too slow, loses values, which it reports as a
-    warning and in `lost_counts`; the program and the other backends continue.
+    A log call never waits for a backend. If a backend fails or is too slow, its values are lost. The tracker then logs
+    a warning and counts the loss in `lost_counts`; the program and the other backends continue.
 
-    Use it as a context manager, or call `finish`: a program that exits without it loses values that still wait.
+    Use the tracker as a context manager, or call `finish`. Otherwise the program may exit before all values are stored.
 
     Args:
         run: Description of the run.
-        backends: Backends to use. An error while one is started ends the others and is raised.
+        backends: Backends to use. If a backend cannot be started, the others are ended and the error is raised.
         finish_timeout: Maximum time in seconds that `finish` waits for all backends. An interrupted or failed run
             waits for at most 10 seconds.
 

@@ -61,7 +61,7 @@ def number_of(name: str, value: Any) -> float:
 
     Args:
         name: Name for the error message.
-        value: Number, or an array or tensor with one element, also with a gradient.
+        value: Number, or an array or tensor with one element. The tensor may require a gradient.
 
     Raises:
         TypeError: The value is not a number.
@@ -69,7 +69,7 @@ def number_of(name: str, value: Any) -> float:
     problem = f'values[{name!r}]: expected a number, got {type(value).__name__}'
     if isinstance(value, str | bytes | bytearray):
         raise TypeError(problem)
-    # A tensor that requires a gradient warns when it is converted.
+    # torch warns when a tensor that requires a gradient is converted.
     detach = getattr(value, 'detach', None)
     try:
         return float(value if detach is None else detach())
