@@ -1,4 +1,4 @@
-"""The rule that decides which traces are listed: those with a call that does work."""
+"""The rule that decides which traces are listed: traces with a call that is neither a query nor background traffic."""
 
 import re
 

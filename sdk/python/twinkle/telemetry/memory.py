@@ -28,7 +28,7 @@ class CudaMemory(Protocol):
 def gpu_memory(cuda: CudaMemory, device: str) -> dict[str, int]:
     """Return the memory of a GPU that is allocated and reserved in this process, used by all processes, and total.
 
-    The result is empty for a CPU, and before this process uses the GPU, because reading it would allocate memory.
+    The result is empty for a CPU, and before this process uses the GPU, because a query would allocate memory.
     """
     if not device.startswith('cuda') or not cuda.is_initialized():
         return {}

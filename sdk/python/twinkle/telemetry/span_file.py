@@ -75,7 +75,7 @@ class SpanFileExporter(SpanExporter):
         """Open and lock the file, after renaming it if it is too large."""
         while True:
             with self._path.open('ab') as file:
-                # Without a lock, two processes could rename the file one after the other, and lose the first one.
+                # Without a lock, two processes could rename the file in turn, and the first file would be lost.
                 fcntl.flock(file, fcntl.LOCK_EX)
                 status = os.fstat(file.fileno())
                 if not self._is_current(status):

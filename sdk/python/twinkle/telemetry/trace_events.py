@@ -17,8 +17,8 @@ def trace_events(spans: Sequence[SpanRecord]) -> dict[str, Any]:
     """Return the content of a JSON file in the trace event format.
 
     A service is shown as a process. A span is on the thread of its parent; spans that overlap are on several threads. A
-    call between services is an arrow from the caller's span to the served one. Times are microseconds since the first
-    span, whose time is in `otherData`.
+    call between services is an arrow from the caller's span to the callee's span. Times are microseconds since
+    the first span, whose time is in `otherData`.
 
     Args:
         spans: spans of one or several traces, in any order.
@@ -61,7 +61,7 @@ def _threads(order: Sequence[SpanRecord]) -> list[int]:
 def _enter(threads: list[list[SpanRecord]], span: SpanRecord) -> int:
     """Add a span to a thread and return the thread's number, from 1.
 
-    It is the thread whose innermost open span is the parent, otherwise the first thread without open spans.
+    The function chooses the thread whose innermost open span is the parent, otherwise the first one without open spans.
     """
     for opened in threads:
         while opened and opened[-1].end_ns <= span.start_ns:
