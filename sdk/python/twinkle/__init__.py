@@ -1,7 +1,7 @@
 """Twinkle's component library: the building blocks of a training loop.
 
-Importing it is cheap and does not import torch. The names below are loaded on first use, and each kind of component
-has its own package (`twinkle.dataset`, `twinkle.model`, ...).
+Importing this package is cheap and does not import torch. The names below are loaded on first use, and each kind of
+component has its own package (`twinkle.dataset`, `twinkle.model`, ...).
 """
 
 import importlib

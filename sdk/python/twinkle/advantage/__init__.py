@@ -1,4 +1,4 @@
-"""Estimators of advantages, which measure how much better a completion was than expected. Needs no torch."""
+"""Estimators of advantages, which measure how much better a completion was than expected. They need no torch."""
 
 from twinkle.advantage.base import Advantage, FloatVector, GroupAdvantage, Scale
 from twinkle.advantage.errors import InvalidAdvantageInput

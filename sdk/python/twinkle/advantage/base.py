@@ -26,7 +26,7 @@ class Advantage(ABC):
 
     @abstractmethod
     def __call__(self, rewards: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return advantages.
+        """Compute the advantages of rewards.
 
         Raises:
             InvalidAdvantageInput: an argument is invalid.
@@ -52,12 +52,12 @@ class GroupAdvantage(Advantage):
 
     @abstractmethod
     def centre(self, rewards_PG: FloatVector) -> FloatVector:
-        """Return each reward minus its baseline, [P, G]."""
+        """Return each reward minus its baseline, float64 [P, G]."""
 
     def __call__(
         self, rewards: Sequence[float] | npt.ArrayLike, num_generations: int = 1, scale: Scale = 'group'
     ) -> FloatVector:
-        """Return one advantage per reward, in the order of the rewards.
+        """Return one advantage per reward, float64, in the order of the rewards.
 
         Args:
             rewards: one number per completion; completions of one prompt are adjacent.
@@ -85,14 +85,14 @@ class GroupAdvantage(Advantage):
 
 
 def read_vector(field: str, values: Any) -> FloatVector:
-    """Return the values as a vector of finite numbers.
+    """Return the values as a float64 vector of finite numbers.
 
     Raises:
         InvalidAdvantageInput: the values are empty, not one-dimensional, or not numbers of at most `LARGEST` in
             magnitude. The error names `field`.
     """
     try:
-        # `tolist` works for tensors of any device; numpy cannot convert those on an accelerator.
+        # `tolist` works for tensors on any device; numpy cannot convert tensors on an accelerator.
         listed = values.tolist() if hasattr(values, 'tolist') else values
         vector = np.asarray(listed, dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as error:

@@ -49,7 +49,7 @@ class GAEAdvantage(Advantage):
         kl_coef: float = 0.0,
         masks: Sequence[Sequence[bool]] | None = None,
     ) -> list[FloatVector]:
-        """Return rewards per token, one row per completion.
+        """Return rewards per token, one float64 row per completion.
 
         The reward of each token that counts is minus its KL penalty. The last of these tokens also has the
         completion's reward, which is dropped if no token counts. All other tokens have reward 0.
@@ -94,7 +94,7 @@ class GAEAdvantage(Advantage):
         *,
         masks: Sequence[Sequence[bool]] | None = None,
     ) -> tuple[list[FloatVector], list[FloatVector]]:
-        """Return advantages and returns per token, one row per completion.
+        """Return advantages and returns per token, one float64 row per completion.
 
         Args:
             rewards: rewards per token, as returned by `build_token_rewards`; rows may differ in length.

@@ -58,7 +58,7 @@ def input_feature_to_datum(input_feature: Mapping[str, Any]) -> 'tinker.Datum':
 def _column(
     feature: Mapping[str, Any], name: str, *, count: int | None = None, default: int | None = None
 ) -> npt.NDArray[Any]:
-    """Return a column of a feature; if the column is missing, `count` times `default`."""
+    """Return a column of a feature; if the column is missing, `count` copies of `default`."""
     given: Any = feature.get(name)
     if given is None:
         if default is None or count is None:
