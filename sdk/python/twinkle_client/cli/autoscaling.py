@@ -123,7 +123,7 @@ class Autoscaler:
     def _shrink(
         self, state: StackState, base_model: str, serving: Iterable[pb.Replica], fleet: FleetAdministration
     ) -> bool:
-        """Drain the newest sampler of a base model, unless the stack has as few as at its start.
+        """Drain the newest sampler of a base model, unless only the initial number of samplers is left.
 
         Returns:
             Whether a sampler was drained.

@@ -20,8 +20,8 @@ print_plain = partial(console.print, markup=False, highlight=False, soft_wrap=Tr
 def follow(metrics: RunMetrics, names: Sequence[str]) -> None:
     """Draw the curves of a run again after each change, until an interrupt.
 
-    Without a terminal, each value is printed in a line; of long curves, the first lines are those of a reduced curve. A
-    lost connection is opened again without a time limit.
+    Without a terminal, each value is printed on a separate line, and the stored part of a long curve is reduced. If
+    the connection is lost, this function reconnects without a time limit.
 
     Args:
         metrics: Metrics of the run.

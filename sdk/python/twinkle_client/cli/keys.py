@@ -89,7 +89,7 @@ def rotate(
     is_json: JsonOption = False,
     state_dir: StateDirOption = None,
 ) -> None:
-    """Replace a key and print the secret of the new one.
+    """Replace a key and print the secret of the new key.
 
     The new key has the same tenant, project and scopes. The old key remains valid for the overlap.
     """

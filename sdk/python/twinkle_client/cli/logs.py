@@ -23,7 +23,7 @@ def logs(
     is_followed: Annotated[bool, typer.Option('--follow', '-f', help='Also print new lines, until Ctrl-C.')] = False,
     state_dir: LocalStateDirOption = None,
 ) -> None:
-    """Print the end of the logs of the local stack, also after it was stopped.
+    """Print the end of the logs of the local stack, which may be stopped.
 
     With several processes, each line begins with the name of its process.
     """
@@ -42,7 +42,7 @@ def logs(
 
 
 def _log_paths(folder: Path) -> dict[str, Path]:
-    """Return the log file of each process of the stack, or of all that ran in the folder if the stack is stopped."""
+    """Return the log file of each process of the stack, or of all its processes if the stack is stopped."""
     state = StackState.load(folder)
     if state is not None:
         return {service.name: Path(service.log_path) for service in state.services}
@@ -72,7 +72,7 @@ class _LogReader:
         """Print the last lines, and continue after them."""
         try:
             with self._path.open('rb') as file:
-                # One more line, because the last one may be incomplete.
+                # Read one more line, because the last line may be incomplete.
                 last = list(deque(file, maxlen=count + 1))
                 self._position = file.tell()
         except FileNotFoundError:

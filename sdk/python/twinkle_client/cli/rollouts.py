@@ -1,4 +1,4 @@
-"""`twinkle run rollouts`: the rollouts of a training run, as tables of groups and of completions, or one as text."""
+"""`twinkle run rollouts`: the rollouts of a training run as tables, or a single rollout as text."""
 
 import dataclasses
 import json

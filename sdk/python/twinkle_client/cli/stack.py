@@ -72,11 +72,11 @@ class UpOptions:
         typer.Option('--dtype', help='Data type of base models: auto, float32, bfloat16, float16. Default: auto.'),
     ] = ''
     port: Annotated[
-        int | None, typer.Option('--port', min=0, max=65535, help='gRPC port of the gateway. Default: a free one.')
+        int | None, typer.Option('--port', min=0, max=65535, help='gRPC port of the gateway. Default: a free port.')
     ] = None
     http_port: Annotated[
         int | None,
-        typer.Option('--http-port', min=0, max=65535, help='HTTP port of the gateway. Default: a free one.'),
+        typer.Option('--http-port', min=0, max=65535, help='HTTP port of the gateway. Default: a free port.'),
     ] = None
     tls: Annotated[bool, typer.Option('--tls', help='Use TLS, with certificates created in the state folder.')] = False
     full_parameters: Annotated[
@@ -331,7 +331,7 @@ def _stopped_trainers(state: StackState) -> list[str]:
 
 
 def _stop(folder: Path) -> bool:
-    """Stop the stack in a folder; return whether there was one."""
+    """Stop the stack in a folder; return whether there was a stack."""
     note = 'some services are still running; stop them with `twinkle down`'
     try:
         with exit_on_interrupt(note), console.status('stopping the services'):
