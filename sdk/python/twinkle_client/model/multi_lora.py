@@ -120,16 +120,16 @@ class MultiLoraTransformersModel(
     def pipeline(self, *, adapter_name: str | None = None) -> Pipeline:
         """Return a context manager (`with` or `async with`) that sends the adapter's operations on one stream.
 
-        Operations started with `.submit`, or with `.aio` in tasks, do not wait for the results of earlier ones.
+        Operations started with `.submit`, or with `.aio` in tasks, do not wait for the results of earlier operations.
         """
         return Pipeline(self._connection, self._adapter(adapter_name).operations)
 
     def metrics(self, *, adapter_name: str | None = None) -> RunMetrics:
-        """Return the metrics of an adapter's run, to log and read them."""
+        """Return an object that logs and reads the metrics of an adapter's run."""
         return RunMetrics(self.adapter_id(adapter_name), client=self._client)
 
     def rollouts(self, *, adapter_name: str | None = None) -> RunRollouts:
-        """Return the rollouts of an adapter's run, to log and read them."""
+        """Return an object that logs and reads the rollouts of an adapter's run."""
         return RunRollouts(self.adapter_id(adapter_name), client=self._client)
 
     def _attach(self, adapter_name: str, adapter_id: str, last_number: int) -> None:

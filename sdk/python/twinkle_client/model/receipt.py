@@ -24,7 +24,7 @@ class Receipt(TypedDict):
     pass_adapter_count: int
     """Maximum number of adapters in one of these passes, including the operation's adapter."""
     shared_token_count: int
-    """Number of the tokens whose results were taken from an equal prefix of another sequence in the same pass."""
+    """Number of tokens whose results were taken from an equal prefix of another sequence in the same pass."""
 
 
 def receipt_of(result: operation_result_pb2.OperationResult) -> Receipt:

@@ -101,8 +101,8 @@ class SavingVerbs(ModelHandle):
             adapter_name: Unset: the only adapter.
 
         Returns:
-            The saved `cur_step`, `gradient_accumulation_steps` and `consumed_train_samples`; the last one is 0 if it
-            was not saved.
+            The saved `cur_step`, `gradient_accumulation_steps` and `consumed_train_samples`. A data cursor that was not
+            saved is 0.
 
         Raises:
             NotFoundError: There is no checkpoint at this path.

@@ -22,7 +22,7 @@ class StepOutput(TypedDict):
     grad_norm: float | None
     """Norm of the gradient before clipping; None if it was not computed."""
     learning_rate: float
-    """Learning rate of this step, or of the next one if no step was applied."""
+    """Learning rate of this step, or of the next step if no step was applied."""
     step_count: int
     """Number of optimizer steps applied so far."""
     layers: 'list[LayerHealth]'
@@ -47,7 +47,7 @@ class LayerHealth(TypedDict):
 
 
 def own_loss(options: dict[str, Any]) -> training_config_pb2.LossConfig | None:
-    """Remove the options `loss` and `loss_options` of a batch; return the loss, or None without one.
+    """Remove the options `loss` and `loss_options` of a batch; return the loss, or None without `loss`.
 
     Raises:
         TypeError: `loss_options` is given without `loss`.
