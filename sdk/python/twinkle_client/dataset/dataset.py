@@ -124,7 +124,7 @@ class Dataset:
 
         Args:
             begin_row: Index of the first row.
-            row_count: Maximum number of rows, at most 100. There are fewer if they take more than 2 MiB of memory.
+            row_count: Maximum number of rows, at most 100. Fewer are returned if these take more than 2 MiB.
 
         Raises:
             TypeError: A number is not an integer.
@@ -187,7 +187,7 @@ class Dataset:
 
         Args:
             preprocess_func: Name, class or instance of a preprocessor that the server has.
-            dataset_meta: The added dataset to transform. Unset: the only one.
+            dataset_meta: The added dataset to transform. Unset: the only dataset.
             init_args: Constructor arguments, for a name or class.
             options: `batched`, `num_proc` and other options of the library's `map`; options without effect are
                 logged.
@@ -229,8 +229,8 @@ class Dataset:
 
         Args:
             add_generation_prompt: Append the start of an assistant turn, without labels, for sampling.
-            format: Name of the rows' format, such as 'prompt_completion'. Unset: the server recognizes it by the
-                columns, and a warning names it.
+            format: Name of the rows' format, such as 'prompt_completion'. Unset: the server recognizes the format by
+                the columns, and names it in a warning.
             options: See `map`.
 
         Raises:
@@ -244,7 +244,7 @@ class Dataset:
 
     @remote_method
     async def check(self, *, format: str | None = None) -> list[str]:  # noqa: A002 - public name
-        """Find examples without labels to train on; return all warnings of the dataset, including earlier ones.
+        """Find examples that have no labels; return all warnings of the dataset, including earlier warnings.
 
         Args:
             format: See `encode`.
@@ -281,7 +281,7 @@ class Dataset:
         return self.describe().row_count
 
     async def dataset_id(self) -> str:
-        """Return the dataset's id, creating the dataset if necessary. Call it only on the client's event loop."""
+        """Return the dataset's id, creating the dataset if necessary. Call this only on the client's event loop."""
         return (await self._created()).dataset_id
 
     async def _created(self, part: '_Part | None' = None, *, is_lazy: bool | None = None) -> dataset_pb2.Dataset:

@@ -19,7 +19,7 @@ class PeekedRow:
     index: int
     """Index of the row in the dataset."""
     row: Mapping[str, Any]
-    """Columns of the row, with those of its tokens as arrays if the dataset is encoded. Empty if there is a problem."""
+    """Columns of the row, and its token arrays if the dataset is encoded. Empty if there is a problem."""
     problem: str
     """Reason for which a step fails for this row, or for which the row is too large. Empty without a problem."""
 
