@@ -19,7 +19,7 @@ class Address:
     def parse(cls, text: str) -> 'Address':
         """Parse `http://host:port`, `https://...`, `grpc://...`, `grpcs://...` or `host:port`.
 
-        A path is ignored. The port defaults to 443 with TLS and to 8000 without.
+        A path is ignored. The port defaults to 443 with TLS and to 8000 without TLS.
 
         Raises:
             ValueError: `text` has none of these forms.

@@ -22,8 +22,8 @@ def grpc_address(text: str, *, timeout: timedelta = _TIMEOUT) -> str:
 
     Users of both APIs need only one address. `http://host:port` may be the port of the gateway's HTTP APIs, whose
     `/healthz` reports the gRPC port on the same host. The given address is returned unchanged if it is not a
-    gateway's HTTP port or the server does not respond. It is also returned if the reported port cannot be reached,
-    for example behind a proxy. Addresses of other schemes are returned unchanged without a request.
+    gateway's HTTP port, the server does not respond, or the reported port cannot be reached, for example behind a
+    proxy. Addresses of other schemes are returned unchanged without a request.
 
     Args:
         text: Address in a form that `Address.parse` accepts.

@@ -96,7 +96,7 @@ class LoopThread:
 
 
 _owner: ContextVar[LoopThread | None] = ContextVar('twinkle_client_loop_owner', default=None)
-"""Client whose coroutine is running; tasks inherit it from the task that creates them."""
+"""Client whose coroutine is running; a task inherits the client from the task that creates it."""
 
 
 class _SharedLoop:

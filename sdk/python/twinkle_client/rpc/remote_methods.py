@@ -1,6 +1,6 @@
 """Forms of remote methods: `handle.method(...)` blocks, `.aio(...)` is a coroutine, `.submit(...)` returns a future.
 
-A method is written once, as a coroutine or an asynchronous generator, and decorated. All forms run it on the
+A method is written once, as a coroutine or an asynchronous generator, and decorated. All forms run on the
 clients' event loop, so they can be mixed and called from any thread and from any other loop.
 """
 

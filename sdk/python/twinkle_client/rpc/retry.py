@@ -29,7 +29,7 @@ _LAST_DELAY = 5.0
 _WORK_SECONDS = 10.0
 """Failed attempts that take longer than this, and longer than half of the retry time, begin a new outage.
 
-Shorter ones may only have tried to connect, which can take several seconds.
+Shorter attempts may only have tried to connect, which can take several seconds.
 """
 _UNREPORTED_SECONDS = 1.0
 """Outages that end within this time are not reported."""
@@ -107,7 +107,7 @@ class Silence:
     def watched(self, service: str) -> Iterator[Callable[[], None]]:
         """Watch a stream of `service` for the duration of the block.
 
-        The block must call the function that it receives for each message. A stream without a service is not watched.
+        For each message, the block must call the function that it receives. A stream without a service is not watched.
         """
         stream = _Stream()
         if not service:
@@ -159,7 +159,7 @@ def _unavailable(service: str) -> str:
 class Backoff:
     """Waits between attempts, longer each time, until an outage has lasted too long.
 
-    Use it in a `with` block around the attempts, or call `reset` after the last one, so that the outage ends.
+    Use the object in a `with` block around the attempts, or call `reset` after the last attempt, to end the outage.
 
     Args:
         seconds: Longest outage that is tolerated, counted from its first failure.
