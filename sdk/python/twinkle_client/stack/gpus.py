@@ -58,7 +58,7 @@ def _installed(package: str) -> str:
 
 @dataclass(frozen=True)
 class GpuShare:
-    """GPUs of one process, and the share of their memory that it may use."""
+    """GPUs of one process, and the share of their memory that the process may use."""
 
     gpus: tuple[str, ...]
     memory: float
@@ -134,8 +134,8 @@ def unused_share(gpus: Sequence[str], services: Iterable[Mapping[str, Any]], cou
     left = round(_USED_SHARE - max(used[gpu] for gpu in chosen), 2)
     if left < _MIN_SHARE:
         raise StackError(
-            'no GPU has memory for another sampler: start the stack with more samplers, which divides it further, or '
-            'set gpu_memory_share and gpu_memory_utilization'
+            'no GPU has memory for another sampler: start the stack with more samplers, so that each one gets less '
+            'memory, or set gpu_memory_share and gpu_memory_utilization'
         )
     return GpuShare(tuple(chosen), left)
 
@@ -145,7 +145,7 @@ def _share_of(settings: Mapping[str, Any]) -> float:
     if 'engine' not in settings:
         return float(settings.get('gpu_memory_share', _USED_SHARE))
     arguments: Mapping[str, Any] = settings.get('vllm', {}).get('engine_args', {})
-    # The torch engine allocates memory as it needs it.
+    # The torch engine allocates memory only when needed.
     return float(arguments.get('gpu_memory_utilization', _USED_SHARE)) if settings['engine'] == 'vllm' else _MIN_SHARE
 
 

@@ -108,7 +108,7 @@ def revive_stack(state_dir: Path, *, report: Report, waiting: Collection[str] = 
 
 
 def _with_current_addresses(state: StackState, spawner: Spawner) -> StackState:
-    """Return the stack with the addresses that its processes report; an interrupted start records old ones."""
+    """Return the stack with the addresses that its processes report; an interrupted start records old addresses."""
     for service in state.services:
         address = read_address(spawner.address_file(service.name))
         if address and address != service.address and service.is_running():
@@ -179,7 +179,7 @@ def _interrupts_delayed() -> Iterator[None]:
         del frame
         received.append(number)
 
-    # `getsignal` returns None for a handler that was not installed from Python. It cannot be restored.
+    # `getsignal` returns None for a handler that was not installed from Python, which cannot be restored.
     handlers = {number: handler for number in _INTERRUPTS if (handler := signal.getsignal(number)) is not None}
     for number in handlers:
         signal.signal(number, delay)

@@ -116,7 +116,7 @@ class StackOptions:
     """Ray resources of each process of `model` and `sampler`, by service; see `ray_host.find_cluster`."""
 
     def __post_init__(self) -> None:
-        """Replace the aliases of built-in models by their hub ids, and validate the options.
+        """Replace the aliases of built-in models with their hub ids, and validate the options.
 
         Raises:
             ValueError: An option is invalid; the message names it.

@@ -93,7 +93,7 @@ class Spawner:
         return yaml.safe_load(self.config_path(name).read_text(encoding='utf-8'))
 
     def reserve(self, name: str) -> Place:
-        """Reserve resources for a process like the configured one `name`; see `ProcessHost.reserve`."""
+        """Reserve resources for a process with the configuration of `name`; see `ProcessHost.reserve`."""
         return self._host.reserve(name, count=mesh_size(self.settings_of(name)))
 
     def spawn(self, name: str, *, listen: str = '', place: Place | None = None) -> None:
@@ -101,7 +101,7 @@ class Spawner:
 
         Args:
             name: Name of the process.
-            listen: Address that overrides the one in its configuration.
+            listen: Address that overrides the configured address.
             place: Reserved resources. Default: resources are reserved first.
 
         Raises:
@@ -246,7 +246,7 @@ def read_address(path: Path) -> str:
 
 
 def with_port(listen: str) -> str:
-    """Replace port 0 of an address by a free port, so that the address is known before the process starts.
+    """Replace port 0 of an address with a free port, so that the address is known before the process starts.
 
     Raises:
         StackError: The address is malformed, or this machine cannot listen on it.

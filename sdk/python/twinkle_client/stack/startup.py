@@ -140,7 +140,7 @@ class Launch:
         shared = {'base_model': base_model, 'checkpoint_address': addresses['checkpoint_address']}
         sampler = {**shared, 'engine': options.engine_of(base_model), 'gateways': [gateway]}
         torch = {'dtype': self._dtype, **self._patches, **({'device': 'cuda'} if self._has_gpu('sampler') else {})}
-        # The torch engine keeps one thread, with which its results do not depend on the other requests.
+        # The torch engine keeps one thread, so that its results do not depend on other requests.
         threads = threads_of_each(len(options.base_models) * max(1, options.sampler_count), os.environ)
         vllm = {'engine_args': {'dtype': self._dtype}, 'thread_count': threads}
         sampler = {**sampler, 'torch': torch, 'vllm': vllm}
@@ -264,13 +264,13 @@ def dtype_of(options: StackOptions, *, earlier: Mapping[str, Any] | None) -> str
     if options.full_parameters or own.get('full_parameters'):
         # Full-parameter training changes the base model itself.
         return 'float32'
-    # The adapters of a stack need the type with which they were trained. Earlier versions of this program set none.
+    # The adapters of a stack need the type with which they were trained. Earlier versions set no type.
     return 'auto' if earlier is None else earlier.get('dtype', 'float32')
 
 
 def trainer_name(options: StackOptions, base_model: str, number: int) -> str:
     """Return the name of one of the model services of a base model; `number` counts from 0."""
-    # Names are those of state folders, so they must not depend on the numbers of base models and of trainers.
+    # State folders have the same names, so the names must not depend on the numbers of base models and of trainers.
     first = numbered('model', options.base_models.index(base_model) + 1)
     return f'{first}-trainer-{number + 1}' if number else first
 
@@ -296,7 +296,7 @@ def gpu_needs(options: StackOptions, *, earlier: Mapping[str, Any] | None = None
         engine = options.engine_of(base_model)
         if not can_sample_on_gpu(engine) or (engine == 'torch' and _torch_device(sampler) != 'cuda'):
             continue
-        # Without samplers at the start, memory is left for one that is added later.
+        # Without samplers at the start, memory is reserved for a sampler that is added later.
         first, count = index * options.sampler_count, options.sampler_count or int(index == 0)
         for number in range(first, first + count):
             need = GpuNeed(size if engine == 'vllm' else 1, tuple(sampler.get('gpus', ())))

@@ -127,7 +127,7 @@ class StackState:
         )
 
     def with_service(self, service: ServiceState) -> 'StackState':
-        """Return the stack with `service`, which replaces one of that name or is inserted before the gateway."""
+        """Return the stack with `service`, which replaces a service of that name or is inserted before the gateway."""
         if any(item.name == service.name for item in self.services):
             services = tuple(service if item.name == service.name else item for item in self.services)
         else:
