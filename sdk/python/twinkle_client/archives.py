@@ -35,7 +35,7 @@ def ignore_progress(done: int, total: int) -> None:
 
 
 class _ReplacedError(Exception):
-    """The archive on the server differs from the partially downloaded one."""
+    """The archive on the server differs from the partially downloaded archive."""
 
 
 class ArchiveDownload:
@@ -138,7 +138,7 @@ class AdapterUpload:
     """A local adapter to upload as a checkpoint."""
 
     source: Path
-    """Peft folder, or a `.tar` or `.tar.gz` archive of one."""
+    """Peft folder, or a `.tar` or `.tar.gz` archive of such a folder."""
     name: str
     base_model: str
     user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])

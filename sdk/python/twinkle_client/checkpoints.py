@@ -104,7 +104,7 @@ class CheckpointLibrary:
         An interrupted upload, even of an earlier program, resumes when the call is repeated.
 
         Args:
-            source: Peft folder with safetensors, or a `.tar` or `.tar.gz` archive of one.
+            source: Peft folder with safetensors, or a `.tar` or `.tar.gz` archive of such a folder.
             name: Name of the checkpoint.
             base_model: Base model of the adapter. Empty: the server's only trainable base model.
             user_metadata: Labels of the checkpoint.

@@ -35,7 +35,7 @@ _CLIENT_NAME = 'twinkle_client 0.1.0'
 
 
 class TwinkleClient:
-    """A connection to a gateway. Call `close`, or use it as a context manager; several clients may be open."""
+    """A connection to a gateway. Call `close`, or use the client as a context manager; several clients may be open."""
 
     def __init__(
         self,
@@ -250,7 +250,7 @@ class TwinkleClient:
 
     @remote_method
     async def get_latest_checkpoint_path(self, run_id: str) -> str | None:
-        """Return the path of a run's newest checkpoint, or None if it has none."""
+        """Return the path of a run's newest checkpoint, or None if the run has no checkpoint."""
         checkpoints = await self._list_checkpoints(run_id)
         return checkpoints[0].path if checkpoints else None
 
@@ -339,8 +339,8 @@ def init_twinkle_client(
 ) -> TwinkleClient:
     """Connect, create a session, and make this client the default of all components.
 
-    When the program exits, the session finishes. It finishes with success, unless an exception ended the program; the
-    server then saves unsaved steps in checkpoints, see `TwinkleClient.close`.
+    The session finishes with success when the program exits. If an exception ends the program, the session finishes
+    without success, and the server saves unsaved steps in checkpoints; see `TwinkleClient.close`.
 
     Args:
         base_url: See `TwinkleClient`.
@@ -389,7 +389,7 @@ def _finish_reason(kind: type[BaseException] | None) -> session_service_pb2.Fini
 
 @atexit.register
 def _close_all() -> None:
-    # Python sets this when it prints an exception that the program did not catch.
+    # Python sets `sys.last_value` when it prints an exception that the program did not catch.
     error: BaseException | None = getattr(sys, 'last_value', None)
     for client in list(_open_clients):
         client.__exit__(None if error is None else type(error), error, None)

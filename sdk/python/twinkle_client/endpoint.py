@@ -84,7 +84,7 @@ def find_console_endpoint(http_url: str, state_dir: Path | None = None) -> Endpo
     Args:
         http_url: HTTP address. Empty: `TWINKLE_SERVER_URL`, or the local stack if the variable is not set or
             `state_dir` is given.
-        state_dir: State folder of the local stack. None: the default one.
+        state_dir: State folder of the local stack. None: the default folder.
 
     Raises:
         ValueError: No address or no key was found, or the local stack serves no HTTP.

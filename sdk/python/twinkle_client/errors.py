@@ -79,7 +79,7 @@ class ErrorFacts:
     request_id: str = ''
     retry_after: timedelta | None = None
     disposition: Disposition | None = None
-    """Disposition that the server sent; None if it sent none."""
+    """Disposition that the server sent; None if the server sent no disposition."""
 
 
 class Error(Exception):
@@ -218,7 +218,7 @@ _LOST_STATUS = 'Internal error from Core'
 """Message of grpc 1.85 if a stream ends while the client is sending, because grpc then loses the server's status.
 
 A server's own errors always have details, so an error with this message and without details is treated as UNAVAILABLE.
-The repeated call then returns the status of a refusal. Delete this once grpc preserves the status.
+The repeated call then returns the status of a refusal. Delete this workaround once grpc preserves the status.
 """
 
 

@@ -38,7 +38,7 @@ class MetricUpdate:
     series: Mapping[str, MetricSeries]
     """New and replaced points by name of the metric."""
     is_snapshot: bool
-    """Whether these are all selected points, which replace those that were received before."""
+    """Whether the update contains all selected points, which then replace all points received before."""
 
     def applied_to(self, curves: Mapping[str, MetricSeries]) -> dict[str, MetricSeries]:
         """Return all points after this update.
@@ -73,7 +73,7 @@ class RunMetrics:
     async def log(self, values: Mapping[str, Any], *, step: int) -> None:
         """Store values at a step; a value for the same name and step replaces the earlier one.
 
-        More than 1,000 values are sent in several requests, so after an error, the first ones may be stored.
+        More than 1,000 values are sent in several requests, so after an error, the first values may be stored.
 
         Args:
             values: Numbers by name, also NumPy and torch scalars. A name has 1 to 128 printable ASCII characters and no
@@ -197,7 +197,7 @@ def _update(message: pb.WatchMetricsResponse) -> MetricUpdate:
 
 
 def _merged(known: MetricSeries | None, new: MetricSeries) -> MetricSeries:
-    """Return the points of a metric after new ones were added; they replace known ones with the same steps."""
+    """Return the known and the new points of a metric. A new point replaces the known point of the same step."""
     if known is None:
         return new
     points = {step: (value, time) for step, value, time in zip(known.steps, known.values, known.times, strict=True)}

@@ -41,7 +41,7 @@ class RewardStatistics:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSummary:
-    """Facts of a rollout. None and empty texts mean that a fact is not known."""
+    """Summary of a rollout. An unknown value is empty or None."""
 
     rollout_id: str
     index: int
@@ -63,7 +63,7 @@ class RolloutSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutGroup:
-    """Facts of rollouts that are compared with each other, such as the completions of one prompt."""
+    """Summary of rollouts that are compared with each other, such as the completions of one prompt."""
 
     step: int
     group_id: str
@@ -78,7 +78,7 @@ class RolloutGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedRollout:
-    """A rollout. None and empty values mean that a fact is not known."""
+    """A rollout. An unknown value is empty or None."""
 
     rollout_id: str
     step: int
@@ -93,7 +93,7 @@ class LoggedRollout:
     token_ids: npt.NDArray[np.int32] | None
     """int32 [T]. Tokens after the prompt, also those that were not sampled."""
     logprobs: npt.NDArray[np.float32] | None
-    """float32 [T]. Natural log-probability of each token when it was sampled; NaN where it is not known."""
+    """float32 [T]. Natural log-probability of each token when it was sampled; NaN if unknown."""
     token_advantages: npt.NDArray[np.float32] | None
     """float32 [T]. Advantage of each token."""
     reward: float | None
@@ -133,9 +133,9 @@ class RunRollouts:
         reward_parts: Mapping[str, Any] | None = None,
         groups: int | Sequence[str] | None = None,
     ) -> None:
-        """Store rollouts at a step; a rollout with the same step, group and position in it replaces the earlier one.
+        """Store rollouts at a step. A rollout replaces an earlier one with the same step, group and position in it.
 
-        Groups of more than 8 MiB together are sent in several requests, so after an error, the first may be stored.
+        Groups of more than 8 MiB together are sent in several requests, so after an error, some may be stored.
 
         Args:
             trajectories: Results of a sampler, their sequences, rollouts of `twinkle.rollout`, features or chats. Inner
@@ -152,7 +152,7 @@ class RunRollouts:
             ValueError: The number of rewards, advantages or groups is wrong, or a value cannot be sent.
             UsageError: A name, an id or the step is invalid, or a rollout is too large.
             NotFoundError: The run does not exist.
-            QuotaError: The groups have more bytes than the server stores of a run, or than a request may change.
+            QuotaError: The groups have more bytes than the server stores for a run, or than a request may change.
         """
         found = tracked_rollouts(
             trajectories, rewards=rewards, advantages=advantages, reward_parts=reward_parts, groups=groups
@@ -179,7 +179,7 @@ class RunRollouts:
         Args:
             begin_step: First step.
             end_step: Step before which the groups end. Unset: no limit.
-            group_id: Id of the group to return of each step. Empty: all.
+            group_id: Id of the group to return for each step. Empty: all.
             limit: Maximum number of groups.
             is_ascending: Whether the oldest step is first.
 
@@ -220,7 +220,7 @@ class RunRollouts:
 
 
 def _requests(groups: Mapping[str, Sequence[pb.Rollout]]) -> Iterator[Sequence[pb.RolloutGroup]]:
-    """Yield the groups of each request. Several groups are together in a request only if they are small."""
+    """Yield the groups of each request. A request contains several groups only if they are small."""
     part, part_bytes, part_count = list[pb.RolloutGroup](), 0, 0
     for group_id, rollouts in groups.items():
         sizes = [rollout.ByteSize() for rollout in rollouts]

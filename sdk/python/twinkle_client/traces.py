@@ -15,7 +15,7 @@ _MAX_PAGE = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class TraceSummary:
-    """Facts of a trace, or of the part of it that the API key may see."""
+    """Summary of a trace, limited to the spans that the API key may see."""
 
     trace_id: str
     name: str
@@ -67,7 +67,7 @@ class Traces:
         Args:
             run_id: Run whose adapter the trace names. Empty: all.
             sequence_number: Number of an operation of the run. Needs `run_id`. 0: all.
-            request_id: Request id of any call of the trace, even of one that reads. Empty: all.
+            request_id: Request id of any call of the trace, even of a call that only reads. Empty: all.
             min_duration: Minimum duration of a trace.
             limit: Maximum number of traces. Values outside 1 to 1,000 are replaced by the nearer end.
 

@@ -74,7 +74,7 @@ class CheckpointEngineManager:
 
         Raises:
             RetryableError: The version is published, but the sampler did not load it within `wait`.
-            StateError: The run trains the weights of the base model, and the sampler is not configured to follow it.
+            StateError: The run trains the base model's weights, and the sampler is not configured to follow the run.
             ValueError: `dtype` is unknown.
             KeyError: No adapter has this name; or no name is given, and there is not exactly one adapter.
         """

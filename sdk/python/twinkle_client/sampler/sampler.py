@@ -191,7 +191,7 @@ class Sampler:
     async def load_adapter(self, adapter_name: str = '', **adapter: Any) -> int:
         """Load an adapter version before it is needed, and return the version.
 
-        Only one sampler of the server loads it: the one that the adapter's requests reach first.
+        Only one sampler of the server loads the version: the one that the adapter's requests reach first.
 
         Args:
             adapter_name: See the class.
@@ -241,7 +241,7 @@ class Sampler:
         )
 
     def _synced_adapter(self, adapter: Mapping[str, Any]) -> sampling_pb2.AdapterRef | None:
-        """Return the synced adapter, with the requested version or else the synced one."""
+        """Return the synced adapter, with the requested version or else the synced version."""
         if len(self._synced) > 1:
             raise ValueError(f'several adapters were synced, {list(self._synced)}; choose one with adapter_name=')
         ((adapter_id, synced),) = self._synced.items()
