@@ -121,7 +121,7 @@ def _start_process(stack: StackState, base_model: str, seed: int, key: str, log:
 
 
 def _replace(client: _Client, stack: StackState, base_model: str, *, seed: int) -> None:
-    """Kill a client, so that its session is abandoned, and start another one with the same key."""
+    """Kill a client, so that its session is abandoned, and start another client with the same key."""
     _stop([client])
     client.process = _start_process(stack, base_model, seed, client.key, client.log)
 
@@ -139,7 +139,7 @@ def _cycles(clients: Sequence[_Client]) -> list[dict[str, Any]]:
 
 
 def _folder_bytes(folder: Path) -> int:
-    """Return the size of the files in a folder; files that are deleted meanwhile are ignored."""
+    """Return the size of the files in a folder; files that are deleted during the call are ignored."""
     total = 0
     for path, _, names in os.walk(folder):
         for name in names:
@@ -177,7 +177,7 @@ def _figures_of_cycles(cycles: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _plot(record: _Record, path: Path) -> None:
-    """Plot each quantity over time, one panel each with a line per service."""
+    """Plot each quantity over time in a separate panel, with a line per service."""
     figure = Figure(figsize=(15, 3.6))
     axes = figure.subplots(1, len(QUANTITIES))
     minutes = [seconds / 60 for seconds in record.times]

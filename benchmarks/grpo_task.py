@@ -22,5 +22,5 @@ def prompts_of(folder: str, options: Mapping[str, Any]) -> list[str]:
 
 
 def reward_of(completion: str) -> float:
-    """Return the fraction of letters `e` in a completion, which varies between the completions of a prompt."""
+    """Return the fraction of letters `e` in a completion. It varies between the completions of a prompt."""
     return completion.count('e') / max(1, len(completion))

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
         pass_seconds = _pass_seconds(busy, examples)
         alone = _delays(other, options.model, rounds=options.rounds)
         with _repeated(busy, examples):
-            # Wait until the first operation is in the middle of a pass.
+            # Wait until the first operation runs a pass.
             time.sleep(pass_seconds / 2)
             beside = _delays(other, options.model, rounds=options.rounds)
     return {

@@ -140,7 +140,7 @@ class _Ours:
         return [model.save_weights_and_get_sampling_client().result() for model in models]
 
     def sample(self, samplers: Sequence[tinker.SamplingClient], prompts: list[list[int]]) -> None:
-        """Continue all prompts at once; the prompts use the adapters in turn."""
+        """Continue all prompts concurrently; the adapters are assigned to the prompts in rotation."""
         params = tinker.SamplingParams(max_tokens=NEW_TOKENS, temperature=1.0)
         calls = [
             samplers[index % len(samplers)].sample(tinker.ModelInput.from_ints(prompt), 1, params)

@@ -206,7 +206,7 @@ def _write_folder(folder: Path, tensors: dict[str, TensorData], config: LoraConf
 
 
 def _tensors(rank: int, *, seed: int) -> dict[str, TensorData]:
-    """Return an adapter for all linear layers, with values so small that outputs hardly change."""
+    """Return an adapter for all linear layers, with values so small that outputs change little."""
     random = np.random.default_rng(seed)
     tensors: dict[str, TensorData] = {}
     for layer in range(_LAYERS):

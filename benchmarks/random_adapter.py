@@ -9,7 +9,7 @@ from twinkle.data_format import TensorData
 
 
 def random_adapter(folder: Path, lora_rank: int, *, seed: int) -> dict[str, TensorData]:
-    """Return the float32 tensors by their names in peft, with values so small that outputs hardly change.
+    """Return the float32 tensors by their names in peft, with values so small that outputs change little.
 
     Args:
         folder: Folder of the base model; its configuration defines the shapes.

@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
 def _point(
     state: StackState, model: MultiLoraTransformersModel, client: TwinkleClient, count: int, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Create and train adapters until there are `count`, and measure."""
+    """Create and train adapters until there are `count`, and measure the services."""
     begin, existing = time.monotonic(), len(client.list_adapters())
     for first in range(existing, count, _TOGETHER):
         _train(model, range(first, min(first + _TOGETHER, count)), options.lora_rank)

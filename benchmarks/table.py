@@ -31,12 +31,12 @@ LARGEST_FALL = 0.05
 
 @dataclass(frozen=True)
 class Row:
-    """One ratio of a benchmark; a larger one is better."""
+    """One ratio of a benchmark; a larger ratio is better."""
 
     work: str
     """The work that is measured."""
     peer: str
-    """The program or path with which it is compared."""
+    """The program or path with which the work is compared."""
     goal: float
     command: str
     """Name of the benchmark, and its options."""

@@ -40,7 +40,7 @@ def time_alternately(
     Args:
         runs: Variants by name.
         rounds: Number of measured rounds.
-        warmups: Number of rounds before the measured ones.
+        warmups: Number of rounds before the measured rounds.
         finish: Function that waits for the accelerator, which computes asynchronously.
         clock: Clock in seconds; `time.process_time` if other work runs on the machine.
     """
