@@ -326,7 +326,7 @@ def _show_console(stack: StackState, run_id: str) -> None:
     with suppress(KeyboardInterrupt):
         console.rule('7. The run in your browser')
         print_console_link(stack, page=f'runs/{run_id}')
-        console.print('It has the curves, the answers before and after, and the traces. Press Ctrl-C to stop.')
+        console.print('The page has the curves, the answers before and after, and the traces. Press Ctrl-C to stop.')
         signal.pause()
 
 

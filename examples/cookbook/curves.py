@@ -18,7 +18,7 @@ class Curves:
     """Context manager that records the metrics of a run, with `twinkle.tracking`.
 
     On a terminal it shows a progress bar with the latest plotted metrics below it; otherwise it prints one line per
-    step. Each step is written to `curves.jsonl` at once, so an interrupted run keeps its results; `curves.json` has
+    step. Each step is written to `curves.jsonl` immediately, so an interrupted run keeps its results; `curves.json` has
     the setting and the status, and `curves.rollouts.jsonl` the rollouts of recipes that sample. The plot `curves.png`
     is drawn at the end, even after an interrupt.
 

@@ -1,4 +1,4 @@
-"""Four tenants use one base model at the same time, and each obtains bitwise the results of a solo run.
+"""Four tenants use one base model at the same time. The results of each are bitwise equal to those of a solo run.
 
 Tenant A teaches the model its name (SFT, LoRA rank 8). B continues pre-training on plain text (rank 32). C trains with
 GRPO to write letters, and samples from every version. D only computes log-probabilities. Each tenant has its own key,
@@ -117,7 +117,7 @@ def score(recipe: Recipe[Setting], client: TwinkleClient, log: Log) -> None:
 
 
 def learn(model: MultiLoraTransformersModel, batches: list[Any], log: Log) -> None:
-    """Submit a step for each batch without waiting for the previous one, and log the results."""
+    """Submit a step for each batch without waiting for the previous step, and log the results."""
     log.start.wait()
     with model.pipeline():
         outputs = [(model.forward_backward.submit(batch), model.clip_grad_and_step.submit()) for batch in batches]

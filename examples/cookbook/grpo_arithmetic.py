@@ -163,7 +163,7 @@ def sample_groups(sampler: Sampler, prompts: Sequence[Any], setting: Setting, *,
 
 
 def score(features: Sequence[InputFeature]) -> dict[str, list[float]]:
-    """Return the rewards of the completions by name; `total` is their mean."""
+    """Return the rewards of the completions by name; `total` is the mean of the other rewards."""
     accuracy, form = SumReward()(features), TaggedReward()(features)
     return {'accuracy': accuracy, 'format': form, 'total': [(a + f) / 2 for a, f in zip(accuracy, form, strict=True)]}
 

@@ -169,7 +169,7 @@ def sample_groups(sampler: Sampler, prompts: Sequence[Any], setting: Setting, *,
 
 
 def score(features: Sequence[InputFeature]) -> dict[str, list[float]]:
-    """Return the rewards of the completions by name; `total` is their mean."""
+    """Return the rewards of the completions by name; `total` is the mean of the other rewards."""
     parts = {
         'accuracy': CountDownAccuracy()(features),
         'numbers': NumbersReward('nums')(features),

@@ -5,7 +5,7 @@ fraction of answers with the name before and after the training, on other questi
 
 `--where services` runs the same loop on running services (TWINKLE_SERVER_URL or `twinkle up`), or starts services.
 `teach` is the same in both cases: `in_process` and `services` create its components from different packages. On the
-same device with the same data type, both give bitwise the same losses.
+same device with the same data type, both give bitwise equal losses.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A tiny vision-language model with random weights, for machines that are too small for a real one.
+"""A tiny vision-language model with random weights, for machines that are too small for a real model.
 
 The model has the architecture of Qwen2.5-VL: a vision tower, and a text model with positions in time, height and width.
 A training run with this model shows that the path from pixels to gradients works.

@@ -67,7 +67,7 @@ def multiply(a: int, b: int) -> int:
 
 
 def parse_calls(text: str) -> list[ToolCall]:
-    """Return the calls in a turn. This recipe replaces the template's format with a simpler one."""
+    """Return the calls in a turn. This recipe replaces the template's format with a simpler format."""
     return [
         {'id': str(index), 'type': 'function', 'function': {'name': name, 'arguments': {'a': int(a), 'b': int(b)}}}
         for index, (name, a, b) in enumerate(CALL.findall(text))
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def train(recipe: Recipe[Setting]) -> None:
-    """Sample, select and train in each round, and evaluate before the first round and after each one."""
+    """Sample, select and train in each round, and evaluate before the first round and after each round."""
     setting = recipe.setting
     rng = np.random.default_rng(recipe.seed)
     held_out = [question(rng, is_held_out=True) for _ in range(setting.held_out)]
