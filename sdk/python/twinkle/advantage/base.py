@@ -62,8 +62,8 @@ class GroupAdvantage(Advantage):
         Args:
             rewards: one number per completion; completions of one prompt are adjacent.
             num_generations: completions per prompt; 1 treats the batch as one group.
-            scale: 'group' divides the advantages by the sample standard deviation of the rewards of their group, and
-                'batch' by that of all rewards. 'none' does not divide. Advantages of a group of equal rewards are
+            scale: rewards whose sample standard deviation divides the advantages: 'group' for the rewards of the same
+                group, 'batch' for all rewards, 'none' for no division. Advantages of a group of equal rewards are
                 always 0.
 
         Raises:

@@ -51,7 +51,7 @@ class GAEAdvantage(Advantage):
     ) -> list[FloatVector]:
         """Return rewards per token, one float64 row per completion.
 
-        The reward of each token that counts is minus its KL penalty. The last of these tokens also has the
+        The reward of each token that counts is its negated KL penalty. The last of these tokens also has the
         completion's reward, which is dropped if no token counts. All other tokens have reward 0.
 
         The penalty is `kl_coef (log p_old - log p_ref)` (Ziegler et al. 2019, arXiv 1909.08593, eq. 2). The mean of

@@ -57,7 +57,7 @@ def is_delta_possible(manifest: WeightManifest, base: WeightManifest) -> bool:
 def delta_blocks(manifest: WeightManifest) -> Iterator[DeltaBlock]:
     """Yield the blocks of a state in order; together they cover the state.
 
-    Adjacent tensors with the same element size share blocks, so many small tensors cost no more than a large one.
+    Adjacent tensors with the same element size share blocks, so many small tensors cost no more than one large tensor.
     """
     begin, end, item_bytes = 0, 0, 0
     for entry in manifest.tensors:

@@ -28,7 +28,7 @@ class WeightReceiver(Protocol):
 
 
 class CheckpointEngine(ABC):
-    """Transfers packed weights to a sampler. Subclass it for another transport, such as a file or a network connection.
+    """Transfers packed weights to a sampler. Subclass the class for another transport, such as a file or a socket.
 
     The sampler verifies the received state by its manifest and digest, so corrupt data is never used.
     """

@@ -145,7 +145,7 @@ class CheckpointEngineManager:
         )
 
     def _sync_base(self) -> int:
-        """Copy the base weights if the sampler has different ones; return the number of copied bytes."""
+        """Copy the base weights if the sampler has different weights; return the number of copied bytes."""
         current = self._sampler.base_source
         if current == self._model.base_source or (current.digest and current.digest == self._base_digest):
             return 0

@@ -165,7 +165,7 @@ def _layout_of(entries: _Entries) -> Layout:
 
 
 def _check_entries(tensors: tuple[TensorEntry, ...], weights: StateSection) -> int:
-    """Check every entry against the previous one; return the end of the last one."""
+    """Check every entry against the previous entry; return the end of the last entry."""
     end = 0
     is_trainer_reached = False
     names: set[tuple[StateSection, str]] = set()

@@ -173,7 +173,7 @@ def unpack_state(
         section: section to return. None: the weights.
 
     Raises:
-        StateIncomplete: `data` ends before the section does.
+        StateIncomplete: `data` ends before the end of the section.
     """
     view = memoryview(data).toreadonly()
     tensors: dict[str, TensorData] = {}

@@ -71,7 +71,7 @@ class PairChannel:
         self._connection.settimeout(timeout.total_seconds())
 
     def abort(self) -> None:
-        """Make pending calls of other threads fail. Any thread may call it."""
+        """Make pending calls of other threads fail. Any thread may call this method."""
         try:
             self._connection.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -98,7 +98,7 @@ class PairChannel:
 
 
 def accept_peer(listener: socket.socket, secret: bytes, *, timeout: timedelta) -> PairChannel:
-    """Return a channel to the first process that connects and has `secret`; disconnect others.
+    """Return a channel to the first process that connects and has `secret`; disconnect other processes.
 
     Raises:
         TransferFailed: no such process has connected in time.

@@ -30,11 +30,11 @@ SEED_KEY = 'twinkle.seed'
 def write_peft_folder(
     path: str | os.PathLike[str], tensors: Mapping[str, TensorData], config: LoraConfig, *, base_model: str
 ) -> None:
-    """Write an adapter folder, replacing an existing one.
+    """Write an adapter folder, replacing an existing folder.
 
-    The files are written and synced in a new folder inside a temporary one beside `path`. The new folder is then
+    The files are written and synced in a new folder inside a temporary folder beside `path`. The new folder is then
     renamed to `path`. A crash leaves the old or the new folder or, between the two renames, no folder at `path`; the
-    old folder is then in the temporary one. A crash never leaves an incomplete folder at `path`.
+    old folder is then in the temporary folder. A crash never leaves an incomplete folder at `path`.
 
     Args:
         path: the folder to write. Missing parents are created.
@@ -108,7 +108,7 @@ def _check_no_pickle(folder: Path) -> None:
     if (folder / _PICKLE_FILE).exists() and not (folder / ADAPTER_MODEL_FILE).exists():
         raise InvalidPeftFolder(
             _PICKLE_FILE,
-            f'is a pickle file, which is not supported; if you trust it, load it with PEFT and save it with '
+            f'is a pickle file, which is not supported; if you trust the file, load it with PEFT and save with '
             f'safe_serialization=True, which writes {ADAPTER_MODEL_FILE}',
         )
 
@@ -129,7 +129,7 @@ def _write_synced(path: Path, *parts: bytes | memoryview) -> None:
 
 
 def replace_folder(target: Path, new: Path, *, previous: Path) -> None:
-    """Replace `target` by `new`. An existing target is moved to `previous`, and moved back if the replacement fails.
+    """Replace `target` with `new`. An existing target is moved to `previous`, and moved back if the replacement fails.
 
     Raises:
         OSError: a folder could not be moved.

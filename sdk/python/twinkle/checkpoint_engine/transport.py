@@ -103,7 +103,7 @@ class WeightTransport(ABC):
 
     def send_weights(self, piece: bytes | memoryview) -> None:
         """Send the next piece."""
-        # Both must agree on the size first, because gloo ends the process if a message does not fit its buffer.
+        # Both sides must agree on the size first, because gloo ends the process if a message does not fit its buffer.
         self.connected.send(_announcement(piece))
         self.send_piece(piece)
 

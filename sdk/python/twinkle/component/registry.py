@@ -191,7 +191,7 @@ def check_required(kind: str, name: str, function: Callable[..., Any], options: 
     """Check that `options` contain every required parameter of `function`.
 
     Raises:
-        InvalidComponentOptions: a required option is missing. The message lists all missing ones.
+        InvalidComponentOptions: a required option is missing. The message lists all missing options.
     """
     parameters = inspect.signature(function).parameters.values()
     missing = [
@@ -218,7 +218,7 @@ def check_options(
         given: parameters that the caller fills in itself, which are not options.
 
     Raises:
-        InvalidComponentOptions: an option is unknown. The message lists the known ones.
+        InvalidComponentOptions: an option is unknown. The message lists the known options.
     """
     parameters = inspect.signature(function).parameters.values()
     known = {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}

@@ -9,7 +9,7 @@ _TOKEN = re.compile(r'(\\(?:boxed|fbox)\s*\{|\{)|\\[\s\S]|\}')
 def boxed_answers(text: str) -> list[str]:
     r"""Return the content of each `\boxed{...}` or `\fbox{...}`, in order, without surrounding whitespace.
 
-    A box inside another one is part of the outer content, and a box that is not closed is ignored. Escaped braces are
+    A box inside another box is part of the outer content, and a box that is not closed is ignored. Escaped braces are
     text. The time is linear in the length of the text.
     """
     spans: list[tuple[int, int, int]] = []

@@ -73,7 +73,7 @@ class LoraConfig:
     """One or more names, each from `TARGET_GROUPS` or matched against the end of each module's path.
 
     Stacked weights of experts are named with their module, such as `experts.down_proj`. PEFT has a separate field
-    `target_parameters` for them, which `of` adds to this one.
+    `target_parameters` for them, which `of` adds to this field.
     """
     use_rslora: bool = False
     """Whether to use rank-stabilized scaling (Kalajdzievski 2023, arXiv:2312.03732)."""
@@ -155,8 +155,8 @@ def in_effect(pattern: Mapping[str, _Value]) -> dict[str, _Value]:
     """Return a pattern without the names that never apply, with the longest names first.
 
     Two names match the same path only if one of them ends with the other, starting after a dot. A name therefore never
-    applies if it ends with an earlier one. Of the remaining names, the first one that matches a path is also the
-    longest one, so sorting by length keeps the meaning of the pattern. Therefore the pattern can be sent in a message,
+    applies if it ends with an earlier name. Of the remaining names, the first match of a path is also the longest
+    match, so sorting by length keeps the meaning of the pattern. Therefore the pattern can be sent in a message,
     whose maps have no order.
     """
     kept: dict[str, _Value] = {}
@@ -167,7 +167,7 @@ def in_effect(pattern: Mapping[str, _Value]) -> dict[str, _Value]:
 
 
 def longest_first(pattern: Mapping[str, _Value]) -> dict[str, _Value]:
-    """Return a pattern sorted by decreasing length of its names, so that the first match is also the longest one."""
+    """Return a pattern sorted by decreasing length of its names, so that the first match is also the longest match."""
     return dict(sorted(pattern.items(), key=lambda item: (-len(item[0]), item[0])))
 
 

@@ -178,7 +178,7 @@ class VersionSpan:
     """Tokens `[begin_token, end_token)` of a sequence, all sampled with one adapter version."""
 
     version: int
-    """Version of the adapter, or of base weights that replaced the original ones. 0 is the original base model."""
+    """Version of the adapter, or of base weights that replaced the original weights. 0 is the original base model."""
     begin_token: int
     end_token: int
 
@@ -192,14 +192,14 @@ class SampledSequence:
     """The new tokens, including a stop token that ended the sequence."""
     logprobs: list[list[tuple[int, float]]] = field(default_factory=list[list[tuple[int, float]]])
     """Pairs `(token_id, natural log-probability)` for each new token: first the sampled token, then the k most likely
-    ones. Probabilities are those of the model's own distribution, before temperature and filters."""
+    tokens. Probabilities are those of the model's own distribution, before temperature and filters."""
     decoded: str = ''
     """The new tokens as text, without special tokens."""
     version_spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
     """Adapter versions that sampled the tokens, in order. The spans cover all tokens."""
     routed_experts: npt.NDArray[np.integer[Any]] | None = None
-    """int [P + N - 1, layers with experts, experts per token]: experts of the P tokens of the prompt and the N new ones
-    except the last, which was not computed. None unless requested."""
+    """int [P + N - 1, layers with experts, experts per token]: experts of the P tokens of the prompt and of the N new
+    tokens except the last, which was not computed. None unless requested."""
     new_input_feature: InputFeature | None = None
     """Prompt and completion as a training feature, with labels for the completion and the prompt's own labels."""
 

@@ -60,7 +60,7 @@ class StepResult:
     grad_norm: float | None = None
     """Norm of the gradient before clipping; None if it was not computed."""
     learning_rate: float
-    """Learning rate of the optimizer step that was applied, or else of the next one."""
+    """Learning rate of the optimizer step that was applied, or else of the next step."""
     step_count: int
     """Number of optimizer steps applied so far."""
     layers: Sequence[LayerHealth] = ()

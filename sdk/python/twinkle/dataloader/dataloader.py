@@ -14,7 +14,7 @@ class LoaderOptions(TypedDict, total=False):
     """Options of a loader."""
 
     min_batch_size: int
-    """Minimum size of the last batch; a smaller one is left out. Default: the number of data ranks, or `batch_size`
+    """Minimum size of the last batch; a smaller batch is dropped. Default: the number of data ranks, or `batch_size`
     with `drop_last`."""
     rank: int | None
     """Rank of this process in the mesh. No effect in mode 'ray'. Default: the environment variable `RANK`."""

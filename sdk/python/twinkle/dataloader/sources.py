@@ -29,7 +29,7 @@ class Layout:
     batch_size: int
     """Number of examples per batch, over all ranks."""
     min_batch_size: int
-    """Minimum size of the last batch; a smaller one is left out."""
+    """Minimum size of the last batch; a smaller batch is dropped."""
     part: RankSlice
     """Part of each batch that this process reads."""
     seed: int | None
@@ -205,7 +205,7 @@ class StreamedBatches:
                 if given > skipped:
                     part = [batch[index] for index in self._layout.part.of(len(batch))]
                     yield part, Position(begin + given, epoch, given)
-            # A completely skipped epoch is followed by the next one.
+            # A completely skipped epoch is followed by the next epoch.
             has_ended = given > skipped or given == 0
             begin, epoch, skipped = begin + given, epoch + 1, skipped - given
         if skipped > 0:

@@ -45,7 +45,7 @@ def build_once(target: Path, build: Callable[[Path], None]) -> Path:
         if target.is_dir():
             return target
         prefix = f'.{target.name}-'
-        # No other process builds while this one holds the lock, so existing folders are left over from failed builds.
+        # No other process builds while this process holds the lock, so existing folders are from failed builds.
         for left_over in target.parent.glob(f'{prefix}*'):
             shutil.rmtree(left_over, ignore_errors=True)
         staging = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))

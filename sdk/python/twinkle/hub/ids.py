@@ -49,7 +49,7 @@ class HubId:
 
 
 def local_path(text: str) -> Path | None:
-    """Return `text` as a path with `~` expanded, or None if it is neither an explicit path nor an existing one.
+    """Return `text` as a path with `~` expanded, or None if it is neither an explicit nor an existing path.
 
     Explicit paths are absolute (also after the expansion of `~`), begin with `./` or `../`, or are `.` or `..`. Text
     that contains `://`, or that is longer than a path may be, is never a path.

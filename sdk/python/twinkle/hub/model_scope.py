@@ -120,7 +120,7 @@ def _create_repository(client: Any, api: Any, target: HubId, *, is_private: bool
         try:
             api.create_repo(target.name, 'model', visibility=visibility)
         except client.errors.AlreadyExistsError:
-            # Another process created the repository in the meantime.
+            # Another process created the repository after the check.
             return
 
 

@@ -11,7 +11,7 @@ def get_logger(name: str = 'twinkle') -> logging.Logger:
     """Return a logger that writes to standard error, unless the program has configured logging itself.
 
     The environment variable `TWINKLE_LOG_LEVEL` sets the level. The default is INFO; in a program of several processes,
-    processes other than the first one log only warnings and errors.
+    processes other than the first log only warnings and errors.
 
     Raises:
         ValueError: `TWINKLE_LOG_LEVEL` is not a level of `logging`, or `WORLD_SIZE` is not a number.

@@ -67,7 +67,7 @@ def remote_class(
     that declares `device` receives the device type of the group if it is known, unless the caller sets `device`.
 
     Args:
-        execute: which workers of a group create the component: 'all', or the first one ('first' and 'peer').
+        execute: which workers of a group create the component: 'all', or only the first worker ('first' and 'peer').
         is_joined: whether the components of all workers are one model, whose ranks use `torch.distributed`.
 
     Raises:
@@ -119,7 +119,7 @@ def remote_function(
             called. 'first': the first worker receives all arguments; for the other workers, empty lists replace the
             batch and all other lists, tuples and arrays. A function `(worker_count, worker, args, named, device_mesh)`
             returns the worker's `args` and `named`.
-        execute: which workers are called: 'all', or the first one ('first' and 'peer').
+        execute: which workers are called: 'all', or only the first worker ('first' and 'peer').
         collect: how the workers' results are combined. 'none': a list. 'flatten': one list of the items of all results.
             'mean' (or 'avg') and 'sum': the mean or the sum of numbers, arrays, or mappings of them. 'first': the
             result of the first worker. 'last_pp': a list of the results of the last pipeline stage. 'last_pp_first':

@@ -39,7 +39,7 @@ class RayOptions(TypedDict, total=False):
     lazy_collect: bool
     """Whether calls of components return a `LazyResult` before they complete. Default: False."""
     name: str
-    """Namespace of the program in Ray. Default: a new one."""
+    """Namespace of the program in Ray. Default: a new namespace."""
     notifier: Any
     """Not supported yet."""
 

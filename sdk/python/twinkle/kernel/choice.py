@@ -19,7 +19,7 @@ OPERATIONS = ('geglu', 'rms_norm', 'swiglu')
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """Backends in order of preference; the first one that can run is used and logged.
+    """Backends in order of preference; the first backend that can run is used and logged.
 
     Raises:
         KernelError: the list is empty, or a backend is unknown.

@@ -88,7 +88,7 @@ class LossBatch:
         """Return a stream by name.
 
         Raises:
-            MissingStream: the features do not have it.
+            MissingStream: the features do not have the stream.
         """
         if name not in self.streams:
             raise MissingStream('the loss', name)
@@ -98,7 +98,7 @@ class LossBatch:
         """Return one of `OUTPUT_NAMES`.
 
         Raises:
-            MissingOutput: the forward pass did not compute it.
+            MissingOutput: the forward pass did not compute the output.
         """
         suffix = {'candidate_logps': '_RK', 'embeddings': '_FD', 'logits': '_RV'}.get(name, '_R')
         value = getattr(self, name + suffix)

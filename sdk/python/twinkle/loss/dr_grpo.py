@@ -18,7 +18,7 @@ class DRGRPOLoss(ClippedPolicyLoss):
     """Clipped objective, summed over labels and divided by a constant per sequence.
 
     "GRPO done right", arXiv 2503.20783, section 3.2: dividing by each sequence's length penalizes long wrong answers
-    less than short ones. The paper also does not divide advantages by the group's standard deviation; use
+    less than short wrong answers. The paper also does not divide advantages by the group's standard deviation; use
     `scale='none'` of `GRPOAdvantage` for that.
 
     The divisor of the loss (`LossOutput.num_tokens`) is the number of sequences times `max_completion_length`. For

@@ -59,7 +59,7 @@ class InfonceLoss(Loss):
     use_batch: bool = True
     """Whether other anchors' documents are candidates too."""
     hard_negatives: int | None = None
-    """Number of negatives used per anchor: the first ones, repeated in order if there are fewer. None uses all."""
+    """Number of negatives used per anchor: the first negatives, repeated if there are fewer. None uses all."""
     mask_fake_negative: bool = False
     """Whether to exclude documents and other anchors whose similarity to the anchor exceeds the positive's by more than
     the margin."""

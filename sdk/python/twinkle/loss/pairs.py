@@ -1,6 +1,6 @@
 """Base of preference losses, and functions that they share.
 
-Features come in pairs: the chosen response at an even index, followed by the rejected one.
+Features come in pairs: the chosen response at an even index, followed by the rejected response.
 Legend: R labels, S features, P pairs.
 """
 

@@ -53,7 +53,7 @@ class ForwardFacts:
     label_count: int
     """Number of labels that are not ignored and whose weight is not 0."""
     token_count: int
-    """Number of tokens of the batch, without masked ones."""
+    """Number of tokens of the batch, without masked tokens."""
     loss_metrics: Mapping[str, float]
     """Metrics that the loss reported."""
     labels: LabelFacts | None = None
@@ -66,7 +66,7 @@ class StepFacts:
 
     learning_rate: float
     step_count: int
-    """Number of applied steps, including this one."""
+    """Number of applied steps, including this step."""
     grad_norm: float | None
     """Norm before clipping, or None if it was not computed."""
 

@@ -10,7 +10,7 @@ from twinkle.metric.grpo import checked_range
 
 
 class DPOMetric(CountingMetric):
-    """Reports preferences in pairs of features, the chosen one first: features 0 and 1, 2 and 3, and so on.
+    """Reports preferences in pairs of features, the chosen response first: features 0 and 1, 2 and 3, and so on.
 
     The values are means over pairs. A pair is skipped if one of its features has no label or if its second feature is
     missing.

@@ -30,7 +30,7 @@ _HEAD = 'value_head.'
 
 
 def write_checkpoint(folder: Path, snapshot: AdapterSnapshot, *, base_model: str) -> None:
-    """Write the checkpoint of an adapter, replacing an existing one.
+    """Write the checkpoint of an adapter, replacing an existing checkpoint.
 
     Raises:
         ValueError: the snapshot is of a full-parameter run.

@@ -54,7 +54,7 @@ class Ranks(Protocol):
 
 
 def write_model_checkpoint(folder: Path, snapshot: AdapterSnapshot, *, base_folder: Path, ranks: Ranks) -> None:
-    """Write a checkpoint, replacing an existing one. After an error, the existing one is unchanged.
+    """Write a checkpoint, replacing an existing checkpoint. After an error, the existing checkpoint is unchanged.
 
     Every rank must call it. If the snapshot has shards, each rank writes its shards, and the first rank combines the
     shards of the weights, one file at a time. Otherwise, the first rank writes everything.
@@ -194,7 +194,7 @@ def _tensors(state: Mapping[str, TensorData]) -> dict[str, Tensor]:
 
 
 def _weights_without(model: ModelFolder, trained: Collection[str]) -> dict[str, Tensor]:
-    """Return the tensors of a model folder that are not among the trained ones, floating-point ones as float32."""
+    """Return the tensors of a model folder that are not trained; floating-point tensors become float32."""
     found: dict[str, Tensor] = {}
     for shard in model.shards:
         with safe_open(shard.path, framework='pt') as file:

@@ -58,7 +58,7 @@ def load_optimizer_state(optimizer: Optimizer, state: OptimizerState) -> None:
 
 
 def _check(optimizer: Optimizer, entries: Mapping[int, Mapping[str, Any]], groups: list[dict[str, Any]]) -> None:
-    """Check the shapes of moments, because torch accepts wrong ones and fails in the middle of the next step."""
+    """Check the shapes of moments, because torch accepts wrong shapes and fails only during the next step."""
     counts = [len(group['params']) for group in optimizer.param_groups]
     if counts != [len(group['params']) for group in groups]:
         raise ValueError(f'the state does not have parameter groups of {counts} parameters')

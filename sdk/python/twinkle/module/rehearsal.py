@@ -1,4 +1,4 @@
-"""Trial runs of optimizers and schedules on dummy parameters before they are used with real ones.
+"""Trial runs of optimizers and schedules on dummy parameters before their use with real parameters.
 
 Torch checks some options only during a step, where an invalid option would break the training run.
 """
@@ -49,7 +49,7 @@ def rehearse_optimizer(cls: type[Optimizer], options: Mapping[str, Any], *, like
 def rehearse_step(optimizer: Optimizer, changes: Mapping[str, Any] | None = None) -> None:
     """Take trial steps on dummy parameters with the options of each group of an optimizer, overridden by `changes`.
 
-    An exception in the middle of a real step would leave some weights changed and others not.
+    An exception during a real step would leave only some of the weights changed.
 
     Raises:
         ValueError: the options are invalid.

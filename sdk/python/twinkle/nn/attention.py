@@ -3,8 +3,8 @@
 Transformers' `AttentionInterface` selects the function by name. The model passes the same `PackedSequences` to every
 attention layer in a keyword argument. No mask function is registered under the name, so transformers builds no mask.
 
-Legend: T rows of the pack, N spans of one call, L rows of each span with padding, S keys of each span: those of its
-parents, cached ones, its own, and padding; Q query heads, K key-value heads, H head size, D any size of a head.
+Legend: T rows of the pack, N spans of one call, L rows of each span with padding, S keys of each span: keys of its
+parents, cached and own keys, and padding; Q query heads, K key-value heads, H head size, D any size of a head.
 """
 
 from collections.abc import Sequence

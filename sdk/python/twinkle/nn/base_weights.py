@@ -41,7 +41,7 @@ def replace_parameters(
 
     Args:
         model: model to change.
-        state: new weights by parameter name, tied ones once; other parameters keep their values.
+        state: new weights by parameter name, tied weights once; other parameters keep their values.
         before_each: called before each write; if it raises, some weights are new and the rest old.
 
     Raises:

@@ -123,7 +123,7 @@ class PackedCausalLM(PackedModel):
 
     @property
     def base_parameters(self) -> dict[str, Tensor]:
-        """Frozen weights by the model's parameter names, tied ones once.
+        """Frozen weights by the model's parameter names, tied weights once.
 
         If the model is sharded, the values are the shards of this rank (`DTensor`), and `base_state` gathers them.
         Sharding replaces the parameters, so read this property again instead of keeping its result.

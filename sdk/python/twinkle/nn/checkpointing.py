@@ -1,6 +1,6 @@
 """Activation checkpointing: store only each decoder layer's input, and recompute the layer in the backward pass.
 
-The layers of transformers implement it. When the backward pass runs, the forward pass has ended and `ActiveAdapters` is
+The layers of transformers do this. When the backward pass runs, the forward pass has ended and `ActiveAdapters` is
 empty, so the context function here restores the adapters of the pass. Dropout masks depend only on the pass's seeds, so
 the recomputation uses the same masks.
 """

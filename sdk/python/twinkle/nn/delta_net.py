@@ -1,4 +1,4 @@
-"""Gated DeltaNet layers (Yang et al. 2024, arXiv 2412.06464) that keep the sequences of a pack apart.
+"""Gated DeltaNet layers (Yang et al. 2024, arXiv 2412.06464) whose state does not mix the sequences of a pack.
 
 Transformers runs the convolution and the recurrence of these layers over all rows of a pack, so that state would flow
 from one sequence into the next. `PackedDeltaNet` projects all rows together and runs the rest within each sequence.

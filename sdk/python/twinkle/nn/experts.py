@@ -1,6 +1,6 @@
 """Mixtures of experts whose rows do not depend on the other rows of a pack, with the updates of adapters.
 
-The number of rows that an expert receives depends on all tokens of a pass, and so would the rounding of its products.
+The number of rows that an expert receives depends on all tokens of a pass, and it affects the rounding of products.
 `PackedExperts` pads the rows of each expert to a count at which products are stable (`twinkle.nn.rows`). It adds the
 outputs of a token's experts in the order in which the router chose them. The rows of an expert keep the order of the
 pack, so the rows of one adapter stay consecutive and have the layout that `twinkle.nn.span_kernels` expects.

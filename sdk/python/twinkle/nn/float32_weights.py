@@ -1,6 +1,6 @@
 """Temporary conversion of a half-precision model to float32, one layer at a time.
 
-The check of a loaded model uses it, because rounding in half precision hides small errors (`twinkle.nn.probe`).
+The check of a loaded model (`twinkle.nn.probe`) uses float32, because rounding in half precision hides small errors.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,7 @@
 """Weights of the base model as the trainable weights of one run that leases the model.
 
-`FullWeights` has the methods of `LoraWeights` that the trainer calls, so the trainer treats both alike. The base model
-is shared, so its original weights are restored bitwise when the lease ends.
+`FullWeights` has the methods of `LoraWeights` that the trainer calls, so the trainer can use either. The base model is
+shared, so its original weights are restored bitwise when the lease ends.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,6 +1,6 @@
 """Replacement of layers in a loaded model.
 
-Norms and gated layers are replaced by fused ones, each a single autograd node. Gated DeltaNet layers and experts are
+Norms and gated layers are replaced by fused layers, each a single autograd node. Gated DeltaNet layers and experts are
 replaced by layers whose results do not depend on the rest of a pack.
 """
 

@@ -109,7 +109,7 @@ class _Groups:
 
 @lru_cache(maxsize=16)
 def _ends_on(device: torch.device, ends: tuple[int, ...]) -> Tensor:
-    """Return the end rows on a device. All layers of a pass have the same ones, and each copy waits for the device."""
+    """Return the end rows on a device; cached for all layers of a pass, because each copy waits for the device."""
     return torch.tensor(ends, dtype=torch.int32, device=device)
 
 

@@ -162,7 +162,7 @@ def summed(totals: list[Tensor | None], more: Sequence[Tensor | None]) -> list[T
 def log_probabilities(logits_RV: Tensor) -> Tensor:
     """Return float32 [R, V], natural log-probabilities, bitwise equal to a `HeadBlock`'s.
 
-    Samplers use it, so trainer and sampler agree. All values are materialized, so pass few rows.
+    Samplers use this function, so trainer and sampler agree. All values are materialized, so pass few rows.
     """
     return logits_RV - _normalizer(logits_RV, torch.softmax(logits_RV, dim=-1))[:, None]
 

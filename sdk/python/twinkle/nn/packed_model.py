@@ -89,7 +89,7 @@ class PackedModel(ABC):
     @property
     @abstractmethod
     def base_parameters(self) -> dict[str, Tensor]:
-        """Frozen weights of this rank by the model's parameter names, tied ones once."""
+        """Frozen weights of this rank by the model's parameter names, tied weights once."""
 
     @abstractmethod
     def base_state(self) -> Iterator[tuple[str, Tensor]]:

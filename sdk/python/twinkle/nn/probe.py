@@ -122,7 +122,7 @@ class Reference:
     own: Sequence[Tensor]
     """Logits in the dtype of the model."""
     precise: Sequence[Tensor] | None
-    """Logits in float32. None for a float32 model, and for one that transformers cannot run in float32."""
+    """Logits in float32. None for a float32 model, and for a model that transformers cannot run in float32."""
 
 
 def reference_of(model: PreTrainedModel) -> Reference:
@@ -151,7 +151,7 @@ def _plain_logits(model: PreTrainedModel) -> list[Tensor]:
 
 
 def check_packed(packed: PackedModel, model: nn.Module, reference: Reference, *, is_bitwise: bool) -> None:
-    """Check that a pack and decoding with a cache equal transformers, and that a pack keeps its sequences apart.
+    """Check that a pack and decoding with a cache equal transformers, and that sequences of a pack are independent.
 
     Args:
         packed: model to check.

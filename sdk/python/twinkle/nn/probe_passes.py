@@ -75,7 +75,7 @@ def short_windows(model: nn.Module) -> Iterator[None]:
 
 
 def sequences_of(config: Any, device: torch.device, *, seed: int = 0) -> list[Tensor]:
-    """Return int64 [L] for each sequence: random tokens without special ones, the same at each call."""
+    """Return int64 [L] for each sequence: random tokens without special tokens, the same at each call."""
     plain = _plain_tokens(config)
     generator = torch.Generator().manual_seed(seed)
     return [plain[torch.randint(len(plain), (length,), generator=generator)].to(device) for length in LENGTHS]
@@ -88,7 +88,7 @@ def _plain_tokens(config: Any) -> Tensor:
 
 
 def packs_of(packed: PackedModel) -> Iterator[tuple[frozenset[int], list[Tensor]]]:
-    """Yield two packs in which every second sequence has different tokens, with the indexes of the unchanged ones."""
+    """Yield two packs with different tokens in every second sequence, and the indexes of the other sequences."""
     ids, others = (sequences_of(packed.config, packed.device, seed=seed) for seed in (0, 1))
     for parity in (0, 1):
         own = frozenset(range(parity, len(ids), 2))

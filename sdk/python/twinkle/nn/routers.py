@@ -34,7 +34,7 @@ def router_kinds(part: nn.Module) -> set[RouterKind]:
 
 
 def hook_routers(text: nn.Module, active: ActiveAdapters, *, kinds: Collection[RouterKind]) -> RoutingShape | None:
-    """Add hooks to a model's routers; the hooks record the chosen experts, or replace them by given ones.
+    """Add hooks to a model's routers; the hooks record the chosen experts, or replace them with given experts.
 
     Args:
         text: text model.

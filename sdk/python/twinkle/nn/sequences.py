@@ -15,7 +15,7 @@ from torch import Tensor
 from twinkle.nn.spans import SequenceSpan
 
 _ROW_MULTIPLE = 16
-"""Rows and keys are padded to multiples of this number, because the kernel rounds the ones after the last multiple
+"""Rows and keys are padded to multiples of this number, because the kernel rounds those after the last multiple
 differently. The first row of a call is at such a multiple in its sequence."""
 UNSPLIT_KEYS = 192
 KEY_BLOCK = 512

@@ -74,7 +74,7 @@ class LoadSharding(BaseSharding, Protocol):
         ...
 
     def whole_parts(self) -> Iterator[nn.Module]:
-        """Yield the parts of the model, each with whole weights until the next one is requested.
+        """Yield the parts of the model, each with whole weights until the next part is requested.
 
         Every rank must read all parts. The last part is the backbone; by then, the weights of the earlier
         parts are divided again.

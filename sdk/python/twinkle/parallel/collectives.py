@@ -26,8 +26,8 @@ def all_gather(call: str, value: _Value, *, group: dist.ProcessGroup | None = No
         group: process group; None for all ranks of the program.
 
     Raises:
-        CallsDiffer: another rank made a different call, for example because it caught an exception that only it raised;
-            or an earlier call differed.
+        CallsDiffer: another rank made a different call, for example after an exception that no other rank raised; or
+            an earlier call differed.
         RuntimeError: a rank was lost.
     """
     if _differences:

@@ -9,7 +9,7 @@ from twinkle.infra import DeviceMesh
 
 
 def axis_group(mesh: DeviceMesh, axis: str) -> dist.ProcessGroup:
-    """Return the group of the ranks that differ from this one only along an axis. Every rank must call it."""
+    """Return the group of the ranks that differ from this rank only along an axis. Every rank must call this."""
     lists = {tuple(mesh.get_dim_ranks(axis, rank)): None for rank in range(mesh.world_size)}
     return _own_group([list(ranks) for ranks in lists])
 

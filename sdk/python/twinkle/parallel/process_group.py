@@ -17,7 +17,7 @@ from twinkle.infra import get_logger, process_count
 _TIMEOUT = timedelta(hours=2)
 """Time limit of a call that waits for other processes, in case one of them hangs; longer than any pass.
 
-A process that ends is noticed at once.
+The end of a process is detected immediately.
 """
 _STORE_TIMEOUT = timedelta(seconds=30)
 """Time limit of an operation of `program_store`."""
@@ -27,7 +27,7 @@ _rendezvous = cast('Callable[..., Iterator[tuple[Store, int, int]]]', rendezvous
 def join_ranks(device_type: str) -> None:
     """Connect this process to the others of its program; every process must call it.
 
-    Further calls, and calls in a program of one process, do nothing. If the model is on GPUs and the machine has one
+    Further calls, and calls in a program of one process, do nothing. If the model is on GPUs and the machine has a GPU
     per process, the processes use NCCL, and the GPU with the number LOCAL_RANK becomes the current device. Otherwise
     they use gloo.
 

@@ -13,7 +13,7 @@ _MAX_INTERVAL_SECONDS = 1.0
 _LATE_FACTOR = 4
 """Number of intervals after which this process is late with its check of the others."""
 _CLOSED = 'closed'
-"""Value in the store of a rank that ends on purpose."""
+"""Value in the store of a rank that ends intentionally."""
 
 
 class RankWatch:
@@ -60,7 +60,7 @@ class RankWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the watch, and tell the other ranks that this rank ends on purpose."""
+        """Stop the watch, and tell the other ranks that this rank ends intentionally."""
         self._is_closing.set()
         self._thread.join()
 

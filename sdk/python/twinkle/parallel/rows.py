@@ -23,7 +23,7 @@ def gathered_rows(x: Tensor, group: dist.ProcessGroup, *, is_gradient_partial: b
         x: rows of this rank.
         group: the ranks.
         is_gradient_partial: whether the gradient of the result is a part of a sum over the ranks, instead of being
-            equal on all of them.
+            equal on all ranks.
     """
     return cast('Tensor', _GatheredRows.apply(x, group, is_gradient_partial))
 

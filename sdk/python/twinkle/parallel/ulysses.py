@@ -1,8 +1,8 @@
 """Ulysses sequence parallelism (Jacobs et al. 2023, arXiv 2309.14509): ranks divide the rows of each pass.
 
 Each rank runs the layers on its own rows (`twinkle.nn.row_layout`). Before attention, the ranks exchange rows for
-heads, so that each has all rows of some heads; after attention, they exchange them back. The output head and the losses
-run on all rows on every rank.
+heads, so that each rank has all rows of some heads. After attention, the ranks reverse the exchange. The output head
+and the losses run on all rows on every rank.
 
 Legend: U ranks, T rows of the pass, N rows of each rank with padding, Q query heads, K key-value heads, H head size, D
 hidden size.

@@ -41,7 +41,7 @@ class RopeScalingPatch(Patch):
         self._modules: dict[str, nn.Module] = {}
 
     def apply(self, model: Any) -> None:
-        """Replace the model's rotary embeddings by scaled ones.
+        """Replace the model's rotary embeddings with scaled embeddings.
 
         Raises:
             PatchError: the model has no rotary embeddings, already scales them, or has several kinds of them; or their

@@ -22,7 +22,7 @@ class FeatureArrays:
     """A feature without its masked tokens: K tokens are kept, and C of them have a label that counts for the loss."""
 
     length: int
-    """Number of tokens of the feature, masked ones included."""
+    """Number of tokens of the feature, including masked tokens."""
     input_ids_K: Ints
     position_ids_K: Ints
     """[K], or [3, K] for time, height and width."""

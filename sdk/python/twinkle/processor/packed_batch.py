@@ -39,7 +39,7 @@ class PackedBatch:
     sequence_bounds: tuple[tuple[int, int], ...]
     """Rows `[begin, end)` of each sequence; attention does not cross these bounds."""
     feature_lengths: tuple[int, ...]
-    """Number of tokens of each feature, masked ones included."""
+    """Number of tokens of each feature, including masked tokens."""
     last_rows_F: Ints
     """Row of each feature's last token in the pack."""
     rows_R: Ints

@@ -71,7 +71,7 @@ class _Node:
     end: int
     parent: '_Node | None'
     children: 'list[_Node]' = field(default_factory=list)
-    """Nodes that continue this one."""
+    """Nodes that continue this node."""
     by_first_rows: 'dict[bytes, _Node]' = field(default_factory=dict)
     """Children by their first `MIN_SHARED_ROWS` rows."""
     short_child: '_Node | None' = None
@@ -92,7 +92,7 @@ class PrefixTreeBuilder:
         self.restart()
 
     def restart(self) -> None:
-        """Begin a new tree: sequences that are added from now on share no rows with earlier ones."""
+        """Begin a new tree: sequences that are added from now on share no rows with earlier sequences."""
         self._root = _Node(0, 0, None)
         self._nodes: list[_Node] = []
 
@@ -117,7 +117,7 @@ class PrefixTreeBuilder:
     def tree(self) -> PrefixTree:
         """Return the tree of the added sequences, which must be all sequences of the batch."""
         rows_N = np.flatnonzero(self._owner_T == np.arange(len(self._owner_T)))
-        # The rows of a parent come before those of its children, because an earlier sequence or the same one has them.
+        # The rows of a parent come before those of its children, because an earlier or the same sequence has them.
         nodes = sorted(self._nodes, key=lambda node: node.begin)
         index_of = {id(node): index for index, node in enumerate(nodes)}
         begins = np.searchsorted(rows_N, [node.begin for node in nodes]).tolist()

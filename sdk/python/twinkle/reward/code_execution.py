@@ -79,7 +79,7 @@ class CodeExecutionReward(AnswerReward):
 
 
 def program_of(completion: str) -> str | None:
-    """Return the last closed fenced block after the thinking: one marked as Python, or else an unmarked one.
+    """Return the last closed fenced block after the thinking: a Python block, or else a block without a language.
 
     Blocks in other languages are ignored. Return None if there is no such block.
     """

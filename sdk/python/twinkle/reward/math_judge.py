@@ -31,7 +31,7 @@ class MathJudge:
     math-verify runs in a separate process, because evaluating a model-written expression can take unlimited time or
     memory. The first comparison starts the process. At a limit, the process is terminated, the answer counts as wrong,
     and the next comparison starts a new process. Unpickled and forked judges start their own process. If the machine
-    does not support all sandbox walls, the judge works with the available ones and logs a warning once.
+    does not support all sandbox walls, the judge works with the available walls and logs a warning once.
 
     Args:
         seconds: time limit of one comparison.

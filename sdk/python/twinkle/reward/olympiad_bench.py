@@ -117,7 +117,7 @@ class OlympiadBenchAccuracyReward(AnswerReward):
 class OlympiadBenchFormatReward(TextReward):
     r"""Clarity of the answer, from 0 to 1.
 
-    A `\boxed{...}` in the text after the thinking scores 0.4, plus 0.3 if the last one starts within the last 200
+    A `\boxed{...}` in the text after the thinking scores 0.4, plus 0.3 if the last box starts within the last 200
     characters. To this score, 0.3 is added if all boxed answers are equal; 0.3 is subtracted if there are three or more
     different answers.
     """

@@ -114,7 +114,7 @@ class Episode:
 
         Args:
             sequence: the turn.
-            turns_left: number of turns that may follow this one.
+            turns_left: number of turns that may follow this turn.
             tokens_left: number of tokens that may follow this turn. None: no known limit.
         """
         self.track = self.track.with_sampled(sequence)

@@ -1,4 +1,4 @@
-"""Sampling of the next batch while the caller trains on the current one."""
+"""Sampling of the next batch while the caller trains on the current batch."""
 
 import threading
 from collections import deque
@@ -28,11 +28,11 @@ class PipelineBatch(Generic[_Prompts, _Samples]):
 
 
 class AsyncPipeline(Generic[_Prompts, _Samples]):
-    """Iterates over sampled batches in order, and samples the next one in a thread while the caller trains.
+    """Iterates over sampled batches in order, and samples the next batch in a thread while the caller trains.
 
-    A request for the next batch marks the current one as trained. The pipeline then calls `sync` in the caller's
-    thread, never at the same time as `sample`, so the sampler need not be thread-safe. `sync` is also
-    called before the first batch and after the last.
+    A request for the next batch marks the current batch as trained. The pipeline then calls `sync` in the caller's
+    thread, never at the same time as `sample`, so the sampler need not be thread-safe. The pipeline also calls `sync`
+    before the first batch and after the last batch.
 
     By default, batch `n` is sampled with the weights after exactly `max(0, n - max_staleness)` trained batches,
     independent of timing, so a seeded loop is reproducible. A sync waits until the sampling in progress has ended. With

@@ -30,7 +30,7 @@ class FreshSamples(Generic[_Sample]):
     indexes: list[int]
     """Index of each kept sample in the batch, for selecting the matching rewards and other data."""
     ages: list[int]
-    """Age of every sample of the batch, including dropped ones."""
+    """Age of every sample of the batch, including dropped samples."""
 
     @property
     def dropped_count(self) -> int:

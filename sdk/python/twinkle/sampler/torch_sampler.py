@@ -176,7 +176,7 @@ class TorchSampler(Sampler):
     ) -> Iterator[TokenEvent]:
         """Yield the tokens of one input as they are sampled. Closing the iterator aborts the request.
 
-        Errors are the same as those of `sample`, raised when the first event is requested.
+        The errors are those of `sample`. The iterator raises them when the first event is requested.
         """
         params = sampling_params_of(sampling_params, num_samples)
         (item,) = split_inputs(inputs)

@@ -126,7 +126,7 @@ def read_spans(folder: Path, *, trace_id: str | None = None) -> Iterator[SpanRec
 
 
 def parse_span(line: bytes) -> SpanRecord | None:
-    """Return the span of a line; None if the line is damaged, such as the last one of a process that was killed."""
+    """Return the span of a line; None if the line is damaged, such as the last line of a killed process."""
     try:
         record = SpanRecord(**json.loads(line))
     except (ValueError, TypeError, RecursionError):

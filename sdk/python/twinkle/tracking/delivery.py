@@ -146,7 +146,7 @@ class Delivery:
                 self._lose(call, problem)
 
     def _next_call(self) -> _Call | None:
-        """Wait for the next call; return None after the last one."""
+        """Wait for the next call; return None after the last call."""
         with self._changed:
             self._running = None
             self._changed.wait_for(lambda: self._waiting or self._is_closed)

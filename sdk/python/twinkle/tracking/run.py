@@ -17,7 +17,7 @@ class RunOptions(TypedDict, total=False):
     """Options that describe a run."""
 
     project: str
-    """Group of runs that belong together; the name of a folder in some backends. Default: 'twinkle'."""
+    """Name of a group of related runs, and of a folder in some backends. Default: 'twinkle'."""
     name: str
     """Display name. Default: the id."""
     run_id: str

@@ -27,7 +27,7 @@ class ClusterOptions:
     seed: int
     """Seed of the workers."""
     name: str | None = None
-    """Namespace of the program in Ray. None: a new one."""
+    """Namespace of the program in Ray. None: a new namespace."""
     nproc_per_node: int | None = None
     """Maximum number of workers with GPUs per machine, on average. None: limited only by the cluster's GPUs."""
     ncpu_proc_per_node: int | None = None

@@ -80,7 +80,7 @@ class Placement:
     mesh: DeviceMesh | None
     """Mesh of the component. None: all workers are data-parallel."""
     is_everywhere: bool
-    """Whether all workers of the group create the component, or only the first one."""
+    """Whether all workers of the group create the component, or only the first worker."""
     is_joined: bool
     """See `remote_class`."""
     is_lazy: bool

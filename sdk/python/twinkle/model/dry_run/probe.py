@@ -1,4 +1,4 @@
-"""Measurement of a model on small batches, from which the cost of larger ones is estimated."""
+"""Measurement of a model on small batches, from which the cost of larger batches is estimated."""
 
 import time
 

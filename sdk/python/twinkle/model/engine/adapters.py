@@ -75,7 +75,7 @@ class AdapterTable:
         """Lease the model's weights to a full-parameter adapter. Deleting the adapter restores them.
 
         Args:
-            adapter_id: id of the adapter, which must be the only one.
+            adapter_id: id of the adapter, which must be the only adapter.
             target_modules: names matched against the dotted parts of each parameter's path; empty selects all.
             gradient_accumulation_steps: number of batches per optimizer step.
 

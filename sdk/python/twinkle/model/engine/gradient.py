@@ -27,7 +27,7 @@ class GradientSum:
     """The sum of the gradients of a batch's parts.
 
     The gradients are added in pairs of neighbours, then the sums of these pairs, and so on. If the number of sums is
-    odd, the last one is added later. This binary tree depends only on the number of parts, so several processes can
+    odd, the last sum is added later. This binary tree depends only on the number of parts, so several processes can
     each add complete subtrees and still compute bitwise the same sum. Memory: up to `log2(parts) + 1` gradients.
 
     Args:
@@ -40,7 +40,7 @@ class GradientSum:
         """Number of parts and sum of each complete subtree, from the first part to the last."""
 
     def add(self, gradient: Sequence[Tensor] | None) -> None:
-        """Add the gradient of the next part; None if it has none."""
+        """Add the gradient of the next part; None for a part without a gradient."""
         size = 1
         while self._subtrees and (self._is_folded or self._subtrees[-1][0] == size):
             left_size, left = self._subtrees.pop()

@@ -1,6 +1,6 @@
 """One pass of several adapters: one forward pass, one loss per adapter, one backward pass.
 
-Losses are not summed: autograd differentiates all losses at once, and the gradient of each loss reaches only the
+Losses are not summed: autograd differentiates all losses in one call, and the gradient of each loss reaches only the
 parameters of its adapter. A value that is not finite in one loss therefore does not affect the other losses.
 """
 

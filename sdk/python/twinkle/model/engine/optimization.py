@@ -63,7 +63,7 @@ class Optimization:
             UnknownComponent, InvalidComponentOptions: see `begin`; nothing was changed.
         """
         # A schedule modifies the groups while it is built. Start from the configured values, and restore the current
-        # ones if the schedule is refused.
+        # values if the schedule is refused.
         own = Optimization.begin(self.optimizer_choice, parameters).optimizer
         current = self.copy_groups()
         try:

@@ -192,7 +192,7 @@ def _hidden(model: PackedModel, segments: Sequence[Segment], routing: ExpertRout
 def _head_outputs(
     model: PackedModel, segments: Sequence[Segment], hiddens: Sequence[Tensor], adapter: HeadAdapter | None
 ) -> list[dict[str, Tensor]]:
-    """Return the head's outputs for segments with the same needs, or for one whose adapter changes the head."""
+    """Return the head's outputs for segments with the same needs, or for one segment whose adapter changes the head."""
     to_device = _copier(model)
     counts = [segment.batch.label_count for segment in segments]
     temperatures = [segment.purpose.options.temperature for segment in segments]

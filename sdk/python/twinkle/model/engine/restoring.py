@@ -31,7 +31,7 @@ from twinkle.nn import FullWeights, LoraWeights, PackedModel, select_parameters,
 from twinkle.processor import PROCESSORS
 
 _MAX_COUNT = 1 << 53
-"""Maximum of each counter; JSON and the wire format represent all integers up to this one."""
+"""Maximum of each counter; JSON and the wire format represent all integers up to this value."""
 _MALFORMED = (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError, ArithmeticError)
 """Exceptions raised for malformed numbers and names."""
 

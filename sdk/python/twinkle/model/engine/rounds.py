@@ -169,7 +169,7 @@ class Round:
                 piece.run.take(piece, outcome)
 
     def divide(self, pieces: Sequence[Piece]) -> None:
-        """Replace a pass by two smaller ones; refuse the batch of a piece that cannot be divided."""
+        """Replace a pass with two smaller passes; refuse the batch of a piece that cannot be divided."""
         if len(pieces) > 1:
             middle = len(pieces) // 2
             self._passes.extendleft([pieces[middle:], pieces[:middle]])

@@ -116,7 +116,7 @@ def divided_snapshot(snapshot: AdapterSnapshot, parameters: Mapping[str, Tensor]
 def divided_parameter(name: str, shape: Sequence[int], parameters: Mapping[str, Tensor]) -> DTensor | None:
     """Return a parameter that FSDP divides like a tensor of the trainer state; None if each rank has the whole tensor.
 
-    Gradients and moments have the shapes of their parameters, and parameters of one shape are divided alike.
+    Gradients and moments have the shapes of their parameters. Parameters of one shape are divided in the same way.
     """
     if not name.startswith((GRADIENT, OPTIMIZER)):
         return None

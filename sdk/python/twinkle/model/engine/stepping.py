@@ -19,7 +19,7 @@ from twinkle.module import measure_health, rehearse_step, step_changes
 from twinkle.nn import FullWeights
 
 _LARGEST_RATE = torch.finfo(torch.float32).max
-"""Maximum learning rate. Optimizers multiply float32 weights by it, and torch raises during a step for larger ones."""
+"""Maximum learning rate. Optimizers multiply float32 weights by the rate, and larger rates cause errors in a step."""
 _SAFE_RATE = 1e3
 """Learning rate above which a step is first tried on dummy parameters, because torch may raise for some options."""
 

@@ -78,7 +78,7 @@ class TorchShares:
         """Return the values of all processes, each share once, and the slice with the values of this process.
 
         Raises:
-            ValueError: processes that must pass the same share passed different ones.
+            ValueError: processes that must pass the same share passed different shares.
         """
         outcomes = all_gather(call, outcome_of(lambda: list(make()), _FAILURES))
         values: list[list[_Value]] = [result_or_raise(outcome) for outcome in outcomes]

@@ -36,7 +36,7 @@ class SavingVerbs(ModelHandle):
         consumed_train_samples: int = 0,
         merge_lora: bool = False,
     ) -> str:
-        """Save a checkpoint, replacing one of the same name: a peft folder, or a whole model.
+        """Save a checkpoint as a peft folder or a whole model, replacing a checkpoint of the same name.
 
         A value head is saved in a separate file. A full-parameter run is saved as a whole model in float32, with the
         digests of all files; the state for resuming is in a folder that `torch.distributed.checkpoint` writes.
@@ -85,7 +85,7 @@ class SavingVerbs(ModelHandle):
         adapter_name: str | None = None,
         load_optimizer: bool = False,
     ) -> None:
-        """Replace the adapter's weights by those of a checkpoint, including its value head if it has one.
+        """Replace the adapter's weights with those of a checkpoint, including its value head, if any.
 
         Args:
             name: name of the folder, or the path that `save` returned.
@@ -152,7 +152,7 @@ class SavingVerbs(ModelHandle):
 
         Returns:
             Future of the uploaded location; already done without `async_upload`. In a program of several processes,
-            only the first one uploads. The other processes return a future that is done, with an empty location.
+            only the first process uploads. The other processes return a future that is done, with an empty location.
 
         Raises:
             HubError: the id is invalid, there is no token, or the folder has nothing to upload.

@@ -53,7 +53,7 @@ class SendingVerbs(ModelHandle):
         return pack_state(views, base_model=self.model_id, lora_config=config)
 
     def export_base(self) -> PackedState:
-        """Copy all current weights of the base model, tied ones once.
+        """Copy all current weights of the base model; tied weights are copied once.
 
         If the base model is sharded, every process must call it.
 

@@ -187,7 +187,7 @@ def _model_output(result: BatchResult, own: slice, *, is_loss_known: bool = True
 
 
 def _padded(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the arrays as one array [N, T, ...], with zeros after the end of shorter ones."""
+    """Return the arrays as one array [N, T, ...]; shorter arrays are padded with zeros at the end."""
     longest = max(len(array) for array in arrays)
     padded = np.zeros((len(arrays), longest, *arrays[0].shape[1:]), np.float32)
     for row, array in zip(padded, arrays, strict=True):

@@ -122,7 +122,7 @@ class MegatronCausalLM(PackedModel):
 
     @property
     def base_parameters(self) -> dict[str, Tensor]:
-        """This rank's parts of the frozen weights by the model's parameter names, tied ones once."""
+        """This rank's parts of the frozen weights by the model's parameter names, tied weights once."""
         return dict(self._parameters)
 
     def base_state(self) -> Iterator[tuple[str, Tensor]]:

@@ -56,7 +56,7 @@ def megatron_config(config: PreTrainedConfig, ranks: MegatronRanks, dtype: torch
         num_layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
         num_attention_heads=config.num_attention_heads,
-        # Each rank has at least one key-value head; ranks with the same one have equal copies.
+        # Each rank has at least one key-value head; ranks with the same head have equal copies.
         num_query_groups=max(config.num_key_value_heads, ranks.tensor.size()),
         kv_channels=head_size_of(config),
         ffn_hidden_size=config.intermediate_size,

@@ -58,7 +58,7 @@ def padded_vocabulary(size: int, rank_count: int) -> int:
 
 
 def stage_layers(layer_count: int, stage: int, stage_count: int) -> range:
-    """Return the layer indexes of a pipeline stage. If the stages are uneven, the first ones have one layer more."""
+    """Return the layer indexes of a pipeline stage. If the stages are uneven, the first stages have one layer more."""
     size, more = divmod(layer_count, stage_count)
     begin = stage * size + min(stage, more)
     return range(begin, begin + size + (stage < more))

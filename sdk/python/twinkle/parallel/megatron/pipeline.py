@@ -38,7 +38,7 @@ class ToAllStages(Function):
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, anchor: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """Send this stage's hidden states to the next stage, and return those of the last one."""
+        """Send this stage's hidden states to the next stage, and return the hidden states of the last stage."""
         ctx.group, ctx.anchor = group, anchor
         rank, last = group.rank(), group.size() - 1
         if rank < last:

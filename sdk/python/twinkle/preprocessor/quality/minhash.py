@@ -19,7 +19,7 @@ SHINGLE = 8
 SIZE = 128
 """Minima per signature; the standard error of the estimate is at most 1 / (2 sqrt(128)) = 0.044."""
 BANDS = 16
-"""Groups of minima. Texts with an equal group are compared; texts with a similarity of 90 % nearly always have one."""
+"""Groups of minima. Texts with an equal group are compared; texts with a similarity of 90 % nearly always do."""
 _SAMPLE = 4096
 """Maximum number of shingles per signature: those with the smallest hashes, which similar texts have in common."""
 _BLOCK = 1 << 18

@@ -50,7 +50,7 @@ class RefuseFilter(QualityFilter):
         """Set the checked answers and additional phrases.
 
         Args:
-            turns: 'any' checks all answers, 'last' only the last one. Default: 'any'.
+            turns: 'any' checks all answers, 'last' only the last answer. Default: 'any'.
             phrases: additional beginnings of refusals, case-insensitive. Default: none.
 
         Raises:

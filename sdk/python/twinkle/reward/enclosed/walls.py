@@ -1,7 +1,7 @@
 """Walls: irrevocable restrictions that a process sets for itself on system calls, files and resources.
 
-Linux 5.13 or later on x86-64 supports all walls for any user, without a container, by means of seccomp filters and
-Landlock. Other systems support some of the walls; `enclose` returns the active ones.
+Linux 5.13 or later on x86-64 supports all walls for any user, without a container, with seccomp filters and
+Landlock. Other systems support some of the walls; `enclose` returns the active walls.
 """
 
 import ctypes
@@ -39,7 +39,7 @@ _CHANGING_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
 def enclose(readable: list[str], *, memory_bytes: int, cpu_seconds: int) -> list[str]:
-    """Set up all supported walls and return the active ones: 'memory', 'processes', 'network' and 'files'.
+    """Set up all supported walls and return the active walls: 'memory', 'processes', 'network' and 'files'.
 
     Args:
         readable: folders and files that may be read, in addition to Python's.

@@ -47,7 +47,7 @@ class IncrementalDetokenizer:
         return piece
 
     def _slide(self) -> None:
-        """Keep only the tokens of the last piece as context for the next one."""
+        """Keep only the tokens of the last piece as context for the next piece."""
         self._window = self._window[self._context_tokens :]
         self._context_tokens = len(self._window)
         self._emitted = self._decode(self._window)

@@ -193,7 +193,7 @@ class SamplerEngine:
         return ended
 
     def set_parked(self, request_id: str, *, is_parked: bool) -> None:
-        """Pause or resume a request. Its sequences keep their memory; unstarted ones sample a token first.
+        """Pause or resume a request. Its sequences keep their memory; if not started, they sample a token first.
 
         Raises:
             UnknownRequest: no request with this id is running.

@@ -45,7 +45,7 @@ class AdapterTable:
         try:
             problems = await asyncio.shield(sending)
         except asyncio.CancelledError:
-            # The workers load the version nevertheless, so it must be removed afterwards.
+            # The workers still load the version, so it must be removed after that.
             self._run_in_background(self._remove_when_sent(adapter, sending))
             raise
         if any(problems):
@@ -94,7 +94,7 @@ class AdapterTable:
         self._users[adapter.lora_id] += 1
 
     async def release(self, adapter: VllmAdapter) -> None:
-        """Undo `acquire`. If `remove` was called in the meantime, the last release removes the version."""
+        """Undo `acquire`. If `remove` was called since then, the last release removes the version."""
         self._users[adapter.lora_id] -= 1
         if not self._users[adapter.lora_id]:
             del self._users[adapter.lora_id]

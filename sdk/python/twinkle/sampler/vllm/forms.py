@@ -42,7 +42,7 @@ class FormBudget:
             self.spend(time.thread_time() - begin, step_count)
 
     def spend(self, seconds: float, step_count: int = 1) -> None:
-        """Charge a cost. The unused allowance of later steps reduces the debt of earlier ones."""
+        """Charge a cost. The unused allowance of later steps reduces the debt of earlier steps."""
         self._debt_seconds = max(0.0, self._debt_seconds + seconds - step_count * ALLOWANCE_SECONDS)
 
 

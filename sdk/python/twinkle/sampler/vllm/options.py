@@ -21,7 +21,7 @@ EXTENSION = 'twinkle.sampler.vllm.worker.TwinkleWorker'
 CORE_SIDE = 'twinkle.sampler.vllm.core_side'
 """Module that every engine core imports, even if the core runs in a separate process from the workers."""
 NEVER_EVICT = 1 << 20
-"""Capacity of vLLM's adapter cache, which must not evict adapters, because evicted ones cannot be loaded again."""
+"""Capacity of vLLM's adapter cache, which must not evict adapters, because they cannot be loaded again."""
 _OWNED = ('model', 'enable_lora', 'worker_extension_cls', 'logprobs_mode', 'max_cpu_loras')
 """Arguments that users cannot set, because other values would give wrong results."""
 _DEFAULTS: Mapping[str, Any] = {
@@ -78,7 +78,7 @@ def engine_args(folder: str, given: Mapping[str, Any]) -> AsyncEngineArgs:
     # vLLM's 'auto' would silently convert float32 to bfloat16.
     device = 'cpu' if is_cpu() else 'cuda'
     values['dtype'] = chosen_dtype(str(values.get('dtype', 'auto')), folder, device=device)
-    # vLLM's backend 'auto' uses the first request's backend for all requests, and may thereby ignore constraints.
+    # vLLM's backend 'auto' uses the first request's backend for all requests, and may therefore ignore constraints.
     forms = {'backend': BACKEND, **values.pop('structured_outputs_config', {})}
     if forms['backend'] != BACKEND:
         raise ValueError(f'structured_outputs_config: the backend must be {BACKEND}, got {forms["backend"]!r}')

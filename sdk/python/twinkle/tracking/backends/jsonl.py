@@ -13,7 +13,7 @@ from twinkle.tracking.run import TrackedRun
 
 
 class JsonlBackend:
-    """Appends a line such as `{"step": 3, "loss": 0.5}` for each log call, and writes it to the file at once.
+    """Appends a line such as `{"step": 3, "loss": 0.5}` for each log call, and writes the line to the file immediately.
 
     The run is described in a second file with the suffix `.json`: id, names, tags, configuration, times and status,
     which is 'running' until the run ends. A run that is continued appends lines; for a repeated step, the last line of

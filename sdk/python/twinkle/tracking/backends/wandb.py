@@ -32,7 +32,7 @@ class WandbBackend:
         self._run: Any = None
 
     def start(self, run: TrackedRun) -> None:
-        # wandb uses a temporary folder if this one does not exist.
+        # wandb uses a temporary folder if this folder does not exist.
         self._folder.mkdir(parents=True, exist_ok=True)
         self._run = self._wandb.init(
             project=run.project,
