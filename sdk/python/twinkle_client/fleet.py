@@ -36,7 +36,7 @@ class FleetAdministration:
 
     @remote_method
     async def list_replicas(self) -> list[pb.Replica]:
-        """Return all registered replicas, including lost ones."""
+        """Return all registered replicas, including lost replicas."""
         replicas: list[pb.Replica] = []
         request = pb.ListReplicasRequest(page_size=1000)
         while True:

@@ -44,7 +44,7 @@ class MetricUpdate:
         """Return all points after this update.
 
         Args:
-            curves: Points after the previous update; empty before the first one.
+            curves: Points after the previous update; empty before the first update.
         """
         if self.is_snapshot:
             return dict(self.series)
@@ -71,7 +71,7 @@ class RunMetrics:
 
     @remote_method
     async def log(self, values: Mapping[str, Any], *, step: int) -> None:
-        """Store values at a step; a value for the same name and step replaces the earlier one.
+        """Store values at a step; a value for the same name and step replaces the earlier value.
 
         More than 1,000 values are sent in several requests, so after an error, the first values may be stored.
 

@@ -1,4 +1,4 @@
-"""Rollouts of a run: completions with rewards. The server removes the oldest ones if a run has too many."""
+"""Rollouts of a run: completions with rewards. The server removes the oldest rollouts if a run has too many."""
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
@@ -213,7 +213,7 @@ class RunRollouts:
             rollout_id: Step, group id and position with slashes between them, as in `RolloutSummary.rollout_id`.
 
         Raises:
-            NotFoundError: The run or the rollout does not exist, or the rollout was removed for newer ones.
+            NotFoundError: The run or the rollout does not exist, or newer rollouts have replaced the rollout.
         """
         request = pb.GetRolloutRequest(run_id=self.run_id, rollout_id=rollout_id)
         return _logged(rollout_id, await self._connection.unary(self._stub.GetRollout, request))

@@ -64,7 +64,7 @@ class CheckpointEngineManager:
         """Publish the current weights, and return when a sampler has loaded exactly this version.
 
         If the server has several samplers, the one that the adapter's requests reach first loads the version. Other
-        samplers load it at the latest when they receive a request for it.
+        samplers load the version before they serve a request for it.
 
         Args:
             merge_and_sync: Has no effect, see the class; True writes a log line.

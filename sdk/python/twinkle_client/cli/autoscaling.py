@@ -131,7 +131,7 @@ class Autoscaler:
         if _count(state.services, base_model) <= self._min_counts[base_model]:
             return False
         by_address = {item.address: item.replica_id for item in serving}
-        # The newest one is drained first, because older ones have cached more prefixes.
+        # The newest sampler is drained first, because older samplers have cached more prefixes.
         for service in reversed(state.services):
             if service.address in by_address and _is_sampler_of(service, base_model):
                 self._say(f'{service.name} is no longer needed; draining it')

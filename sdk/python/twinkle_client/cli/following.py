@@ -66,7 +66,7 @@ def _picture(curves: dict[str, MetricSeries]) -> Text:
 
 
 def _print_values(update: MetricUpdate, *, known: Mapping[str, MetricSeries]) -> None:
-    """Print the values that were stored after all known ones. A snapshot repeats values that were printed before."""
+    """Print the values that were stored after all known values. A snapshot repeats values that were printed before."""
     newest = max((time for series in known.values() for time in series.times), default=None)
     points = [
         (step, name, value)

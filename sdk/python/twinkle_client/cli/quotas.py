@@ -103,7 +103,7 @@ def usage(
 
 
 def limit_of(text: str) -> tuple[str, float | None]:
-    """Parse LIMIT=NUMBER and return name and number, or None in place of the number for LIMIT=default.
+    """Parse LIMIT=NUMBER and return the name and the number; for LIMIT=default, the number becomes None.
 
     Raises:
         typer.BadParameter: The limit is unknown, or the value is neither a number nor 'default'.

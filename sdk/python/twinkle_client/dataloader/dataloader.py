@@ -219,7 +219,7 @@ class DataLoader:
             async for response in responses:
                 if response.is_end:
                     return
-                # The caller receives this batch, so the server may send another one.
+                # The caller receives this batch, so the server may send another batch.
                 credits_given.put_nowait(1)
                 yield response
 

@@ -81,7 +81,7 @@ class Dataset:
         """Combine the added datasets into one, and delete the added datasets on the server.
 
         Args:
-            interleave: Alternate between the datasets; the remaining rows of longer ones follow. False: concatenate.
+            interleave: Alternate between the datasets, followed by the rest of longer datasets. False: concatenate.
 
         Raises:
             ValueError: No dataset was added.
@@ -302,7 +302,7 @@ class Dataset:
 
     async def _apply(self, *steps: dataset_pb2.DatasetStep, meta: MetaLike | None = None) -> dataset_pb2.Dataset:
         part = self._part_of(meta)
-        # Steps before the mixing are applied at once, because only the mixture can be lazy.
+        # Steps before the mixing are applied immediately, because only the mixture can be lazy.
         before = await self._created(part, is_lazy=False if meta is not None and len(self._parts) > 1 else None)
         request = dataset_service_pb2.ApplyRequest(request_id=new_id('rq'), dataset_id=before.dataset_id, steps=steps)
         part.state = after = (await self._connection.unary(self._stub.Apply, request)).dataset

@@ -145,7 +145,7 @@ class OperationLog:
         self._in_doubt.clear()
 
     async def _resolve_doubts(self) -> None:
-        """Query the service for the numbers in doubt, and free the unused ones."""
+        """Query the service for the numbers in doubt, and free the unused numbers."""
         # Descending order, so that several unused numbers at the end can all be assigned again.
         for number in sorted(self._in_doubt, reverse=True):
             is_used = await self._is_on_record(number)

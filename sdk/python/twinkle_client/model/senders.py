@@ -68,11 +68,11 @@ class _PendingOperation:
     operation: Operation
     future: 'asyncio.Future[OperationResult]'
     backoff: Backoff | None = None
-    """Backoff between retryable results; None before the first one."""
+    """Backoff between retryable results; None before the first such result."""
 
 
 class StreamSender:
-    """Sends operations on one stream, without waiting for the results of earlier ones.
+    """Sends operations on one stream, without waiting for the results of earlier operations.
 
     A broken stream is reopened until the connection's retry timeout has passed, and pending operations are resent in
     order. The service answers an operation that it has already applied with the recorded result.
@@ -88,7 +88,7 @@ class StreamSender:
         self._outgoing: asyncio.Queue[Operation | None] = asyncio.Queue()
         self._retries: set[asyncio.Task[None]] = set()
         self._backoff: Backoff | None = None
-        """Backoff between streams; None before the first one."""
+        """Backoff between streams; None before the first stream."""
         self._task: asyncio.Task[None] | None = None
 
     async def send(self, operation: Operation) -> OperationResult:

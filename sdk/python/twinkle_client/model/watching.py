@@ -1,4 +1,4 @@
-"""Methods that follow an adapter's operations and cancel queued ones."""
+"""Methods that follow an adapter's operations and cancel queued operations."""
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing

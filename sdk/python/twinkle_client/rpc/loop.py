@@ -87,7 +87,7 @@ class LoopThread:
             self._end.result()
 
     async def _cancel_tasks(self) -> None:
-        # A cancelled task may start another one to clean up.
+        # A cancelled task may start another task to clean up.
         while tasks := set(self.tasks) - {asyncio.current_task()}:
             for task in tasks:
                 task.cancel()

@@ -64,7 +64,7 @@ class RemoteMethod(Generic[_Params, _Result]):
             IS_BLOCKING.reset(token)
 
     def submit(self, *args: _Params.args, **kwargs: _Params.kwargs) -> Future[_Result]:
-        """Start the method and return at once; methods start in the order in which they are submitted."""
+        """Start the method and return immediately; methods start in the order of submission."""
         return self._owner.loop_thread.submit(self._traced(*args, **kwargs))
 
     async def aio(self, *args: _Params.args, **kwargs: _Params.kwargs) -> _Result:
@@ -88,7 +88,7 @@ class RemoteStream(Generic[_Params, _Result]):
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: _Params.args, **kwargs: _Params.kwargs) -> Iterator[_Result]:
-        """Iterate over the items and block while waiting for the next one; leaving the `for` loop ends the call."""
+        """Iterate over the items and block while waiting for the next item; leaving the `for` loop ends the call."""
         loop_thread = self._owner.loop_thread
         items = self._function(self._owner, *args, **kwargs)
         try:

@@ -50,7 +50,7 @@ class Outages:
         """Waiting calls by description of the outage."""
 
     def add(self, waiter: object, error: Error, *, seconds: float) -> None:
-        """Record that a call waits for a service; the first one logs a warning.
+        """Record that a call waits for a service; the first such call logs a warning.
 
         Args:
             waiter: Identifies the call.

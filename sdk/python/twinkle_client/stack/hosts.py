@@ -117,7 +117,7 @@ class ProcessHost(Protocol):
         ...
 
     def end_unrecorded(self) -> None:
-        """End the remaining processes of the stack on a cluster, even unrecorded ones, and release their places."""
+        """End all remaining processes of the stack on a cluster, recorded or not, and release their places."""
         ...
 
 
@@ -154,7 +154,7 @@ class LocalHost:
     address = '127.0.0.1'
 
     def reserve(self, name: str, *, count: int) -> 'LocalPlace':
-        """Return a place at once; all processes share the devices of this machine."""
+        """Return a place immediately; all processes share the devices of this machine."""
         del name, count
         return LocalPlace()
 

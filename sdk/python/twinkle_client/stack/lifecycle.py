@@ -166,7 +166,7 @@ def _stop(state: StackState, *, report: Report) -> None:
 
 @contextmanager
 def _interrupts_delayed() -> Iterator[None]:
-    """Hold back signals that interrupt the program until the end of the block, if this is the main thread.
+    """Defer signals that interrupt the program until the end of the block, if this is the main thread.
 
     Otherwise a second Ctrl-C would end a program that stops its services, and leave the remaining services running.
     """

@@ -14,7 +14,7 @@ from twinkle_client.stack.scaling_rule import Scaling, scaling_of
 from twinkle_client.stack.sections import check_sections, suggestion
 
 SERVICES = ('checkpoint', 'data', 'model', 'sampler', 'gateway')
-"""Services in start order; each depends only on earlier ones."""
+"""Services in start order; each depends only on earlier services."""
 PLACED = ('model', 'sampler')
 """Services that a Ray cluster places by resources. The others run on the machine that starts the stack."""
 ENGINES = ('auto', 'torch', 'vllm')

@@ -90,7 +90,7 @@ def end_process(pid: int, mark: str, *, grace_seconds: float) -> bool:
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
-    # The process may have exited in the meantime.
+    # The process may have exited after the check.
     with suppress(ProcessLookupError):
         os.kill(pid, number)
 

@@ -30,7 +30,7 @@ NAMESPACE = 'twinkle'
 _START_SECONDS = 60.0
 """Time limit for the start of a process, which may have to wait for a slow disk."""
 _CALL_SECONDS = 10.0
-"""Time limit of a call that an actor answers at once."""
+"""Time limit of a call that an actor answers immediately."""
 _END_WITH_PARENT = (
     'import ctypes, os, signal, sys\n'
     'ctypes.CDLL(None).prctl(1, signal.SIGTERM)\n'  # PR_SET_PDEATHSIG, see prctl(2); it survives exec

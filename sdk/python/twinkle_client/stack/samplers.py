@@ -158,7 +158,7 @@ def _spawn_sampler(spawner: Spawner, state_dir: Path, settings: dict[str, Any], 
             name = _next_sampler(state)
             spawner.configure(name, {**settings, **service_paths(state_dir, spawner, name)})
             spawner.spawn(name, place=place)
-            # The process is recorded at once, so that it can be found if this program is killed.
+            # The process is recorded immediately, so that it can be found if this program is killed.
             state.with_service(spawner.state_of(name)).save()
             return name
     except BaseException:

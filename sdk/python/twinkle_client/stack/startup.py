@@ -193,7 +193,7 @@ class Launch:
     def _start(self, name: str, settings: Mapping[str, Any]) -> None:
         self._spawner.configure(name, self._settings(name, settings))
         self._spawner.spawn(name)
-        # The process is recorded at once, so that it can be found if this program is killed.
+        # The process is recorded immediately, so that it can be found if this program is killed.
         self._save()
 
     def _save(self, *, http_address: str = '') -> StackState:
