@@ -68,7 +68,7 @@ def _memory_growth(base_model: str, options: argparse.Namespace) -> dict[str, An
 
 
 def _restore_times(base_model: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Compare a forward_backward that first restores its adapter from disk with one on a resident adapter."""
+    """Compare a forward_backward that first restores its adapter from disk with one on an adapter in memory."""
     batch = random_batch(examples=1, length=16, vocabulary=300)
     with running_model(base_model, max_resident_adapters=2, undo_steps=0) as model:
         adapters = [model.create(lora_rank=options.lora_rank, seed=seed) for seed in range(3)]
@@ -76,7 +76,7 @@ def _restore_times(base_model: str, options: argparse.Namespace) -> dict[str, An
             _train(adapter, batch)
         times: dict[str, list[float]] = {'resident': [], 'parked': []}
         for turn in range(options.turns):
-            # Two of the three adapters fit into memory, so the least recently used one is on disk.
+            # Two of the three adapters fit into memory, so the least recently used adapter is on disk.
             adapter = adapters[turn % len(adapters)]
             for where in ('parked', 'resident'):
                 begin = time.monotonic()

@@ -1,7 +1,7 @@
 """Teach a small chat model its name, through all five services, in about a minute.
 
-Run the program with `./run quickstart`. It starts separate services, and stops them at the end, even after an error or
-an interrupt. In a terminal, it first shows a link to the console and waits for Ctrl-C.
+Run the program with `./run quickstart`. The program starts its own services, and stops them at the end, even after an
+error or an interrupt. In a terminal, the program shows a link to the console, and stops the services after Ctrl-C.
 """
 
 import argparse
@@ -189,7 +189,7 @@ def _dataset(client: TwinkleClient, model_id: str) -> Dataset:
     dataset.set_template('Template', model_id=model_id, max_length=256)
     dataset.map('SelfCognitionProcessor', init_args={'model_name': NAME, 'model_author': AUTHOR})
     dataset.encode()
-    console.print(f'  {len(dataset)} examples about its name')
+    console.print(f'  {len(dataset)} examples about the name of the model')
     return dataset
 
 
@@ -236,7 +236,7 @@ def _trace_last_step(model: MultiLoraTransformersModel, loader: DataLoader, samp
 
 
 def _ask(sampler: Sampler, facts: Facts, *, version: int | None = None) -> list[SampledSequence]:
-    """Ask all questions at once, show the answers as they arrive, and return them with their tokens.
+    """Ask all questions concurrently, show the answers as they arrive, and return them with their tokens.
 
     With a version, the table also shows the base model's answers.
     """

@@ -62,7 +62,7 @@ async def _open(path: Path, mode: str) -> BinaryIO:
 
 
 async def _append(file: BinaryIO, incoming: AsyncIterator[tensor_pb2.TensorChunk]) -> bool:
-    """Append chunks up to the first damaged one; return whether all were intact."""
+    """Append chunks until a chunk is damaged; return whether all chunks were intact."""
     async for chunk in incoming:
         if chunk.offset != file.tell() or chunk.checksum != checksum(chunk.data):
             return False

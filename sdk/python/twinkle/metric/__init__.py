@@ -1,4 +1,4 @@
-"""Metrics of training. Each reports floats by name. The package does not import torch."""
+"""Metrics of training. Each metric reports floats by name. The package does not import torch."""
 
 from twinkle.metric.accuracy import Accuracy
 from twinkle.metric.base import FACT_NAMES, ForwardFacts, LabelFacts, Metric, MetricState, StepFacts

@@ -126,7 +126,8 @@ class HeadBlock:
     def label_jacobian(self, labels_B: Tensor) -> Tensor:
         """Return [B, D], the gradient of each row's label log-probability with respect to its hidden state.
 
-        With weights W it is `(W[label] - softmax W) / temperature`, which needs no [B, V] tensor for the gradient.
+        With weights W and no softcap, the gradient is `(W[label] - softmax W) / temperature`, so the [B, V] gradient of
+        the logits is not allocated.
         """
         if self._slope_BV is not None:
             gradient_BV = torch.zeros_like(self.logits_BV).scatter_(1, labels_B[:, None], 1.0) - self.softmax_BV

@@ -21,7 +21,7 @@ class PeekedRow:
     row: Mapping[str, Any]
     """Columns of the row, and its token arrays if the dataset is encoded. Empty if there is a problem."""
     problem: str
-    """Reason for which a step fails for this row, or for which the row is too large. Empty without a problem."""
+    """Why a step fails for this row, or why the row is too large. Empty without a problem."""
 
 
 async def peek_rows(connection: Connection, dataset_id: str, *, begin_row: int, row_count: int) -> Sequence[PeekedRow]:

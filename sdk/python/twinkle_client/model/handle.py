@@ -26,7 +26,7 @@ class ModelHandle:
 
     Args:
         model_id: Name of the base model, as reported by `TwinkleClient.get_server_info`.
-        client: Client to use. Default: the most recently initialized one.
+        client: Client to use. Default: the most recently initialized client.
 
     Raises:
         RuntimeError: There is no client.

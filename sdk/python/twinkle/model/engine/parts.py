@@ -124,7 +124,7 @@ class BatchCutter:
         return Part(features, first_feature, batch, tree, planned_rows)
 
     def halve(self, purpose: Purpose, part: Part) -> list[Part]:
-        """Divide a part into two with about the same number of groups; return an empty list if it is indivisible."""
+        """Divide a part into two parts of about as many groups; return an empty list if the part is indivisible."""
         size = purpose.loss.group_size
         group_count = len(part.features) // size
         if group_count < 2 or not purpose.loss.is_separable:

@@ -22,7 +22,7 @@ class TrainingVerbs(ModelHandle):
 
     - `temperature`, which divides the logits;
     - streams of the loss, such as `advantages`, `old_logps`, `ref_logps`, `returns` and `loss_weights`, with one entry
-      per example: a number for all its labels, one number per label, or one per token;
+      per example: a number for all its labels, a number per label, or a number per token;
     - `return_logits`, `return_routed_experts` and `task='embedding'`, which request additional outputs;
     - `micro_batch_size`, the maximum number of examples in one pass.
 
@@ -117,9 +117,9 @@ class TrainingVerbs(ModelHandle):
     ) -> ModelOutput:
         """Accumulate the gradient of a function of the log-probabilities.
 
-        In a program of several processes, each process calls `loss_fn` with its examples; the returned loss and metrics
-        are those of these examples, and the gradients of all processes are added. The sum is the gradient of one
-        process with all examples only if the loss is a sum over examples.
+        In a program of several processes, each process calls `loss_fn` with its examples, and gets the loss and the
+        metrics of these examples. The gradients of all processes are added. The sum is the gradient of one process with
+        all examples only if the loss is a sum over examples.
 
         Args:
             inputs: one example or several, with labels.

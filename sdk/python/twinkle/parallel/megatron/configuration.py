@@ -24,7 +24,7 @@ def check_supported(config: PreTrainedConfig, *, tensor_size: int, pipeline_size
     """Check that the layers of a model can be divided among ranks.
 
     Raises:
-        UnsupportedModel: the architecture or one of its options is not supported, or the sizes do not divide it.
+        UnsupportedModel: the architecture or one of its options is not supported, or a size does not divide the model.
     """
     problem = _problem_of(cast('Any', config))
     if problem is not None:

@@ -32,10 +32,10 @@ class RolloutStore(Protocol):
 
 
 class ServiceBackend:
-    """Stores numbers with the run in the services; `twinkle run show` draws them. A repeated step replaces its values.
+    """Stores numbers with the run in the services. The values of a repeated step replace the earlier values.
 
-    Only numbers and rollouts are sent. The services know the status of the run, and its name and tags are labels of the
-    adapter.
+    `twinkle run show` draws the numbers. Only numbers and rollouts are sent: the services know the status of the run,
+    and the name and tags of the run are labels of the adapter.
 
     Args:
         metrics: Store of the run's metrics.
