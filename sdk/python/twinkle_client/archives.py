@@ -120,7 +120,7 @@ class ArchiveDownload:
         self._digest_file.unlink(missing_ok=True)
 
     def _discard_nothing(self, *, is_folder_new: bool) -> None:
-        """Remove the traces of a download that received no bytes."""
+        """Remove an empty archive, and also its folder if this download created the folder."""
         if self._archive.exists() and not self._archive.stat().st_size:
             self._discard()
             if is_folder_new:

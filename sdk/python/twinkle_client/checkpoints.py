@@ -135,8 +135,8 @@ class CheckpointLibrary:
         Args:
             path: Path of the checkpoint.
             target: Hub repository, or folder below the operator's export folder.
-            token: Token with write access to the hub, required for a hub and refused for a folder. The server stores it
-                encrypted until the export ends.
+            token: Token with write access to the hub, required for a hub and refused for a folder. The server stores
+                the token encrypted until the export ends.
             is_private: Whether a new repository is private.
 
         Returns:

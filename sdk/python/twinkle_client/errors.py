@@ -128,7 +128,7 @@ class Error(Exception):
 
     @property
     def retry_after(self) -> timedelta | None:
-        """Time after which to retry; None if the server did not specify one."""
+        """Time after which to retry; None if the server did not specify a time."""
         return self._facts.retry_after
 
     @property

@@ -48,7 +48,7 @@ class FleetAdministration:
 
     @remote_method
     async def drain(self, replica_id: str) -> pb.Replica:
-        """Drain a replica: it finishes its requests and leaves the fleet. Return its current record.
+        """Drain a replica, which finishes its requests and leaves the fleet; return the replica's current record.
 
         Raises:
             NotFoundError: The replica does not exist, or is lost.

@@ -130,7 +130,7 @@ class RunMetrics:
         resumes without a gap if the server is available again within the client's retry timeout.
 
         Args:
-            names: Metrics to watch, at most 100. Empty: all, including those that are stored later.
+            names: Metrics to watch, at most 100. Empty: all, including metrics that are stored later.
             begin_step: First step.
             max_points: Maximum number of points of each metric in an update, see `get`. If more points are new, for
                 example because the caller was busy, the update is a snapshot.

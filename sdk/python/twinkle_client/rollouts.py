@@ -22,8 +22,7 @@ from twinkle_client.metrics import step_to_proto
 from twinkle_client.rpc import LoopThread, remote_method
 
 EVALUATION = 'evaluation'
-"""Id of the group with answers to fixed questions. The console shows those of a run's first and last step side by side.
-"""
+"""Id of the group with answers to fixed questions. The console compares the answers of a run's first and last step."""
 _REQUEST_BYTES, _ROLLOUTS_PER_REQUEST = 8 << 20, 1024
 _PAGE_SIZE = 200
 
@@ -133,9 +132,9 @@ class RunRollouts:
         reward_parts: Mapping[str, Any] | None = None,
         groups: int | Sequence[str] | None = None,
     ) -> None:
-        """Store rollouts at a step. A rollout replaces an earlier one with the same step, group and position in it.
+        """Store rollouts at a step. An earlier rollout with the same step, group and position is replaced.
 
-        Groups of more than 8 MiB together are sent in several requests, so after an error, some may be stored.
+        Groups of more than 8 MiB together are sent in several requests, so after an error, some groups may be stored.
 
         Args:
             trajectories: Results of a sampler, their sequences, rollouts of `twinkle.rollout`, features or chats. Inner

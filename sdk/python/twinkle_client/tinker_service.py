@@ -31,7 +31,7 @@ def init_tinker_compat_client(
 
 
 def init_tinker_client() -> None:
-    """Check that the Tinker SDK is installed; the SDK works with the gateway without patches.
+    """Check that the Tinker SDK is installed. The SDK works with the gateway without patches.
 
     Raises:
         MissingLibrary: The Tinker SDK is not installed.

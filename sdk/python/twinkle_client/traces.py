@@ -62,14 +62,14 @@ class Traces:
         min_duration: timedelta = timedelta(),
         limit: int = 50,
     ) -> Sequence[TraceSummary]:
-        """Return the newest traces with calls that do more than read or maintain a connection.
+        """Return the newest traces, without traces whose calls only read or only maintain a connection.
 
         Args:
             run_id: Run whose adapter the trace names. Empty: all.
             sequence_number: Number of an operation of the run. Needs `run_id`. 0: all.
             request_id: Request id of any call of the trace, even of a call that only reads. Empty: all.
             min_duration: Minimum duration of a trace.
-            limit: Maximum number of traces. Values outside 1 to 1,000 are replaced by the nearer end.
+            limit: Maximum number of traces. Values below 1 count as 1, and values above 1,000 as 1,000.
 
         Raises:
             UsageError: An argument is invalid.

@@ -46,7 +46,7 @@ _own.add_span_processor(_switch)
 
 @contextmanager
 def tracing_to(folder: Path) -> Iterator[None]:
-    """Write the spans of the block into `folder`; do nothing in a nested block or if the program has other tracing."""
+    """Write the spans of the block into `folder`; do nothing in a nested block, or if the program traces elsewhere."""
     if _switch.target is not None or not _is_provider_ours():
         yield
         return

@@ -78,7 +78,7 @@ def test_values_of_all_libraries_reach_every_backend():
         ({'a/../b': 1.0}, 0, 'not a valid name'),
         ({'_private': 1.0}, 0, 'not a valid name'),
         ({'x' * 129: 1.0}, 0, 'not a valid name'),
-        ({'step': 1.0}, 0, "'step' is reserved; choose another one, such as train/step"),
+        ({'step': 1.0}, 0, "'step' is reserved; choose another name, such as train/step"),
         ({'loss': 1.0}, -1, r'step: must be from 0 to 2\^53 - 1, got -1'),
         ({'loss': 1.0}, 2**53, 'step: must be'),
         ({'loss': 1.0}, 1.0, 'integer'),

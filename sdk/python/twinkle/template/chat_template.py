@@ -1,7 +1,7 @@
 """Render chats with a model's own Jinja template in a sandbox, compatibly with transformers.
 
-The template comes from a downloaded repository, so it runs in an immutable sandbox. It can call only Jinja's built-in
-functions and those that Hugging Face documents for chat templates.
+The template comes from a downloaded repository, so it runs in an immutable sandbox. The template can call only Jinja's
+built-in functions and the functions that Hugging Face documents for chat templates.
 """
 
 import json

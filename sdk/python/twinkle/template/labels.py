@@ -20,14 +20,14 @@ Span = tuple[int, int]
 
 IntVector = npt.NDArray[np.int32]
 
-# Private-use characters; one that does not occur in the chat serves as the probe.
+# Private-use characters. A character that does not occur in the chat is used as the probe.
 _PRIVATE_USE = range(0xF5A02, 0x10FFFE)
 
 
 def assistant_spans(
     messages: Chat, full: str, *, render: Callable[..., str], special_texts: Collection[str]
 ) -> list[Span]:
-    """Return the spans of `full` written by the assistant, including its end-of-turn tokens, in order.
+    """Return the spans of `full` that the assistant wrote, including end-of-turn tokens, in order.
 
     Messages with the weight 0 are left out.
 

@@ -1,8 +1,8 @@
 """A lower bound on the number of tokens in a text, from its length in bytes and the longest token.
 
-The bound is valid only if every byte of the text that the vocabulary contains becomes a part of a token. In addition,
-no token may cover more text than its own length. Both conditions hold for byte-level BPE whose other settings remove no
-text. In all other cases the bound is 0.
+The bound is valid only if each byte of the text becomes a part of a token, except bytes that the vocabulary lacks. In
+addition, no token may cover more text than its own length. Both conditions hold for byte-level BPE if its other
+settings remove no text. In all other cases the bound is 0.
 """
 
 import json

@@ -9,7 +9,7 @@ _SPACE_MARK = '\u2581'
 
 
 def _byte_level_table() -> dict[str, int]:
-    """Map characters to bytes as in byte-level BPE: those from U+0100 stand for the bytes that are not printable."""
+    """Map characters to bytes as in byte-level BPE: characters from U+0100 represent bytes that are not printable."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printable]
     table = {chr(byte): byte for byte in printable}

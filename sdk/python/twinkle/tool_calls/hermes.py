@@ -11,7 +11,7 @@ from twinkle.tool_calls.json_value import may_grow, read_json, value_end
 _OPEN, _CLOSE = '<tool_call>', '</tool_call>'
 _START = re.compile(r'<tool_call>\s*+(?=\{|<function=)')
 _UNKNOWN_START = re.compile(r'<tool_call>\s*+(?:<(?:f(?:u(?:n(?:c(?:t(?:i(?:o(?:n)?)?)?)?)?)?)?)?)?\Z')
-"""A tag whose body has not begun yet, or not far enough to show its kind."""
+"""A tag whose body is empty so far, or too short to show its kind."""
 _BLANKS = re.compile(r'\s*+')
 _FINISH = re.compile(r'\s*+</tool_call>')
 _FUNCTION = re.compile(r'<function=([^<>\n]++)>')
@@ -32,8 +32,8 @@ class HermesQwenParser:
         """Yield the complete calls in `text`.
 
         The time is linear, because each character is read at most twice. An attempt to read a JSON body ends at the
-        next tag outside a string. Two attempts therefore read the same text only if it is inside a string in one of
-        them. For a body of tags, only the first and the last opening tag before a closing tag are tried.
+        next tag outside a string. Two attempts therefore read the same text only if the text is inside a string in one
+        attempt. For a body of tags, only the first and the last opening tag before a closing tag are tried.
         """
         position, closing, tried = 0, -1, -1
         while start := _START.search(text, position):

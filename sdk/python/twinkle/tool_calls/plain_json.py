@@ -88,7 +88,7 @@ def _call(item: Any) -> tuple[str, dict[str, Any]] | None:
 
 
 def _wrapped(text: str, begin: int, end: int) -> tuple[int, int]:
-    """Return the range extended by the code fence or the model's marker around it."""
+    """Return the range of a call, extended by the code fence or the model's marker around the call."""
     window = text[max(0, begin - _WINDOW) : begin]
     before = _BEFORE.search(window)
     if before is None:

@@ -43,7 +43,7 @@ class TrackerBackend(Protocol):
 
 @runtime_checkable
 class RolloutBackend(Protocol):
-    """Method of a `TrackerBackend` that also stores rollouts. Backends without it receive none."""
+    """Method of a `TrackerBackend` that also stores rollouts. Backends without this method receive no rollouts."""
 
     def log_rollouts(self, rollouts: Sequence[TrackedRollout], *, step: int) -> None:
         """Store the rollouts of a step, in the thread of `log`. After an error, they count as one lost log call."""

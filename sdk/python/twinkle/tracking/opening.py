@@ -24,7 +24,7 @@ _LIBRARIES = frozenset({'trackio', 'wandb', 'mlflow', 'tensorboard'})
 
 
 def check_trackers(trackers: str) -> list[str]:
-    """Return the names of backends in a text with commas, if each one is known and installed.
+    """Return the names of backends in a text with commas, if each backend is known and installed.
 
     Raises:
         UnknownComponent: A name is unknown; a ValueError.
@@ -53,14 +53,14 @@ def open_tracker(
 ) -> Tracker:
     """Open a run in one or several backends; an existing run with the same id is continued.
 
-    Under torchrun, open it in the first process only, or pass an empty list in the others.
+    Under torchrun, open the run in the first process only, or pass an empty list in the other processes.
 
     Args:
         trackers: Names from `TRACKERS` with commas between them, or a list of names and backends. None: the services'
             store if `metrics` is given, otherwise no backend.
         metrics: `model.metrics()` of `twinkle_client`, for the backend 'service'.
-        rollouts: `model.rollouts()` of `twinkle_client`, where the backend 'service' stores rollouts. None: it stores
-            numbers only.
+        rollouts: `model.rollouts()` of `twinkle_client`, where the backend 'service' stores rollouts. None: the
+            backend stores numbers only.
         folder: Folder for the files of local backends. The environment variables of a tracker override it, such as
             WANDB_DIR, MLFLOW_TRACKING_URI and TRACKIO_DIR.
         finish_timeout: See `Tracker`.
@@ -84,7 +84,7 @@ def open_tracker(
     if rollouts is not None and 'service' not in names:
         raise ValueError("rollouts: needs the tracker 'service' and metrics=model.metrics()")
     if len(set(names)) < len(names):
-        raise ValueError(f'trackers: {names} names a backend twice; name each one once')
+        raise ValueError(f'trackers: {names} names a backend twice; name each backend once')
     return Tracker(described, backends, finish_timeout=finish_timeout)
 
 

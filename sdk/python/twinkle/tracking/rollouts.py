@@ -205,7 +205,7 @@ def _rollouts_of(item: Any, position: int) -> Iterator[tuple[int, TrackedRollout
 def _grouped(
     numbers: Sequence[int], rollouts: Sequence[TrackedRollout], groups: int | Sequence[str] | None
 ) -> list[TrackedRollout]:
-    """Return the rollouts with the ids of their groups and their positions in them."""
+    """Return the rollouts with the ids of their groups, and their positions within the groups."""
     indices = defaultdict[str, int](int)
     result: list[TrackedRollout] = []
     for group_id, rollout in zip(_group_ids(numbers, groups), rollouts, strict=True):

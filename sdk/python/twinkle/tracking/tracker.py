@@ -24,7 +24,7 @@ class Tracker:
 
     Args:
         run: Description of the run.
-        backends: Backends to use. If a backend cannot be started, the others are ended and the error is raised.
+        backends: Backends to use. If a backend cannot start, the other backends end and the error is raised.
         finish_timeout: Maximum time in seconds that `finish` waits for all backends. An interrupted or failed run
             waits for at most 10 seconds.
 
@@ -106,7 +106,7 @@ class Tracker:
             delivery.log_rollouts(rollouts, step=number)
 
     def finish(self, status: Status = 'finished') -> None:
-        """End the run in all backends, and wait for their values. Finishing again has no effect."""
+        """End the run in all backends, and wait until all values are stored. Finishing again has no effect."""
         if self._is_finished:
             return
         self._is_finished = True

@@ -52,7 +52,7 @@ def checked_values(values: Mapping[str, Any]) -> dict[str, float]:
     """
     for name in values:
         if checked_name('values', name) in RESERVED:
-            raise ValueError(f'values: the name {name!r} is reserved; choose another one, such as train/{name}')
+            raise ValueError(f'values: the name {name!r} is reserved; choose another name, such as train/{name}')
     return {name: number_of(name, value) for name, value in values.items()}
 
 

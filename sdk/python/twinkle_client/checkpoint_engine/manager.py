@@ -63,7 +63,7 @@ class CheckpointEngineManager:
     ) -> SyncedVersion:
         """Publish the current weights, and return when a sampler has loaded exactly this version.
 
-        If the server has several samplers, the one that the adapter's requests reach first loads the version. Other
+        If the server has several samplers, the sampler that the adapter's requests reach first loads the version. Other
         samplers load the version before they serve a request for it.
 
         Args:

@@ -93,7 +93,7 @@ class Autoscaler:
         self._stopped.wait(_RETRY_SECONDS)
 
     def _change(self, state: StackState, fleet: FleetAdministration) -> bool:
-        """Add or drain at most one sampler; return whether one was added or drained."""
+        """Add or drain at most one sampler; return whether a sampler was added or drained."""
         replicas = [item for item in fleet.list_replicas() if _is_counted(item)]
         self._repeat_drains(state, replicas, fleet)
         for base_model, rule in self._rules.items():
@@ -113,10 +113,10 @@ class Autoscaler:
                 fleet.drain(replica.replica_id)
 
     def _grow(self, state: StackState, base_model: str) -> bool:
-        # A service that has to be restarted needs free devices first.
+        # A service that has to be restarted needs the free devices before a new sampler does.
         if _count(state.services, base_model) >= self._scaling.max_samplers or state.ended():
             return False
-        self._say(f'requests wait at all samplers of {base_model}; starting another one')
+        self._say(f'requests wait at all samplers of {base_model}; starting another sampler')
         add_sampler(self._folder, engine='', base_model=base_model, report=self._report)
         return True
 

@@ -95,10 +95,10 @@ def verify(
 
 @app.command('upload')
 def upload(
-    source: Annotated[Path, typer.Argument(help='Peft folder, or a .tar or .tar.gz archive of one.')],
+    source: Annotated[Path, typer.Argument(help='Peft folder, or a .tar or .tar.gz archive of the folder.')],
     name: Annotated[str, typer.Option('--name', help='Name of the checkpoint.')],
     base_model: Annotated[
-        str, typer.Option('--base-model', help="Base model of the adapter. Default: the server's only trainable one.")
+        str, typer.Option('--base-model', help='Base model of the adapter. Default: the only trainable base model.')
     ] = '',
     is_json: JsonOption = False,
     state_dir: StateDirOption = None,

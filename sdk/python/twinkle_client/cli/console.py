@@ -24,7 +24,7 @@ def console(
     open_browser: Annotated[bool, typer.Option('--open', help='Open the link in a browser.')] = False,
     state_dir: LocalStateDirOption = None,
 ) -> None:
-    """Print a link that opens the console. It can be used once, within ten minutes, and acts with your API key."""
+    """Print a link that opens the console with your API key. The link can be used once, within ten minutes."""
     try:
         url = create_console_link(find_console_endpoint(http, state_dir))
     except (ConsoleUnavailable, ValueError) as error:

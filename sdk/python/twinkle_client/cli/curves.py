@@ -40,7 +40,7 @@ def curve_lines(name: str, series: MetricSeries, *, width: int) -> list[str]:
 
 
 def curve(steps: Sequence[int], values: Sequence[float], *, width: int, height: int) -> list[str]:
-    """Return lines of Braille characters that show finite values over steps.
+    """Return lines of Braille characters that show values over steps.
 
     Args:
         steps: Ascending steps.

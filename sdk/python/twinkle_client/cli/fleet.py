@@ -38,7 +38,7 @@ from twinkle_client.stack import (
 
 app = typer.Typer(help='Manage the replicas behind the gateway. Lists them by default.', invoke_without_command=True)
 TOKEN_VARIABLE = 'TWINKLE_SAMPLER_INTERNAL_TOKEN'  # noqa: S105 (a name, not a secret)
-_NOT_ADDED = 'the sampler that was starting is stopped; others keep running'
+_NOT_ADDED = 'the sampler that was starting is stopped; other samplers keep running'
 _DRAIN_POLL_SECONDS = 0.5
 _DRAIN_LIMIT_SECONDS = 600.0
 _EXIT_SECONDS = 30.0
@@ -64,7 +64,7 @@ def show(context: typer.Context, is_json: JsonOption = False, state_dir: StateDi
 def add(
     count: Annotated[int, typer.Option('--count', min=1, max=64, help='Number of samplers to start.')] = 1,
     engine: Annotated[str, typer.Option('--engine', help="torch or vllm. Default: the first sampler's engine.")] = '',
-    model: Annotated[str, typer.Option('--model', help="Base model. Default: the stack's first one.")] = '',
+    model: Annotated[str, typer.Option('--model', help="Base model. Default: the stack's first base model.")] = '',
     state_dir: LocalStateDirOption = None,
 ) -> None:
     """Add samplers to the local stack."""

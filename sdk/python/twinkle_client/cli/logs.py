@@ -42,7 +42,7 @@ def logs(
 
 
 def _log_paths(folder: Path) -> dict[str, Path]:
-    """Return the log file of each process of the stack, or of all its processes if the stack is stopped."""
+    """Return the log file of each process by name: of the running stack, or else all log files in the folder."""
     state = StackState.load(folder)
     if state is not None:
         return {service.name: Path(service.log_path) for service in state.services}

@@ -1,4 +1,4 @@
-"""`twinkle models`: downloads base models, and lists the built-in ones."""
+"""`twinkle models`: downloads base models, and lists the built-in models."""
 
 import importlib
 from pathlib import Path

@@ -86,7 +86,7 @@ class UpOptions:
         bool, typer.Option('--ray', help='Run the services on a Ray cluster, which shares the state folder.')
     ] = False
     address: Annotated[
-        str, typer.Option('--address', help='Ray cluster for --ray, host:port. Default: auto, the one that is running.')
+        str, typer.Option('--address', help='Ray cluster for --ray, host:port. Default: auto, the running cluster.')
     ] = ''
     state_dir: LocalStateDirOption = None
     detach: Annotated[bool, typer.Option('--detach', help='Run in the background, without restarts.')] = False

@@ -42,7 +42,7 @@ class DataLoader:
         """Create a loader; the server opens it at the first iteration.
 
         Args:
-            dataset: Encoded dataset, or a function that returns one.
+            dataset: Encoded dataset, or a function that returns such a dataset.
             batch_size: Examples per batch.
             shuffle: Use a different random order in each epoch.
             seed: Seed of the random orders.

@@ -1,4 +1,4 @@
-"""Checks of the arguments that remote and in-process datasets share, and conversion of them to the contract."""
+"""Checks of the arguments that remote and in-process datasets share, and their conversion to the contract."""
 
 import inspect
 import logging

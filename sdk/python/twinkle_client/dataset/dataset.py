@@ -85,7 +85,7 @@ class Dataset:
 
         Raises:
             ValueError: No dataset was added.
-            UsageError: Only some of the datasets are encoded or packed, their templates differ, or one of them is lazy.
+            UsageError: Only some of the datasets are encoded or packed, their templates differ, or a dataset is lazy.
         """
         if not self._parts:
             raise ValueError('there is no dataset to mix; call add_dataset() first')
@@ -124,7 +124,7 @@ class Dataset:
 
         Args:
             begin_row: Index of the first row.
-            row_count: Maximum number of rows, at most 100. Fewer are returned if these take more than 2 MiB.
+            row_count: Maximum number of rows, at most 100. Fewer rows are returned if the rows exceed 2 MiB.
 
         Raises:
             TypeError: A number is not an integer.

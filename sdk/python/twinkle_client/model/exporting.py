@@ -42,8 +42,8 @@ class ExportingVerbs(ModelHandle):
                 name of a checkpoint of the adapter's run.
             hub_model_id: `hf://<owner>/<name>`, where a new repository is private; or `file:///<folder>`, a folder
                 below the operator's export folder.
-            hub_token: Token with write access to the hub. Unset: `HF_TOKEN`. The server stores it encrypted until
-                the export ends.
+            hub_token: Token with write access to the hub. Unset: `HF_TOKEN`. The server stores the token
+                encrypted until the export ends.
             async_upload: Return as soon as the server has accepted the export. False: wait until the export ends, with
                 a progress bar on a terminal; an interrupt does not cancel the export.
             adapter_name: Adapter of a checkpoint given by name. Unset: the only adapter.

@@ -71,7 +71,7 @@ class OperationLog:
 
     @asynccontextmanager
     async def consecutive(self) -> AsyncIterator[Run]:
-        """Provide a function that runs operations with consecutive numbers; others wait for the end of the block."""
+        """Provide a function that runs consecutively numbered operations; other operations wait for the block."""
 
         async def run(**verb: Any) -> OperationResult:
             return await self._send(await self._take_number(), verb)

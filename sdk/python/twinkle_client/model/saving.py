@@ -75,7 +75,7 @@ class SavingVerbs(ModelHandle):
 
     @remote_method
     async def load(self, path: str, *, load_optimizer: bool = False, adapter_name: str | None = None) -> None:
-        """Replace the adapter's weights with those of a checkpoint, and clear the accumulated gradient.
+        """Replace the adapter's weights with the weights of a checkpoint, and clear the accumulated gradient.
 
         Args:
             path: `twinkle://<run>/weights/<name>`.
@@ -127,7 +127,7 @@ class SavingVerbs(ModelHandle):
         Args:
             is_pinned: Keep the version until it is unpinned.
             dtype: Element type of the published weights: 'float32', 'bfloat16' or 'float16'. A type narrower than
-                that of the trained weights rounds to nearest and logs a warning. Unset: the trained weights' type.
+                the type of the trained weights rounds to nearest and logs a warning. Unset: the type of the weights.
             adapter_name: Unset: the only adapter.
 
         Raises:

@@ -1,7 +1,7 @@
 """The event loop that runs the calls of all clients, in one background thread per process.
 
 grpc.aio has one completion queue per process and delivers its events through any loop that is registered with
-the queue. If one loop closes, calls on the others fail with "Event loop is closed". Therefore all clients share a
+the queue. If one loop closes, calls on the other loops fail with "Event loop is closed". Therefore all clients share a
 loop that stays open until the interpreter exits.
 """
 

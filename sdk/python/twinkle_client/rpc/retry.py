@@ -1,7 +1,7 @@
 """Retries while a service is unavailable, and one warning per outage, even if many calls wait.
 
-The gateway continues a running response once its service is back. Until then the stream is silent. Because streams are
-also silent while a slow model computes, the client asks the gateway which services respond.
+The gateway continues a running response once its service is available again. Until then the stream is silent. Because
+streams are also silent while a slow model computes, the client asks the gateway which services respond.
 """
 
 import asyncio

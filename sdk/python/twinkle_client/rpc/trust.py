@@ -20,7 +20,7 @@ def read_authorities(ca: str) -> bytes | None:
     """Return the CA certificates that servers are verified against.
 
     Args:
-        ca: Path of a PEM file. Empty: the system's certificates, or those in the file named by SSL_CERT_FILE.
+        ca: Path of a PEM file. Empty: the certificates in the file that SSL_CERT_FILE names, or the system's.
 
     Returns:
         The PEM bytes; None if the system has no such file, in which case grpc uses its bundled certificates.

@@ -97,8 +97,8 @@ def end_from_proto(finished: sampling_pb2.SequenceFinished) -> SampleDelta:
 def completion_feature(prompt: Any, prompt_ids: npt.NDArray[Any], sequence: SampledSequence) -> InputFeature:
     """Return prompt and completion as a training example, as the library's sampler does.
 
-    `labels`, `completion_mask` and `old_logps` of the prompt, which cover earlier turns, are extended by those of the
-    completion. Log-probabilities have the positions of their labels, as policy losses require.
+    `labels`, `completion_mask` and `old_logps` of the prompt, which cover earlier turns, are extended by the values of
+    the completion. Log-probabilities have the positions of their labels, as policy losses require.
 
     Args:
         prompt: Prompt of the completion. The completion is appended to the messages of a chat; its user data is

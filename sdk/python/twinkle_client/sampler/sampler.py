@@ -191,7 +191,7 @@ class Sampler:
     async def load_adapter(self, adapter_name: str = '', **adapter: Any) -> int:
         """Load an adapter version before it is needed, and return the version.
 
-        Only one sampler of the server loads the version: the one that the adapter's requests reach first.
+        Only the sampler that the adapter's requests reach first loads the version.
 
         Args:
             adapter_name: See the class.
@@ -207,7 +207,7 @@ class Sampler:
         return (await self._connection.unary(self._stub.LoadAdapter, request)).adapter.version
 
     def note_synced(self, adapter_id: str, version: int) -> None:
-        """Use this version for requests without an adapter, instead of an earlier version of the same adapter."""
+        """Use this version for requests without an adapter. An earlier version of the adapter is no longer used."""
         self._synced[adapter_id] = version
 
     @remote_method

@@ -20,7 +20,7 @@ from twinkle_client.stack.state import reachable
 
 _TOOL = 'services.kit.certificates'
 _RENEW_BEFORE = timedelta(days=30)
-"""A starting stack renews the certificates of services if one of them expires within this time."""
+"""A starting stack renews the certificates of services if a certificate expires within this time."""
 
 
 @dataclass(frozen=True)

@@ -89,9 +89,9 @@ def divided(gpus: Sequence[str], needs: Mapping[str, GpuNeed]) -> dict[str, GpuS
 
     Args:
         gpus: Ids of the GPUs.
-        needs: Needs of the processes, by their names. A process that needs more GPUs than there are gets all, and
-            refuses to start. GPUs that the user has chosen for a process are given to other processes only if all GPUs
-            are chosen.
+        needs: Needs of the processes, by their names. A process that needs more GPUs than there are gets all GPUs,
+            and refuses to start. GPUs that the user has chosen for a process are given to other processes only if all
+            GPUs are chosen.
 
     Returns:
         The share of each process; empty if there are no GPUs.
@@ -134,8 +134,8 @@ def unused_share(gpus: Sequence[str], services: Iterable[Mapping[str, Any]], cou
     left = round(_USED_SHARE - max(used[gpu] for gpu in chosen), 2)
     if left < _MIN_SHARE:
         raise StackError(
-            'no GPU has memory for another sampler: start the stack with more samplers, so that each one gets less '
-            'memory, or set gpu_memory_share and gpu_memory_utilization'
+            'no GPU has memory for another sampler: start the stack with more samplers, so that each sampler gets '
+            'less memory, or set gpu_memory_share and gpu_memory_utilization'
         )
     return GpuShare(tuple(chosen), left)
 

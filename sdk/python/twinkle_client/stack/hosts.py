@@ -52,7 +52,7 @@ class ServiceProcess(Protocol):
 
     @property
     def start_mark(self) -> str:
-        """Mark that distinguishes the process from a later one with the same id; see `process_ids.start_mark`."""
+        """Mark that distinguishes the process from a later process with the same id; see `process_ids.start_mark`."""
         ...
 
     @property

@@ -91,14 +91,14 @@ class StackOptions:
     engine: str = 'auto'
     """Sampler engine, one of `ENGINES`."""
     dtype: str = 'auto'
-    """Data type of the base models in model services and samplers, one of `DTYPES`. The type that the configuration of
-    the model service sets takes precedence."""
+    """Data type of the base models in model services and samplers, one of `DTYPES`. A type in the configuration of the
+    model service takes precedence."""
     trainer_count: int = 1
-    """Number of model services per base model. A run stays with one of them."""
+    """Number of model services per base model. A run stays with one model service."""
     sampler_count: int = 1
     """Number of samplers per base model at the start."""
     autoscaling: Scaling | None = None
-    """Conditions under which `twinkle up` changes the number of samplers. None: never. `start_stack` ignores them."""
+    """Conditions under which `twinkle up` changes the number of samplers. None: never. `start_stack` ignores it."""
     tls: bool = False
     """Whether clients and services use TLS, with certificates created in the state folder."""
     min_free_bytes: int = 256 << 20
@@ -110,8 +110,8 @@ class StackOptions:
     services: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     """Additional configuration of each service."""
     ray_address: str = ''
-    """Address of the Ray cluster that runs the services, or 'auto' for the running one. Empty: this machine, without
-    Ray."""
+    """Address of the Ray cluster that runs the services, or 'auto' for the running cluster. Empty: this machine,
+    without Ray."""
     resources: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
     """Ray resources of each process of `model` and `sampler`, by service; see `ray_host.find_cluster`."""
 

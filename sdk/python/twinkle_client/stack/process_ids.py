@@ -13,7 +13,7 @@ _POLL_SECONDS = 0.05
 
 
 def start_mark(pid: int) -> str:
-    """Return a mark that distinguishes a process from a later one with the same id; empty if it does not run."""
+    """Return a mark that distinguishes a process from a later process with the same id; empty if it does not run."""
     if sys.platform == 'linux':
         try:
             # Field 22 is the start time; the name in field 2 may contain spaces and parentheses.

@@ -297,7 +297,7 @@ def _connect(address: str) -> None:
         connected = runtime.get_runtime_context().gcs_address
         if address not in ('auto', connected):
             raise StackError(
-                f'this program uses the Ray cluster at {connected}, not the one at {address}; use a separate program'
+                f'this program uses the Ray cluster at {connected}, not the cluster {address}; use a separate program'
             )
         return
     # Ray replaces the handler of SIGTERM.

@@ -24,7 +24,7 @@ from twinkle_client.stack.state import ServiceState, StackState, reachable
 from twinkle_client.stack.state_folder import locked
 
 _LOCK_SECONDS = 60.0
-"""Longest wait for a restart of services that is in progress, before a sampler is started or drained."""
+"""Longest wait for a restart in progress, before a sampler is started or drained."""
 
 
 def add_sampler(state_dir: Path, *, engine: str, base_model: str = '', report: Report) -> ServiceState:
@@ -62,10 +62,10 @@ def add_sampler(state_dir: Path, *, engine: str, base_model: str = '', report: R
 
 
 def drain_replica(state_dir: Path, replica_id: str, address: str, *, drain: Callable[[str], object]) -> None:
-    """Drain a replica: it finishes its requests, leaves the fleet and exits.
+    """Drain a replica, which finishes its requests, leaves the fleet and exits.
 
     A service of the stack in `state_dir` is first marked as leaving, so that the stack does not restart it.
-    `remove_ended` removes it from the record afterwards.
+    `remove_ended` removes the service from the record afterwards.
 
     Args:
         state_dir: State folder of the stack. The replica need not belong to the stack.
@@ -90,7 +90,7 @@ def drain_replica(state_dir: Path, replica_id: str, address: str, *, drain: Call
 def remove_ended(state_dir: Path) -> None:
     """Remove the samplers that have left a stack from its record, and release their resources.
 
-    A sampler whose start was interrupted is removed too. If it is running, its address is recorded instead.
+    A sampler whose start was interrupted is removed too, unless it is running; its address is then recorded.
 
     Raises:
         StackBusyError: Another program is starting or stopping services.

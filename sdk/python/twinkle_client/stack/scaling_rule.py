@@ -1,4 +1,4 @@
-"""Rules for the number of samplers: one more if requests wait at all of them, one fewer if fewer are enough."""
+"""Rules for the number of samplers: one more if requests wait at all samplers, one fewer if fewer are enough."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -8,7 +8,7 @@ from twinkle.api.sampler.v1.engine_pb2 import EngineLoad
 from twinkle_client.stack.sections import suggestion
 
 _USED_SHARE = 0.5
-"""One sampler fewer suffices if the others then use at most this fraction of their slots and key-value caches."""
+"""A sampler is superfluous if the other samplers need at most this fraction of their capacity for all requests."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,9 +18,9 @@ class Scaling:
     max_samplers: int
     """Maximum number of samplers. The number at the start is the minimum."""
     grow_seconds: float = 10.0
-    """Time for which requests must wait at all samplers before another one is started."""
+    """Time for which requests must wait at all samplers before another sampler is started."""
     shrink_seconds: float = 300.0
-    """Time for which one sampler fewer must suffice before one is drained."""
+    """Time for which a sampler must be superfluous before it is drained."""
 
     def check(self, sampler_count: int) -> None:
         """Check the fields; `sampler_count` is the number of samplers at the start.
@@ -99,7 +99,7 @@ def _is_short(loads: Sequence[EngineLoad]) -> bool:
 
 
 def _is_ample(loads: Sequence[EngineLoad]) -> bool:
-    """Return whether no request waits, and the samplers without the largest one suffice; see `_USED_SHARE`."""
+    """Return whether no request waits, and all samplers except the largest sampler suffice; see `_USED_SHARE`."""
     if len(loads) < 2 or any(load.waiting_sequence_count for load in loads):
         return False
     capacities = sorted(load.max_sequence_count for load in loads)

@@ -139,7 +139,7 @@ class Spawner:
         return self.addresses[name]
 
     def check_running(self) -> None:
-        """Check that all started processes are running, and restart those that were killed, within the limit.
+        """Check that all started processes are running, and restart killed processes up to `restart_limit` times.
 
         Raises:
             StackError: A process exited; the message contains the end of its log.

@@ -115,7 +115,7 @@ class Launch:
         model = {'base_model': base_model, 'dtype': self._dtype, **addresses, **self._patches}
         model = {**model, 'thread_count': threads_of_each(processes, os.environ)}
         model = {**model, 'full_parameters': True} if options.full_parameters else model
-        # A process that reserves a GPU of a cluster runs on this GPU.
+        # A process that reserves a GPU of a cluster uses this GPU.
         model = {**model, 'device': 'cuda'} if self._has_gpu('model') else model
         if share := self._shares.get(trainer_name(self._options, base_model, number)):
             model = {**model, **share.trainer_settings}
@@ -243,7 +243,7 @@ def numbered(service: str, number: int) -> str:
 
 
 def wait_for_fleet(state: StackState, spawner: Spawner, waiting: Collection[str] = ()) -> None:
-    """Wait until the running samplers of a stack have joined the fleet, except those named in `waiting`."""
+    """Wait until the running samplers of a stack have joined the fleet, except samplers named in `waiting`."""
     running = [item for item in state.services if item.is_restarted and item.name not in waiting]
     samplers = {item.address for item in running if service_of(item.name) == 'sampler'}
     wait_until_joined(

@@ -28,7 +28,7 @@ class ServiceState:
     name: str
     pid: int
     start_mark: str
-    """Distinguishes the process from a later one with the same id; see `process_ids.start_mark`."""
+    """Distinguishes the process from a later process with the same id; see `process_ids.start_mark`."""
     address: str
     """Address of the service; empty while it starts."""
     log_path: str

@@ -19,7 +19,7 @@ from twinkle.template.media.limits import MediaLimits
 from twinkle.template.media.sound import Sound, sound_of_array, sound_of_wav
 
 FORMATS = ('PNG', 'JPEG', 'WEBP', 'GIF', 'BMP')
-"""Supported image formats; excludes formats that run programs or contain other formats."""
+"""Supported image formats, without formats that can contain programs or other formats."""
 _BOMBS = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 """Exceptions of Pillow for images with too many pixels."""
 _DECODE_ERRORS = (

@@ -18,7 +18,7 @@ from twinkle.template.media.read_media import ReadMedia
 from twinkle.template.tokenizer import ChatTokenizer
 
 _PROCESSORS = ('Qwen2VLImageProcessor', 'Qwen2VLImageProcessorFast', 'Qwen2VLImageProcessorPil')
-"""Names of the supported image processor in `preprocessor_config.json`; all mean the same processor."""
+"""Names of the supported image processor in `preprocessor_config.json`; all refer to the same processor."""
 _ARGUMENTS = (
     'do_convert_rgb', 'do_normalize', 'do_rescale', 'do_resize', 'image_mean', 'image_std', 'max_pixels', 'merge_size',
     'min_pixels', 'patch_size', 'resample', 'rescale_factor', 'size', 'temporal_patch_size',

@@ -16,8 +16,8 @@ class JsonlBackend:
     """Appends a line such as `{"step": 3, "loss": 0.5}` for each log call, and writes the line to the file immediately.
 
     The run is described in a second file with the suffix `.json`: id, names, tags, configuration, times and status,
-    which is 'running' until the run ends. A run that is continued appends lines; for a repeated step, the last line of
-    a name counts. NaN and infinities are written as Python's json does. Rollouts are lines of a third file, with the
+    which is 'running' until the run ends. A run that is continued appends lines; for a repeated step, the last value of
+    a name is valid. NaN and infinities are written as Python's json does. Rollouts are lines of a third file, with the
     suffix `.rollouts.jsonl`, which the first rollout creates; see `TrackedRollout.to_json`.
 
     Args:

@@ -1,4 +1,4 @@
-"""TensorBoard's event files as a backend. It needs neither torch nor TensorFlow."""
+"""TensorBoard's event files as a backend. The backend needs neither torch nor TensorFlow."""
 
 import json
 import time
