@@ -40,7 +40,7 @@ def running_stack(
         sampler_count: Number of samplers at the start.
         dtype: Data type of the base model; 'float32' by default, as in the programs with which the stack is compared.
         threads: Number of threads of the model service and of each sampling engine; None for the defaults of `up`.
-        services: Configuration fields by service, added to those that set the threads.
+        services: Configuration fields by service, added to the fields that set the threads.
     """
     count = {} if threads is None else {'thread_count': threads}
     defaults = {'model': count, 'sampler': {'torch': count, 'vllm': count}}

@@ -4,9 +4,9 @@ Both engines are vLLM with the same arguments, and the two methods alternate wit
 other systems use, writes safetensors and a configuration to a folder without fsync; the engine then loads the folder.
 
 Both methods are warmed up by the same number of rounds, because the first allocations of memory are slow. The figures
-are medians over the measured rounds: elapsed times, and CPU times, which depend less on other load. For publishing, the
-CPU time is that of the client, the checkpoint service, the sampler and its engine. For the folder, the CPU time is that
-of the client and its engine.
+are medians over the measured rounds: elapsed times, and CPU times, which depend less on other load. The CPU time
+of publishing includes the client, the checkpoint service, the sampler and its engine. The CPU time of the folder
+includes the client and its engine.
 """
 
 import asyncio

@@ -20,7 +20,7 @@ from twinkle_client.stack.options import DEFAULT_MODEL
 from twinkle_client.stack.process_ids import resident_bytes
 
 _TOGETHER = 8
-"""Number of adapters that are trained at once."""
+"""Number of adapters that are trained concurrently."""
 _IDLE_SECONDS = 5.0
 """Time after which the model service writes an idle adapter to disk."""
 _PARKING_SECONDS = 45.0

@@ -1,9 +1,9 @@
 """Contrastive training of text embeddings: `python -m examples.cookbook.embedding`.
 
 The recipe turns a language model into an embedding model: the hidden state of the last token is the vector of a text.
-InfoNCE (arXiv 1807.03748, equation 4) moves the vector of a question closer to that of the title with the same meaning,
-and away from the other titles of the batch. A question and its title share no noun and no verb ("How do I repair a
-car?", "Fixing an automobile."). With `--setting cpu`, training uses no pair twice.
+InfoNCE (arXiv 1807.03748, equation 4) moves the vector of a question closer to the vector of the title with the same
+meaning, and away from the other titles of the batch. A question and its title share no noun and no verb ("How do I
+repair a car?", "Fixing an automobile."). With `--setting cpu`, training uses no pair twice.
 
 Evaluation uses 32 held-out pairs: `accuracy` is the fraction of questions whose title is the nearest of all 32. With
 `--setting cpu` and seeds 0, 1 and 2 it rises from at most 0.40 to at least 0.80; docs/learning.md has the curves.

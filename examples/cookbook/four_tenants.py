@@ -1,4 +1,4 @@
-"""Four tenants use one base model at the same time. The results of each are bitwise equal to those of a solo run.
+"""Four tenants use one base model at the same time. The results of each tenant are bitwise equal to a solo run.
 
 Tenant A teaches the model its name (SFT, LoRA rank 8). B continues pre-training on plain text (rank 32). C trains with
 GRPO to write letters, and samples from every version. D only computes log-probabilities. Each tenant has its own key,

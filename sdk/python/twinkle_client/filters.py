@@ -23,7 +23,7 @@ class RunFilters(TypedDict, total=False):
     user_metadata: Mapping[str, str] | None
     """Labels and values that the run must have, at most 16."""
     is_active: bool | None
-    """True: runs that can be trained now. False: all others."""
+    """True: runs that can be trained now. False: all other runs."""
 
 
 class CheckpointFilters(TypedDict, total=False):
@@ -32,9 +32,9 @@ class CheckpointFilters(TypedDict, total=False):
     base_model: str
     """Name of the base model."""
     is_optimizer_included: bool | None
-    """True: checkpoints from which training can resume. False: all others."""
+    """True: checkpoints from which training can resume. False: all other checkpoints."""
     is_public: bool | None
-    """True: checkpoints that every tenant can read. False: all others."""
+    """True: checkpoints that every tenant can read. False: all other checkpoints."""
     begin_time: datetime | None
     """Earliest commit time, inclusive; local time if it has no time zone."""
     end_time: datetime | None

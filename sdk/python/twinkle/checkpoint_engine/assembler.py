@@ -60,7 +60,7 @@ class ChunkVerifier:
 
         Raises:
             StateIncomplete: bytes are missing.
-            DigestMismatch: the digest of the bytes differs from the expected one.
+            DigestMismatch: the digest of the bytes differs from the expected digest.
         """
         if self._next_offset != self._size_bytes:
             raise StateIncomplete(self._next_offset, self._size_bytes)
@@ -109,7 +109,7 @@ class Assembler:
 
         Raises:
             StateIncomplete: bytes are missing.
-            DigestMismatch: the digest of the bytes differs from the expected one.
+            DigestMismatch: the digest of the bytes differs from the expected digest.
         """
         self._verifier.finish()
         return PackedState(self._manifest, memoryview(self._data).toreadonly())

@@ -1,6 +1,6 @@
 """Names, ranks and scaling factors of an adapter's layers.
 
-Canonical tensor names are those that PEFT saves: `base_model.model.<path>.lora_A.weight`. The matrices of experts are
+Canonical tensor names are PEFT's names in files: `base_model.model.<path>.lora_A.weight`. The matrices of experts are
 stacked: A has shape `[experts * rank, in]`, and column `k * experts + e` of B is column k of expert e.
 """
 

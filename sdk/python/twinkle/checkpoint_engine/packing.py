@@ -168,7 +168,7 @@ def unpack_state(
 
     Args:
         manifest: describes `data`.
-        data: bytes of the state. The first `manifest.weights_size_bytes` of them are enough if `section` is the weights
+        data: bytes of the state. The first `manifest.weights_size_bytes` bytes are enough if `section` is the weights
             section. The result aliases them.
         section: section to return. None: the weights.
 

@@ -35,7 +35,7 @@ class PairChannel:
     """
 
     def __init__(self, connection: socket.socket, secret: bytes, *, is_listener: bool) -> None:
-        """Wrap a connection that has a timeout. `is_listener` must be true on exactly one of the two sides."""
+        """Wrap a connection that has a timeout. `is_listener` must be true on exactly one side."""
         self._connection = connection
         self._secret = secret
         self._sides = (b'L', b'C') if is_listener else (b'C', b'L')

@@ -108,7 +108,7 @@ class WeightTransport(ABC):
         self.send_piece(piece)
 
     def receive_weights(self, piece: memoryview) -> None:
-        """Fill `piece`, which is writable, with the next bytes. Its size must be that of the sent piece."""
+        """Fill `piece`, which is writable, with the next bytes. Its size must equal the size of the sent piece."""
         self.connected.expect(_announcement(piece))
         self.receive_piece(piece)
 

@@ -80,7 +80,7 @@ class HubOperation:
             timeout: seconds to wait for each push. Default: None, no limit.
 
         Raises:
-            HubError: a push failed; the error is that of the first failed push. All pushes are then removed.
+            HubError: a push failed; the first error by start order is raised. All pushes are then removed.
             TimeoutError: a push is not done in time; the next call waits for all pushes again.
         """
         pushes = list(HubOperation._pushes)

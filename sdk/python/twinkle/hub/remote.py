@@ -23,7 +23,7 @@ TOKENIZER_FILES = (
 """Patterns of the files in a model repository that a template needs."""
 
 MODEL_FILES = (*TOKENIZER_FILES, '*.safetensors', '*.safetensors.index.json', 'vocab*', 'merges.txt', '*.model')
-"""Patterns of the files in a model repository that a model needs; they exclude pickles and code."""
+"""Patterns of the files in a model repository that a model needs, without pickles and code."""
 
 PLUGIN_FILES = ('*.py', '*.json', '*.yaml', '*.txt', '*.jinja')
 """Patterns of the files of a plugin."""

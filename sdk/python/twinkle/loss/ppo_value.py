@@ -19,7 +19,7 @@ class PPOValueLoss(Loss):
 
     The divisor of the loss (`LossOutput.num_tokens`) is the number of labels. The metrics are means over the labels:
     `value` and `return`, in units of reward; `value_error`, `(v - returns)^2`; and `clip_fraction`, the fraction of
-    labels whose error is that of the clipped value.
+    labels whose error is the error of the clipped value.
 
     Args:
         epsilon: maximum distance of v from `old_values` before it is clipped, in units of reward; above 0.

@@ -100,7 +100,7 @@ class Metric(ABC):
 
     @abstractmethod
     def calculate(self) -> dict[str, float]:
-        """Return the values by name, without those for which nothing was accumulated."""
+        """Return the values by name, without values for which nothing was accumulated."""
 
     @abstractmethod
     def reset(self) -> None:

@@ -59,7 +59,7 @@ class TrainMetric(CountingMetric):
         return {**values, **self.means({'grad_norm': 'grad_norm_sum'}, by='grad_norm_count')}
 
     def reset(self) -> None:
-        """Clear the accumulated results, except those of the last step."""
+        """Clear the accumulated results, except the results of the last step."""
         self._begin = self._clock()
         self._totals = {name: self._totals[name] for name in _LAST if name in self._totals}
 

@@ -161,7 +161,7 @@ class TwinkleModel(ABC):
         adapter_name: str | None = None,
         load_optimizer: bool = False,
     ) -> None:
-        """Replace the adapter's weights and, with `load_optimizer`, its training state by those of a checkpoint."""
+        """Load the adapter's weights and, with `load_optimizer`, its training state from a checkpoint."""
 
     @abstractmethod
     def resume_from_checkpoint(

@@ -15,7 +15,7 @@ _SCHEDULE_OPTIONS = ('lr_decay_steps', 'max_lr', 'min_lr', 'lr_warmup_steps', 'l
 
 
 class _MegatronNames(ConfiguringVerbs):
-    """Megatron's names for optimizers and schedules, in addition to those of torch."""
+    """Megatron's names for optimizers and schedules, in addition to torch's names."""
 
     def set_optimizer(self, optimizer_cls: Any = DEFAULT, *, adapter_name: str | None = None, **options: Any) -> None:
         """Replace the optimizer; 'default' is AdamW. For arguments and errors see `TransformersModel`."""

@@ -36,7 +36,7 @@ _Value = TypeVar('_Value')
 TRAINER_FOLDER = 'trainer_state'
 """Folder with optimizer, schedule, counters, random state and accumulated gradient, as written by DCP."""
 _DTYPE = 'float32'
-"""Dtype of the saved weights, which is that of the training, so that a resumed run continues bitwise."""
+"""Dtype of the saved weights, equal to the dtype of training, so that a resumed run continues bitwise."""
 _SHARDS_FOLDER = 'sharded'
 """Folder in which DCP writes parts of the weights before it combines them."""
 
@@ -125,7 +125,7 @@ def read_model_checkpoint(
 
     Raises:
         SnapshotMismatch: the folder is incomplete or damaged, its model has other weights, or a weight that is not
-            trained differs from that of the base model.
+            trained differs from the base model.
     """
     try:
         ranks.on_first(f'checked {folder}', lambda: _check(folder, base_folder, parameters))

@@ -21,7 +21,7 @@ _NOT_USABLE = frozenset({'LBFGS', 'Muon', 'SparseAdam'})
 
 
 def optimizer_names() -> tuple[str, ...]:
-    """Return the names that `build_optimizer` accepts, sorted, including those of optional libraries."""
+    """Return the names that `build_optimizer` accepts, sorted, including names of optional libraries."""
     return tuple(sorted(_classes()))
 
 

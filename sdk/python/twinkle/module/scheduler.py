@@ -1,6 +1,6 @@
-"""Learning-rate schedules: three with warm-up, and those of torch whose options are plain values.
+"""Learning-rate schedules: three with warm-up, and the schedules of torch whose options are plain values.
 
-A schedule counts its steps. Before the first step, the rate is that of step 0.
+A schedule counts its steps. Before the first step, the rate is the rate of step 0.
 """
 
 import inspect

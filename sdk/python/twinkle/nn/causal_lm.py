@@ -194,7 +194,7 @@ def _owners_of(model: nn.Module, names: Mapping[nn.Parameter, str]) -> dict[str,
 
 
 def _widths_of(text: nn.Module, *, head: nn.Module) -> set[int]:
-    """Return the column counts of the matrix products of a pass, including those of routers."""
+    """Return the column counts of the matrix products of a pass, including products of routers."""
     products = [module for module in text.modules() if module is not head and not isinstance(module, nn.Embedding)]
     # Weights in four bits are not parameters.
     layers = (module for module in products if isinstance(module, FourBitLinear))

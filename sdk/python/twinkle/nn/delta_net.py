@@ -46,7 +46,7 @@ class _Rows:
 
     @classmethod
     def joined(cls, first: '_Rows', second: '_Rows') -> '_Rows':
-        """Return the rows of `first`, followed by those of `second`."""
+        """Return the rows of `first`, followed by the rows of `second`."""
         return cls(*(torch.cat(pair) for pair in zip(first.tensors, second.tensors, strict=True)))
 
     def after(self, begin: int) -> '_Rows':

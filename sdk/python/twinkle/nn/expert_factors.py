@@ -27,7 +27,7 @@ class ExpertFactors:
         return self.a, self.b
 
     def by_expert(self) -> list[LoraFactors]:
-        """Return the factors of each expert; autograd adds their gradients to those of `a` and `b`."""
+        """Return the factors of each expert; autograd adds their gradients to the gradients of `a` and `b`."""
         a_ERI = self.a.unflatten(0, (self.expert_count, -1))
         # The copy gives all factors of an expert consecutive addresses, which products need.
         b_EOR = self.b.unflatten(1, (-1, self.expert_count)).permute(2, 0, 1).contiguous()

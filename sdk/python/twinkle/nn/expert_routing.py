@@ -46,7 +46,7 @@ class ExpertRouting:
 
     Args:
         shape: sizes of the model's routing.
-        given_TLA: int [T, L, A], experts that replace those of the routers; `FREE` in rows whose experts the routers
+        given_TLA: int [T, L, A], experts that replace the routers' choice; `FREE` in rows whose experts the routers
             choose. None: the routers choose all experts.
 
     Raises:

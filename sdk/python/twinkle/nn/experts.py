@@ -51,7 +51,7 @@ class PackedExperts(nn.Module):
         experts: module of transformers that `is_experts` recognizes; its weights are read in each pass.
         path: module path of the experts in the model.
         active: holder of the running pass's adapters.
-        share: experts that this rank has; None if it has all of them.
+        share: experts that this rank has; None if the rank has all experts.
     """
 
     def __init__(self, experts: Any, *, path: str, active: ActiveAdapters, share: ExpertShare | None = None) -> None:

@@ -137,7 +137,7 @@ class HeadBlock:
         return jacobian_BD if self._temperature_B1 is None else jacobian_BD / self._temperature_B1.to(weight_VD.dtype)
 
     def by_raw_logits(self, gradient_BV: Tensor) -> Tensor:
-        """Convert the gradient of `logits_BV` to that of the raw logits; `gradient_BV` is overwritten."""
+        """Convert the gradient of `logits_BV` to the gradient of the raw logits; `gradient_BV` is overwritten."""
         if self._temperature_B1 is not None:
             gradient_BV /= self._temperature_B1
         return gradient_BV if self._slope_BV is None else gradient_BV.mul_(self._slope_BV)

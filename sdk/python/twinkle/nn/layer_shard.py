@@ -26,7 +26,7 @@ class LayerShard:
     part: slice
     """Outputs or inputs of this rank."""
     input_count: int
-    """I: number of inputs of the whole layer. Dropout is sampled for all of them."""
+    """I: number of inputs of the whole layer. Dropout is sampled for all inputs."""
 
     def span(self, span: LayerSpan) -> LayerSpan:
         """Return the span with the slices of its adapter that this rank's part of the layer needs.

@@ -57,7 +57,7 @@ class ExpertUpdate(Protocol):
         ...
 
     def by_expert(self) -> Sequence[LayerUpdate]:
-        """Return the update of each expert. Autograd adds their gradients to those of the adapter's tensors."""
+        """Return the update of each expert. Autograd adds their gradients to the gradients of the adapter."""
         ...
 
 

@@ -86,7 +86,7 @@ class LoraWeights:
 
         Raises:
             UnknownTargetModules, ExpertDropout: see `create`.
-            ValueError: a tensor is missing or unexpected, or its shape is not that of the configuration.
+            ValueError: a tensor is missing or unexpected, or its shape does not match the configuration.
         """
         weights = cls.create(layers, config, seed=config.seed or 0, device=device)
         weights.load_peft_state(state)

@@ -34,7 +34,7 @@ from twinkle.nn.targets import TargetLayers
 class PackedModel(ABC):
     """Frozen decoder-only model whose linear layers all accept adapters.
 
-    Subclasses run the layers and name the weights. Concurrency: one forward pass at a time; call it from one thread.
+    Subclasses run the layers and name the weights. Concurrency: one forward pass at a time, in one thread.
 
     Args:
         config: configuration of the text model, with the attributes of transformers.
@@ -218,7 +218,7 @@ class PackedModel(ABC):
         return padded_row_count(sum(row_counts), self._widths)
 
     def logits(self, hidden_RD: Tensor, *, adapters: Sequence[AdapterSpan] = ()) -> Tensor:
-        """Return float32 [R, V], the logits of some rows. All of them are materialized, so pass few rows.
+        """Return float32 [R, V], the logits of some rows. All logits are materialized, so pass few rows.
 
         Args:
             hidden_RD: rows of the result of `hidden`.

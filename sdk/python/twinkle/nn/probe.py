@@ -1,4 +1,4 @@
-"""Check of a loaded model: the results of a pack must be those of transformers for each of its sequences.
+"""Check of a loaded model: for each sequence of a pack, the results must equal the results of transformers.
 
 An architecture is supported only if it passes this check. Before a model is wrapped, transformers runs a few sequences
 of random tokens, each alone. The wrapped model must then compute the same in one pack, and token by token with a cache.
@@ -86,7 +86,7 @@ def refusing(model: PreTrainedModel) -> Iterator[None]:
 
 
 def check_configuration(packed: PackedModel) -> None:
-    """Refuse layers that would fail only on sequences longer than those that `check_packed` runs.
+    """Refuse layers that would fail only on longer sequences than `check_packed` runs.
 
     Raises:
         UnsupportedModel: a layer has an unknown type, or rotary embeddings depend on the longest sequence of a pass.

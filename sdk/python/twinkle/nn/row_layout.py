@@ -4,7 +4,7 @@ The division of an adapter's rows depends only on their number n: rank r of U ru
 `n (r + 1) / U`, rounded down. Sums over the rows of an adapter therefore do not depend on the other adapters of the
 pass.
 
-Legend: T rows of the pass, N rows of each rank with padding, R of them without padding, D hidden size.
+Legend: T rows of the pass, N rows of each rank with padding, R rows of each rank without padding, D hidden size.
 """
 
 from collections.abc import Iterator, Sequence

@@ -69,7 +69,7 @@ def _check_parent(index: int, sequences: Sequence[SequenceSpan], adapters: Seque
         raise PackError(f'sequences[{index}].parent must be the index of an earlier span, got {span.parent}')
     parent = sequences[span.parent]
     if span.cache is not None or parent.cache is not None:
-        raise PackError(f'sequences[{index}] has a parent, so neither of them can have a cache')
+        raise PackError(f'sequences[{index}] has a parent, so neither this span nor its parent can have a cache')
     owners = [_adapter_of(row, adapters) for row in (parent.begin_row, span.begin_row, span.end_row - 1)]
     if len(set(owners)) > 1:
         raise PackError(f'sequences[{index}] and its parent must have the same adapter')

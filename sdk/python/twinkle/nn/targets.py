@@ -9,7 +9,7 @@ from twinkle.data_format.lora import ALL_ATTENTION, ALL_EXPERTS, ALL_LINEAR, ALL
 from twinkle.nn.errors import ExpertDropout, UnknownTargetModules
 
 _ATTENTION_MARKS = ('attn', 'attention')
-"""Substrings in the paths of attention layers. In transformers, the path of each such layer contains one of them."""
+"""Substrings in the paths of attention layers. In transformers, each such path contains at least one."""
 Layers = Mapping[str, tuple[int, int]]
 """Module path to `(in_features, out_features)`, in the model's order."""
 

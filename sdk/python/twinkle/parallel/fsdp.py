@@ -22,7 +22,9 @@ from twinkle.nn import UnsupportedModel
 
 
 class FsdpSharding:
-    """Implements `twinkle.nn.LoadSharding` with FSDP2. Every rank of the mesh must create it and load the same model.
+    """Implements `twinkle.nn.LoadSharding` with FSDP2.
+
+    Every rank of the mesh must create an instance and load the same model.
 
     Args:
         mesh: mesh of torch with one axis, or with two: the first replicates, the second shards.
@@ -58,7 +60,7 @@ class FsdpSharding:
         self._backbone, self._embedding, self._layers = backbone, backbone.get_input_embeddings(), layers
         self._head = model.get_output_embeddings()
         self._divide()
-        # This hook runs before that of FSDP, which registers the end of a backward pass only for inputs with gradients.
+        # This hook runs before FSDP's hook, which registers the end of a backward pass only for inputs with gradients.
         layers[0].register_forward_pre_hook(self._require_input_gradient, prepend=True, with_kwargs=True)
         backbone.register_forward_hook(self._keep_output)
 

@@ -15,7 +15,7 @@ from torch.distributed.rendezvous import rendezvous  # pyright: ignore[reportUnk
 from twinkle.infra import get_logger, process_count
 
 _TIMEOUT = timedelta(hours=2)
-"""Time limit of a call that waits for other processes, in case one of them hangs; longer than any pass.
+"""Time limit of a call that waits for other processes, in case a process hangs; longer than any pass.
 
 The end of a process is detected immediately.
 """
@@ -25,7 +25,7 @@ _rendezvous = cast('Callable[..., Iterator[tuple[Store, int, int]]]', rendezvous
 
 
 def join_ranks(device_type: str) -> None:
-    """Connect this process to the others of its program; every process must call it.
+    """Connect this process to the other processes of its program; every process must call this function.
 
     Further calls, and calls in a program of one process, do nothing. If the model is on GPUs and the machine has a GPU
     per process, the processes use NCCL, and the GPU with the number LOCAL_RANK becomes the current device. Otherwise

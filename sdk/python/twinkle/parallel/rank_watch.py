@@ -65,7 +65,7 @@ class RankWatch:
         self._thread.join()
 
     def check(self) -> str:
-        """Send a heartbeat, read those of the other ranks, and return a description of the first loss, or ''.
+        """Send a heartbeat, read the heartbeats of other ranks, and return a description of the first loss, or ''.
 
         Raises:
             RuntimeError: the store was lost.

@@ -1,4 +1,4 @@
-"""Scaled rotary position embeddings, for longer sequences than those a model was trained on."""
+"""Scaled rotary position embeddings, for longer sequences than in the training of a model."""
 
 import copy
 import math

@@ -15,7 +15,7 @@ class Preprocessor(ABC):
     """Converts rows, one batch at a time.
 
     The returned columns replace the old columns, so columns to keep must be returned. The number of rows may change.
-    Subclasses override `__call__`; those that convert rows one by one derive from `RowPreprocessor` instead.
+    Subclasses override `__call__`. Classes that convert rows one by one derive from `RowPreprocessor` instead.
     """
 
     @abstractmethod

@@ -221,7 +221,7 @@ def check_format(name: str | None) -> None:
 def recognized_format(row: Row) -> RowFormat:
     """Return the format whose columns the row has.
 
-    Columns beyond those of the format are allowed. `messages` has priority. `text` is used only if nothing else fits.
+    Additional columns are allowed. `messages` has priority. `text` is used only if nothing else fits.
 
     Raises:
         InvalidRow: no format fits, or several do.
@@ -304,7 +304,7 @@ class FormatReader:
 
 
 def _joined_data(row: Row, chat: Row) -> Row:
-    """Return the user data of a row together with that of its chat."""
+    """Return the user data of a row together with the user data of its chat."""
     if row.get('user_data') is None or 'user_data' not in chat:
         return {}
     given = row['user_data']

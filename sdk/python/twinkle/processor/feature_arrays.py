@@ -19,7 +19,7 @@ _FIELDS = frozenset(InputFeature.__annotations__) | frozenset(STREAM_NAMES)
 
 @dataclass(frozen=True)
 class FeatureArrays:
-    """A feature without its masked tokens: K tokens are kept, and C of them have a label that counts for the loss."""
+    """A feature without its masked tokens. K tokens are kept, and C kept tokens have a label that counts."""
 
     length: int
     """Number of tokens of the feature, including masked tokens."""
@@ -101,7 +101,7 @@ class FeatureReader:
 
     @property
     def _sources(self) -> set[str]:
-        """Accepted media columns of dataset rows: empty ones, and those whose pixels or frames are in the feature."""
+        """Accepted media columns of dataset rows: empty columns, and columns with pixels or frames in the feature."""
         sources = {'images': 'pixel_values', 'videos': 'pixel_values_videos', 'audios': 'input_features'}
         # A column of a dataset that mixes text and media is empty in rows without media.
         given: dict[str, Any] = {name: self.feature.get(name) for name in sources}

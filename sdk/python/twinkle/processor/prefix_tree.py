@@ -132,7 +132,7 @@ class PrefixTreeBuilder:
         return self._rows_TC[begin : begin + MIN_SHARED_ROWS].tobytes() if end - begin >= MIN_SHARED_ROWS else b''
 
     def _child_for(self, node: _Node, begin: int, end: int) -> _Node | None:
-        """Return the child that the rows of a sequence continue, or None if no child shares enough of them."""
+        """Return the child that the rows of a sequence continue, or None if no child shares enough rows."""
         short = node.short_child
         if short is not None and self._equal_count(short, begin, end) == short.end - short.begin:
             return short

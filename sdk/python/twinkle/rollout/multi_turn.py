@@ -257,7 +257,7 @@ class _Key:
     """Properties that all requests of one sampler call share."""
 
     seed_index: int
-    """Index of the chat among those with the same first prompt. Its seed is derived from this index."""
+    """Index of the chat among the chats with the same first prompt. Its seed is derived from this index."""
     max_tokens: int | None
     count: int
     """Number of samples per request."""

@@ -27,7 +27,7 @@ class ToolEnv:
         self._tools, self._parse = tools, parse
 
     def reset(self, trajectory: Trajectory, *, seed: int | None) -> Trajectory:
-        """Return the chat with the tools of this environment instead of those that the chat lists."""
+        """Return the chat with the tools of this environment instead of the listed tools."""
         del seed
         return cast('Trajectory', {**trajectory, 'tools': self._tools.specs})
 

@@ -73,7 +73,7 @@ class UnknownAdapter(SamplerError, KeyError):
 
 
 class AdapterDoesNotFit(SamplerError, ValueError):
-    """An adapter's weights cannot be used with this model; none of them were loaded."""
+    """An adapter's weights cannot be used with this model; no weights were loaded."""
 
 
 class BaseDoesNotFit(SamplerError, ValueError):

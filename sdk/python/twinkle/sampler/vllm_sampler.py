@@ -194,7 +194,7 @@ class vLLMSampler(Sampler):  # noqa: N801 - public name
         self._loop.run(self._engine.reset_prefix_cache())
 
     def load_full_weights_from_path(self, folder: str | PathLike[str]) -> None:
-        """Replace the base weights with those of a folder in the Hugging Face layout. Adapters are kept.
+        """Replace the base weights with the weights of a folder in the Hugging Face layout. Adapters are kept.
 
         Raises:
             BaseDoesNotFit: the weights do not fit the model. The previous weights stay in use.

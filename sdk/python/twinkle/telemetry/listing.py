@@ -19,7 +19,7 @@ _BACKGROUND = (
 )
 """Parts of the names of calls that maintain or check a connection, or carry another call."""
 _QUERIES = ('list_', 'find_operation', 'retrieve_future', '/List', '/Get', '/Watch', '/Wait', '/Describe')
-"""Parts of the names of queries, such as those of `twinkle runs` and of the console."""
+"""Parts of the names of queries, such as the queries of `twinkle runs` and of the console."""
 _OMITTED = re.compile('|'.join(map(re.escape, (*_BACKGROUND, *_QUERIES))))
 
 

@@ -78,7 +78,7 @@ class TrackedRollout:
     completion_messages: Sequence[Mapping[str, Any]] = ()
     completion_text: str = ''
     token_ids: npt.NDArray[np.int32] | None = None
-    """int32 [T]. Tokens after the prompt, also those that were not sampled."""
+    """int32 [T]. Tokens after the prompt, also tokens that were not sampled."""
     logprobs: npt.NDArray[np.float32] | None = None
     """float32 [T]. Natural log-probability of each token when it was sampled; NaN if unknown."""
     reward: float | None = None
@@ -295,7 +295,7 @@ def _with_tokens(rollout: TrackedRollout, feature: Mapping[str, Any]) -> tuple[i
 
 
 def _sampled_mask(feature: Mapping[str, Any], length: int) -> npt.NDArray[np.bool_]:
-    """Return which tokens were sampled: those of `completion_mask`, otherwise those with a label."""
+    """Return which tokens were sampled: the tokens of `completion_mask`, otherwise tokens with a label."""
     mask = np.zeros(length, dtype=bool)
     if feature.get('completion_mask') is not None:
         mask[:] = number_array(feature['completion_mask'], np.int32, field='completion_mask') > 0

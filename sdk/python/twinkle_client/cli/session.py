@@ -64,7 +64,7 @@ def print_json(value: Any) -> None:
 
 
 def message_json(message: Message) -> dict[str, Any]:
-    """Return a message for JSON, with the names of the contract. Integers are numbers, also those of 64 bits."""
+    """Return a message for JSON, with the names of the contract. Integers are numbers, also 64-bit integers."""
     values: dict[str, Any] = MessageToDict(
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )

@@ -53,7 +53,7 @@ def _write_events(spans: list[SpanRecord], path: Path) -> None:
 
 
 def _traces(folder: Path, trace_id: str) -> list[list[SpanRecord]]:
-    """Return traces, latest first; if `trace_id` is empty, only those that the list shows."""
+    """Return traces, latest first; if `trace_id` is empty, only the traces that the list shows."""
     spans: dict[str, list[SpanRecord]] = defaultdict(list)
     for span in read_spans(folder, trace_id=trace_id or None):
         spans[span.trace_id].append(span)

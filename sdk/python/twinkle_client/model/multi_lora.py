@@ -53,7 +53,7 @@ class MultiLoraTransformersModel(
             adapter_name: Name within this handle; other handles may use the same name.
             config_or_dir: A `LoraConfig` of peft or of `twinkle`, or the `twinkle://` path of a checkpoint to start
                 from. Unset: a `LoraConfig` with default values.
-            full_parameters: Train weights of the base model instead of an adapter: all (True) or those named. A
+            full_parameters: Train weights of the base model instead of an adapter: all (True) or the named weights. A
                 checkpoint to start from must be of a full-parameter run too. The run leases the model service
                 exclusively until the run is removed or its session ends; see docs/training.md.
             gradient_accumulation_steps: Number of batches whose gradients are summed before a step is applied.

@@ -137,7 +137,7 @@ class StreamSender:
             raise RetryableError(ErrorFacts(code=grpc.StatusCode.UNAVAILABLE, message=text))
 
     async def _requests(self) -> AsyncGenerator[training_service_pb2.TrainRequest]:
-        # `_pending` contains the queued operations and those that a broken stream has taken from the queue.
+        # `_pending` contains the queued operations, and operations that a broken stream took from the queue.
         is_ending = self._empty_queue()
         for operation in [self._pending[number].operation for number in sorted(self._pending)]:
             if (request := await self._request(operation)) is not None:

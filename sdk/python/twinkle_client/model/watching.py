@@ -21,7 +21,7 @@ class WatchingVerbs(ModelHandle):
     async def watch_operations(
         self, *, after: int = 0, adapter_name: str | None = None
     ) -> AsyncIterator[operation_result_pb2.OperationResult]:
-        """Yield the results of the adapter's operations in order, including those that other programs send.
+        """Yield the results of the adapter's operations in order, including operations that other programs send.
 
         The stream continues until the caller closes it. After a lost connection, it resumes if the server is available
         again within the client's retry timeout.

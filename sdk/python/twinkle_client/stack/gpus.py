@@ -69,7 +69,7 @@ class GpuShare:
         return {'device': 'cuda', 'gpus': list(self.gpus), 'gpu_memory_share': self.memory}
 
     def sampler_settings(self, engine: str) -> dict[str, Any]:
-        """Return the configuration of a sampler; the settings of its engine are merged with others."""
+        """Return the configuration of a sampler; the settings of its engine are merged with other settings."""
         if engine == 'torch':
             return {'gpus': list(self.gpus), 'torch': {'device': 'cuda'}}
         return {'gpus': list(self.gpus), 'vllm': {'engine_args': {'gpu_memory_utilization': self.memory}}}
@@ -116,7 +116,7 @@ def divided(gpus: Sequence[str], needs: Mapping[str, GpuNeed]) -> dict[str, GpuS
 
 
 def unused_share(gpus: Sequence[str], services: Iterable[Mapping[str, Any]], count: int) -> GpuShare:
-    """Return the `count` GPUs with the least assigned memory, and the share of memory that is free on each of them.
+    """Return the `count` GPUs with the least assigned memory, and the share of memory that is free on each GPU.
 
     Args:
         gpus: Ids of the GPUs.
@@ -124,7 +124,7 @@ def unused_share(gpus: Sequence[str], services: Iterable[Mapping[str, Any]], cou
         count: Number of GPUs.
 
     Raises:
-        StackError: Less than a tenth of the memory of one of these GPUs is left.
+        StackError: Less than a tenth of the memory of a GPU is left.
     """
     used = defaultdict[str, float](float)
     for settings in services:

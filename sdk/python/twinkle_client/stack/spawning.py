@@ -27,7 +27,7 @@ _MESH_SHUTDOWN_SECONDS = 15
 STOP_GRACE_SECONDS = 20.0
 """Time after which a service that does not exit is killed."""
 _STABLE_PORTS = range(20_000, 32_000)
-"""Ports below those that systems give to outgoing connections, so that a chosen port stays free until its process
+"""Ports below the ports that systems give to outgoing connections, so that a chosen port stays free until its process
 listens."""
 _PORT_ATTEMPTS = 16
 START_LIMIT_SECONDS = 600.0

@@ -39,7 +39,7 @@ def divide(
         mesh: mesh of the component; None: the workers are data-parallel.
 
     Raises:
-        ValueError: the number of entries of an argument differs from that of the batch.
+        ValueError: the number of entries of an argument differs from the batch.
     """
     args, named = call
     workers = range(count) if options.execute == 'all' else range(1)

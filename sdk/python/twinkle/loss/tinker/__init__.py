@@ -1,8 +1,8 @@
-"""Losses of the Tinker API under its names, with its formulas, options and defaults.
+"""Losses of the Tinker API, with Tinker's names, formulas, options and defaults.
 
-All are undivided sums over tokens, with the metric `loss:sum`. Tinker's `weights` are `loss_weights` here, its
-`logprobs` are `old_logps`, and its `target_tokens` of shape [T, K] and their `weights` are the streams `target_ids` and
-`target_weights`. The objective of `stable_reinforce` is not published; its module defines one.
+Each loss is a sum over tokens, without a divisor, and has the metric `loss:sum`. Tinker's `weights` are `loss_weights`
+here, its `logprobs` are `old_logps`, and its `target_tokens` of shape [T, K] and their `weights` are the streams
+`target_ids` and `target_weights`. Tinker does not publish the objective of `stable_reinforce`; the module defines one.
 """
 
 from twinkle.loss.tinker.base import TinkerLoss

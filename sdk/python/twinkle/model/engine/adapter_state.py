@@ -160,7 +160,7 @@ class AdapterState:
         return self.owner is None or self.owner.is_this_rank
 
     def named_parameters(self) -> dict[str, Tensor]:
-        """Return all trained tensors in a fixed order: those of `weights`, then those of the value head."""
+        """Return all trained tensors in a fixed order: first of `weights`, then of the value head."""
         head = {} if self.value_head is None else self.value_head.named_parameters()
         return {**self.weights.named_parameters(), **head}
 

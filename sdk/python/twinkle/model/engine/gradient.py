@@ -71,7 +71,7 @@ def check_gradient(state: AdapterState, gradient: Sequence[Tensor]) -> None:
 
 
 def total_gradient(state: AdapterState, gradient: Sequence[Tensor], *, is_finite: bool = False) -> list[Tensor]:
-    """Return the accumulated gradient plus that of one more batch; `accumulate` stores it.
+    """Return the sum of the accumulated gradient and a batch's gradient; `accumulate` stores the sum.
 
     Args:
         state: state of the adapter; not modified.

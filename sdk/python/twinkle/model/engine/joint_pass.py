@@ -208,7 +208,7 @@ def gradients_of(
 def completed_gradients(
     states: Sequence[AdapterState], gradients: Sequence[Sequence[Tensor]], sharding: BaseSharding
 ) -> list[Sequence[Tensor]]:
-    """Return the gradients, completed with the parts that other ranks computed. All ranks of the pass must call it.
+    """Return the gradients, completed with the parts of other ranks. All ranks of the pass must call this function.
 
     The gradients of value heads are already complete and are returned unchanged.
     """

@@ -44,7 +44,7 @@ class EngineOptions:
 def load_on_mesh(
     folder: str | os.PathLike[str], mesh: DeviceMesh | None, options: EngineOptions, **load_options: Any
 ) -> TrainerEngine:
-    """Load a model and create the engine of this process. Every process of the program must call it.
+    """Load a model and create the engine of this process. Every process of the program must call this function.
 
     Megatron-core runs the layers if `tp` or `pp` ranks divide them, or if `options` requires it.
 

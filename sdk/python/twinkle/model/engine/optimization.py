@@ -77,7 +77,7 @@ class Optimization:
     def extended(self, parameters: Mapping[str, Tensor]) -> 'Optimization':
         """Return the same optimizer over additional parameters; the state of the current parameters is preserved.
 
-        The optimizer is rebuilt, so its groups are those of an optimizer that was configured with all parameters.
+        The optimizer is rebuilt, so its groups are as if it had been configured with all parameters.
         """
         extended = Optimization.begin(self.optimizer_choice, parameters)
         if self.scheduler_choice is not None:
@@ -128,14 +128,14 @@ class Optimization:
         return [_values(group) for group in self.optimizer.param_groups]
 
     def replace_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Set all values of the parameter groups to those of `groups`, which `copy_groups` returned."""
+        """Set all values of the parameter groups from `groups`, which `copy_groups` returned."""
         for group, values in zip(self.optimizer.param_groups, groups, strict=True):
             parameters = group['params']
             group.clear()
             group.update({'params': parameters, **values})
 
     def _advance_first(self) -> None:
-        # Torch warns if the schedule advances before the first optimizer step, but callers may order the two freely.
+        # Torch warns if the schedule advances before the first optimizer step, but callers may do both in any order.
         # Warning filters are global to the process, so the filter is limited to this call.
         with warnings.catch_warnings():
             warnings.filterwarnings('ignore', message='Detected call of `lr_scheduler.step', category=UserWarning)

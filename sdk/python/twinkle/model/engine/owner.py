@@ -44,7 +44,7 @@ class AdapterOwner(Protocol):
         ...
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        """Overwrite the tensors of the other ranks with those of the owner; shapes and dtypes are equal on all ranks.
+        """Overwrite the tensors of the other ranks with the owner's tensors; shapes and dtypes are equal on all ranks.
 
         Raises:
             RuntimeError: a rank was lost.
@@ -53,7 +53,7 @@ class AdapterOwner(Protocol):
 
 
 def owned_tensors(owner: AdapterOwner, call: str, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return the owner's tensors on all ranks; those of other ranks are copies on the CPU.
+    """Return the owner's tensors on all ranks; other ranks receive copies on the CPU.
 
     Args:
         owner: rank that has the tensors.

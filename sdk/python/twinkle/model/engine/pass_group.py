@@ -16,7 +16,7 @@ class PassGroup(Protocol):
     """Ranks that have equal adapters and run the same batches.
 
     Every rank plans the same passes and adds the same gradients in the same order. On CPUs, the results of LoRA
-    adapters are therefore bitwise those of one process, for any number of ranks.
+    adapters are therefore bitwise equal to the results of one process, for any number of ranks.
     """
 
     @property
@@ -26,7 +26,7 @@ class PassGroup(Protocol):
 
     @property
     def size(self) -> int:
-        """Number of ranks, which is the maximum number of passes that run at once."""
+        """Number of ranks, which is the maximum number of passes that run concurrently."""
         ...
 
     def exchange(self, mine: PassOutcome, passes: Sequence[Sequence[Segment]]) -> list[PassOutcome]:
@@ -36,7 +36,7 @@ class PassGroup(Protocol):
 
         Args:
             mine: outcome of the pass with the number of this rank; ignored if there is no such pass.
-            passes: segments of each pass that the ranks ran at once, at most `size` passes.
+            passes: segments of each pass that the ranks ran concurrently, at most `size` passes.
 
         Returns:
             Outcomes. Gradients are in float32 on the devices of the parameters. Only the owner of an adapter receives

@@ -68,7 +68,7 @@ class TorchPassGroup:
         return TorchAdapterOwner(self, rank)
 
     def broadcast(self, tensors: Sequence[Tensor], *, source: int) -> None:
-        """Overwrite tensors with those of the rank `source`. Every rank calls it with equal shapes and dtypes."""
+        """Overwrite tensors with the tensors of rank `source`. Every rank must pass equal shapes and dtypes."""
         for dtype in sorted({tensor.dtype for tensor in tensors}, key=str):
             alike = [tensor.detach() for tensor in tensors if tensor.dtype == dtype]
             flat = torch.cat([tensor.reshape(-1) for tensor in alike]).to(self._device)
@@ -146,7 +146,7 @@ class TorchAdapterOwner:
         return result_or_raise(outcomes[self.rank])
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        """Overwrite the tensors of the other ranks with those of the owner."""
+        """Overwrite the tensors of the other ranks with the owner's tensors."""
         self.group.broadcast(tensors, source=self.rank)
 
 

@@ -12,7 +12,7 @@ class TrainerEngine(Configuring, Training, Stepping, Persistence):
     """Many adapters on one frozen model, each with its own optimizer, schedule, loss and metrics.
 
     Every method completes, or raises an error and changes no weights, gradients or counters. A gradient is applied once
-    it has `gradient_accumulation_steps` batches. While it has fewer, clip_grad_norm, step, zero_grad and lr_step do
+    `gradient_accumulation_steps` batches are accumulated. Until then, clip_grad_norm, step, zero_grad and lr_step do
     nothing.
 
     Args:
@@ -23,7 +23,7 @@ class TrainerEngine(Configuring, Training, Stepping, Persistence):
         group: ranks that share the passes of each batch. Every rank must make the same calls on equal adapters. All
             ranks receive the same results; see `PassGroup`. None for this process alone.
 
-    Concurrency: call it from one thread.
+    Concurrency: use the engine in one thread.
     """
 
     def __init__(self, model: PackedModel, *, max_pass_tokens: int = 1024, group: PassGroup | None = None) -> None:

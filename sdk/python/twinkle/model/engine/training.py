@@ -63,7 +63,7 @@ class Training(AdapterTable):
     def run_batch(self, items: Sequence[BatchItem]) -> list[BatchResult | Exception]:
         """Run batches of several adapters in shared passes.
 
-        Results are bitwise those of running each batch alone, unless memory runs out; see `BatchResult.is_divided`.
+        Results are bitwise equal to passes of single batches, unless memory runs out; see `BatchResult.is_divided`.
 
         Args:
             items: batches of different adapters.

@@ -52,7 +52,7 @@ class SoloShares:
     """Batches of one process. Implements `BatchShares`."""
 
     def gather(self, call: str, make: Callable[[], Sequence[_Value]]) -> tuple[list[_Value], slice]:
-        """Return the values of this process, and a slice of all of them."""
+        """Return the values of this process, and their slice in all values."""
         del call
         values = list(make())
         return values, slice(0, len(values))

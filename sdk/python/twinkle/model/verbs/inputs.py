@@ -87,7 +87,7 @@ def with_streams(features: Sequence[InputFeature], given: Mapping[str, Any]) -> 
 
 
 def with_labels(features: Sequence[InputFeature]) -> list[InputFeature]:
-    """Return copies of the features; those without labels receive labels that are all ignored."""
+    """Return copies of the features; features without labels receive labels that are all ignored."""
     return [
         cast(InputFeature, {'labels': np.full(len(feature['input_ids']), IGNORE_INDEX), **feature})
         for feature in features

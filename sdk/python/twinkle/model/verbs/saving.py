@@ -85,7 +85,7 @@ class SavingVerbs(ModelHandle):
         adapter_name: str | None = None,
         load_optimizer: bool = False,
     ) -> None:
-        """Replace the adapter's weights with those of a checkpoint, including its value head, if any.
+        """Replace the adapter's weights with the weights of a checkpoint, including a value head, if any.
 
         Args:
             name: name of the folder, or the path that `save` returned.

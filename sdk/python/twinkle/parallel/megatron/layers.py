@@ -81,7 +81,7 @@ class RowLayer(nn.Module):
 class MixtureLayer(nn.Module):
     """Mixture of experts whose experts are divided among the ranks.
 
-    Every rank chooses the experts of all rows and runs those that it has, so no rows are sent to other ranks.
+    Every rank chooses the experts of all rows and runs its own experts, so no rows are sent to other ranks.
 
     Args:
         router: router of transformers, equal on all ranks.

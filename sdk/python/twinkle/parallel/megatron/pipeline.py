@@ -1,6 +1,6 @@
 """Passing of hidden states between pipeline stages, forward and backward, for one pass at a time.
 
-Every rank of a pipeline receives the hidden states of the last stage, so that all of them compute equal losses. The
+Every rank of a pipeline receives the hidden states of the last stage, so that all ranks compute equal losses. The
 gradients return through the stages in the opposite direction.
 
 The functions have an argument `anchor`, a tensor whose gradient is zero. A backward pass that computes its gradient

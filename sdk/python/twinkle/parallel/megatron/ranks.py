@@ -11,7 +11,7 @@ from twinkle.parallel.mesh_groups import axis_group, equal_group
 
 @dataclass(frozen=True)
 class MegatronRanks:
-    """Groups of this rank along the axes of a mesh. Every rank of the program must create it."""
+    """Groups of this rank along the axes of a mesh. Every rank of the program must create an instance."""
 
     tensor: dist.ProcessGroup
     """Ranks that divide each layer."""

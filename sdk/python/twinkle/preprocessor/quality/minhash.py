@@ -21,7 +21,7 @@ SIZE = 128
 BANDS = 16
 """Groups of minima. Texts with an equal group are compared; texts with a similarity of 90 % nearly always do."""
 _SAMPLE = 4096
-"""Maximum number of shingles per signature: those with the smallest hashes, which similar texts have in common."""
+"""Maximum number of shingles per signature. Shingles with the smallest hashes are used: similar texts share them."""
 _BLOCK = 1 << 18
 """Characters hashed at once, to bound the memory for huge texts."""
 _MAX_IN_BUCKET = 16

@@ -38,7 +38,7 @@ from twinkle.sampler.engine.token_sampling import sample_token, top_logprobs, un
 from twinkle.sampler.errors import DuplicateRequest, UnknownRequest
 
 SCORED_ROWS = 64
-"""Number of prompt rows whose logits are computed at once; 37 MiB in float32 for a vocabulary of 150k tokens."""
+"""Number of prompt rows whose logits are computed together; 37 MiB in float32 for a vocabulary of 150k tokens."""
 
 
 class SamplerEngine:
@@ -240,7 +240,7 @@ class SamplerEngine:
     def _replays(
         self, request: EngineRequest, continued: TokenIds[SequenceSoFar], max_new_tokens: int
     ) -> dict[int, Replay]:
-        """Return the unfinished sequences to compute: those without a stop reason, or all if experts are requested.
+        """Return the unfinished sequences to compute: sequences without a stop reason, or all if experts are requested.
 
         The next step reports the end of the sequences that are not computed.
         """
@@ -259,7 +259,7 @@ class SamplerEngine:
     def _groups(
         self, request: EngineRequest, max_new_tokens: int, replays: dict[int, Replay] | None
     ) -> list[SampleGroup]:
-        """Return the samples as one group, or as several if the scheduler cannot admit all of them together."""
+        """Return the samples as one group, or as several groups if the scheduler cannot admit all samples together."""
         params = request.params
         samples = list(range(params.num_samples) if replays is None else replays)
         size = max(len(samples), 1)

@@ -25,7 +25,7 @@ class PackItem:
     experts: list[Experts]
     """List to which the experts of the rows are appended, if requested."""
     is_by_row: bool = False
-    """Whether to compute attention row by row, so that keys and values are bitwise equal to those of sampling."""
+    """Whether to compute attention row by row, so that keys and values are bitwise equal to sampling."""
 
 
 @dataclass(frozen=True, kw_only=True)

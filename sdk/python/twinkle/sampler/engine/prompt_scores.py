@@ -69,7 +69,7 @@ class PromptScores:
         token_ids, logprobs = self._result.drawn_token_ids, self._result.drawn_logprobs
         if token_ids is None or logprobs is None:
             return
-        # Negative indices differ from those of all sequences, so drawn and sampled tokens are independent.
+        # Negative indices differ from the indices of all sequences, so drawn and sampled tokens are independent.
         numbers = [uniform(self._seed, -1 - index, row) for index in range(self._probe.draw_count)]
         drawn = draw_tokens(logits_V, self._request.params.temperature, numbers)
         token_ids[row] = drawn.cpu().numpy()

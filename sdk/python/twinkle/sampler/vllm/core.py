@@ -56,7 +56,7 @@ class VllmCore:
     Raises:
         ValueError: an argument is not supported, or vLLM cannot run the model with the arguments and this dtype.
 
-    Concurrency: create it in any thread; use it on one event loop.
+    Concurrency: create the core in any thread, and use the core on one event loop.
     """
 
     def __init__(

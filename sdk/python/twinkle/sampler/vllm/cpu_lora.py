@@ -1,4 +1,4 @@
-"""LoRA in vLLM's layers on a CPU, for vLLM 0.32. `patches` replaces vLLM's methods with those of this module.
+"""LoRA in vLLM's layers on a CPU, for vLLM 0.32. `patches` replaces vLLM's methods with methods of this module.
 
 While every slot is in use, vLLM's own methods apply the last slot's adapter to rows of the base model. They also
 multiply each row separately, at the maximum rank. This module multiplies the rows of an adapter together, at the

@@ -73,9 +73,9 @@ class VllmEngine:
             while the core measurably computes on a CPU or loads weights.
 
     Raises:
-        ValueError: an argument is not supported, or vLLM cannot run the model with the arguments and this dtype.
+        ValueError: an argument is not supported, or vLLM cannot run the model with these arguments.
 
-    Concurrency: create it in any thread; use it on one event loop, from any number of tasks.
+    Concurrency: create the engine in any thread, and use the engine on one event loop, from any number of tasks.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class VllmEngine:
                     async for event in events:
                         yield event
         except (EngineDeadError, EngineGenerateError) as error:
-            raise EngineFailed('the vLLM engine has failed; start another') from error
+            raise EngineFailed('the vLLM engine has failed; start another engine') from error
         except VLLMClientError as error:
             field = 'structured_output' if request.params.structured_output else 'params'
             raise InvalidSamplingParams(field, 'vLLM does not support this value; change it') from error
@@ -164,7 +164,7 @@ class VllmEngine:
 
         Args:
             form: specification of the output.
-            owner: owner of the request. Owners take turns, so many checks of one owner do not delay those of another.
+            owner: owner of the request. Owners take turns, so many checks of one owner do not delay other owners.
 
         Raises:
             InvalidSamplingParams: the specification is malformed, has features that are not supported, or cannot be
@@ -260,7 +260,7 @@ class VllmEngine:
                 raise EngineFailed(next(filter(None, problems)))
 
     async def reset_prefix_cache(self) -> int:
-        """Discard cached prefixes, including those that running requests keep in memory.
+        """Discard cached prefixes, including prefixes that running requests keep in memory.
 
         Returns:
             Number of tokens of the requests that ended since the last call: an estimate of the discarded tokens.

@@ -26,7 +26,7 @@ class AdapterSource:
     tensors: Mapping[str, TensorData]
     """Weights by PEFT's names."""
     segment_path: str = ''
-    """File with exactly the bytes of these tensors, in order and without gaps. Empty: there is no such file."""
+    """File that contains only the bytes of these tensors, in order and without gaps. Empty: there is no such file."""
 
 
 @contextmanager

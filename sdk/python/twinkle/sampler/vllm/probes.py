@@ -18,7 +18,7 @@ from twinkle.sampler.vllm.request import Run
 from twinkle.sampler.vllm.sampling import sequence_seed
 
 CONCURRENT_STEPS = 16
-"""Maximum number of sequences that one probe runs at once, so that other requests are not delayed for long."""
+"""Maximum number of sequences that a probe runs concurrently, so that other requests are not delayed for long."""
 
 Outputs = Callable[[str, list[int], SamplingParams], AsyncGenerator[Any, None]]
 """Returns vLLM's outputs for the id of a sequence, its prompt, and its parameters."""
@@ -30,7 +30,7 @@ class _Step:
 
     row: int
     draw: int
-    """Index of the token among those drawn at the position."""
+    """Index of the token among the tokens drawn at the position."""
     targets: npt.NDArray[np.int32]
     """Tokens to score; empty for all but the first token of a position."""
 
@@ -76,7 +76,7 @@ async def _stream(run: Run, steps: Iterator[_Step], outputs: Outputs) -> AsyncGe
 def _params(run: Run, step: _Step) -> SamplingParams:
     params = run.request.params
     is_drawn = params.prompt_probe is not None and params.prompt_probe.draw_count > 0
-    # Negative indices differ from those of all sequences, so drawn and sampled tokens are independent.
+    # Negative indices differ from the indices of all sequences, so drawn and sampled tokens are independent.
     seed = None if params.seed is None else sequence_seed(sequence_seed(params.seed, -1 - step.draw), step.row)
     return SamplingParams(
         temperature=params.temperature if is_drawn else 0.0,

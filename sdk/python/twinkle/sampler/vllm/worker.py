@@ -58,7 +58,7 @@ class TwinkleWorker:
         self._twinkle_manager().remove_adapter(lora_id)
 
     def twinkle_adapters(self) -> dict[str, list[int]]:
-        """Return the ids of the registered adapters ('kept') and of those in slots ('in_slots')."""
+        """Return the ids of the registered adapters ('kept') and of the adapters in slots ('in_slots')."""
         manager = self._twinkle_manager()
         slots = [lora_id for lora_id in manager.lora_index_to_id if lora_id is not None]
         return {'kept': sorted(manager.list_adapters()), 'in_slots': sorted(slots)}

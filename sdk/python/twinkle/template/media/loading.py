@@ -28,7 +28,7 @@ _DECODE_ERRORS = (
 )  # fmt: skip
 """Exceptions of Pillow for truncated or invalid files, including warnings that a program turns into errors."""
 _MIN_FRAME_RATE = 0.001
-"""Minimum frames per second; at lower rates the temporal positions of a long video exceed those of any model."""
+"""Minimum frames per second; at lower rates the temporal positions of a long video exceed the maximum of any model."""
 
 
 @dataclass(frozen=True)
