@@ -69,7 +69,7 @@ async def _transfer(client: WeightClient, states: Sequence[PackedState], kind: s
                 pass
             live.append(time.perf_counter() - begin)
             if event.state.manifest != state.manifest:
-                raise RuntimeError('the received state differs from the published one')
+                raise RuntimeError('the received state differs from the published state')
             begin = time.perf_counter()
             await client.fetch_version(adapter_id, number)
             fetch.append(time.perf_counter() - begin)

@@ -53,7 +53,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument('--threads', type=int, default=1)
     parser.add_argument('--pass-tokens', type=int, default=1024, help='maximum number of rows of a pass')
     parser.add_argument('--rounds', type=int, default=3)
-    parser.add_argument('--cases', type=int, default=len(CASES), help='number of cases to run, from the first one')
+    parser.add_argument('--cases', type=int, default=len(CASES), help='number of cases to run, from the first case')
     return parser.parse_args(arguments)
 
 

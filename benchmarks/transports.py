@@ -1,6 +1,6 @@
 """Bytes per second of a version's weights: Twinkle's stream and shared memory, uvicorn + httpx, and ZeroMQ.
 
-The transports alternate within one run. The checkpoint service serves Twinkle's two transports, and each of the others
+The transports alternate within one run. The checkpoint service serves Twinkle's two transports. Each other transport
 has a separate server process. The stream of the checkpoint service is resumable and verifies xxh3 for each chunk and
 blake3 for the state; httpx and ZeroMQ transfer bytes without checks.
 """

@@ -45,7 +45,7 @@ RUDE = (
     'Find someone else to bother.',
 )
 TRAINING_PHRASES = 6
-"""Number of phrases of each kind for training; the others are for the evaluation."""
+"""Number of phrases of each kind for training; all other phrases are for the evaluation."""
 SYSTEM = 'Answer.'
 
 
@@ -104,7 +104,7 @@ def train(recipe: Recipe[Setting]) -> None:
 
 
 def encoded_pairs(model_id: str, questions: Any, rng: np.random.Generator, *, phrases: slice) -> Dataset:
-    """Return a dataset of the encoded answers; the chosen answer of a pair precedes the rejected one."""
+    """Return a dataset of the encoded answers; the chosen answer of a pair precedes the rejected answer."""
     dataset = Dataset(DatasetMeta(data=list(pairs_of(questions, rng, phrases))))
     dataset.set_template('Template', model_id=model_id, max_length=128)
     keys = {'prompt_key': 'question', 'chosen_key': 'kind', 'rejected_key': 'rude'}

@@ -62,7 +62,7 @@ def held_out_answers(
 def log_rollouts(
     curves: Curves, responses: Sequence[SampleResponse], rewards: Mapping[str, list[float]], advantages: Sequence[float]
 ) -> None:
-    """Log the completions of a step. The reward 'total' is used for training, and the others are its parts."""
+    """Log the completions of a step. The reward 'total' is used for training, and the other rewards are its parts."""
     parts = {name: values for name, values in rewards.items() if name != 'total'}
     curves.log_rollouts(responses, rewards=rewards['total'], reward_parts=parts, advantages=advantages)
 

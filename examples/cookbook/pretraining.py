@@ -21,7 +21,7 @@ from twinkle.hub import BUILT_IN_MODELS
 from twinkle.model import TransformersModel
 
 HELD_OUT = 8
-"""Interval of the held-out paragraphs: every eighth one."""
+"""Interval of the held-out paragraphs: every eighth paragraph."""
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ class TwinkleClient:
         """Create a session and start its heartbeats. An earlier session of this client then expires.
 
         Args:
-            project_id: Project of the session. Empty: the project of the API key, if it has one.
+            project_id: Project of the session. Empty: the project of the API key, if any.
 
         Raises:
             NotFoundError: The project does not exist.

@@ -16,7 +16,7 @@ class Endpoint:
     address: str
     """Address in a form that `Address.parse` accepts."""
     api_key: str
-    """API key; empty if none is known."""
+    """API key; empty if no key is known."""
     ca: str = ''
     """Path of a PEM file with CA certificates that verify the server. Empty: the system's certificates."""
 

@@ -29,7 +29,7 @@ _PAGE_SIZE = 200
 
 @dataclass(frozen=True, kw_only=True)
 class RewardStatistics:
-    """Statistics of the finite rewards of a group; all are 0 without such rewards."""
+    """Statistics of the finite rewards of a group; all fields are 0 without such rewards."""
 
     count: int
     mean: float
@@ -70,7 +70,7 @@ class RolloutGroup:
     reward: RewardStatistics
     reward_parts: Mapping[str, RewardStatistics]
     is_degenerate: bool
-    """Whether there are several rollouts, and all have the same reward: GRPO learns nothing from them."""
+    """Whether there are several rollouts with equal rewards: GRPO learns nothing from such a group."""
     update_time: datetime
     """UTC: time at which a rollout of the group was stored last."""
 

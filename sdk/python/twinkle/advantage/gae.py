@@ -98,7 +98,7 @@ class GAEAdvantage(Advantage):
 
         Args:
             rewards: rewards per token, as returned by `build_token_rewards`; rows may differ in length.
-            values: predicted value at each token; rows have the same lengths as those of `rewards`.
+            values: predicted value at each token; rows have the same lengths as the rows of `rewards`.
             masks: true for tokens that count. Other tokens, such as tool output, are skipped; their reward must be 0,
                 and their advantage and return are 0.
 
@@ -170,7 +170,7 @@ def _read_rows(field: str, rows: Any, like: list[FloatVector]) -> list[FloatVect
 
 
 def _read_masks(masks: Any, like: list[FloatVector]) -> list[Any]:
-    """Return boolean masks with the lengths of the rows of `like`. If `masks` is not given, all are true."""
+    """Return boolean masks with the lengths of the rows of `like`. If `masks` is not given, all elements are true."""
     if masks is None:
         return [np.ones(len(row), dtype=bool) for row in like]
     return [row != 0 for row in _read_rows('masks', masks, like)]

@@ -40,7 +40,7 @@ _MAX_QUANTIFIERS = 2
 _MAX_COMBINATIONS = 256
 """Maximum number of combinations of alternatives in an expression; each quantifier multiplies the number by four."""
 _MAX_EXPRESSIONS = 256
-"""Maximum number of entries in `alpha_pattern` if any of them is an expression."""
+"""Maximum number of entries in `alpha_pattern` if any entry is an expression."""
 _MAX_PATH = 512
 """Maximum length of a tensor's canonical name. In real models, these names have about 100 characters."""
 _MAX_PATH_PARTS = 32
@@ -70,7 +70,7 @@ def import_adapter(
 ) -> ImportedAdapter:
     """Convert `adapter_config.json`, together with the shapes of the tensors, to a `LoraConfig`.
 
-    Fields that `LoraConfig` can represent are kept unchanged; others are expanded to individual layers.
+    Fields that `LoraConfig` can represent are kept unchanged; other fields are expanded to individual layers.
 
     Args:
         config_data: the configuration file.

@@ -91,7 +91,7 @@ def parse_header(data: bytes | memoryview, *, file_bytes: int | None = None) -> 
     end = origin
     for entry in entries:
         if entry.begin != end:
-            raise ValueError(f'tensor {entry.name!r} starts at byte {entry.begin}, but the previous one ends at {end}')
+            raise ValueError(f'tensor {entry.name!r} begins at {entry.begin}, but the previous tensor ends at {end}')
         end = entry.end
     if end != file_bytes:
         raise ValueError(f'the tensors end at byte {end}, but the file ends at {file_bytes}')

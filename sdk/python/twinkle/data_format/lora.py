@@ -53,7 +53,7 @@ _REQUIRED_AT_CREATION: Mapping[str, tuple[Any, ...]] = {
     'layers_to_transform': (None, []),
     'layers_pattern': (None, []),
 }
-"""Fields that are checked when an adapter is created, including those that affect only its creation."""
+"""Fields that are checked when an adapter is created, including fields that affect only its creation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +78,9 @@ class LoraConfig:
     use_rslora: bool = False
     """Whether to use rank-stabilized scaling (Kalajdzievski 2023, arXiv:2312.03732)."""
     rank_pattern: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Ranks other than `r`, by the end of a module's path. If several match, the first one applies, as in PEFT."""
+    """Ranks other than `r`, by the end of a module's path. The first match applies, as in PEFT."""
     alpha_pattern: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Alphas other than `lora_alpha`, by the end of a module's path. If several match, the first one applies."""
+    """Alphas other than `lora_alpha`, by the end of a module's path. The first match applies."""
     seed: int | None = None
     """Seed of `A`'s initial values and of dropout. If None, the trainer chooses a seed and reports it."""
 
@@ -154,8 +154,8 @@ def expert_names(target_parameters: Any) -> tuple[str, ...]:
 def in_effect(pattern: Mapping[str, _Value]) -> dict[str, _Value]:
     """Return a pattern without the names that never apply, with the longest names first.
 
-    Two names match the same path only if one of them ends with the other, starting after a dot. A name therefore never
-    applies if it ends with an earlier name. Of the remaining names, the first match of a path is also the longest
+    Two names match the same path only if one name ends with the other name, starting after a dot. A name therefore
+    never applies if it ends with an earlier name. Of the remaining names, the first match of a path is also the longest
     match, so sorting by length keeps the meaning of the pattern. Therefore the pattern can be sent in a message,
     whose maps have no order.
     """

@@ -86,7 +86,7 @@ class ProbeResult:
     """Results of a `PromptProbe`; None for a value that was not requested."""
 
     target_logprobs: npt.NDArray[np.float32] | None = None
-    """Natural log-probabilities of the target tokens, [T - 1, K]; NaN where none was requested."""
+    """Natural log-probabilities of the target tokens, [T - 1, K]; NaN where no token was requested."""
     drawn_token_ids: npt.NDArray[np.int32] | None = None
     """Drawn tokens, [T - 1, draw_count]."""
     drawn_logprobs: npt.NDArray[np.float32] | None = None

@@ -192,7 +192,7 @@ class SampledSequence:
     """The new tokens, including a stop token that ended the sequence."""
     logprobs: list[list[tuple[int, float]]] = field(default_factory=list[list[tuple[int, float]]])
     """Pairs `(token_id, natural log-probability)` for each new token: first the sampled token, then the k most likely
-    tokens. Probabilities are those of the model's own distribution, before temperature and filters."""
+    tokens. Probabilities refer to the model's own distribution, before temperature and filters."""
     decoded: str = ''
     """The new tokens as text, without special tokens."""
     version_spans: list[VersionSpan] = field(default_factory=list[VersionSpan])

@@ -43,7 +43,7 @@ class LayerHealth:
     relative_update: float
     """Norm of the change divided by `weight_norm`; 0.0 if nothing changed, infinite if only `weight_norm` is 0."""
     non_finite_location: str = ''
-    """First element that is infinite or NaN, such as 'lora_B[3, 7] of the gradient'; empty if all are finite."""
+    """First element that is infinite or NaN, such as 'lora_B[3, 7] of the gradient'; empty without such an element."""
 
     @property
     def update_to_weight_ratio(self) -> float:

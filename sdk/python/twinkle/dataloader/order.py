@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 _SEED_MASK = (1 << 64) - 1
-"""Maps seeds, including negative ones, to unsigned 64-bit integers, which numpy requires."""
+"""Maps seeds, including negative seeds, to unsigned 64-bit integers, which numpy requires."""
 
 
 def epoch_order(size: int, *, seed: int | None, epoch: int) -> npt.NDArray[np.int64]:

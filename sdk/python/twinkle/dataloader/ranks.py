@@ -30,7 +30,7 @@ def rank_slice(mesh: DeviceMesh | None, *, rank: int | None) -> RankSlice:
         rank: rank of this process in the mesh. None: the environment variable `RANK`.
 
     Raises:
-        ValueError: the mesh has several ranks, and this process is not one of them.
+        ValueError: the mesh has several ranks, and this process is not a rank.
     """
     if mesh is None or mesh.world_size == 1:
         return RankSlice()

@@ -36,7 +36,7 @@ def build_once(target: Path, build: Callable[[Path], None]) -> Path:
         target: a folder in the cache.
         build: function that fills the empty folder that it receives. If it raises an error, `target` is not created.
 
-    Concurrency: if several processes need the folder, one of them builds it and the others wait.
+    Concurrency: if several processes need the folder, one process builds the folder and the other processes wait.
     """
     if target.is_dir():
         return target

@@ -39,7 +39,7 @@ def convert_llama(source: Path, folder: Path, report: Report) -> None:
     """Write the config, float32 weights, tokenizer and chat template of `source` to `folder`.
 
     The config names bfloat16, the type of the model before it was quantized, so that `twinkle.nn.chosen_dtype` may
-    select it.
+    select this type.
 
     Args:
         source: a GGUF file of architecture `llama` with a byte-level BPE tokenizer of type `smollm`.

@@ -61,7 +61,7 @@ class HubOperation:
     ) -> Future[Uploaded]:
         """Start `push_to_hub` in the background; `wait_for` and the exit of the program wait for the upload.
 
-        The arguments are those of `push_to_hub` and are checked immediately.
+        The arguments are the same as for `push_to_hub`, and are checked immediately.
 
         Raises:
             HubError: an argument is invalid. Errors of the hub are raised by the future.

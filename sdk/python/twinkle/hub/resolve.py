@@ -188,7 +188,7 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _shards(folder: Path) -> set[str]:
-    """Return the names of the weight files in the index; an incomplete download lacks some of them."""
+    """Return the names of the weight files in the index; an incomplete download lacks some files."""
     index = folder / 'model.safetensors.index.json'
     if not index.is_file():
         return set()

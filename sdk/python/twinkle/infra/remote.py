@@ -121,9 +121,10 @@ def remote_function(
             returns the worker's `args` and `named`.
         execute: which workers are called: 'all', or only the first worker ('first' and 'peer').
         collect: how the workers' results are combined. 'none': a list. 'flatten': one list of the items of all results.
-            'mean' (or 'avg') and 'sum': the mean or the sum of numbers, arrays, or mappings of them. 'first': the
-            result of the first worker. 'last_pp': a list of the results of the last pipeline stage. 'last_pp_first':
-            the first of these results. A function `(results, device_mesh)` returns the combined result.
+            'mean' (or 'avg') and 'sum': the mean or the sum of numbers, arrays, or mappings of numbers or arrays.
+            'first': the result of the first worker. 'last_pp': a list of the results of the last pipeline stage.
+            'last_pp_first': the first result of the last pipeline stage. A function `(results, device_mesh)` returns
+            the combined result.
         sync: whether a call waits for its completion even if `lazy_collect` is True.
         lazy_collect: whether a call returns a `LazyResult` before it completes. None: the setting of `initialize`.
         timeout: time limit of a call in seconds, after which all workers of the group are killed. None: no limit.

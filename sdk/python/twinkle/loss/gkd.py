@@ -101,7 +101,7 @@ class GKDLoss(Loss):
 
 
 class _InBlocks(Function):
-    """Rowwise function evaluated in blocks and recomputed for the gradient, so only one block's graph is stored."""
+    """Rowwise function, evaluated in blocks and recomputed for the gradient, so that only one graph is stored."""
 
     @staticmethod
     def forward(

@@ -24,7 +24,7 @@ def as_numbers(values: Mapping[str, Tensor]) -> dict[str, float]:
 def merge_metrics(outputs: Sequence[LossOutput]) -> dict[str, float]:
     """Return the metrics of a batch that ran in parts.
 
-    A metric whose name ends in `:sum`, `:min` or `:max` is reduced accordingly. All others are averaged with the
+    A metric whose name ends in `:sum`, `:min` or `:max` is reduced accordingly. All other metrics are averaged with the
     weights `LossOutput.metric_weight`. The metrics of a single part are unchanged.
     """
     if len(outputs) == 1:

@@ -8,8 +8,8 @@ from twinkle.loss.options import check_choice, check_whole
 class SoftCrossEntropyLoss(Loss):
     """`- sum over labels r and candidates k of weight_r * target_weights_rk * log p(target_ids_rk)`.
 
-    It distills the K most likely tokens of a teacher, like Tinker's `cross_entropy` with several `target_tokens` per
-    position. Labels only mark the positions that count. The streams are `target_ids`, int64 [R, K], and
+    The loss distills the K most likely tokens of a teacher, like Tinker's `cross_entropy` with several `target_tokens`
+    per position. Labels only mark the positions that count. The streams are `target_ids`, int64 [R, K], and
     `target_weights`, float32 [R, K]. Weights may have any sign and sum; a weight of 0 disables a candidate.
 
     The divisor of the loss (`LossOutput.num_tokens`) is the number of labels for the reduction 'mean', and 0 (no

@@ -76,7 +76,7 @@ def _groups(
         return [{'params': list(named.values() if named else parameters)}]
     if not named:
         raise ValueError('groups require parameters with paths')
-    # The options that torch stores per group are the ones that may differ per group.
+    # Only options that torch stores per group may differ per group.
     allowed = frozenset(cls([torch.zeros(2, 2, requires_grad=True)], **own).defaults)
     split = split_parameters(named, groups, allowed=allowed)
     return [with_tuples(group, besides='params') for group in split]

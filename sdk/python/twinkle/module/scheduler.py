@@ -24,7 +24,7 @@ _COUNTS = frozenset({
     'step_size', 'step_size_up', 'step_size_down', 'T_max', 'T_0', 'T_mult', 'total_iters', 'total_steps', 'epochs',
     'steps_per_epoch',
 })  # fmt: skip
-"""Options that must be positive integers. For some of them, such as `T_max`, torch accepts other numbers silently."""
+"""Options that must be positive integers. For some options, such as `T_max`, torch accepts other numbers silently."""
 
 
 class LinearWarmupScheduler(LRScheduler):

@@ -110,7 +110,7 @@ def _stacked_rows(pieces: Sequence[Tensor], call: KernelCall, sequences: PackedS
 
 
 def _stacked_keys(tensors: Sequence[Sequence[Tensor]], call: KernelCall, sequences: PackedSequences) -> list[Tensor]:
-    """Return [N, K, S, D] for keys and values: those of the parents of each span of a call, its own, and padding."""
+    """Return keys and values, each [N, K, S, D]: of the parents of each span of a call, of the span, and padding."""
     stacked: list[Tensor] = []
     for pieces in tensors:
         groups: list[Tensor] = []

@@ -99,7 +99,7 @@ class PackedCausalLM(PackedModel):
 
         Raises:
             UnsupportedModel: the architecture has layers that cannot run packed sequences, or the results of a few
-                sequences differ from those of transformers; see `twinkle.nn.probe`.
+                sequences differ from transformers; see `twinkle.nn.probe`.
             OSError: the folder does not contain a model.
             ValueError: torch does not know the device, or finds no GPU.
         """

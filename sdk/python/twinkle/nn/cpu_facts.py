@@ -7,7 +7,7 @@ from pathlib import Path
 def has_fast_bfloat16(cpu: str) -> bool:
     """Return whether a CPU multiplies bfloat16 faster than float32, by its description in /proc/cpuinfo.
 
-    Intel's CPUs do so only with AMX: their AVX-512 instructions for bfloat16 are slower than those for float32.
+    Intel's CPUs do so only with AMX: their AVX-512 instructions are slower for bfloat16 than for float32.
     """
     return has_amx(cpu) or ('avx512_bf16' in cpu and 'GenuineIntel' not in cpu)
 

@@ -51,7 +51,7 @@ class HeadWeights:
         return self.capped(raw[: hidden_RD.shape[0]])
 
     def capped(self, raw_RV: Tensor) -> Tensor:
-        """Return the logits as float32, with the model's softcap if it has one; `raw_RV` may be overwritten."""
+        """Return the logits as float32, with the model's softcap, if any; `raw_RV` may be overwritten."""
         logits = raw_RV.float()
         return logits if self.softcap is None else logits.div_(self.softcap).tanh_().mul_(self.softcap)
 

@@ -253,7 +253,7 @@ class PackedModel(ABC):
             temperature: positive divisor of the logits, one for all rows or float32 [R].
             is_entropy_needed: whether to compute entropies.
             candidate_ids_RK: int64 [R, K], token ids whose log-probabilities are computed in addition to the label's.
-            adapter: update of the head for all these rows, if their adapter has one.
+            adapter: update of the head for all these rows, if their adapter updates the head.
         """
         return run_head(
             self._scaled(hidden_RD),

@@ -24,7 +24,7 @@ weights are not the softmax of the router's logits."""
 
 
 def router_kinds(part: nn.Module) -> set[RouterKind]:
-    """Return the kinds of the routers below a module, without those whose weights are divided among ranks."""
+    """Return the kinds of the routers below a module, without routers whose weights are divided among ranks."""
     routers: list[Any] = [module for module in part.modules() if _is_router(module)]
     return {
         (router.num_experts, router.top_k, _is_normalized(router))

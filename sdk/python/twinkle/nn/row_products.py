@@ -17,7 +17,7 @@ from twinkle.nn.rows import pad_rows
 _REFERENCE_ROWS = 128
 """Number of rows of the reference block. Blocks of other sizes must add terms in the same order."""
 _SIZES = (1024, 512, 256, _REFERENCE_ROWS, 64, 16)
-"""Possible sizes of a block. Large blocks are faster, and small ones need less padding."""
+"""Possible sizes of a block. Large blocks are faster, and small blocks need less padding."""
 _TESTED_SUMS = 1 << 20
 """Number of random sums that are compared to find out whether a size has the order of the reference. A different order
 changes about one of ten thousand sums, because most differences disappear when the sum is rounded to half precision."""

@@ -47,7 +47,7 @@ def all_gather(call: str, value: _Value, *, group: dist.ProcessGroup | None = No
 
 
 def agreed_errors(errors: Sequence[Exception | None], *, group: dist.ProcessGroup) -> list[Exception | None]:
-    """Return the error of each adapter's loss on the first rank that has one. All ranks of a pass must call it."""
+    """Return each adapter's first error in rank order, or None. All ranks of a pass must call this function."""
     found = all_gather('calculated losses', list(errors), group=group)
     return [next((error for error in own if error is not None), None) for own in zip(*found, strict=True)]
 

@@ -81,7 +81,7 @@ def _of_this_attempt(store: Store) -> Store:
     """Return a view of a store without the keys of earlier attempts.
 
     torchrun keeps its store when it restarts all processes. Without a prefix, the new processes would read the
-    addresses of the old ones.
+    addresses of the old processes.
     """
     return PrefixStore(f'attempt-{os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")}', store)
 

@@ -203,7 +203,7 @@ class UlyssesSharding:
 
     @property
     def pass_inputs(self) -> Sequence[Tensor]:
-        """The inputs that make a backward pass run every exchange, and those of the division of the weights."""
+        """The inputs that make a backward pass run every exchange, and the inputs for the division of the weights."""
         return [self._ranks.anchor, *(() if self._weights is None else self._weights.pass_inputs)]
 
     def gathered(self, parameter: Tensor) -> Tensor:
@@ -211,11 +211,11 @@ class UlyssesSharding:
         return parameter if self._weights is None else self._weights.gathered(parameter)
 
     def agree(self, errors: Sequence[Exception | None]) -> list[Exception | None]:
-        """Return the error of each adapter's loss on the first rank that has one. All ranks of a pass must call it."""
+        """Return each adapter's first error in rank order, or None. All ranks of a pass must call this method."""
         return agreed_errors(errors, group=self._ranks.group)
 
     def complete(self, gradients: Sequence[tuple[str, Tensor]]) -> list[Tensor]:
-        """Return the sums of the gradients of all rows. Those of the output head are complete on every rank."""
+        """Return the sums of the gradients of all rows. Gradients of the output head are already complete."""
         completed = [gradient for _, gradient in gradients]
         partial = [index for index, (path, _) in enumerate(gradients) if path != self._head_path]
         if partial:

@@ -25,7 +25,7 @@ def apply_patch(model: Any, patch: 'str | type[Patch] | Patch', /, **options: An
 
 
 def apply_patches(model: Any, patches: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Patch]:
-    """Apply patches given as names and options, in order; if one fails, the previous patches are undone.
+    """Apply patches given as names and options, in order; if a patch fails, the previous patches are undone.
 
     Raises:
         UnknownComponent, InvalidComponentOptions, PluginRefused, HubError, PatchError: see `apply_patch`.

@@ -1,6 +1,6 @@
 """Plugins: components and functions whose code is loaded from a hub or a folder.
 
-Plugins are disabled by default, because loading one runs its code. A plugin is a repository or folder with an
+Plugins are disabled by default, because loading a plugin runs its code. A plugin is a repository or folder with an
 `__init__.py`. It must be allowed by name, is loaded under a unique module name, and must contain exactly one class of
 the requested kind, or the requested function.
 """

@@ -61,7 +61,7 @@ class PluginCode:
         return digest.hexdigest()
 
     def spec(self, name: str) -> ModuleSpec | None:
-        """Return the import spec of a module, or None if the plugin does not contain it.
+        """Return the import spec of a module, or None if the plugin does not contain the module.
 
         Args:
             name: full module name, beginning with the name under which the plugin is imported.

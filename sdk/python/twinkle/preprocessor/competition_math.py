@@ -22,8 +22,8 @@ class CompetitionMathProcessor(RowPreprocessor):
 class CompetitionMathGRPOProcessor(RowPreprocessor):
     r"""Converts rows with `problem`, `solution` and an optional `answer` to prompts with `user_data` for the reward.
 
-    `user_data` contains `solution` and `ground_truth`. The ground truth is the `answer` or, without one, the content of
-    the last \boxed{} in the solution.
+    `user_data` contains `solution` and `ground_truth`. The ground truth is the `answer` or, without `answer`, the
+    content of the last \boxed{} in the solution.
     """
 
     def __init__(self, system: str | None = None) -> None:

@@ -9,7 +9,7 @@ class EmojiDPOProcessor(Preprocessor):
     """Converts a question with two answers to two rows of `messages`, in the order that preference losses expect.
 
     The chosen answer comes first, and `preference` in `user_data` is 'chosen' or 'rejected'. Pairs stay together if the
-    batch size is even and the loader does not shuffle. The default columns are those of the emoji dataset, in which
+    batch size is even and the loader does not shuffle. The default columns match the emoji dataset, in which
     `answer_zh` is preferred.
     """
 

@@ -224,7 +224,7 @@ def recognized_format(row: Row) -> RowFormat:
     Additional columns are allowed. `messages` has priority. `text` is used only if nothing else fits.
 
     Raises:
-        InvalidRow: no format fits, or several do.
+        InvalidRow: no format fits, or several formats fit.
     """
     if 'messages' in row:
         return ROW_FORMATS['messages']

@@ -256,7 +256,7 @@ class FeatureReader:
             raise self._error('position_ids', 'must not be negative')
         is_restart = positions[1:] == 0
         if not (is_restart | (np.diff(positions) > 0)).all():
-            raise self._error('position_ids', 'must increase within a sample and restart at 0 with the next one')
+            raise self._error('position_ids', 'must increase within a sample and restart at 0 with the next sample')
         if positions.max() >= self.max_tokens:
             raise self._error('input_ids', f'is longer than the maximum of {self.max_tokens} tokens; truncate it')
 

@@ -117,7 +117,7 @@ class PrefixTreeBuilder:
     def tree(self) -> PrefixTree:
         """Return the tree of the added sequences, which must be all sequences of the batch."""
         rows_N = np.flatnonzero(self._owner_T == np.arange(len(self._owner_T)))
-        # The rows of a parent come before those of its children, because an earlier or the same sequence has them.
+        # The rows of a parent come before its children's rows, because an earlier or the same sequence has them.
         nodes = sorted(self._nodes, key=lambda node: node.begin)
         index_of = {id(node): index for index, node in enumerate(nodes)}
         begins = np.searchsorted(rows_N, [node.begin for node in nodes]).tolist()

@@ -15,12 +15,12 @@ class GSM8KAccuracyReward(AnswerReward):
     r"""1 if the completion's number equals the ground truth, else 0.
 
     The number is the content of the last `\boxed{...}`, else the text after the last `####`. Thinking is ignored.
-    Ground truths may be complete solutions that end in `#### <number>`. The formats are those of Cobbe et al. 2021
+    Ground truths may be complete solutions that end in `#### <number>`. The formats are from Cobbe et al. 2021
     (arXiv 2110.14168) and of the MATH dataset.
     """
 
     def score(self, completion: str, ground_truth: Any) -> float:
-        """Return 1.0 if both answers are equal as numbers or, if one is not a number, as text; else 0.0."""
+        """Return 1.0 if both answers are equal as numbers or, if an answer is not a number, as text; else 0.0."""
         truth = str(ground_truth)
         answer, expected = gsm8k_answer(completion), gsm8k_answer(truth) or truth.strip()
         if answer is None:

@@ -64,7 +64,7 @@ class MathJudge:
         self._reset()
 
     def is_same(self, truth: str, answer: str) -> bool:
-        """Return whether both answers are mathematically equal; False if one is too long or a limit is reached.
+        """Return whether both answers are mathematically equal; False if an answer is too long or a limit is reached.
 
         Raises:
             MissingLibrary: math-verify is installed, but does not work.

@@ -9,7 +9,7 @@ from twinkle.reward.number import read_number
 from twinkle.reward.reading import after_thinking, tagged
 
 _TAIL = 1000
-"""Number of characters at the end of a completion that are searched for an answer if none is marked."""
+"""Number of characters at the end of a completion that are searched for an answer if no answer is marked."""
 
 
 class MathReward(AnswerReward):

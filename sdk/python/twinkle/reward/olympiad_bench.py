@@ -1,6 +1,6 @@
 r"""Rewards for the olympiad problems of OlympiadBench, with answers in `\boxed{...}`.
 
-The data format is that of He et al. 2024 (arXiv 2402.14008). The weights within the scores are defined here.
+The data format is from He et al. 2024 (arXiv 2402.14008). The weights within the scores are defined here.
 """
 
 import math

@@ -43,6 +43,6 @@ class CallbackFailed(RolloutError, RuntimeError):
         return f'{self.name} raised {type(self.error).__name__}: {self.error}'
 
 
-@error_class('the pipeline is closed; create a new one')
+@error_class('the pipeline is closed; create a new pipeline')
 class PipelineClosed(RolloutError, RuntimeError):
     """The pipeline was closed."""

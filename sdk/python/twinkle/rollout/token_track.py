@@ -49,7 +49,7 @@ class TokenTrack:
         """
         tokens, logprobs = sequence.tokens, sequence.logprobs
         if len(logprobs) != len(tokens):
-            raise ValueError(f'a sequence of {len(tokens)} tokens has {len(logprobs)} logprobs; each token needs one')
+            raise ValueError(f'a sequence of {len(tokens)} tokens has {len(logprobs)} logprobs; give one per token')
         begin = len(self)
         spans = [
             replace(span, begin_token=begin + span.begin_token, end_token=begin + span.end_token)

@@ -9,7 +9,7 @@ from twinkle.rollout.tool import ToolFailure
 from twinkle.rollout.tool_manager import ToolManager
 
 ParseCalls = Callable[[str], Sequence[ToolCall]]
-"""Returns the tool calls in a message of the model; raises a ValueError if one cannot be parsed."""
+"""Returns the tool calls in a message of the model; raises a ValueError if a call cannot be parsed."""
 
 
 class ToolEnv:

@@ -176,7 +176,7 @@ class TorchSampler(Sampler):
     ) -> Iterator[TokenEvent]:
         """Yield the tokens of one input as they are sampled. Closing the iterator aborts the request.
 
-        The errors are those of `sample`. The iterator raises them when the first event is requested.
+        The errors are the same as for `sample`. The iterator raises the errors when the first event is requested.
         """
         params = sampling_params_of(sampling_params, num_samples)
         (item,) = split_inputs(inputs)
@@ -206,8 +206,8 @@ class TorchSampler(Sampler):
             raise ValueError(f'adapter_name is {adapter_name!r}, but the state contains base weights; leave it out')
         if self._is_model_shared:
             raise ValueError(
-                'the base weights cannot be replaced, because this sampler was given a model that others may share; '
-                'create it without model= to load a separate one'
+                'the base weights cannot be replaced, because other objects may use the model given to this sampler; '
+                'create the sampler without model= to load a separate model'
             )
         if not self._engine.is_idle:
             raise SamplerBusy

@@ -140,7 +140,7 @@ class vLLMSampler(Sampler):  # noqa: N801 - public name
         features = [prompt_feature(item, self.encode_trajectory) for item in split_inputs(inputs)]
         for feature in features:
             refuse_media(feature)
-            # Nothing is sampled if one input is refused.
+            # If one input is refused, no input is sampled.
             self._engine.admission.check(_tokens(feature), replace(params, structured_output=None))
         builders = self._loop.run(self._gather(features, params, adapter))
         return SampleResults(builder.build(self.template) for builder in builders)
@@ -157,7 +157,7 @@ class vLLMSampler(Sampler):  # noqa: N801 - public name
     ) -> Iterator[TokenEvent]:
         """Yield the tokens of one input as they are sampled. Closing the iterator aborts the request.
 
-        The errors are those of `sample`. The iterator raises them when the first event is requested.
+        The errors are the same as for `sample`. The iterator raises the errors when the first event is requested.
         """
         params = sampling_params_of(sampling_params, num_samples)
         (item,) = split_inputs(inputs)
@@ -247,7 +247,7 @@ class vLLMSampler(Sampler):  # noqa: N801 - public name
     async def _gather(
         self, features: Sequence[InputFeature], params: SamplingParams, adapter: 'VllmAdapter | None'
     ) -> list[ResponseBuilder]:
-        """Run all inputs concurrently. If one input fails, the others are cancelled."""
+        """Run all inputs concurrently. If one input fails, the other inputs are cancelled."""
         builders = [ResponseBuilder(feature, params.num_samples) for feature in features]
 
         async def fill(builder: ResponseBuilder, feature: InputFeature) -> None:

@@ -43,7 +43,7 @@ class SpanRecord:
     is_error: bool = False
     attributes: Mapping[str, str] = field(default_factory=dict[str, str])
     links: Sequence[str] = ()
-    """Linked spans, such as those that shared a pass, as `<trace id>:<span id>`."""
+    """Linked spans, such as spans that shared a pass, as `<trace id>:<span id>`."""
 
 
 class SpanFileExporter(SpanExporter):

@@ -61,7 +61,8 @@ def _threads(order: Sequence[SpanRecord]) -> list[int]:
 def _enter(threads: list[list[SpanRecord]], span: SpanRecord) -> int:
     """Add a span to a thread and return the thread's number, from 1.
 
-    The function chooses the thread whose innermost open span is the parent, otherwise the first one without open spans.
+    The function chooses the thread whose innermost open span is the parent, otherwise the first thread without open
+    spans.
     """
     for opened in threads:
         while opened and opened[-1].end_ns <= span.start_ns:

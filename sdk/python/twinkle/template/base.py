@@ -37,8 +37,8 @@ class TemplateOptions(TypedDict, total=False):
     truncation_strategy: TruncationStrategy
     """How longer examples are handled. Default: 'raise'."""
     default_system: str | None
-    """System message for chats without one. Default: None, which adds no message and leaves the choice to the chat
-    template."""
+    """System message for chats without a system message. Default: None, which adds no message and leaves the choice to
+    the chat template."""
     enable_thinking: bool
     """Whether the model may think before it answers; passed to the chat template. Default: True."""
     is_media_read: bool

@@ -137,7 +137,7 @@ def tracked_rollouts(
     reward_parts: Mapping[str, Any] | None = None,
     groups: int | Sequence[str] | None = None,
 ) -> list[TrackedRollout]:
-    """Return the rollouts of completions, in order. The arguments are those of `Tracker.log_rollouts`.
+    """Return the rollouts of completions, in order. The arguments are the same as for `Tracker.log_rollouts`.
 
     A list that this function returned is accepted too, without other arguments.
 
@@ -340,7 +340,7 @@ def _text_of(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _values(values: Any, name: str, *, count: int) -> list[Any]:
-    """Return values as a list, also those of NumPy and torch."""
+    """Return values as a list, also NumPy arrays and torch tensors."""
     if isinstance(values, str | bytes):
         raise ValueError(f'{name}: expected a list of numbers, got {values!r}')
     convert = getattr(values, 'tolist', None)

@@ -96,7 +96,7 @@ class UpOptions:
 
         Args:
             configured: Options of the configuration file; `--max-samplers` replaces only the maximum of `autoscaling`,
-                and ports replace those of `listen` and `http_listen`.
+                and ports replace the ports of `listen` and `http_listen`.
         """
         scaling = configured.autoscaling
         models = [_absolute_model(model) for model in self.models or []]

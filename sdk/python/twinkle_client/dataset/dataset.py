@@ -32,7 +32,7 @@ class Dataset:
 
     Each method returns when the server has applied the change. The call that creates the dataset also raises a
     NotFoundError if the hub has no such dataset, and a QuotaError if the tenant has too many datasets or bytes. Methods
-    raise a ValueError if no source was added, or if several were added and neither mixed nor selected.
+    raise a ValueError if no source was added, or if several sources were added and neither mixed nor selected.
 
     Args:
         dataset_meta: Source of the dataset; a string is its id.
@@ -152,7 +152,7 @@ class Dataset:
             model_id: Model whose tokenizer and chat template are used.
             max_length: Maximum number of tokens per example.
             truncation_strategy: 'raise', 'left', 'right', 'split' or 'delete'.
-            default_system: System message for chats without one.
+            default_system: System message for chats without a system message.
             enable_thinking: Whether the model may think before it answers.
 
         Raises:
@@ -211,7 +211,7 @@ class Dataset:
         init_args: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        """Keep the rows that a filter accepts; the arguments are those of `map`."""
+        """Keep the rows that a filter accepts; the arguments are the same as for `map`."""
         check_hints(options)
         name, arguments = component_of(filter_func, init_args)
         step = dataset_pb2.FilterStep(filter=name, init_args=struct(arguments, field=name))

@@ -22,7 +22,7 @@ class SaveOptions(TypedDict, total=False):
     ttl: timedelta | None
     """Time after which the checkpoint is deleted. Unset: never."""
     user_metadata: Mapping[str, str] | None
-    """Labels of the checkpoint, at most 64. `list_checkpoints` can filter by up to 16 of them."""
+    """Labels of the checkpoint, at most 64. `list_checkpoints` can filter by up to 16 labels."""
 
 
 class SavingVerbs(ModelHandle):

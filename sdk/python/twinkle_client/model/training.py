@@ -43,7 +43,7 @@ class LayerHealth(TypedDict):
     relative_update: float
     """Norm of the change divided by `weight_norm`; 0.0 if nothing changed, infinity if only `weight_norm` is 0."""
     non_finite_location: str
-    """First element that is infinite or NaN; empty if all are finite."""
+    """First element that is infinite or NaN; empty if all elements are finite."""
 
 
 def own_loss(options: dict[str, Any]) -> training_config_pb2.LossConfig | None:
@@ -75,7 +75,7 @@ class TrainingVerbs(ModelHandle):
     async def forward_only(self, inputs: Inputs, *, adapter_name: str | None = None, **options: Any) -> ForwardOutput:
         """Compute log-probabilities and loss without a gradient.
 
-        Only the evaluation metrics change; see `add_metric`. The arguments are those of `forward_backward`.
+        Only the evaluation metrics change; see `add_metric`. The arguments are the same as for `forward_backward`.
         """
         verb = operation_pb2.ForwardOnly(loss=own_loss(options), **forward_fields(inputs, options))
         return forward_output(await self._run(adapter_name, forward_only=verb))
@@ -84,7 +84,7 @@ class TrainingVerbs(ModelHandle):
     async def forward(self, inputs: Inputs, *, adapter_name: str | None = None, **options: Any) -> ForwardOutput:
         """Compute log-probabilities; the server keeps the state that `calculate_loss` and `backward` need.
 
-        The arguments are those of `forward_backward`, without `loss` and `loss_options`.
+        The arguments are the same as for `forward_backward`, without `loss` and `loss_options`.
         """
         verb = operation_pb2.Forward(**forward_fields(inputs, options))
         return forward_output(await self._run(adapter_name, forward=verb))

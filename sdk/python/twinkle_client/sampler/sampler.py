@@ -93,7 +93,7 @@ class Sampler:
 
         Args:
             inputs: One or more prompts: chats, features, token ids or texts.
-            sampling_params: Parameters, or a mapping of them.
+            sampling_params: Parameters, as an object or a mapping.
             adapter_name: See the class.
             num_samples: Completions per prompt; overrides `sampling_params`.
             adapter: `adapter_uri`, `version`, `min_version`, `wait`, `use_base_model`; see the class.
@@ -142,7 +142,7 @@ class Sampler:
     ) -> AsyncIterator[SampleDelta]:
         """Complete one prompt, yielding tokens as they are generated; leaving the loop cancels the request.
 
-        The arguments and the errors are those of `sample`, with one prompt.
+        The arguments and the errors are the same as for `sample`, with one prompt.
         """
         request = sampler_service_pb2.SampleRequest(
             request_id=new_id('sm'),

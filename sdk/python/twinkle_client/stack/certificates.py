@@ -72,7 +72,7 @@ def make_certificates(
 
 
 def renewed_certificates(folder: Path, gateway: str) -> Path:
-    """Create missing certificates, renew all service certificates if one expires soon, and return the CA's path.
+    """Create missing certificates, renew all service certificates if any expires soon, and return the CA's path.
 
     Args:
         folder: Folder of the certificates.

@@ -16,7 +16,7 @@ from twinkle_client.stack.sections import check_sections, suggestion
 SERVICES = ('checkpoint', 'data', 'model', 'sampler', 'gateway')
 """Services in start order; each depends only on earlier services."""
 PLACED = ('model', 'sampler')
-"""Services that a Ray cluster places by resources. The others run on the machine that starts the stack."""
+"""Services that a Ray cluster places by resources. Other services run on the machine that starts the stack."""
 ENGINES = ('auto', 'torch', 'vllm')
 """Sampler engines; `auto` selects vLLM if it is installed and can run the model, otherwise torch."""
 DTYPES = ('auto', 'float32', 'bfloat16', 'float16')
@@ -157,7 +157,7 @@ class StackOptions:
         return 'vllm' if is_usable and (_is_installed('torchvision') or not _is_recurrent(base_model)) else 'torch'
 
     def with_file(self, path: Path) -> 'StackOptions':
-        """Return these options, overridden by those of a YAML file.
+        """Return these options, overridden by the options in a YAML file.
 
         The file may contain `base_model`, `more_models`, `listen`, `http_listen`, `engine`, `dtype`, `trainer_count`,
         `sampler_count`, `tls`, `min_free_bytes`, `full_parameters`, `patches`, `ray_address`, `resources`,

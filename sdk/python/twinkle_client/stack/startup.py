@@ -311,7 +311,7 @@ def _torch_device(sampler: Mapping[str, Any]) -> str:
 def threads_of_each(process_count: int, environment: Mapping[str, str]) -> int:
     """Return the number of threads of each of several equal processes: OMP_NUM_THREADS, or a share of all cores.
 
-    Trainers and samplers each get all cores, because often only one of them has work. Their waiting threads sleep
+    Trainers and samplers each get all cores, because often only one process has work. Their waiting threads sleep
     (`hosts.start_child`), so both together are as fast as with half of the cores each (docs/LOG.md).
     """
     if (given := environment.get('OMP_NUM_THREADS', '')).isdecimal():

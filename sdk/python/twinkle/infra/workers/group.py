@@ -99,7 +99,7 @@ class WorkerGroup:
             number: number of the component.
             method: name of the method.
             calls: arguments by worker. Equal arguments are sent once.
-            wanted: whether the result of a worker is returned; the results of the others are not sent.
+            wanted: whether the result of a worker is returned; the results of other workers are not sent.
             timeout: time limit in seconds; None: no limit.
         """
         sent = {key: ray.put(call) for key, call in {id(call): call for call in calls.values()}.items()}

@@ -63,7 +63,7 @@ class Worker:
             number: new number of the component.
             cls: class of the component.
             call: arguments of the constructor.
-            environment: environment variables to set first, such as those of `torch.distributed`.
+            environment: environment variables to set first, such as the variables of `torch.distributed`.
         """
         os.environ.update(environment)
         # The class is imported now, so torch is seeded too if the component uses it.

@@ -81,7 +81,7 @@ class Configuring(AdapterTable):
 
     @contextmanager
     def all_or_nothing(self, adapter_id: str) -> Iterator[None]:
-        """Undo all configuration changes of the block if one of them fails."""
+        """Undo all configuration changes of the block if a change fails."""
         with self.adapter(adapter_id).restoring_configuration():
             yield
 

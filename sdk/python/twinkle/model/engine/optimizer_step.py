@@ -23,7 +23,7 @@ def clip_gradient(state: AdapterState, limits: ClipOptions) -> float:
             clip_by_value(gradients, max_value=limits.max_grad_value, divisor=divisor)
         norm = clip_by_norm(gradients, max_norm=limits.max_grad_norm, norm_type=limits.norm_type, divisor=divisor)
     except GradientNotFinite as error:
-        raise AdapterNotReady(state.adapter_id, 'a finite gradient; clear this one with zero_grad') from error
+        raise AdapterNotReady(state.adapter_id, 'a finite gradient; clear the gradient with zero_grad') from error
     state.grad_norm = norm
     return norm
 

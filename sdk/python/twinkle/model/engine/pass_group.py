@@ -48,7 +48,7 @@ class PassGroup(Protocol):
         ...
 
     def agree(self, error: Exception | None) -> Exception | None:
-        """Return the error of the first rank that has one. Every rank calls it after work that all ranks repeat."""
+        """Return the first error in rank order, or None. Every rank calls this after work that all ranks repeat."""
         ...
 
     def owner(self, rank: int) -> AdapterOwner | None:

@@ -137,7 +137,7 @@ def _check_config(state: AdapterState, snapshot: AdapterSnapshot) -> None:
     shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
     if shapes != {name: tensor.shape for name, tensor in saved.items()}:
         raise SnapshotMismatch(
-            'the layers or LoRA ranks of the checkpoint differ from those of the adapter; create an adapter with '
+            'the layers or LoRA ranks of the checkpoint differ from the adapter; create an adapter with '
             'the configuration of the checkpoint'
         )
     if state.config is None:

@@ -151,7 +151,7 @@ class Round:
                 self._passes.append([runs[slot.item].begin_part(model) for slot in slots])
 
     def next_passes(self, count: int) -> list[list[Piece]]:
-        """Remove up to `count` passes and return them, without pieces of refused batches; empty if none is left."""
+        """Remove up to `count` passes and return them, without pieces of refused batches; empty if no pass is left."""
         passes: list[list[Piece]] = []
         while self._passes and len(passes) < count:
             if pieces := [piece for piece in self._passes.popleft() if piece.run.refusal is None]:

@@ -46,7 +46,7 @@ class AdapterSnapshot:
     full_parameters: tuple[str, ...] | None = None
     """Names that selected the base model's parameters, empty for all; None for LoRA."""
     value_head: Mapping[str, TensorData] | None = None
-    """Value head, if the adapter has one; the trainer state contains it too."""
+    """Value head, if the adapter has a value head; the trainer state contains the head too."""
 
 
 def take_snapshot(

@@ -244,4 +244,4 @@ def _changes(state: AdapterState, options: StepOptions) -> dict[str, Any]:
 
 def _check_schedule(state: AdapterState) -> None:
     if state.optimization.is_at_end:
-        raise AdapterNotReady(state.adapter_id, 'a schedule with steps left: set a new one')
+        raise AdapterNotReady(state.adapter_id, 'a schedule with steps left: set a new schedule')

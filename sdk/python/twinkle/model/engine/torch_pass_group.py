@@ -59,7 +59,7 @@ class TorchPassGroup:
         ]
 
     def agree(self, error: Exception | None) -> Exception | None:
-        """Return the error of the first rank that has one."""
+        """Return the error of the first rank that has an error."""
         errors = all_gather('ended a pass', error, group=self._group)
         return next((item for item in errors if item is not None), None)
 

@@ -68,7 +68,7 @@ class TorchShares:
 
     Args:
         mesh: mesh of the processes. Processes that differ only in `tp`, `pp` and `ulysses` pass the same share, or only
-            the first of them passes it.
+            the first rank passes it.
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:

@@ -96,7 +96,7 @@ class MegatronSharding:
         return self._head.whole()
 
     def agree(self, errors: Sequence[Exception | None]) -> list[Exception | None]:
-        """Return the error of each adapter's loss on the first rank that has one. All ranks of a pass must call it."""
+        """Return each adapter's first error in rank order, or None. All ranks of a pass must call this method."""
         return agreed_errors(errors, group=self._ranks.model)
 
     def gathered(self, parameter: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ class StageBuilder:
         """Return the layers of this rank's stage, with the final norm in the last stage."""
         stage, is_last = self._ranks.pipeline.rank(), self._ranks.is_last_stage
         own = stage_layers(self._config.num_hidden_layers, stage, self._ranks.pipeline.size())
-        # The last stage ends with the final norm, and the others must not have it.
+        # The last stage ends with the final norm, which the other stages must not have.
         norm = given(self.norm('model.norm.weight')) if is_last else None
         block = TransformerBlock(
             self.block_config,
@@ -222,6 +222,6 @@ class StageBuilder:
         return slice(count * index // parts, count * (index + 1) // parts)
 
     def _part_count(self, name: str) -> int:
-        """Return the number of different parts of a weight. If there are more ranks, several have the same part."""
+        """Return the number of different parts of a weight. With more ranks, several ranks have the same part."""
         size = self._ranks.tensor.size()
         return min(size, self._config.num_key_value_heads) if _KEYS_OR_VALUES.search(name) else size

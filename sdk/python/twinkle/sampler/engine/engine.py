@@ -48,7 +48,7 @@ class SamplerEngine:
         model: the frozen base model; not modified.
         tokenizer: converts tokens to text. None: events have no text, and stop strings are refused.
         config: limits of the engine.
-        new_seed: returns seeds for requests without one. None: random seeds of the operating system.
+        new_seed: returns seeds for requests without a seed. None: random seeds of the operating system.
 
     Raises:
         ValueError: a limit is too small. The message names the limit and its minimum.

@@ -24,8 +24,8 @@ class EngineAdapter:
     """One immutable version of one adapter."""
 
     key: str
-    """Name of the adapter; empty for new base weights that replaced the original ones. Rows with equal `(key, version)`
-    share one LoRA computation."""
+    """Name of the adapter; empty for new base weights that replaced the original weights. Rows with equal
+    `(key, version)` share one LoRA computation."""
     version: int
     """Version number, at least 1."""
     weights: 'LoraWeights'
@@ -48,7 +48,7 @@ class PromptMedia:
     spans: 'tuple[MediaSpan, ...]'
     """Media spans, whose rows are positions in the prompt."""
     positions_3T: npt.NDArray[np.int64]
-    """Positions of the prompt's tokens in time, height and width; equal on all axes if the model has only one."""
+    """Positions of the prompt's tokens in time, height and width; equal on all axes if the model has only one axis."""
     has_axes: bool = True
     """Whether the model has three position axes."""
 

@@ -1,6 +1,7 @@
 """Experts of the computed tokens, for requests with `return_routed_experts`; see `twinkle.nn.expert_routing`.
 
-The prompt's experts are recorded once for all sequences of a group, and those of sampled tokens with each sequence.
+The experts of the prompt are recorded once for all sequences of a group, and the experts of sampled tokens with each
+sequence.
 """
 
 from collections.abc import Sequence as Items

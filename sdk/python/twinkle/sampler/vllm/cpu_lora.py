@@ -87,7 +87,7 @@ class StackedRows:
     """
 
     slots: tuple[int, ...]
-    """Slot of each of the N adapters; some may have no rows in this step."""
+    """Slot of each of the N adapters; some adapters may have no rows in this step."""
     inputs: Tensor
     """int64 [N * M]. Index in the step of each row's input; padding rows have index 0."""
     used_R: Tensor | None
@@ -101,7 +101,7 @@ class StackedRows:
 
         Args:
             groups: result of `adapter_rows`.
-            earlier: slots of the previous batched products, which are kept if they include those of this step.
+            earlier: slots of the previous batched products, which are kept if they include the slots of this step.
         """
         counts = {slot: count for slot, count, _ in groups}
         total, most = sum(counts.values()), max(counts.values(), default=0)
@@ -208,7 +208,7 @@ def set_rows(self: Any, slots_T: Tensor) -> None:
 
 
 def adapter_rows(slots_T: Tensor) -> list[tuple[int, int, 'slice | Tensor']]:
-    """Return the slot, the number of rows, and the rows of each adapter in a batch, without those of the base model.
+    """Return the slot, the number of rows, and the rows of each adapter in a batch, without rows of the base model.
 
     Args:
         slots_T: slot of each of the T rows, -1 for the base model.

@@ -77,7 +77,7 @@ class Plan:
 
 
 class Misfit(ValueError):
-    """The weights do not fit this model. The message has the reason, with the tensor or layer if there is one."""
+    """The weights do not fit this model. The message has the reason and, if known, the tensor or layer."""
 
 
 class PlanCache:

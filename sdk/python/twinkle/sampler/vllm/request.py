@@ -131,7 +131,7 @@ class Run:
 
     @property
     def computed_tokens(self) -> int:
-        """Number of tokens of the prompt and all completions, including cached ones."""
+        """Number of tokens of the prompt and all completions, including cached tokens."""
         return len(self.request.prompt_token_ids) + sum(item.token_count for item in self.sequences)
 
 

@@ -28,7 +28,7 @@ class TwinkleWorker:
     """Loads adapters and base weights from memory."""
 
     def twinkle_add_adapter(self, lora_id: int, path: str, layout: bytes) -> str:
-        """Register an adapter, and copy it into a slot if one is free.
+        """Register an adapter, and copy the adapter into a slot if a slot is free.
 
         Args:
             lora_id: new id of the adapter in vLLM.
