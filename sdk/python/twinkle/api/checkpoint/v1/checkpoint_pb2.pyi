@@ -21,7 +21,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Checkpoint(_message.Message):
-    """A durable, named snapshot of an adapter's weights. It includes the trainer's state if the save requested it."""
+    """A durable, named snapshot of an adapter's weights and, if the save requested it, of the trainer's state."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -98,7 +98,7 @@ class VerifyCheckpointResponse(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def checkpoint(self) -> _checkpoint_pb2.Checkpoint:
-        """The checkpoint, whose files are unchanged."""
+        """The verified checkpoint."""
 
     def __init__(
         self,
@@ -325,8 +325,8 @@ class CopyCheckpointRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     TTL_FIELD_NUMBER: _builtins.int
     checkpoint_path: _builtins.str
-    """Path of the checkpoint to copy, "twinkle://<run>/weights/<name>", or its id. It belongs to the tenant or is public.
-    Required.
+    """Path of the checkpoint to copy, "twinkle://<run>/weights/<name>", or its id. It must belong to the tenant or be
+    public. Required.
     """
     adapter_id: _builtins.str
     """Run that the copy belongs to. The calling service ensures that no other tenant uses this id."""
@@ -416,8 +416,8 @@ class DownloadCheckpointResponse(_message.Message):
     archive_size_bytes: _builtins.int
     """Size of the complete archive in bytes."""
     archive_digest: _builtins.str
-    """blake3 digest of the complete archive, in hexadecimal, equal in every piece. If a resumed download has a different
-    digest, the checkpoint was replaced in the meantime: discard the received bytes and restart at offset 0.
+    """blake3 digest of the complete archive, in hexadecimal, the same in every piece. If a resumed download has a
+    different digest, the checkpoint was replaced in the meantime: discard the received bytes and restart at offset 0.
     """
     @_builtins.property
     def chunk(self) -> _tensor_pb2.TensorChunk:
@@ -475,7 +475,7 @@ class CheckpointUploadHeader(_message.Message):
     digit. An upload that was interrupted resumes under the same id. Required.
     """
     name: _builtins.str
-    """Name of the new checkpoint, under the same rule as the id. Required."""
+    """Name of the new checkpoint, with the same allowed characters as the id. Required."""
     base_model: _builtins.str
     """Base model that the adapter belongs to. Required."""
     size_bytes: _builtins.int
@@ -623,7 +623,9 @@ class WatchCheckpointsResponse(_message.Message):
     tenant_id: _builtins.str
     """Tenant that owns the checkpoint. Empty in `is_synced` events."""
     is_synced: _builtins.bool
-    """The snapshot, or the part that a resumed watch had missed, is complete. All later events are new changes."""
+    """The snapshot, or the list of changes that a resumed watch had missed, is complete. All later events are new
+    changes.
+    """
     damaged_checkpoint_id: _builtins.str
     """Id of a checkpoint that exists, but whose record is damaged. Sent in snapshots only, without a resume token."""
     resume_token: _builtins.str

@@ -238,7 +238,7 @@ class DeleteVersionRequest(_message.Message):
     adapter_id: _builtins.str
     """Id of the adapter. Required."""
     version: _builtins.int
-    """Version number, at least 1. It must be neither the newest version nor a pinned one. Required."""
+    """Version number, at least 1. The newest version and pinned versions cannot be deleted. Required."""
     def __init__(
         self,
         *,

@@ -102,8 +102,8 @@ class VersionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UnpinVersion(self, request, context):
-        """Unpins a version. If the ring then has too many versions that are not pinned, the oldest of them is evicted, which
-        may be this one. Errors: NOT_FOUND (ERROR_REASON_VERSION_NOT_FOUND).
+        """Unpins a version. If the ring then has too many unpinned versions, the oldest unpinned version is evicted, even if
+        it is the version of the request. Errors: NOT_FOUND (ERROR_REASON_VERSION_NOT_FOUND).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -118,8 +118,8 @@ class VersionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteVersions(self, request, context):
-        """Deletes all versions of an adapter that are not pinned, including the newest one; services call it after they have
-        deleted the adapter. Succeeds without an effect if the adapter has no versions. Version numbers are not reused.
+        """Deletes all versions of an adapter that are not pinned, including the newest one. Services call this method after
+        they have deleted the adapter. The call succeeds if the adapter has no versions. Version numbers are not reused.
         Errors: PERMISSION_DENIED (ERROR_REASON_SCOPE_MISSING) if the caller is not a service of this deployment.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

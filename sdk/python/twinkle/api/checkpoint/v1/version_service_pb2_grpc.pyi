@@ -30,16 +30,16 @@ class VersionServiceStub:
     RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the adapter has too many pinned versions.
     """
     UnpinVersion: _aio.UnaryUnaryMultiCallable[_version_service_pb2.UnpinVersionRequest, _version_service_pb2.UnpinVersionResponse]
-    """Unpins a version. If the ring then has too many versions that are not pinned, the oldest of them is evicted, which
-    may be this one. Errors: NOT_FOUND (ERROR_REASON_VERSION_NOT_FOUND).
+    """Unpins a version. If the ring then has too many unpinned versions, the oldest unpinned version is evicted, even if
+    it is the version of the request. Errors: NOT_FOUND (ERROR_REASON_VERSION_NOT_FOUND).
     """
     DeleteVersion: _aio.UnaryUnaryMultiCallable[_version_service_pb2.DeleteVersionRequest, _version_service_pb2.DeleteVersionResponse]
     """Deletes a version, even if its record is damaged. Errors: NOT_FOUND (ERROR_REASON_VERSION_NOT_FOUND);
     FAILED_PRECONDITION (ERROR_REASON_IN_USE) if the version is the newest one or is pinned.
     """
     DeleteVersions: _aio.UnaryUnaryMultiCallable[_version_service_pb2.DeleteVersionsRequest, _version_service_pb2.DeleteVersionsResponse]
-    """Deletes all versions of an adapter that are not pinned, including the newest one; services call it after they have
-    deleted the adapter. Succeeds without an effect if the adapter has no versions. Version numbers are not reused.
+    """Deletes all versions of an adapter that are not pinned, including the newest one. Services call this method after
+    they have deleted the adapter. The call succeeds if the adapter has no versions. Version numbers are not reused.
     Errors: PERMISSION_DENIED (ERROR_REASON_SCOPE_MISSING) if the caller is not a service of this deployment.
     """
 
@@ -83,8 +83,8 @@ class VersionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _version_service_pb2.UnpinVersionRequest,
         context: _aio.ServicerContext[_version_service_pb2.UnpinVersionRequest, _abc.Awaitable[_version_service_pb2.UnpinVersionResponse]],
     ) -> _abc.Awaitable[_version_service_pb2.UnpinVersionResponse]:
-        """Unpins a version. If the ring then has too many versions that are not pinned, the oldest of them is evicted, which
-        may be this one. Errors: NOT_FOUND (ERROR_REASON_VERSION_NOT_FOUND).
+        """Unpins a version. If the ring then has too many unpinned versions, the oldest unpinned version is evicted, even if
+        it is the version of the request. Errors: NOT_FOUND (ERROR_REASON_VERSION_NOT_FOUND).
         """
 
     @_abc_1.abstractmethod
@@ -103,8 +103,8 @@ class VersionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _version_service_pb2.DeleteVersionsRequest,
         context: _aio.ServicerContext[_version_service_pb2.DeleteVersionsRequest, _abc.Awaitable[_version_service_pb2.DeleteVersionsResponse]],
     ) -> _abc.Awaitable[_version_service_pb2.DeleteVersionsResponse]:
-        """Deletes all versions of an adapter that are not pinned, including the newest one; services call it after they have
-        deleted the adapter. Succeeds without an effect if the adapter has no versions. Version numbers are not reused.
+        """Deletes all versions of an adapter that are not pinned, including the newest one. Services call this method after
+        they have deleted the adapter. The call succeeds if the adapter has no versions. Version numbers are not reused.
         Errors: PERMISSION_DENIED (ERROR_REASON_SCOPE_MISSING) if the caller is not a service of this deployment.
         """
 

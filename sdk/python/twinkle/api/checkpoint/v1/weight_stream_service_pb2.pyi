@@ -108,8 +108,8 @@ class SubscribeRequest(_message.Message):
     are published; a slow subscriber receives only the newest version and skips those before it.
     """
     resume_digest: _builtins.str
-    """Digest of the interrupted transfer: `encoded_digest` of its header, or the digest of the state if that is empty.
-    The transfer resumes only if its digest is unchanged. Otherwise it restarts at offset 0.
+    """Digest of the interrupted transfer: `encoded_digest` of its header or, if that field is empty, the digest of the
+    state. The transfer resumes only if its digest is unchanged. Otherwise it restarts at offset 0.
     """
     host_id: _builtins.str
     """Id of the subscriber's shared memory, for FRAME_ENCODING_SHARED_MEMORY. See SharedSegment."""

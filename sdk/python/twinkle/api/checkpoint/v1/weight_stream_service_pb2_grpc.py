@@ -28,9 +28,9 @@ if _version_not_supported:
 class WeightStreamServiceStub:
     """Receives states with Publish, and sends them with Subscribe and Fetch. All methods return PERMISSION_DENIED if the
     caller is not a service of this deployment. A published state becomes visible only after the service has received its
-    last frame, the commit. A transfer that is interrupted before that changes nothing. Samplers also serve Subscribe and
-    Fetch, to relay the versions in their memory to other samplers. A relaying sampler ignores `resume_version`, unless
-    it is the newest version in its memory.
+    last frame, the commit. A transfer that is interrupted before the commit changes nothing. Samplers also serve
+    Subscribe and Fetch, to relay the versions in their memory to other samplers. A sampler that relays versions
+    ignores `resume_version`, unless this is the newest version in the sampler's memory.
     """
 
     def __init__(self, channel):
@@ -59,9 +59,9 @@ class WeightStreamServiceStub:
 class WeightStreamServiceServicer:
     """Receives states with Publish, and sends them with Subscribe and Fetch. All methods return PERMISSION_DENIED if the
     caller is not a service of this deployment. A published state becomes visible only after the service has received its
-    last frame, the commit. A transfer that is interrupted before that changes nothing. Samplers also serve Subscribe and
-    Fetch, to relay the versions in their memory to other samplers. A relaying sampler ignores `resume_version`, unless
-    it is the newest version in its memory.
+    last frame, the commit. A transfer that is interrupted before the commit changes nothing. Samplers also serve
+    Subscribe and Fetch, to relay the versions in their memory to other samplers. A sampler that relays versions
+    ignores `resume_version`, unless this is the newest version in the sampler's memory.
     """
 
     def Publish(self, request_iterator, context):
@@ -128,9 +128,9 @@ def add_WeightStreamServiceServicer_to_server(servicer, server):
 class WeightStreamService:
     """Receives states with Publish, and sends them with Subscribe and Fetch. All methods return PERMISSION_DENIED if the
     caller is not a service of this deployment. A published state becomes visible only after the service has received its
-    last frame, the commit. A transfer that is interrupted before that changes nothing. Samplers also serve Subscribe and
-    Fetch, to relay the versions in their memory to other samplers. A relaying sampler ignores `resume_version`, unless
-    it is the newest version in its memory.
+    last frame, the commit. A transfer that is interrupted before the commit changes nothing. Samplers also serve
+    Subscribe and Fetch, to relay the versions in their memory to other samplers. A sampler that relays versions
+    ignores `resume_version`, unless this is the newest version in the sampler's memory.
     """
 
     @staticmethod

@@ -15,9 +15,9 @@ GRPC_VERSION: str
 class WeightStreamServiceStub:
     """Receives states with Publish, and sends them with Subscribe and Fetch. All methods return PERMISSION_DENIED if the
     caller is not a service of this deployment. A published state becomes visible only after the service has received its
-    last frame, the commit. A transfer that is interrupted before that changes nothing. Samplers also serve Subscribe and
-    Fetch, to relay the versions in their memory to other samplers. A relaying sampler ignores `resume_version`, unless
-    it is the newest version in its memory.
+    last frame, the commit. A transfer that is interrupted before the commit changes nothing. Samplers also serve
+    Subscribe and Fetch, to relay the versions in their memory to other samplers. A sampler that relays versions
+    ignores `resume_version`, unless this is the newest version in the sampler's memory.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -48,9 +48,9 @@ class WeightStreamServiceStub:
 class WeightStreamServiceServicer(metaclass=_abc_1.ABCMeta):
     """Receives states with Publish, and sends them with Subscribe and Fetch. All methods return PERMISSION_DENIED if the
     caller is not a service of this deployment. A published state becomes visible only after the service has received its
-    last frame, the commit. A transfer that is interrupted before that changes nothing. Samplers also serve Subscribe and
-    Fetch, to relay the versions in their memory to other samplers. A relaying sampler ignores `resume_version`, unless
-    it is the newest version in its memory.
+    last frame, the commit. A transfer that is interrupted before the commit changes nothing. Samplers also serve
+    Subscribe and Fetch, to relay the versions in their memory to other samplers. A sampler that relays versions
+    ignores `resume_version`, unless this is the newest version in the sampler's memory.
     """
 
     @_abc_1.abstractmethod

@@ -249,12 +249,12 @@ class DeviceGroup(_message.Message):
     ROOT_RANK_FIELD_NUMBER: _builtins.int
     GROUP_SIZE_FIELD_NUMBER: _builtins.int
     root_rank: _builtins.int
-    """Rank that sends the bytes. It is 0."""
+    """Rank that sends the bytes. Always 0."""
     group_size: _builtins.int
-    """Number of members. It is 2."""
+    """Number of members. Always 2."""
     @_builtins.property
     def rendezvous(self) -> Global___DeviceRendezvous:
-        """Point at which both join the group."""
+        """Point at which the sender and the receiver join the group."""
 
     def __init__(
         self,
@@ -273,7 +273,7 @@ Global___DeviceGroup: _TypeAlias = DeviceGroup  # noqa: Y015
 
 @_typing.final
 class DeviceMemory(_message.Message):
-    """Memory of the sender that the receiver reads, one piece after the other."""
+    """Memory of the sender, which the receiver reads piece by piece."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -307,7 +307,7 @@ class DeviceTransfer(_message.Message):
     CUDA_IPC_FIELD_NUMBER: _builtins.int
     PIECE_BYTES_FIELD_NUMBER: _builtins.int
     piece_bytes: _builtins.int
-    """Size of the pieces that the bytes are sent in, 1 byte to 1 GiB. The last piece is shorter."""
+    """Size of one piece, 1 byte to 1 GiB. The last piece may be shorter."""
     @_builtins.property
     def gloo(self) -> Global___DeviceGroup:
         """For DEVICE_TRANSPORT_GLOO."""

@@ -93,7 +93,7 @@ class _RowFormat:
 class _RowFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RowFormat.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     ROW_FORMAT_UNSPECIFIED: _RowFormat.ValueType  # 0
-    """Not set. The format is recognized by the columns of the rows."""
+    """Not set. The service detects the format from the columns of the rows."""
     ROW_FORMAT_MESSAGES: _RowFormat.ValueType  # 1
     """`messages`: a chat."""
     ROW_FORMAT_LANGUAGE_MODELING: _RowFormat.ValueType  # 2
@@ -111,13 +111,13 @@ class _RowFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RowFormat.V
     ROW_FORMAT_ALPACA: _RowFormat.ValueType  # 8
     """`instruction` and `output`, and optionally `input` and `system`."""
     ROW_FORMAT_GSM8K: _RowFormat.ValueType  # 9
-    """`question` and `answer`, with the number after "####"."""
+    """`question` and `answer`. The answer ends with "####" and a number."""
 
 class RowFormat(_RowFormat, metaclass=_RowFormatEnumTypeWrapper):
     """Format of rows that are not chats. The names follow the dataset types of TRL."""
 
 ROW_FORMAT_UNSPECIFIED: RowFormat.ValueType  # 0
-"""Not set. The format is recognized by the columns of the rows."""
+"""Not set. The service detects the format from the columns of the rows."""
 ROW_FORMAT_MESSAGES: RowFormat.ValueType  # 1
 """`messages`: a chat."""
 ROW_FORMAT_LANGUAGE_MODELING: RowFormat.ValueType  # 2
@@ -135,7 +135,7 @@ ROW_FORMAT_SHAREGPT: RowFormat.ValueType  # 7
 ROW_FORMAT_ALPACA: RowFormat.ValueType  # 8
 """`instruction` and `output`, and optionally `input` and `system`."""
 ROW_FORMAT_GSM8K: RowFormat.ValueType  # 9
-"""`question` and `answer`, with the number after "####"."""
+"""`question` and `answer`. The answer ends with "####" and a number."""
 Global___RowFormat: _TypeAlias = RowFormat  # noqa: Y015
 
 @_typing.final
@@ -262,7 +262,7 @@ Global___UploadSource: _TypeAlias = UploadSource  # noqa: Y015
 @_typing.final
 class MixtureSource(_message.Message):
     """A combination of several datasets of the caller. Lazy datasets cannot be combined. The datasets must all be packed,
-    all be encoded but not packed, or all be neither, and encoded datasets must have the same template.
+    all be encoded without being packed, or all be unencoded. Encoded datasets must have the same template.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -463,8 +463,8 @@ class EncodeStep(_message.Message):
     is_generation_prompt_added: _builtins.bool
     """If true, each example ends with the opening of an assistant turn and has no labels, as sampling requires."""
     row_format: Global___RowFormat.ValueType
-    """Format of the rows. If unset, it is recognized, and a warning of the dataset names it. A row that does not have the
-    format is refused.
+    """Format of the rows. If unset, the service detects it and names it in a warning of the dataset. A row that does not
+    have the format is refused.
     """
     def __init__(
         self,
@@ -505,7 +505,7 @@ class CheckStep(_message.Message):
 
     ROW_FORMAT_FIELD_NUMBER: _builtins.int
     row_format: Global___RowFormat.ValueType
-    """Format of the rows. If unset, it is recognized."""
+    """Format of the rows. If unset, the service detects it."""
     def __init__(
         self,
         *,

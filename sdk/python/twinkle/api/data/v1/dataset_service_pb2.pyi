@@ -39,8 +39,8 @@ class CreateDatasetRequest(_message.Message):
     """
     is_lazy: _builtins.bool
     """Whether to store the rows unchanged, and to apply `map`, `encode` and `check` to a row each time a loader reads it.
-    These steps must return one row for each row. An error in a row is reported by the loader's stream. `set_template`
-    and `filter` are applied immediately. `pack`, truncation by splitting, and export are refused with
+    These steps must return one row for each input row. An error in a row is reported by the loader's stream.
+    `set_template` and `filter` are applied immediately. `pack`, truncation by splitting, and export are refused with
     INVALID_ARGUMENT.
     """
     @_builtins.property
@@ -434,7 +434,7 @@ class PeekedRow(_message.Message):
     index: _builtins.int
     """Index of the row in the dataset."""
     problem: _builtins.str
-    """Reason for which a step of a lazy dataset fails for this row, or for which the row is too large to be returned. In
+    """Reason why a step of a lazy dataset fails for this row, or why the row is too large to be returned. In
     these cases, `columns` and `feature` are unset. Empty otherwise.
     """
     @_builtins.property
@@ -472,8 +472,8 @@ class PeekRowsResponse(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeekedRow]:
-        """Consecutive rows from `begin_row` on. They take at most about 2 MiB of memory, so there may be fewer than requested.
-        Empty only if the dataset has no such rows.
+        """Consecutive rows from `begin_row` on. They take at most about 2 MiB of memory, so there may be fewer rows than
+        requested. Empty only if the dataset has no such rows.
         """
 
     def __init__(

@@ -160,7 +160,7 @@ class DatasetServiceServicer:
     def PeekRows(self, request, context):
         """Returns some rows as a loader would read them. The steps of a lazy dataset are applied to these rows only. Errors:
         NOT_FOUND (ERROR_REASON_HUB_ID_NOT_FOUND) for the model of the template; RESOURCE_EXHAUSTED
-        (ERROR_REASON_QUEUE_FULL) if too many calls of the tenant wait, because one reads rows at a time.
+        (ERROR_REASON_QUEUE_FULL) if too many calls of the tenant wait; only one of them reads rows at a time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -175,7 +175,7 @@ class DatasetServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteDataset(self, request, context):
-        """Deletes a dataset, which may be damaged. Errors: FAILED_PRECONDITION (ERROR_REASON_IN_USE) while a loader of the
+        """Deletes a dataset, even if it is damaged. Errors: FAILED_PRECONDITION (ERROR_REASON_IN_USE) while a loader of the
         dataset is open.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

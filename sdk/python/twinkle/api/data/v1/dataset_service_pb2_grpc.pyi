@@ -55,14 +55,14 @@ class DatasetServiceStub:
     PeekRows: _aio.UnaryUnaryMultiCallable[_dataset_service_pb2.PeekRowsRequest, _dataset_service_pb2.PeekRowsResponse]
     """Returns some rows as a loader would read them. The steps of a lazy dataset are applied to these rows only. Errors:
     NOT_FOUND (ERROR_REASON_HUB_ID_NOT_FOUND) for the model of the template; RESOURCE_EXHAUSTED
-    (ERROR_REASON_QUEUE_FULL) if too many calls of the tenant wait, because one reads rows at a time.
+    (ERROR_REASON_QUEUE_FULL) if too many calls of the tenant wait; only one of them reads rows at a time.
     """
     GetStoredBytes: _aio.UnaryUnaryMultiCallable[_dataset_service_pb2.GetStoredBytesRequest, _dataset_service_pb2.GetStoredBytesResponse]
     """Returns the size of all data that the service stores for the caller. The gateway calls this method to enforce the
     tenant's quota of stored bytes.
     """
     DeleteDataset: _aio.UnaryUnaryMultiCallable[_dataset_service_pb2.DeleteDatasetRequest, _dataset_service_pb2.DeleteDatasetResponse]
-    """Deletes a dataset, which may be damaged. Errors: FAILED_PRECONDITION (ERROR_REASON_IN_USE) while a loader of the
+    """Deletes a dataset, even if it is damaged. Errors: FAILED_PRECONDITION (ERROR_REASON_IN_USE) while a loader of the
     dataset is open.
     """
     ExportDataset: _aio.UnaryStreamMultiCallable[_dataset_service_pb2.ExportDatasetRequest, _dataset_service_pb2.ExportDatasetResponse]
@@ -154,7 +154,7 @@ class DatasetServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _abc.Awaitable[_dataset_service_pb2.PeekRowsResponse]:
         """Returns some rows as a loader would read them. The steps of a lazy dataset are applied to these rows only. Errors:
         NOT_FOUND (ERROR_REASON_HUB_ID_NOT_FOUND) for the model of the template; RESOURCE_EXHAUSTED
-        (ERROR_REASON_QUEUE_FULL) if too many calls of the tenant wait, because one reads rows at a time.
+        (ERROR_REASON_QUEUE_FULL) if too many calls of the tenant wait; only one of them reads rows at a time.
         """
 
     @_abc_1.abstractmethod
@@ -173,7 +173,7 @@ class DatasetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _dataset_service_pb2.DeleteDatasetRequest,
         context: _aio.ServicerContext[_dataset_service_pb2.DeleteDatasetRequest, _abc.Awaitable[_dataset_service_pb2.DeleteDatasetResponse]],
     ) -> _abc.Awaitable[_dataset_service_pb2.DeleteDatasetResponse]:
-        """Deletes a dataset, which may be damaged. Errors: FAILED_PRECONDITION (ERROR_REASON_IN_USE) while a loader of the
+        """Deletes a dataset, even if it is damaged. Errors: FAILED_PRECONDITION (ERROR_REASON_IN_USE) while a loader of the
         dataset is open.
         """
 

@@ -112,10 +112,10 @@ class InputFeature(_message.Message):
 
     @_builtins.property
     def routed_experts(self) -> _tensor_pb2.Tensor:
-        """uint8, int32 or int64 [K, L, A], with 1 <= K <= T. The experts that the pass uses for the first K tokens, instead
-        of those that the router would choose (routing replay): A experts in any order for each token and each of the L
-        layers with experts. The router still computes the weights of these experts, and chooses the experts of the other
-        tokens. Refused if the base model has no layers with experts.
+        """uint8, int32 or int64 [K, L, A], with 1 <= K <= T. Experts that the pass uses for the first K tokens instead of the
+        router's choice (routing replay): A experts, in any order, for each of these tokens and each of the L layers with
+        experts. The router still computes the weights of these experts, and chooses the experts of the other tokens.
+        Refused if the base model has no layers with experts.
         """
 
     def __init__(

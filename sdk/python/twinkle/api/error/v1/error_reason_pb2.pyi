@@ -98,7 +98,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_FUTURE_EXPIRED: _ErrorReason.ValueType  # 46
     """NOT_FOUND. The future finished so long ago that its outcome is no longer stored. Metadata: futureId."""
     ERROR_REASON_ROLLOUT_NOT_FOUND: _ErrorReason.ValueType  # 48
-    """NOT_FOUND. The run has no such rollout, or it was removed for newer ones. Metadata: rolloutId."""
+    """NOT_FOUND. The run has no such rollout, or the rollout was removed to make room for newer ones. Metadata:
+    rolloutId.
+    """
     ERROR_REASON_CHECKPOINT_EXISTS: _ErrorReason.ValueType  # 50
     """ALREADY_EXISTS. A checkpoint with that name exists, and the request does not allow overwriting. Metadata:
     checkpointId.
@@ -184,8 +186,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     full or read-only. Nothing was stored. Metadata: problem.
     """
     ERROR_REASON_DISK_FULL: _ErrorReason.ValueType  # 99
-    """UNAVAILABLE with RetryInfo. The disk of the service has too little free space for an upload, a state or a request,
-    which was checked before anything was stored. Metadata: freeBytes, neededBytes.
+    """UNAVAILABLE with RetryInfo. The disk of the service has too little free space for an upload, a state or a request.
+    Nothing was stored. Metadata: freeBytes, neededBytes.
     """
     ERROR_REASON_CHUNK_CORRUPT: _ErrorReason.ValueType  # 100
     """DATA_LOSS. A chunk does not match the checksum in the named field. Send it again. Metadata: offset, field."""
@@ -347,7 +349,9 @@ ERROR_REASON_FUTURE_NOT_FOUND: ErrorReason.ValueType  # 45
 ERROR_REASON_FUTURE_EXPIRED: ErrorReason.ValueType  # 46
 """NOT_FOUND. The future finished so long ago that its outcome is no longer stored. Metadata: futureId."""
 ERROR_REASON_ROLLOUT_NOT_FOUND: ErrorReason.ValueType  # 48
-"""NOT_FOUND. The run has no such rollout, or it was removed for newer ones. Metadata: rolloutId."""
+"""NOT_FOUND. The run has no such rollout, or the rollout was removed to make room for newer ones. Metadata:
+rolloutId.
+"""
 ERROR_REASON_CHECKPOINT_EXISTS: ErrorReason.ValueType  # 50
 """ALREADY_EXISTS. A checkpoint with that name exists, and the request does not allow overwriting. Metadata:
 checkpointId.
@@ -433,8 +437,8 @@ ERROR_REASON_STORE_UNAVAILABLE: ErrorReason.ValueType  # 98
 full or read-only. Nothing was stored. Metadata: problem.
 """
 ERROR_REASON_DISK_FULL: ErrorReason.ValueType  # 99
-"""UNAVAILABLE with RetryInfo. The disk of the service has too little free space for an upload, a state or a request,
-which was checked before anything was stored. Metadata: freeBytes, neededBytes.
+"""UNAVAILABLE with RetryInfo. The disk of the service has too little free space for an upload, a state or a request.
+Nothing was stored. Metadata: freeBytes, neededBytes.
 """
 ERROR_REASON_CHUNK_CORRUPT: ErrorReason.ValueType  # 100
 """DATA_LOSS. A chunk does not match the checksum in the named field. Send it again. Metadata: offset, field."""

@@ -66,8 +66,8 @@ class Run(_message.Message):
     version: _builtins.int
     """Newest published version, as last reported by the model service. 0 before the first version."""
     is_active: _builtins.bool
-    """Whether the adapter can be trained. False if it was deleted, expired, or was lost together with its service. Such a
-    run stays listed for 30 days, and longer while one of its checkpoints exists.
+    """Whether the adapter can be trained. False if the adapter was deleted, has expired, or was lost together with its
+    service. Such a run stays listed for 30 days, and longer while one of its checkpoints exists.
     """
     @_builtins.property
     def user_metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:

@@ -69,8 +69,8 @@ class FleetServiceServicer:
     """
 
     def Register(self, request, context):
-        """Adds a replica to the fleet. Registering again updates the replica. A replica that registers at the address of an
-        earlier one replaces it. Errors: INVALID_ARGUMENT, which names the field.
+        """Adds a replica to the fleet. Registering again updates the replica. A replica that registers with the address of an
+        earlier replica replaces the earlier one. Errors: INVALID_ARGUMENT, which names the field.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -19,8 +19,8 @@ class FleetServiceStub:
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Register: _aio.UnaryUnaryMultiCallable[_fleet_service_pb2.RegisterRequest, _fleet_service_pb2.RegisterResponse]
-    """Adds a replica to the fleet. Registering again updates the replica. A replica that registers at the address of an
-    earlier one replaces it. Errors: INVALID_ARGUMENT, which names the field.
+    """Adds a replica to the fleet. Registering again updates the replica. A replica that registers with the address of an
+    earlier replica replaces the earlier one. Errors: INVALID_ARGUMENT, which names the field.
     """
     Lease: _aio.StreamStreamMultiCallable[_fleet_service_pb2.LeaseRequest, _fleet_service_pb2.LeaseResponse]
     """Keeps a replica in the fleet while the stream is open. When the stream ends, a draining replica leaves the fleet,
@@ -49,8 +49,8 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_service_pb2.RegisterRequest,
         context: _aio.ServicerContext[_fleet_service_pb2.RegisterRequest, _abc.Awaitable[_fleet_service_pb2.RegisterResponse]],
     ) -> _abc.Awaitable[_fleet_service_pb2.RegisterResponse]:
-        """Adds a replica to the fleet. Registering again updates the replica. A replica that registers at the address of an
-        earlier one replaces it. Errors: INVALID_ARGUMENT, which names the field.
+        """Adds a replica to the fleet. Registering again updates the replica. A replica that registers with the address of an
+        earlier replica replaces the earlier one. Errors: INVALID_ARGUMENT, which names the field.
         """
 
     @_abc_1.abstractmethod

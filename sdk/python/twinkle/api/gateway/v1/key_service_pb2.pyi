@@ -158,7 +158,7 @@ class ApiKey(_message.Message):
     project_id: _builtins.str
     """Project of sessions that are created with this key and do not name a project. Empty for none."""
     replaces_key_id: _builtins.str
-    """Id of the key that this key replaces. Empty for none."""
+    """Id of the key that this key replaces. Empty if it replaces none."""
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[Global___Scope.ValueType]:
         """Permissions of the key."""
@@ -177,7 +177,7 @@ class ApiKey(_message.Message):
 
     @_builtins.property
     def retire_time(self) -> _timestamp_pb2.Timestamp:
-        """Time at which the key becomes invalid because another key replaces it. Unset if it was not rotated."""
+        """Time at which the key becomes invalid because another key replaces it. Unset if the key was not rotated."""
 
     def __init__(
         self,

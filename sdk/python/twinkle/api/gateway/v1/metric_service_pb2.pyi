@@ -121,9 +121,10 @@ class GetMetricsRequest(_message.Message):
     """Returns only points before this step. If unset, there is no upper limit."""
     max_points: _builtins.int
     """Maximum number of points of each metric, at least 2. Defaults to 1000; values above 10000 are reduced to 10000. A
-    metric with more points is reduced to its first and last point, and the smallest and the largest value of ranges of
-    steps of equal length; NaN is omitted from ranges with other values. A response has at most 100000 points: if there
-    are many metrics, each has fewer.
+    metric with more points is reduced. Its steps are divided into ranges of equal length, and the response contains
+    the smallest and the largest value of each range, and the first and the last point of the metric. NaN is omitted
+    from a range that has other values. A response has at most 100000 points; if it has many metrics, it has fewer
+    points of each.
     """
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -299,10 +300,10 @@ class WatchMetricsResponse(_message.Message):
     run_id: _builtins.str
     """Id of the run."""
     is_snapshot: _builtins.bool
-    """Whether the message has all selected points of the run, reduced as by GetMetrics, so that the receiver removes the
-    points that it has. This is the first message about a run without a resume token. It is also sent later if there
-    are too many new points for a message, for example because the receiver read slowly, or if the resume token is
-    newer than the stored points, because the database was restored.
+    """Whether the message has all selected points of the run, reduced as by GetMetrics. The receiver then discards its
+    earlier points of the run. True in the first message about a run without a resume token. Also true if there are too
+    many new points for one message, for example because the receiver read slowly, or if the resume token is newer than
+    the stored points, because the database was restored.
     """
     resume_token: _builtins.str
     """Token for resuming the watch of this run after this message."""

@@ -26,8 +26,9 @@ if _version_not_supported:
 
 
 class MetricServiceStub:
-    """Stores and returns the metrics of runs. Runs of other tenants are reported as NOT_FOUND. The metrics of a run are
-    stored for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; the other methods accept any valid API key.
+    """Stores and returns the metrics of runs. All methods return NOT_FOUND for runs of other tenants. The metrics of a run
+    are stored for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; the other methods accept any valid API
+    key.
     """
 
     def __init__(self, channel):
@@ -54,16 +55,17 @@ class MetricServiceStub:
 
 
 class MetricServiceServicer:
-    """Stores and returns the metrics of runs. Runs of other tenants are reported as NOT_FOUND. The metrics of a run are
-    stored for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; the other methods accept any valid API key.
+    """Stores and returns the metrics of runs. All methods return NOT_FOUND for runs of other tenants. The metrics of a run
+    are stored for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; the other methods accept any valid API
+    key.
     """
 
     def LogMetrics(self, request, context):
         """Stores values of metrics. A value that is logged again for the same name and step replaces the earlier one, so a
         repeated request stores the same values again. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND); RESOURCE_EXHAUSTED
-        (ERROR_REASON_QUOTA_EXCEEDED) if the run would have too many points or more than 1000 names, or if the runs of the
-        tenant would have more points than `metric_points` of its quota, and DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED) if
-        its stored points are damaged; nothing is stored.
+        (ERROR_REASON_QUOTA_EXCEEDED) if the run would have too many points or more than 1000 names, or if all runs of the
+        tenant would have more points than the tenant's quota `metric_points`; DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED)
+        if stored points of the run are damaged. A request that fails stores nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -71,7 +73,7 @@ class MetricServiceServicer:
 
     def GetMetrics(self, request, context):
         """Returns the metrics of a run. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND); DATA_LOSS
-        (ERROR_REASON_STORED_DATA_DAMAGED) if its stored points are damaged.
+        (ERROR_REASON_STORED_DATA_DAMAGED) if stored points of the run are damaged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -81,8 +83,8 @@ class MetricServiceServicer:
         """Follows the metrics of runs: first a message about each run, then the points that any gateway of the deployment
         stores, usually within a second. The stream continues after a run has ended, because programs may still log values.
         A slow reader receives several changes at once. Errors: INVALID_ARGUMENT, which names the field; NOT_FOUND
-        (ERROR_REASON_RUN_NOT_FOUND) if a run does not exist, also once it is no longer listed; UNAVAILABLE
-        (ERROR_REASON_DRAINING) if the gateway stops: call it again with the resume tokens; RESOURCE_EXHAUSTED
+        (ERROR_REASON_RUN_NOT_FOUND) if a run does not exist or is no longer listed; UNAVAILABLE
+        (ERROR_REASON_DRAINING) if the gateway stops: call WatchMetrics again with the resume tokens; RESOURCE_EXHAUSTED
         (ERROR_REASON_QUEUE_FULL) if the tenant has 100 watches at this gateway; DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED)
         if stored points are damaged.
         """
@@ -117,8 +119,9 @@ def add_MetricServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class MetricService:
-    """Stores and returns the metrics of runs. Runs of other tenants are reported as NOT_FOUND. The metrics of a run are
-    stored for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; the other methods accept any valid API key.
+    """Stores and returns the metrics of runs. All methods return NOT_FOUND for runs of other tenants. The metrics of a run
+    are stored for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; the other methods accept any valid API
+    key.
     """
 
     @staticmethod

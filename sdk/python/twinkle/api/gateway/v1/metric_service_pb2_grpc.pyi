@@ -13,35 +13,37 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class MetricServiceStub:
-    """Stores and returns the metrics of runs. Runs of other tenants are reported as NOT_FOUND. The metrics of a run are
-    stored for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; the other methods accept any valid API key.
+    """Stores and returns the metrics of runs. All methods return NOT_FOUND for runs of other tenants. The metrics of a run
+    are stored for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; the other methods accept any valid API
+    key.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     LogMetrics: _aio.UnaryUnaryMultiCallable[_metric_service_pb2.LogMetricsRequest, _metric_service_pb2.LogMetricsResponse]
     """Stores values of metrics. A value that is logged again for the same name and step replaces the earlier one, so a
     repeated request stores the same values again. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND); RESOURCE_EXHAUSTED
-    (ERROR_REASON_QUOTA_EXCEEDED) if the run would have too many points or more than 1000 names, or if the runs of the
-    tenant would have more points than `metric_points` of its quota, and DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED) if
-    its stored points are damaged; nothing is stored.
+    (ERROR_REASON_QUOTA_EXCEEDED) if the run would have too many points or more than 1000 names, or if all runs of the
+    tenant would have more points than the tenant's quota `metric_points`; DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED)
+    if stored points of the run are damaged. A request that fails stores nothing.
     """
     GetMetrics: _aio.UnaryUnaryMultiCallable[_metric_service_pb2.GetMetricsRequest, _metric_service_pb2.GetMetricsResponse]
     """Returns the metrics of a run. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND); DATA_LOSS
-    (ERROR_REASON_STORED_DATA_DAMAGED) if its stored points are damaged.
+    (ERROR_REASON_STORED_DATA_DAMAGED) if stored points of the run are damaged.
     """
     WatchMetrics: _aio.UnaryStreamMultiCallable[_metric_service_pb2.WatchMetricsRequest, _metric_service_pb2.WatchMetricsResponse]
     """Follows the metrics of runs: first a message about each run, then the points that any gateway of the deployment
     stores, usually within a second. The stream continues after a run has ended, because programs may still log values.
     A slow reader receives several changes at once. Errors: INVALID_ARGUMENT, which names the field; NOT_FOUND
-    (ERROR_REASON_RUN_NOT_FOUND) if a run does not exist, also once it is no longer listed; UNAVAILABLE
-    (ERROR_REASON_DRAINING) if the gateway stops: call it again with the resume tokens; RESOURCE_EXHAUSTED
+    (ERROR_REASON_RUN_NOT_FOUND) if a run does not exist or is no longer listed; UNAVAILABLE
+    (ERROR_REASON_DRAINING) if the gateway stops: call WatchMetrics again with the resume tokens; RESOURCE_EXHAUSTED
     (ERROR_REASON_QUEUE_FULL) if the tenant has 100 watches at this gateway; DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED)
     if stored points are damaged.
     """
 
 class MetricServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Stores and returns the metrics of runs. Runs of other tenants are reported as NOT_FOUND. The metrics of a run are
-    stored for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; the other methods accept any valid API key.
+    """Stores and returns the metrics of runs. All methods return NOT_FOUND for runs of other tenants. The metrics of a run
+    are stored for as long as the run is listed. LogMetrics requires SCOPE_TRAIN; the other methods accept any valid API
+    key.
     """
 
     @_abc_1.abstractmethod
@@ -52,9 +54,9 @@ class MetricServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _abc.Awaitable[_metric_service_pb2.LogMetricsResponse]:
         """Stores values of metrics. A value that is logged again for the same name and step replaces the earlier one, so a
         repeated request stores the same values again. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND); RESOURCE_EXHAUSTED
-        (ERROR_REASON_QUOTA_EXCEEDED) if the run would have too many points or more than 1000 names, or if the runs of the
-        tenant would have more points than `metric_points` of its quota, and DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED) if
-        its stored points are damaged; nothing is stored.
+        (ERROR_REASON_QUOTA_EXCEEDED) if the run would have too many points or more than 1000 names, or if all runs of the
+        tenant would have more points than the tenant's quota `metric_points`; DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED)
+        if stored points of the run are damaged. A request that fails stores nothing.
         """
 
     @_abc_1.abstractmethod
@@ -64,7 +66,7 @@ class MetricServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_metric_service_pb2.GetMetricsRequest, _abc.Awaitable[_metric_service_pb2.GetMetricsResponse]],
     ) -> _abc.Awaitable[_metric_service_pb2.GetMetricsResponse]:
         """Returns the metrics of a run. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND); DATA_LOSS
-        (ERROR_REASON_STORED_DATA_DAMAGED) if its stored points are damaged.
+        (ERROR_REASON_STORED_DATA_DAMAGED) if stored points of the run are damaged.
         """
 
     @_abc_1.abstractmethod
@@ -76,8 +78,8 @@ class MetricServiceServicer(metaclass=_abc_1.ABCMeta):
         """Follows the metrics of runs: first a message about each run, then the points that any gateway of the deployment
         stores, usually within a second. The stream continues after a run has ended, because programs may still log values.
         A slow reader receives several changes at once. Errors: INVALID_ARGUMENT, which names the field; NOT_FOUND
-        (ERROR_REASON_RUN_NOT_FOUND) if a run does not exist, also once it is no longer listed; UNAVAILABLE
-        (ERROR_REASON_DRAINING) if the gateway stops: call it again with the resume tokens; RESOURCE_EXHAUSTED
+        (ERROR_REASON_RUN_NOT_FOUND) if a run does not exist or is no longer listed; UNAVAILABLE
+        (ERROR_REASON_DRAINING) if the gateway stops: call WatchMetrics again with the resume tokens; RESOURCE_EXHAUSTED
         (ERROR_REASON_QUEUE_FULL) if the tenant has 100 watches at this gateway; DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED)
         if stored points are damaged.
         """

@@ -46,8 +46,8 @@ class Quota(_message.Message):
     the samples that it forwards.
     """
     burst_tokens: _builtins.int
-    """Maximum number of tokens that may be used at once after a pause, at least 1. If neither set nor configured, it is
-    ten seconds' worth of `tokens_per_second`.
+    """Maximum number of tokens that may be used at once after a pause, at least 1. If neither set nor configured, the
+    limit is ten seconds' worth of `tokens_per_second`.
     """
     concurrent_samples: _builtins.int
     """Maximum number of concurrent sampling requests per gateway, at least 0. Waiting requests of the Tinker API are

@@ -26,7 +26,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Rollout(_message.Message):
-    """A completion of a prompt, with what the program knows of it. Only the index is required. At most 4 MiB as a
+    """A completion of a prompt, with the data that the program logged. Only the index is required. At most 4 MiB as a
     serialized message.
     """
 
@@ -77,7 +77,7 @@ class Rollout(_message.Message):
     advantage: _builtins.float
     """Advantage of the whole completion."""
     finish_reason: _builtins.str
-    """Reason for which the completion ended, at most 64 characters: "length", "stop" or "abort" if a sampler ended it, or
+    """Reason why the completion ended, at most 64 characters: "length", "stop" or "abort" if a sampler ended it, or
     a reason of the program.
     """
     @_builtins.property
@@ -90,8 +90,8 @@ class Rollout(_message.Message):
 
     @_builtins.property
     def completion_messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
-        """The completion as messages: one of the assistant, or several turns with the results of tools. Every message needs a
-        role.
+        """The completion as messages: one message of the assistant, or several turns with the results of tools. Every message
+        needs a role.
         """
 
     @_builtins.property
@@ -167,7 +167,7 @@ class RolloutGroup(_message.Message):
     """Id of the group within its step: 1 to 128 printable ASCII characters without spaces. Required."""
     @_builtins.property
     def rollouts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Rollout]:
-        """Rollouts to store, at least 1, each with another index. Required."""
+        """Rollouts to store, at least 1, with different indices. Required."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class LogRolloutsRequest(_message.Message):
     """Step of the run, counted by the program: at least 0 and below 2^53. Required."""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___RolloutGroup]:
-        """Groups with new rollouts, each with another id: at least 1, and at most 1024 rollouts in all groups together.
+        """Groups with new rollouts, with different ids: at least 1, and at most 1024 rollouts in all groups together.
         Required.
         """
 
@@ -264,7 +264,7 @@ class ListRolloutsRequest(_message.Message):
     """Returns only groups with this id. If empty, all groups are returned."""
     page_size: _builtins.int
     """Maximum number of groups to return. Defaults to 50; values above 200 are reduced to 200. A page of large groups has
-    fewer.
+    fewer groups.
     """
     page_token: _builtins.str
     """Token from a previous response to the same request. Empty for the first page."""
@@ -338,7 +338,7 @@ class RolloutSummary(_message.Message):
     advantage: _builtins.float
     """Advantage of the whole completion. Unset if it is not known."""
     finish_reason: _builtins.str
-    """Reason for which the completion ended. Empty if it is not known."""
+    """Reason why the completion ended. Empty if it is not known."""
     prompt_token_count: _builtins.int
     """Number of tokens of the prompt. Unset if it is not known."""
     completion_token_count: _builtins.int
@@ -529,7 +529,7 @@ class ListRolloutsResponse(_message.Message):
     next_page_token: _builtins.str
     """Token of the next page. Empty on the last page."""
     removed_group_count: _builtins.int
-    """Number of groups of the run that were removed for newer ones."""
+    """Number of groups of the run that were removed to make room for newer ones."""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___RolloutGroupSummary]:
         """Groups by step in the requested order, and by ascending id within a step."""
@@ -588,7 +588,7 @@ class GetRolloutResponse(_message.Message):
     step: _builtins.int
     """Step of the rollout."""
     group_id: _builtins.str
-    """Id of its group."""
+    """Id of the rollout's group."""
     @_builtins.property
     def rollout(self) -> Global___Rollout:
         """The rollout as it was logged."""

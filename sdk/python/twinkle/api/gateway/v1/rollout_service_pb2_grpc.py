@@ -26,9 +26,9 @@ if _version_not_supported:
 
 
 class RolloutServiceStub:
-    """Stores and returns the rollouts of runs. Runs of other tenants are reported as NOT_FOUND. Rollouts are stored for as
-    long as their run is listed, but a run with too many bytes loses its oldest ones. LogRollouts requires SCOPE_TRAIN;
-    the other methods accept any valid API key.
+    """Stores and returns the rollouts of runs. All methods return NOT_FOUND for runs of other tenants. Rollouts are stored
+    for as long as their run is listed, but a run with too many bytes loses its oldest ones. LogRollouts requires
+    SCOPE_TRAIN; the other methods accept any valid API key.
     """
 
     def __init__(self, channel):
@@ -55,18 +55,18 @@ class RolloutServiceStub:
 
 
 class RolloutServiceServicer:
-    """Stores and returns the rollouts of runs. Runs of other tenants are reported as NOT_FOUND. Rollouts are stored for as
-    long as their run is listed, but a run with too many bytes loses its oldest ones. LogRollouts requires SCOPE_TRAIN;
-    the other methods accept any valid API key.
+    """Stores and returns the rollouts of runs. All methods return NOT_FOUND for runs of other tenants. Rollouts are stored
+    for as long as their run is listed, but a run with too many bytes loses its oldest ones. LogRollouts requires
+    SCOPE_TRAIN; the other methods accept any valid API key.
     """
 
     def LogRollouts(self, request, context):
         """Stores rollouts of a step. A rollout that is logged again for the same step, group and index replaces the earlier
-        one, so a repeated request stores the same rollouts again. If the run would have too many bytes, the groups whose
-        last change is oldest are removed. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND); RESOURCE_EXHAUSTED
-        (ERROR_REASON_QUOTA_EXCEEDED) if the changed groups alone exceed the limit of a run, or have more than 128 MiB
-        before compression, and DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED) if a stored group that would change is
-        damaged; nothing is stored.
+        one, so a repeated request stores the same rollouts again. If the run would have too many bytes, the groups that
+        have not changed for the longest time are removed. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND);
+        RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the changed groups alone exceed the limit of a run, or have
+        more than 128 MiB before compression; DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED) if a stored group that would
+        change is damaged. A request that fails stores nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -74,8 +74,8 @@ class RolloutServiceServicer:
 
     def ListRollouts(self, request, context):
         """Lists groups of rollouts with statistics, without tokens; texts are shortened. Errors: NOT_FOUND
-        (ERROR_REASON_RUN_NOT_FOUND); DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED) if one of the groups is damaged. Steps
-        without that group can still be listed.
+        (ERROR_REASON_RUN_NOT_FOUND); DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED) if one of the groups is damaged.
+        Requests for steps without this group still succeed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -83,7 +83,7 @@ class RolloutServiceServicer:
 
     def GetRollout(self, request, context):
         """Returns a rollout. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND, ERROR_REASON_ROLLOUT_NOT_FOUND); DATA_LOSS
-        (ERROR_REASON_STORED_DATA_DAMAGED) if its group is damaged.
+        (ERROR_REASON_STORED_DATA_DAMAGED) if the rollout's group is damaged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -116,9 +116,9 @@ def add_RolloutServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RolloutService:
-    """Stores and returns the rollouts of runs. Runs of other tenants are reported as NOT_FOUND. Rollouts are stored for as
-    long as their run is listed, but a run with too many bytes loses its oldest ones. LogRollouts requires SCOPE_TRAIN;
-    the other methods accept any valid API key.
+    """Stores and returns the rollouts of runs. All methods return NOT_FOUND for runs of other tenants. Rollouts are stored
+    for as long as their run is listed, but a run with too many bytes loses its oldest ones. LogRollouts requires
+    SCOPE_TRAIN; the other methods accept any valid API key.
     """
 
     @staticmethod

@@ -15,34 +15,34 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class RolloutServiceStub:
-    """Stores and returns the rollouts of runs. Runs of other tenants are reported as NOT_FOUND. Rollouts are stored for as
-    long as their run is listed, but a run with too many bytes loses its oldest ones. LogRollouts requires SCOPE_TRAIN;
-    the other methods accept any valid API key.
+    """Stores and returns the rollouts of runs. All methods return NOT_FOUND for runs of other tenants. Rollouts are stored
+    for as long as their run is listed, but a run with too many bytes loses its oldest ones. LogRollouts requires
+    SCOPE_TRAIN; the other methods accept any valid API key.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     LogRollouts: _aio.UnaryUnaryMultiCallable[_rollout_service_pb2.LogRolloutsRequest, _rollout_service_pb2.LogRolloutsResponse]
     """Stores rollouts of a step. A rollout that is logged again for the same step, group and index replaces the earlier
-    one, so a repeated request stores the same rollouts again. If the run would have too many bytes, the groups whose
-    last change is oldest are removed. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND); RESOURCE_EXHAUSTED
-    (ERROR_REASON_QUOTA_EXCEEDED) if the changed groups alone exceed the limit of a run, or have more than 128 MiB
-    before compression, and DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED) if a stored group that would change is
-    damaged; nothing is stored.
+    one, so a repeated request stores the same rollouts again. If the run would have too many bytes, the groups that
+    have not changed for the longest time are removed. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND);
+    RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the changed groups alone exceed the limit of a run, or have
+    more than 128 MiB before compression; DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED) if a stored group that would
+    change is damaged. A request that fails stores nothing.
     """
     ListRollouts: _aio.UnaryUnaryMultiCallable[_rollout_service_pb2.ListRolloutsRequest, _rollout_service_pb2.ListRolloutsResponse]
     """Lists groups of rollouts with statistics, without tokens; texts are shortened. Errors: NOT_FOUND
-    (ERROR_REASON_RUN_NOT_FOUND); DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED) if one of the groups is damaged. Steps
-    without that group can still be listed.
+    (ERROR_REASON_RUN_NOT_FOUND); DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED) if one of the groups is damaged.
+    Requests for steps without this group still succeed.
     """
     GetRollout: _aio.UnaryUnaryMultiCallable[_rollout_service_pb2.GetRolloutRequest, _rollout_service_pb2.GetRolloutResponse]
     """Returns a rollout. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND, ERROR_REASON_ROLLOUT_NOT_FOUND); DATA_LOSS
-    (ERROR_REASON_STORED_DATA_DAMAGED) if its group is damaged.
+    (ERROR_REASON_STORED_DATA_DAMAGED) if the rollout's group is damaged.
     """
 
 class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Stores and returns the rollouts of runs. Runs of other tenants are reported as NOT_FOUND. Rollouts are stored for as
-    long as their run is listed, but a run with too many bytes loses its oldest ones. LogRollouts requires SCOPE_TRAIN;
-    the other methods accept any valid API key.
+    """Stores and returns the rollouts of runs. All methods return NOT_FOUND for runs of other tenants. Rollouts are stored
+    for as long as their run is listed, but a run with too many bytes loses its oldest ones. LogRollouts requires
+    SCOPE_TRAIN; the other methods accept any valid API key.
     """
 
     @_abc_1.abstractmethod
@@ -52,11 +52,11 @@ class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_rollout_service_pb2.LogRolloutsRequest, _abc.Awaitable[_rollout_service_pb2.LogRolloutsResponse]],
     ) -> _abc.Awaitable[_rollout_service_pb2.LogRolloutsResponse]:
         """Stores rollouts of a step. A rollout that is logged again for the same step, group and index replaces the earlier
-        one, so a repeated request stores the same rollouts again. If the run would have too many bytes, the groups whose
-        last change is oldest are removed. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND); RESOURCE_EXHAUSTED
-        (ERROR_REASON_QUOTA_EXCEEDED) if the changed groups alone exceed the limit of a run, or have more than 128 MiB
-        before compression, and DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED) if a stored group that would change is
-        damaged; nothing is stored.
+        one, so a repeated request stores the same rollouts again. If the run would have too many bytes, the groups that
+        have not changed for the longest time are removed. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND);
+        RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the changed groups alone exceed the limit of a run, or have
+        more than 128 MiB before compression; DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED) if a stored group that would
+        change is damaged. A request that fails stores nothing.
         """
 
     @_abc_1.abstractmethod
@@ -66,8 +66,8 @@ class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_rollout_service_pb2.ListRolloutsRequest, _abc.Awaitable[_rollout_service_pb2.ListRolloutsResponse]],
     ) -> _abc.Awaitable[_rollout_service_pb2.ListRolloutsResponse]:
         """Lists groups of rollouts with statistics, without tokens; texts are shortened. Errors: NOT_FOUND
-        (ERROR_REASON_RUN_NOT_FOUND); DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED) if one of the groups is damaged. Steps
-        without that group can still be listed.
+        (ERROR_REASON_RUN_NOT_FOUND); DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED) if one of the groups is damaged.
+        Requests for steps without this group still succeed.
         """
 
     @_abc_1.abstractmethod
@@ -77,7 +77,7 @@ class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_rollout_service_pb2.GetRolloutRequest, _abc.Awaitable[_rollout_service_pb2.GetRolloutResponse]],
     ) -> _abc.Awaitable[_rollout_service_pb2.GetRolloutResponse]:
         """Returns a rollout. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND, ERROR_REASON_ROLLOUT_NOT_FOUND); DATA_LOSS
-        (ERROR_REASON_STORED_DATA_DAMAGED) if its group is damaged.
+        (ERROR_REASON_STORED_DATA_DAMAGED) if the rollout's group is damaged.
         """
 
 def add_RolloutServiceServicer_to_server(servicer: RolloutServiceServicer, server: _aio.Server) -> None: ...

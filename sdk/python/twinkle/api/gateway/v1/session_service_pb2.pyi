@@ -69,7 +69,7 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     """The client was interrupted."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
-    """Reason for which a client finishes its session."""
+    """Reason why a client finishes its session."""
 
 FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
 """Not set. Equivalent to FINISH_REASON_SUCCESS."""
@@ -122,7 +122,7 @@ class Session(_message.Message):
     client: _builtins.str
     """Name and version of the client."""
     project_id: _builtins.str
-    """Project that the session belongs to. Empty for none."""
+    """Project that the session belongs to. Empty if it belongs to none."""
     @_builtins.property
     def user_metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Labels that the owner attached to the session."""
@@ -137,9 +137,9 @@ class Session(_message.Message):
 
     @_builtins.property
     def checkpoint_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Paths of the checkpoints with the weights of the session's adapters at the last time that the session expired or
-        finished without success. They include checkpoints that the client saved, if it did not train afterwards. At most
-        1000 paths; the catalogue lists all checkpoints.
+        """Paths of the checkpoints that contain the weights of the session's adapters from the time at which the session last
+        expired or finished without success. They include checkpoints that the client saved, if it did not train
+        afterwards. At most 1000 paths; the catalogue lists all checkpoints.
         """
 
     def __init__(

@@ -41,7 +41,7 @@ class _SpanKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SpanKind.Val
     """Work on a message that was sent earlier."""
 
 class SpanKind(_SpanKind, metaclass=_SpanKindEnumTypeWrapper):
-    """Position of a span in a call between processes."""
+    """Role of a span in a call between processes."""
 
 SPAN_KIND_UNSPECIFIED: SpanKind.ValueType  # 0
 """Not set."""
@@ -128,7 +128,7 @@ class Span(_message.Message):
     name: _builtins.str
     """Name of the span, such as "pass", or the full name of a method. docs/observability.md lists the names."""
     kind: Global___SpanKind.ValueType
-    """Position of the span in a call between processes."""
+    """Role of the span in a call between processes."""
     is_error: _builtins.bool
     """Whether the service marked the span as failed."""
     @_builtins.property
@@ -147,7 +147,7 @@ class Span(_message.Message):
 
     @_builtins.property
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpanLink]:
-        """Spans of other operations that shared the work of this one. Those of other tenants are omitted."""
+        """Spans of other operations that shared the work of this span. Spans of other tenants are omitted."""
 
     def __init__(
         self,
@@ -279,12 +279,14 @@ class ListTracesRequest(_message.Message):
     is_error: _builtins.bool
     """If true, lists only traces with a failed span. If false, lists only the others. If unset, lists all."""
     is_background_included: _builtins.bool
-    """Whether to list also traces whose calls only read, or maintain or check a connection, such as heartbeats."""
+    """Whether to also list traces whose calls only read data or maintain a connection, such as heartbeats."""
     is_all_tenants: _builtins.bool
-    """Whether to list the traces of all tenants, and those of no tenant, with all their spans. Requires SCOPE_OPERATOR."""
+    """Whether to list the traces of all tenants, and traces without a tenant, with all their spans. Requires
+    SCOPE_OPERATOR.
+    """
     @_builtins.property
     def min_duration(self) -> _duration_pb2.Duration:
-        """Lists only traces that took at least this time. Not negative. If unset, there is no lower limit."""
+        """Lists only traces that took at least this long. Not negative. If unset, there is no lower limit."""
 
     def __init__(
         self,
@@ -380,7 +382,7 @@ class GetTraceResponse(_message.Message):
 
     @_builtins.property
     def spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___Span]:
-        """Spans by ascending time of their beginning; of several with the same beginning, the longest first. At most 5000, and
+        """Spans by ascending start time; of spans with the same start time, the longest comes first. At most 5000 spans and
         about 3 MB.
         """
 

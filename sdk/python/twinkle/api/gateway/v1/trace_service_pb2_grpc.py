@@ -64,8 +64,8 @@ class TraceServiceServicer:
     """
 
     def ListTraces(self, request, context):
-        """Lists traces, newest first. Only the newest traces are listed, at most 20000. A trace that was listed may have more
-        spans later.
+        """Lists traces, newest first. Only the newest traces are listed, at most 20000. A listed trace may receive more spans
+        later.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

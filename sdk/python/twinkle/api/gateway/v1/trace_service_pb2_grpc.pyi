@@ -24,8 +24,8 @@ class TraceServiceStub:
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListTraces: _aio.UnaryUnaryMultiCallable[_trace_service_pb2.ListTracesRequest, _trace_service_pb2.ListTracesResponse]
-    """Lists traces, newest first. Only the newest traces are listed, at most 20000. A trace that was listed may have more
-    spans later.
+    """Lists traces, newest first. Only the newest traces are listed, at most 20000. A listed trace may receive more spans
+    later.
     """
     GetTrace: _aio.UnaryUnaryMultiCallable[_trace_service_pb2.GetTraceRequest, _trace_service_pb2.GetTraceResponse]
     """Returns the spans of a trace. Errors: NOT_FOUND (ERROR_REASON_TRACE_NOT_FOUND)."""
@@ -46,8 +46,8 @@ class TraceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trace_service_pb2.ListTracesRequest,
         context: _aio.ServicerContext[_trace_service_pb2.ListTracesRequest, _abc.Awaitable[_trace_service_pb2.ListTracesResponse]],
     ) -> _abc.Awaitable[_trace_service_pb2.ListTracesResponse]:
-        """Lists traces, newest first. Only the newest traces are listed, at most 20000. A trace that was listed may have more
-        spans later.
+        """Lists traces, newest first. Only the newest traces are listed, at most 20000. A listed trace may receive more spans
+        later.
         """
 
     @_abc_1.abstractmethod

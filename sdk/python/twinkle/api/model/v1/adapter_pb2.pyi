@@ -82,7 +82,8 @@ class Adapter(_message.Message):
     """Session that the CreateAdapter request named. May be empty."""
     checkpoint_path: _builtins.str
     """Checkpoint that contains the current weights: the one from the last Save with the optimizer and without a ttl, or
-    the one that was loaded. Empty before that, and after a step or an undo has changed the weights.
+    the one that was loaded. Empty before the first such Save or Load, and after a step or an undo has changed the
+    weights.
     """
     is_parked: _builtins.bool
     """Whether the adapter is stored on disk only and uses no memory. Its next operation restores it without loss. The

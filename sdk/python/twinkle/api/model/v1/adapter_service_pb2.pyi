@@ -150,7 +150,7 @@ class CreateAdapterResponse(_message.Message):
 
     @_builtins.property
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Warnings about settings that have no effect or an unexpected one."""
+        """Warnings about settings that have no effect or an unexpected effect."""
 
     def __init__(
         self,
@@ -565,8 +565,8 @@ class WatchAdaptersRequest(_message.Message):
     resume_token: _builtins.str
     """The `resume_token` of the last event that was received. If empty, the stream starts with a snapshot."""
     is_reports_only: _builtins.bool
-    """Whether to send the metrics of adapters, and after the snapshot only those changes of adapters that add a report of
-    metrics. Deletions are sent too.
+    """Whether to send the metrics of adapters. After the snapshot, the stream then contains only deletions and changes
+    that add a report of metrics.
     """
     def __init__(
         self,

@@ -133,8 +133,8 @@ class AdapterServiceServicer:
         """Stores an adapter on disk and frees its memory. Its next operation restores it without loss of state. Waiting
         operations are cancelled, and `session_end_time` is set, even if the adapter is already parked. An adapter whose
         operation is running is not parked. A full-parameter run is an exception: the call waits for its running operation,
-        ends its lease and parks it, and saves no checkpoint. Errors: PERMISSION_DENIED if the caller is not a service of
-        this deployment; FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED) if unsaved steps must be saved while a
+        ends its lease, and parks it without saving a checkpoint. Errors: PERMISSION_DENIED if the caller is not a service
+        of this deployment; FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED) if unsaved steps must be saved while a
         full-parameter run uses the replica.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

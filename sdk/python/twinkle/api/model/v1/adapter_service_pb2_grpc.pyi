@@ -43,8 +43,8 @@ class AdapterServiceStub:
     """Stores an adapter on disk and frees its memory. Its next operation restores it without loss of state. Waiting
     operations are cancelled, and `session_end_time` is set, even if the adapter is already parked. An adapter whose
     operation is running is not parked. A full-parameter run is an exception: the call waits for its running operation,
-    ends its lease and parks it, and saves no checkpoint. Errors: PERMISSION_DENIED if the caller is not a service of
-    this deployment; FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED) if unsaved steps must be saved while a
+    ends its lease, and parks it without saving a checkpoint. Errors: PERMISSION_DENIED if the caller is not a service
+    of this deployment; FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED) if unsaved steps must be saved while a
     full-parameter run uses the replica.
     """
     EndLease: _aio.UnaryUnaryMultiCallable[_adapter_service_pb2.EndLeaseRequest, _adapter_service_pb2.EndLeaseResponse]
@@ -131,8 +131,8 @@ class AdapterServiceServicer(metaclass=_abc_1.ABCMeta):
         """Stores an adapter on disk and frees its memory. Its next operation restores it without loss of state. Waiting
         operations are cancelled, and `session_end_time` is set, even if the adapter is already parked. An adapter whose
         operation is running is not parked. A full-parameter run is an exception: the call waits for its running operation,
-        ends its lease and parks it, and saves no checkpoint. Errors: PERMISSION_DENIED if the caller is not a service of
-        this deployment; FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED) if unsaved steps must be saved while a
+        ends its lease, and parks it without saving a checkpoint. Errors: PERMISSION_DENIED if the caller is not a service
+        of this deployment; FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED) if unsaved steps must be saved while a
         full-parameter run uses the replica.
         """
 

@@ -62,8 +62,9 @@ class LoaderBatch(_message.Message):
     """Reference to a batch of a loader, so that the batch does not pass through the client. The model service fetches it
     once from the data service when the operation runs, and stores it with the operation. Clients need SCOPE_DATA in
     addition to SCOPE_TRAIN. Errors: NOT_FOUND (ERROR_REASON_LOADER_NOT_FOUND) if the loader is closed or belongs to
-    another tenant; FAILED_PRECONDITION (ERROR_REASON_LOADER_AT_END) if there is no batch after the position, which uses
-    up the operation's number; UNAVAILABLE if the data service is unreachable; UNIMPLEMENTED if there is no data service.
+    another tenant; FAILED_PRECONDITION (ERROR_REASON_LOADER_AT_END) if there is no batch after the position (this error
+    uses up the operation's number); UNAVAILABLE if the data service is unreachable; UNIMPLEMENTED if there is no data
+    service.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -798,7 +799,7 @@ class ExportMerged(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Name of the export, under the same rule as Save.name. Required."""
+    """Name of the export, in the format of Save.name. Required."""
     def __init__(
         self,
         *,

@@ -350,9 +350,9 @@ class Receipt(_message.Message):
     pass_count: _builtins.int
     """Number of passes of the model that included the operation."""
     pass_adapter_count: _builtins.int
-    """Largest number of adapters that shared one of these passes, including this one."""
+    """Largest number of adapters that shared one of these passes, including the operation's adapter."""
     shared_token_count: _builtins.int
-    """Number of the tokens whose results were taken from an equal prefix of another sequence in the same pass. They are
+    """Number of tokens whose results were taken from an equal prefix of another sequence in the same pass. They are
     included in token_count.
     """
     @_builtins.property
@@ -442,7 +442,7 @@ class OperationResult(_message.Message):
 
     @_builtins.property
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Warnings about settings that had no effect or an unexpected one."""
+        """Warnings about settings that had no effect or an unexpected effect."""
 
     @_builtins.property
     def next_cursor(self) -> _dataset_pb2.Cursor:

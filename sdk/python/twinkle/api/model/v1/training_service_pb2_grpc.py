@@ -147,8 +147,8 @@ class TrainingServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CancelOperation(self, request, context):
-        """Cancels a queued operation, or a running one that needs more passes, after its current pass. Later operations wait
-        until another operation with the same number is sent. Errors: as for GetOperation.
+        """Cancels a queued operation. A running operation that needs more passes is cancelled after its current pass. Later
+        operations wait until another operation with the same number is sent. Errors: as for GetOperation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -59,8 +59,8 @@ class TrainingServiceStub:
     (ERROR_REASON_OPERATION_NOT_FOUND) if the record of the next result was deleted.
     """
     CancelOperation: _aio.UnaryUnaryMultiCallable[_training_service_pb2.CancelOperationRequest, _training_service_pb2.CancelOperationResponse]
-    """Cancels a queued operation, or a running one that needs more passes, after its current pass. Later operations wait
-    until another operation with the same number is sent. Errors: as for GetOperation.
+    """Cancels a queued operation. A running operation that needs more passes is cancelled after its current pass. Later
+    operations wait until another operation with the same number is sent. Errors: as for GetOperation.
     """
 
 class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -150,8 +150,8 @@ class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _training_service_pb2.CancelOperationRequest,
         context: _aio.ServicerContext[_training_service_pb2.CancelOperationRequest, _abc.Awaitable[_training_service_pb2.CancelOperationResponse]],
     ) -> _abc.Awaitable[_training_service_pb2.CancelOperationResponse]:
-        """Cancels a queued operation, or a running one that needs more passes, after its current pass. Later operations wait
-        until another operation with the same number is sent. Errors: as for GetOperation.
+        """Cancels a queued operation. A running operation that needs more passes is cancelled after its current pass. Later
+        operations wait until another operation with the same number is sent. Errors: as for GetOperation.
         """
 
 def add_TrainingServiceServicer_to_server(servicer: TrainingServiceServicer, server: _aio.Server) -> None: ...

@@ -583,7 +583,7 @@ class GetLoadResponse(_message.Message):
     @_builtins.property
     def load(self) -> _engine_pb2.EngineLoad:
         """Current load. A gateway combines the loads of all samplers that respond: counts are added, fractions are weighted
-        averages, and a flag is set only if it is set for all of them.
+        averages, and a flag is set only if all samplers set it.
         """
 
     def __init__(
@@ -672,7 +672,7 @@ class ResetPrefixCacheResponse(_message.Message):
 
     DROPPED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     dropped_token_count: _builtins.int
-    """Number of tokens that were removed from the cache. Engines may estimate it."""
+    """Number of tokens that were removed from the cache. Engines may estimate this number."""
     def __init__(
         self,
         *,

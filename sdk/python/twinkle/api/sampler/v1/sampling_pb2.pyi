@@ -39,7 +39,7 @@ class _StopReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StopReason
     """The request was aborted with Abort."""
 
 class StopReason(_StopReason, metaclass=_StopReasonEnumTypeWrapper):
-    """Reason for which a sequence ended."""
+    """Reason why a sequence ended."""
 
 STOP_REASON_UNSPECIFIED: StopReason.ValueType  # 0
 """Never sent."""
@@ -450,7 +450,7 @@ class TokenForm(_message.Message):
     character.
     """
     is_special: _builtins.bool
-    """Whether the token is special: it is omitted from texts, and `piece` is its name."""
+    """Whether the token is special. A special token is omitted from texts, and `piece` is its name."""
     def __init__(
         self,
         *,
@@ -542,7 +542,7 @@ class SampledSequence(_message.Message):
     sequence_id: _builtins.str
     """Id of the sequence, by which a trainer can refer to it."""
     stop_reason: Global___StopReason.ValueType
-    """Reason for which the sequence ended."""
+    """Reason why the sequence ended."""
     text: _builtins.str
     """The new tokens as text, without special tokens and without the stop string."""
     @_builtins.property
@@ -715,7 +715,7 @@ class SequenceFinished(_message.Message):
     sequence_index: _builtins.int
     """Index of the sequence, from 0 to sample_count - 1."""
     stop_reason: Global___StopReason.ValueType
-    """Reason for which the sequence ended."""
+    """Reason why the sequence ended."""
     sequence_id: _builtins.str
     """Id of the sequence, by which a trainer can refer to it."""
     text: _builtins.str
