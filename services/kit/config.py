@@ -151,7 +151,7 @@ class ServiceConfig(BaseModel):
 
 _Config = TypeVar('_Config', bound=ServiceConfig)
 _NOT_FIELDS = frozenset({'TWINKLE_MODEL_ID_ALIASES'})
-"""Environment variables of the component library that begin like the fields of a service but are not fields."""
+"""Environment variables of the component library that have the prefix of a service's fields but are not fields."""
 
 
 def keep_files_private() -> None:

@@ -81,7 +81,7 @@ class UploadStore:
     """
 
     def __init__(self, root: Path, *, clock: Clock, rules: UploadRules) -> None:
-        """Open the store at `root`, with its uploads of earlier runs; the first upload creates the folder."""
+        """Open the store at `root`, including uploads of earlier runs; the first upload creates the folder."""
         self._root, self._clock, self._rules = root, clock, rules
         self._open: set[Path] = set()
         self._lock = threading.Lock()

@@ -3,7 +3,7 @@
 SQLite returns a changed value as if it had been stored, and silently drops all transactions after a damaged frame of
 its write-ahead log. Therefore triggers store a digest of each row, its seal, in the table `row_seals`. The table also
 contains the number of transactions, which is copied to a small file, the mark. A database whose count is below its mark
-lost transactions.
+has lost transactions.
 
 The mark is written after each commit, before the commit is acknowledged, but synced only occasionally. If the process
 is killed, the mark shows every loss. After a power failure, it shows the losses of transactions before its last sync.
@@ -150,7 +150,7 @@ def seal_again(connection: DatabaseConnection, tables: Iterable[str]) -> None:
 
 
 def forget(connection: DatabaseConnection, tables: Iterable[str], first_key: int) -> None:
-    """Remove the seals of rows of `tables`, even deleted ones, whose primary key begins with the value `first_key`."""
+    """Remove the seals of existing and deleted rows of `tables` whose primary key begins with the value `first_key`."""
     for table in tables:
         statement = f"DELETE FROM {_SEALS} WHERE name = '{table}' AND (key = '{first_key}' OR key GLOB '{first_key},*')"  # noqa: S608
         _run(connection, statement)

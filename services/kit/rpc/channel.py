@@ -33,7 +33,7 @@ TRANSPORT_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 FORWARDING_OPTIONS: tuple[tuple[str, int], ...] = (
     *TRANSPORT_OPTIONS,
-    # Clients of the gateway retry; retries here would multiply theirs.
+    # Clients of the gateway retry; retries here would multiply the clients' retries.
     ('grpc.enable_retries', 0),
 )
 """Options of channels that forward calls."""
@@ -63,8 +63,8 @@ def open_channel(
         internal_token: Secret that the services of the deployment share.
         tls: TLS settings of this service; the connection uses TLS if they name authorities.
         service: Name of the called service, used to look up the expected name in its certificate.
-        message_bytes: Maximum size of a received message; larger ones fail their call with RESOURCE_EXHAUSTED. -1 for
-            no limit.
+        message_bytes: Maximum size of a received message; a larger message fails its call with RESOURCE_EXHAUSTED. -1
+            for no limit.
 
     Returns:
         A channel that the caller closes. It connects lazily and reconnects automatically.

@@ -24,7 +24,7 @@ def current_caller() -> Caller:
 
 
 def current_caller_or_none() -> Caller | None:
-    """Return the caller of the call being served or the caller set by `acting_for`; None without one."""
+    """Return the caller of the call being served, or the caller set by `acting_for`; None if there is no caller."""
     return _caller.get()
 
 

@@ -216,7 +216,7 @@ def authenticate_with(authenticator: Authenticator) -> Layer:
 
 @asynccontextmanager
 async def name_request(call: Call) -> AsyncIterator[None]:
-    """Use the caller's request id if it sent one, and return the call's id in the trailing metadata."""
+    """Use the request id that the caller sent, if any, and return the call's id in the trailing metadata."""
     call.request_id = call.metadata.get(REQUEST_ID_KEY, '')[:128] or call.request_id
     set_request_id(call.request_id)
     call.context.set_trailing_metadata(((REQUEST_ID_KEY, call.request_id),))

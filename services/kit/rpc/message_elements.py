@@ -15,7 +15,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from services.kit.errors import InvalidField
 
 MAX_ELEMENTS = 400_000
-"""Maximum number of fields of a message and all its submessages; that many are parsed within about 150 ms."""
+"""Maximum number of fields of a message and all its submessages; parsing that many takes about 150 ms."""
 _ELEMENT_BYTES = 2
 """Minimum size of an element in bytes; a message that is too short to exceed the limit is not counted."""
 _PACKED_BYTES = 4
@@ -64,7 +64,7 @@ def check_elements(
             if count > limit:
                 raise InvalidField(field, f'may have at most {limit} elements; send several smaller messages')
             if isinstance(inner, Descriptor):
-                # The rest follows after the submessage, so that the list has an entry for each level only.
+                # Read the submessage first and the rest of this message later; the list has one entry for each level.
                 pending += [(position, end, current), (begin, min(position, end), inner)]
                 break
 

@@ -130,15 +130,15 @@ class RpcServer:
     def on_drain(self, *actions: Callable[[], None]) -> None:
         """Register actions to run at the beginning of the shutdown, before the server waits for running calls.
 
-        Actions finish watch streams, which would otherwise never finish.
+        The actions must finish watch streams, which would otherwise never finish.
         """
         self._drain_actions.extend(actions)
 
     def listen_on_socket(self, path: Path) -> str:
         """Serve on a Unix socket too, in plaintext and with all interceptors, and return its address for channels.
 
-        Only this process may have access to the folder of the socket. Callers there have no certificate, so methods
-        between services stay refused if they require one. Call this method before `start`.
+        Only this process may have access to the folder of the socket. Callers on this socket have no certificate, so
+        methods that require one refuse them. Call this method before `start`.
         """
         self._sockets.append(path)
         return f'unix:{path}'

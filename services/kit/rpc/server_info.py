@@ -31,7 +31,7 @@ class ServerInfoServicer(server_service_pb2_grpc.ServerServiceServicer):
         methods: Mapping[str, bool],
         limits: server_service_pb2.Limits,
     ) -> None:
-        """Describe a service.
+        """Create a servicer.
 
         Args:
             service: Name of the service.

@@ -43,17 +43,17 @@ class AdminAddress:
 
 
 class Readiness:
-    """Determines what `/readyz` reports. Concurrency: any thread may read it."""
+    """State that `/readyz` reports. Concurrency: any thread may read it."""
 
     def __init__(self) -> None:
         self.problem = 'starting'
-        """Reason why the service does not serve yet or any more; empty if it is ready."""
+        """Reason why the service is not ready; empty if it is ready."""
         self.address = ''
         """Address of the admin port as `host:port`; empty if it is disabled."""
 
     @contextmanager
     def step(self, name: str, **facts: object) -> Iterator[None]:
-        """Report `name` as the reason from the start of the block on, and log its beginning and its duration.
+        """Report `name` as the reason from the start of the block, and log the start and the duration of the block.
 
         Args:
             name: Short description of this step of the start, such as 'load the model'.

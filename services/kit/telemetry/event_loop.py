@@ -24,7 +24,7 @@ class _MeasuringSelector(selectors.DefaultSelector):
         self._last_wait_end = 0.0
 
     def start_measuring(self) -> None:
-        """Measure from now on."""
+        """Start measuring."""
         self._is_measuring = True
         self._last_wait_end = time.perf_counter()
 

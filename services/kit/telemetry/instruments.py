@@ -1,7 +1,8 @@
 """Kinds of metrics: counters, histograms and gauges, recorded through OpenTelemetry.
 
 `services.kit.telemetry.measures` defines the metrics. Recording is cheap, and does nothing before `start_telemetry`.
-Label values must come from the code, never from callers: a label with a list of values replaces others with `_OTHER`.
+Label values must come from the code, never from callers: a label with a list of values replaces all other values with
+`_OTHER`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from threading import Lock
 from opentelemetry import metrics
 
 OTHER = '_OTHER'
-"""Value of a label instead of values that are not in the label's list."""
+"""Value that replaces label values outside the label's list."""
 UNITS = {'s': 'seconds', 'By': 'bytes'}
 """Suffixes of the names in Prometheus, by unit. Other units have none."""
 SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -44,7 +45,7 @@ class _Metric:
     name: str
     """Name in OpenTelemetry."""
     unit: str
-    """Unit in UCUM: 's', 'By', '1', or what is counted, such as '{token}'."""
+    """Unit in UCUM: 's', 'By', '1', or the counted item, such as '{token}'."""
     description: str
     labels: tuple[Label, ...] = ()
 
@@ -73,7 +74,7 @@ class Counter(_Metric):
         return f'{super().prometheus_name}_total'
 
     def add(self, amount: float, *values: str) -> None:
-        """Add `amount` to the counter; `values` are those of the labels, in their order."""
+        """Add `amount` to the counter; `values` has one value for each label, in the order of `labels`."""
         counter: metrics.Counter = vars(self)['_counter']
         counter.add(amount, self.attributes(values))
 
@@ -92,7 +93,7 @@ class Histogram(_Metric):
         object.__setattr__(self, '_histogram', histogram)
 
     def record(self, value: float, *values: str) -> None:
-        """Record an observation; `values` are those of the labels, in their order."""
+        """Record an observation; `values` has one value for each label, in the order of `labels`."""
         histogram: metrics.Histogram = vars(self)['_histogram']
         histogram.record(value, self.attributes(values))
 

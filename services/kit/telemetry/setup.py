@@ -79,7 +79,7 @@ def start_telemetry(config: TelemetryConfig, *, service: str) -> None:
 
 
 def stop_telemetry() -> None:
-    """Send buffered spans and the last metrics, and stop both."""
+    """Send buffered spans and the last metrics, and stop tracing and metrics."""
     for provider in (trace.get_tracer_provider(), metrics.get_meter_provider()):
         if isinstance(provider, TracerProvider | MeterProvider):
             provider.shutdown()

@@ -88,7 +88,7 @@ def add_past(
 
     Args:
         name: Name of the span.
-        parent: Span to which it belongs.
+        parent: Parent of the span.
         begin_age: Seconds since its beginning.
         end_age: Seconds since its end.
         links: Other spans that shared its work; at most `MAX_LINKS` are recorded.

@@ -1,4 +1,4 @@
-"""Device transports of a service: the ones that its configuration names, and transfers over them."""
+"""Device transports of a service that its configuration names, and transfers over them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
@@ -75,7 +75,7 @@ class Devices:
             return None
         transport = self._classes[name](self._options)
         try:
-            # The transport may resolve a host name.
+            # Run in a thread, because the transport may resolve a host name.
             rendezvous = await _step(transport, asyncio.to_thread(transport.prepare))
         except TransferFailed as error:
             _log.warning('device transport failed; sending bytes', transport=name, problem=str(error))

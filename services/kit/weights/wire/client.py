@@ -1,8 +1,8 @@
 """Client of the checkpoint service for trainers and samplers, which transfers complete and verified states.
 
 An interrupted reception continues at the byte where it stopped, and an interrupted publication is repeated. If both
-ends share memory, states are passed in it. Otherwise, large states arrive over a device transport if both ends have
-one, and a follower receives a version as a delta against its last one if that saves enough bytes.
+ends share memory, states are passed in shared memory. Otherwise, large states arrive over a device transport if both
+ends have one, and a follower receives a version as a delta against its last version if this saves enough bytes.
 """
 
 import asyncio
