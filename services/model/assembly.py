@@ -53,7 +53,7 @@ MAX_UPLOADS = 256
 _EXPIRY_INTERVAL = timedelta(days=1)
 """Time between two sweeps for unused adapters."""
 _GAP_SECONDS = 5.0
-"""Maximum seconds that an operation waits for an earlier number if the journal may have lost it."""
+"""Maximum seconds that an operation waits for an earlier one that the journal may have lost."""
 LOAD_ERRORS = (HubError, ImportError, OSError, ValueError, NotSupportedYet)
 """Errors of `load_backend` that the operator can remedy."""
 FULL_GRADIENT_SUM = 'full_gradient_sum'
@@ -64,7 +64,7 @@ _log = structlog.get_logger('model')
 
 
 def repeat_calls(config: ModelConfig) -> None:
-    """Repeat the calls of the first process of the mesh until it stops.
+    """Repeat the calls of the mesh's first process until that process stops.
 
     Raises:
         SystemExit: The model cannot be loaded; the message states the cause.
@@ -131,7 +131,7 @@ def start_job(name: str, job: Coroutine[Any, Any, NoReturn]) -> asyncio.Task[NoR
 
 
 async def open_batches(config: ModelConfig, stack: AsyncExitStack) -> BatchSource:
-    """Connect to the data service until `stack` closes; without a configured one, batches from loaders are refused."""
+    """Connect to the data service until `stack` closes; if none is configured, refuse batches from loaders."""
     if not config.data_address:
         return NoDataService()
     channel = open_channel(
@@ -226,7 +226,7 @@ def pass_size_of(config: ModelConfig) -> PassSize:
 
     Raises:
         HubError: The model cannot be found or downloaded.
-        OSError, ValueError: Its config.json is missing or lacks a size, or there is no GPU.
+        OSError, ValueError: The model's config.json is missing or lacks a size, or there is no GPU.
     """
     rows, is_checkpointed, chosen = config.pass_tokens, config.activation_checkpointing, PASS_ON_A_CPU
     is_complete = rows is not None and is_checkpointed is not None

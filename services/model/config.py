@@ -75,7 +75,7 @@ class ModelConfig(ServiceConfig):
     quantization: Literal['nf4'] | None = None
     """'nf4' stores the frozen weights of linear layers in four bits (QLoRA), with the extra 'nf4'. Each weight is
     restored in `dtype` for a product. The samplers keep their weights, so their log-probabilities differ from those of
-    training. Quantization does not compose with `fsdp`, the backend 'megatron' and full-parameter training."""
+    training. Quantization cannot be combined with `fsdp`, the backend 'megatron' or full-parameter training."""
     device: str = 'cpu'
     """Torch device, such as 'cpu' or 'cuda:0'; for several processes, 'cuda' without a number. `twinkle up` sets 'cuda'
     on a machine with GPUs."""

@@ -89,7 +89,7 @@ class AdapterQueue:
     def is_urgent(self, operation: Operation) -> bool:
         """Return whether the operation has a recorded outcome, or is the next one and does not wait yet.
 
-        Such an operation is not delayed by other tenants' operations, because later ones may wait for it.
+        Such an operation is admitted even beyond the limits, because later operations may wait for it.
 
         Raises:
             SequenceReused, OperationNotFound: The sequence number is wrong.

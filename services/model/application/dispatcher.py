@@ -62,7 +62,7 @@ class _Submission:
     span: trace.SpanContext | None = None
     """Span of the operation; None if it is not recorded."""
     begin: float | None = None
-    """Start time of its first pass; None before."""
+    """Start time of the first pass; None before the first pass."""
     is_paused: bool = False
     """Whether the engine has begun the verb and no pass of it is running."""
     cancellation: DomainError | None = None
@@ -165,8 +165,8 @@ class Dispatcher:
     def cancel(self, adapter_id: str, error: DomainError | None = None) -> bool:
         """Cancel the adapter's operation with `error` or Cancelled; return False if none can be cancelled.
 
-        A running operation ends after the current pass. If this pass is its last one, the operation completes, although
-        the result is True.
+        A running operation ends after the current pass. If this pass is the last one, the operation completes, although
+        True is returned.
         """
         error = error or Cancelled()
         if submission := self._waiting.get(adapter_id):

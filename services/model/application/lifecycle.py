@@ -65,7 +65,7 @@ class Recover:
                 _log.info('adapter recovered', adapter=item.adapter.adapter_id, done=done, total=len(unsettled))
 
     def _with_lease(self, adapter: Adapter) -> Adapter:
-        """Renew the lease of an adapter that had it, and return the adapter; without the lease if the renewal fails."""
+        """Renew the lease of an adapter that had it. Return the adapter, without the lease if the renewal fails."""
         if not adapter.has_lease:
             return adapter
         try:

@@ -36,7 +36,7 @@ class ParkAdapter:
         *,
         drop_operations: Callable[[str], None],
     ) -> None:
-        """Create the use case; `drop_operations` cancels an adapter's operations, except in their last pass."""
+        """Create the use case; `drop_operations` cancels an adapter's operations, except one in its last pass."""
         self._drop_operations = drop_operations
         self._ports = ports
         self._directory = directory

@@ -319,7 +319,8 @@ class Residency:
 
     def _drop_unused(self, resident: Resident) -> None:
         is_in_use = resident.is_loaded or resident.user_count or resident.lock.locked()
-        # The adapter that has the lease stays registered, so that the lease can end even if it cannot be loaded.
+        # The adapter that has the lease stays registered, so that the lease can end even if the adapter cannot be
+        # loaded.
         is_kept = is_in_use or self.lease.is_held_by(resident.adapter_id)
         if not is_kept and self._residents.get(resident.adapter_id) is resident:
             del self._residents[resident.adapter_id]

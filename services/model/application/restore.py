@@ -26,7 +26,7 @@ from services.model.ports import Journal, TrainerBackend
 
 _log = structlog.get_logger('restore')
 MAX_RESTORES = 5
-"""Number of consecutive restores that may end the process without progress. After them, the adapter is not restored
+"""Number of consecutive restores that may end the process without progress. After that, the adapter is not restored
 again, so that a snapshot or a recorded operation that ends the process cannot prevent the service from starting."""
 _CRASHED = (
     f'the service crashed during {MAX_RESTORES} restores in a row; start the service once with forget_crashes: true to '

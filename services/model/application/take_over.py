@@ -48,7 +48,7 @@ class TakeOver:
         async with self._lock:
             moved = await self._ports.journal.take_over(trainer)
             await self._recover.register(moved)
-            # After this step, gateways send repeated creation requests here, so the runs must be registered before.
+            # After this step, gateways send repeated creation requests here, so the runs must be registered first.
             await self._ports.journal.complete_take_over()
         _log.info('runs taken over', trainer=trainer, count=len(moved))
         return len(moved)

@@ -14,7 +14,7 @@ from twinkle.checkpoint_engine import AdapterMismatch, InvalidModelFolder, Merge
 from twinkle.hub import HubError, resolve_model
 
 _OWNER_FILE = '.tenant'
-"""File with the id of the tenant, in the folder of an adapter. Both remain when the adapter is deleted."""
+"""File with the id of the tenant, in the folder of an adapter. The folder remains when the adapter is deleted."""
 
 
 class MergedFolders:

@@ -53,11 +53,11 @@ class VerbRun:
     pass_adapter_count: int = 0
     """Maximum number of adapters that shared one of these passes, including this adapter."""
     shared_token_count: int = 0
-    """Number of the tokens whose results were taken from an equal prefix of another sequence in the same pass."""
+    """Number of tokens whose results were taken from an equal prefix of another sequence in the same pass."""
     training_config: TrainingConfig | None = None
     """Configuration in use after the verb; None if the verb did not change it."""
     step_count: int | None = None
-    """Number of optimizer steps applied in total; None if the verb does not report it, so the count stays."""
+    """Number of optimizer steps applied in total; None if the verb does not report it; the count is then unchanged."""
     warnings: tuple[str, ...] = ()
     is_divided: bool = False
     """True if memory ran out and the batch ran in smaller parts. A replay of the verb may then give slightly different

@@ -87,7 +87,7 @@ class ThinkTimes:
             self._mean[adapter_id].add(now - finish_time)
 
     def latest_expected(self, now: float, *, limit: float) -> float:
-        """Return the time at which the last expected operation arrives at the latest; `now` if none is expected.
+        """Return the latest time at which an expected operation arrives; `now` if no operation is expected.
 
         Only adapters with a mean think time of at most `limit` seconds are considered.
         """

@@ -65,7 +65,7 @@ class Receipt:
     pass_adapter_count: int = 0
     """Maximum number of adapters that shared one of these passes, including the operation's adapter."""
     shared_token_count: int = 0
-    """Number of the tokens whose results were taken from an equal prefix of another sequence in the same pass."""
+    """Number of tokens whose results were taken from an equal prefix of another sequence in the same pass."""
 
 
 @dataclass(frozen=True, kw_only=True)

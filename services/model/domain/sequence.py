@@ -32,7 +32,8 @@ class Action(Enum):
     RUN = auto()
     """Run the operation, because it is the next one."""
     WAIT = auto()
-    """Wait, because an earlier operation is missing or running, or because a different one with this number runs."""
+    """Wait, because an earlier operation is missing or running, or because a different operation with this number is
+    running."""
     REPEAT = auto()
     """Return the recorded outcome, or wait for it, because the operation was accepted before."""
 

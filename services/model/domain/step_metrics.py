@@ -1,4 +1,4 @@
-"""Metrics of a run that are reported without a request: those of each optimizer step, and those of CalculateMetric."""
+"""Metrics of a run that the gateway stores: those of each optimizer step and of each CalculateMetric."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -63,7 +63,7 @@ def metrics_after(
     Args:
         metrics: Metrics before the operation.
         operation: The operation, which succeeded.
-        run: Its run on the engine.
+        run: Result of the operation on the engine.
         step_count: Number of optimizer steps that were applied up to the end of the operation.
         queue_seconds: Time in the queue, without `run.wait_seconds`.
     """
@@ -87,7 +87,7 @@ def metrics_after(
 def _totals_after(
     totals: Mapping[str, float], operation: Operation, run: VerbRun, queue_seconds: float
 ) -> dict[str, float]:
-    """Return the totals with those of an operation added."""
+    """Return the totals after an operation."""
     after = dict(totals)
 
     def add(name: str, value: float) -> None:

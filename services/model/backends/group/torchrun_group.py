@@ -153,7 +153,7 @@ def _outcome_text(result: Any, refusal: DomainError | None) -> str:
         return 'done'
     hasher = blake3()
     for name, tensor in sorted({**result.trainer, **result.adapter}.items()):
-        # This tensor contains elapsed times, which differ.
+        # This tensor contains elapsed times, which differ between processes.
         if name != STATE_TENSOR:
             hasher.update(name.encode())
             hasher.update(tensor.data)

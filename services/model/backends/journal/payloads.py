@@ -47,7 +47,7 @@ class Payloads:
         return digest
 
     def adopt(self, source: Path) -> None:
-        """Add a payload of another journal durably, and pin it. If its file is missing, only a restore reports that.
+        """Add a payload of another journal durably, and pin it. A missing file is ignored here; a restore reports it.
 
         Raises:
             OSError: Writing failed; the payload is not pinned.

@@ -83,7 +83,7 @@ class SnapshotFiles:
         )
 
     def adopt(self, source: Path) -> None:
-        """Add a snapshot of another journal durably. If its file is missing, only a restore reports that.
+        """Add a snapshot of another journal durably. A missing file is ignored here; a restore reports it.
 
         Raises:
             OSError: Writing failed.

@@ -80,7 +80,7 @@ class Takeover:
 
     Args:
         trainer: Name of the trainer, for errors.
-        folder: Folder of its journal.
+        folder: Folder of the trainer's journal.
         into: Parts of this journal.
     """
 
@@ -147,7 +147,7 @@ class Takeover:
         reach('takeover.copied')
 
     def _insert(self, tx: Transaction, rows: sqlite3.Connection, move: str) -> frozenset[str]:
-        """Add all rows of the other journal, and return the adapter ids; none if an earlier call added the rows."""
+        """Add all rows of the other journal, and return the adapter ids; an empty set if an earlier call added them."""
         if tx.execute('SELECT 1 FROM meta WHERE name = ?', _MOVED + move).fetchone():
             return frozenset()
         added = frozenset(self._insert_adapter(tx, rows, row) for row in rows.execute(_ADAPTERS))
@@ -218,7 +218,7 @@ def _adapter_ids(tx: Transaction) -> frozenset[str]:
 
 
 def _insertion(table: str, columns: Sequence[str]) -> str:
-    """Return the statement that adds a row; an existing row about the same request or id is kept."""
+    """Return the statement that adds a row; an existing row with the same request or id is kept."""
     verb = 'INSERT OR IGNORE' if table in _REQUESTS else 'INSERT'
     return f'{verb} INTO {table} ({", ".join(columns)}) VALUES ({", ".join("?" * len(columns))})'
 
