@@ -130,7 +130,7 @@ class SamplerEngine(Protocol):
         """Release the accelerator's memory and drop cached prefixes; the caller ensures that no request runs.
 
         Raises:
-            NotSupportedHere: The engine cannot sleep on this platform, or not at this level.
+            NotSupportedHere: The engine cannot sleep on this platform, or does not support this level.
         """
         ...
 

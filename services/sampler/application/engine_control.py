@@ -91,7 +91,7 @@ class EngineControl:
 
         Raises:
             ScopeMissing: The caller is not an operator.
-            NotSupportedHere: The engine cannot sleep, or not at this level; nothing changed.
+            NotSupportedHere: The engine cannot sleep, or does not support this level; nothing changed.
         """
         require_scope(caller, 'operator')
         if not self._engine.facts.can_sleep:

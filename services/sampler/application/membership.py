@@ -64,7 +64,7 @@ class Membership:
             use_checkpoint: Receives the address of the deployment's checkpoint service.
             use_relay: Receives the address of the sampler from which to fetch weights; empty for the checkpoint
                 service.
-            max_interval: Maximum lease interval; a longer interval set by a gateway is reduced to it.
+            max_interval: Maximum lease interval; a longer interval set by a gateway is reduced to this value.
         """
         self._leases = [_Lease(gateway) for gateway in gateways]
         self._report = report

@@ -219,7 +219,7 @@ class _PromptMeter:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Record the number of sampled tokens and the mean time between those of a sequence, and end the span."""
+        """Record the number of sampled tokens and the mean time between tokens of a sequence, and end the span."""
         measures.sampled_tokens.add(self._token_count)
         later_tokens = self._token_count / max(self._sequence_count, 1) - 1
         if later_tokens >= 1:

@@ -47,7 +47,7 @@ class Mailbox:
         """Wait for events, and remove and return all of them.
 
         Returns:
-            The events, possibly none, and whether the mailbox was full. If it was, a parked request may continue.
+            The events, possibly an empty list, and whether the mailbox was full. If so, a parked request may continue.
 
         Raises:
             EngineFailed: The engine failed or was closed.

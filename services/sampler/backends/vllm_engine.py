@@ -214,7 +214,7 @@ class VllmEngine:
             await self._engine.wake_up()
 
     async def wait_until_failed(self) -> None:
-        """Return once the engine core has exited or hangs; otherwise never return. Reads the memory meanwhile."""
+        """Return once the engine core has exited or hangs; otherwise read the workers' memory periodically."""
         async with self._memory.reading():
             await self._engine.wait_until_failed()
 

@@ -92,7 +92,7 @@ class WeightSources:
     async def follow(
         self, caller: Caller, adapter_id: str, held: AdapterWeights | None
     ) -> AsyncGenerator[WeightUpdate, None]:
-        """Yield versions as they are published. The source changes if the fleet names another or the relay fails."""
+        """Yield versions as they are published; change the source if the fleet names another one or the relay fails."""
         failed_relay = ''
         while True:
             changed, address = self._source_changed, self._relay_address

@@ -1,4 +1,4 @@
-"""Memory of the GPUs of vLLM's workers, which are other processes and are asked between two engine steps."""
+"""Memory of the GPUs of vLLM's workers, which are separate processes and respond between two engine steps."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
