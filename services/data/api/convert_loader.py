@@ -20,7 +20,7 @@ from twinkle.api.data.v1 import loader_service_pb2 as wire
 _MAX_ROWS = 65_536
 """Maximum number of rows of a batch."""
 _MAX_DEPTH = 30
-"""Maximum depth of a value that people read: a level of JSON takes three of the 100 levels that protobuf allows."""
+"""Maximum depth of a value for display: a level of JSON takes three of the 100 levels that protobuf allows."""
 _MAX_INTEGER = 10**308
 """Approximately the largest integer that a double can represent."""
 

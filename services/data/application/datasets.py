@@ -78,7 +78,7 @@ class PeekedRow:
     row: Row | None = None
     """The row as a loader would read it; None if there is a problem."""
     problem: str = ''
-    """Reason for which the row cannot be returned."""
+    """Reason why the row cannot be returned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +237,7 @@ class Datasets:
             DatasetNotFound: The tenant has no such dataset.
             HubIdNotFound, UnknownComponent: A pending step needs a model or a component that was removed.
             QuotaExceeded, BytesFull: A row takes too much memory.
-            QueueFull: Too many calls of the tenant are waiting; one reads rows at a time.
+            QueueFull: Too many calls of the tenant are waiting; only one of them reads rows at a time.
             StoredDataDamaged, StoreUnavailable: The dataset is damaged, or the disk cannot be used at the moment.
         """
         dataset_of(self._store, caller, dataset_id)
@@ -256,7 +256,7 @@ class Datasets:
         return found
 
     async def delete(self, caller: Caller, dataset_id: str) -> None:
-        """Delete a dataset, which may be damaged.
+        """Delete a dataset, even if it is damaged.
 
         Raises:
             ScopeMissing: The API key lacks the scope `data`.

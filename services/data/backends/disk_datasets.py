@@ -39,7 +39,7 @@ class DiskDatasets:
     """Stores datasets below one folder; implements `DatasetStore`."""
 
     def __init__(self, root: Path, threads: Threads) -> None:
-        """Open the store at `root`, with its datasets of earlier runs."""
+        """Open the store at `root`, including datasets of earlier runs."""
         self._root, self._threads = root, threads
         self._records = RecordFiles(Dataset)
         root.mkdir(parents=True, exist_ok=True)
@@ -192,7 +192,7 @@ class DiskDatasets:
         return self._root / dataset.dataset_id / f'revision-{dataset.revision}'
 
     def _remove_old_revisions(self, dataset: Dataset) -> None:
-        """Remove the rows of earlier revisions, as far as the disk permits it; the next start removes the others."""
+        """Remove the rows of earlier revisions, as far as the disk permits; the next start removes the others."""
         current = self._rows_of(dataset)
         with suppress(OSError):
             for folder in current.parent.glob('revision-*'):
@@ -229,7 +229,7 @@ def _damages(dataset: Dataset) -> Generator[None]:
         yield
     except DomainError:  # for example a refusal of the meter
         raise
-    except Exception as error:  # numpy parses headers as Python code, which raises many errors
+    except Exception as error:  # numpy parses headers as Python code, which raises many kinds of errors
         if isinstance(error, OSError) and error.errno not in _DAMAGES:
             raise
         _log.error('stored rows damaged', dataset=dataset.dataset_id, error=str(error))

@@ -13,7 +13,7 @@ class DiskLoaders:
     """Stores loaders below one folder; implements `LoaderStore`."""
 
     def __init__(self, root: Path, threads: Threads) -> None:
-        """Open the store at `root`, with its loaders of earlier runs."""
+        """Open the store at `root`, including loaders of earlier runs."""
         self._root, self._threads = root, threads
         self._records = RecordFiles(Loader)
         root.mkdir(parents=True, exist_ok=True)

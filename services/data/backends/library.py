@@ -204,7 +204,7 @@ def _mix(tables: Sequence[Table], *, is_interleaved: bool) -> Table:
         raise InvalidField('source.mixture.dataset_ids', problem)
     states = {(table.is_encoded, table.is_packed) for table in tables}
     if len(states) > 1:
-        problem = 'must all be encoded, all be packed, or all be neither'
+        problem = 'must all be packed, all be encoded without being packed, or all be unencoded'
         raise InvalidField('source.mixture.dataset_ids', problem)
     mixed = PackingDataset()
     for table in tables:

@@ -44,7 +44,7 @@ class EncodeStep:
 
     is_generation_prompt_added: bool = False
     row_format: str | None = None
-    """Name of the rows' format; None to recognize it."""
+    """Name of the rows' format; None to detect the format."""
     kind: Literal['encode'] = 'encode'
 
 
